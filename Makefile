@@ -1,0 +1,56 @@
+# Targets are documented by `make help`. Everything happens in .venv; nothing is installed elsewhere.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  %-12s %s\n", $$1, $$2}'
+
+.PHONY: quickstart
+quickstart: $(VENV)/.installed ## Set everything up, then lose a bookie and heal a cluster, in about two minutes
+	$(BIN)/bkheal quickstart
+
+.PHONY: test
+test: $(VENV)/.installed-dev ## Set everything up, then run all tests
+	$(BIN)/python -m pytest
+
+.PHONY: check
+check: $(VENV)/.installed-dev ## Fast gate for each commit: format, types, imports, spelling, unit tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell auditor bookie replicator spark_jobs tests docs *.md Makefile
+	$(BIN)/python -m pytest tests/unit -q
+
+.PHONY: bench
+bench: $(VENV)/.installed ## Run every benchmark; each prints ratios against a baseline of the same run
+	$(BIN)/bkheal bench add
+	$(BIN)/bkheal bench repair
+	$(BIN)/bkheal bench scan
+
+.PHONY: proto
+proto: $(VENV)/.installed-dev ## Generate the protobuf code anew
+	$(BIN)/python .ci/generate_protos.py
+
+.PHONY: clean
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "bkheal needs Python 3.11 or newer, found $$($(PYTHON) -V). Set PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "Installing bkheal and its dependencies into $(VENV): about 600 MB, a few minutes the first time"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@

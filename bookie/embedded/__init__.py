@@ -1,0 +1,4 @@
+"""A whole cluster on one machine, for quick starts and tests: a real ZooKeeper and bookie processes.
+
+Does not belong here: anything a production deployment imports.
+"""

@@ -1,0 +1,73 @@
+"""Entry digests and ledger keys, exactly as Apache BookKeeper computes them (formats sections 5.1 and 5.2).
+
+A digest covers the header (or, for a LAC packet, the two ids) and the payload, never itself. Bookies do not verify
+digests of the wire format; clients, repair and scrub do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from crc32c import crc32c
+
+from bookie.model.metadata import DigestType
+
+_I32: Final = struct.Struct(">I")
+_I64: Final = struct.Struct(">q")
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """One ledger's digest: ``compute(header, payload)`` returns ``size`` bytes. Holds a key, so it never prints it."""
+
+    type: DigestType
+    size: int
+    compute: Callable[[bytes, bytes], bytes] = field(repr=False, compare=False)
+
+
+def master_key(password: bytes) -> bytes:
+    """The 20-byte key that bookies check on adds and fences; independent of the digest type."""
+    return hashlib.sha1(b"ledger" + password, usedforsecurity=False).digest()
+
+
+def digest_for(digest_type: DigestType, password: bytes) -> Digest:
+    """The digest of a ledger with this type and password (the password matters for HMAC only)."""
+    match digest_type:
+        case DigestType.CRC32C:
+            return Digest(digest_type, 4, _crc32c)
+        case DigestType.CRC32:
+            return Digest(digest_type, 8, _crc32)
+        case DigestType.DUMMY:
+            return Digest(digest_type, 0, _dummy)
+        case DigestType.HMAC:
+            return Digest(digest_type, 20, _hmac(hashlib.sha1(b"mac" + password, usedforsecurity=False).digest()))
+
+
+def _crc32c(header: bytes, payload: bytes) -> bytes:
+    return _I32.pack(crc32c(payload, crc32c(header)))
+
+
+def _crc32(header: bytes, payload: bytes) -> bytes:
+    return _I64.pack(zlib.crc32(payload, zlib.crc32(header)))
+
+
+def _dummy(header: bytes, payload: bytes) -> bytes:
+    return b""
+
+
+def _hmac(key: bytes) -> Callable[[bytes, bytes], bytes]:
+    keyed = hmac.new(key, digestmod=hashlib.sha1)
+
+    def compute(header: bytes, payload: bytes) -> bytes:
+        mac = keyed.copy()
+        mac.update(header)
+        mac.update(payload)
+        return mac.digest()
+
+    return compute

@@ -1,0 +1,157 @@
+"""Ledger metadata as immutable values whose constructors refuse what cannot be.
+
+Invariants (formats section 2.7): at least one fragment, strictly increasing first entries, ``E >= Qw >= Qa``,
+``E`` members each, a last entry and a length exactly when closed. Not required, because real clusters hold such
+metadata: first fragment at entry 0, distinct members. Those are the lint check's findings.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from bookie.model.errors import PermanentError
+from bookie.model.ids import NO_ENTRY, BookieId, EntryId
+
+METADATA_VERSION: Final = 3
+"""Metadata format that new ledgers are written with (formats section 2.6)."""
+
+
+class InvalidMetadataError(PermanentError):
+    """Ledger metadata that breaks a rule of formats section 2.7."""
+
+
+class LedgerState(enum.Enum):
+    """Life cycle of a ledger; the values are those of the wire format."""
+
+    OPEN = 1
+    IN_RECOVERY = 2
+    CLOSED = 3
+
+
+class DigestType(enum.Enum):
+    """How entries are protected; the values are those of the wire format (HMAC is called MAC by Apache's client)."""
+
+    CRC32 = 1
+    HMAC = 2
+    CRC32C = 3
+    DUMMY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A run of entries with one ensemble. ``members[i]`` is the bookie at ensemble position ``i``."""
+
+    first_entry_id: EntryId
+    members: tuple[BookieId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerMetadata:
+    """Everything ZooKeeper says about one ledger, besides its id and the znode version."""
+
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    fragments: tuple[Fragment, ...]
+    state: LedgerState = LedgerState.OPEN
+    last_entry_id: EntryId | None = None
+    """Last entry, inclusive; ``-1`` for an empty closed ledger; None unless closed."""
+    length: int | None = None
+    """Sum of the payload sizes in bytes; None unless closed."""
+    digest_type: DigestType | None = DigestType.CRC32C
+    """None only in metadata that carries no password (format 1)."""
+    password: bytes | None = field(default=b"", repr=False)
+    ctime_ms: int | None = None
+    """Creation time as stored in the metadata, epoch milliseconds; None where it is not stored."""
+    custom: tuple[tuple[str, bytes], ...] = ()
+    ctoken: int | None = None
+    """Creator token of a create; every later rewrite stores 0 (formats section 2.6)."""
+    format_version: int = METADATA_VERSION
+
+    def __post_init__(self) -> None:
+        problem = self._problem()
+        if problem is not None:
+            raise InvalidMetadataError(f"impossible ledger metadata: {problem}")
+
+    def _problem(self) -> str | None:
+        if not self.ensemble_size >= self.write_quorum >= self.ack_quorum >= 0 or self.write_quorum < 1:
+            return f"E={self.ensemble_size} Qw={self.write_quorum} Qa={self.ack_quorum}, need E >= Qw >= Qa and Qw >= 1"
+        if not self.fragments:
+            return "no fragment"
+        previous = None
+        for fragment in self.fragments:
+            if len(fragment.members) != self.ensemble_size:
+                return f"fragment {fragment.first_entry_id} has {len(fragment.members)} members, E={self.ensemble_size}"
+            if fragment.first_entry_id < 0 or (previous is not None and fragment.first_entry_id <= previous):
+                return f"fragment {fragment.first_entry_id} does not follow {previous}"
+            previous = fragment.first_entry_id
+        closed = self.state is LedgerState.CLOSED
+        if closed != (self.last_entry_id is not None) or closed != (self.length is not None):
+            return "last entry and length belong to closed ledgers, and only to them"
+        if (self.password is None) != (self.digest_type is None):
+            return "password and digest type go together"
+        return None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger's end is final."""
+        return self.state is LedgerState.CLOSED
+
+    @property
+    def last_fragment(self) -> Fragment:
+        """The fragment that a writer would append to."""
+        return self.fragments[-1]
+
+    @property
+    def custom_map(self) -> Mapping[str, bytes]:
+        """Custom metadata as a mapping (a copy)."""
+        return dict(self.custom)
+
+    def fragment_index(self, entry_id: EntryId) -> int:
+        """Index of the fragment that covers ``entry_id`` (greatest first entry not after it).
+
+        Raises:
+            InvalidMetadataError: the entry lies before the first fragment.
+        """
+        index = bisect_right(self.fragments, entry_id, key=lambda f: f.first_entry_id) - 1
+        if index < 0:
+            raise InvalidMetadataError(f"entry {entry_id} lies before the first fragment")
+        return index
+
+    def fragment_last_entry_id(self, index: int) -> EntryId | None:
+        """Last entry of fragment ``index``, inclusive; None where only the writer knows (last one, not closed).
+
+        A value below the fragment's first entry means that the fragment is empty.
+        """
+        if index + 1 < len(self.fragments):
+            return EntryId(self.fragments[index + 1].first_entry_id - 1)
+        return self.last_entry_id
+
+    def members(self) -> frozenset[BookieId]:
+        """Every bookie named in any fragment."""
+        return frozenset(member for fragment in self.fragments for member in fragment.members)
+
+    def closed(self, last_entry_id: EntryId, length: int) -> LedgerMetadata:
+        """This metadata sealed at ``last_entry_id`` (inclusive) with ``length`` payload bytes."""
+        return replace(self, state=LedgerState.CLOSED, last_entry_id=last_entry_id, length=length)
+
+    def with_last_fragment(self, first_entry_id: EntryId, members: tuple[BookieId, ...]) -> LedgerMetadata:
+        """This metadata with a new last fragment: replaced in place when the old one is still empty, else appended."""
+        kept = self.fragments[:-1] if self.last_fragment.first_entry_id == first_entry_id else self.fragments
+        return replace(self, fragments=(*kept, Fragment(first_entry_id, members)))
+
+    def with_member(self, index: int, position: int, bookie: BookieId) -> LedgerMetadata:
+        """This metadata with ``bookie`` at ``position`` of fragment ``index``; everything else untouched."""
+        old = self.fragments[index]
+        members = (*old.members[:position], bookie, *old.members[position + 1 :])
+        fragments = (*self.fragments[:index], replace(old, members=members), *self.fragments[index + 1 :])
+        return replace(self, fragments=fragments)
+
+
+def is_empty(last_entry_id: EntryId) -> bool:
+    """Whether a closed ledger with this last entry holds nothing."""
+    return last_entry_id == NO_ENTRY

@@ -1,0 +1,102 @@
+"""The entry as it travels and as it is stored: 32-byte header, digest, payload (formats sections 5.1, 5.4, 5.5).
+
+Bookies, repair and recovery pass these bytes on verbatim (safety rule S10); only the writer packs them.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.model.digest import Digest
+from bookie.model.ids import EntryId, LedgerId
+
+HEADER_SIZE: Final = 32
+ENTRY_PAYLOAD_MAX: Final = 1 << 20
+"""Largest payload a writer accepts, in bytes."""
+
+_HEADER: Final = struct.Struct(">qqqq")
+_IDS: Final = struct.Struct(">qq")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A decoded entry. ``length`` is the ledger's payload bytes up to and including this entry."""
+
+    ledger_id: LedgerId
+    entry_id: EntryId
+    last_add_confirmed: EntryId
+    length: int
+    payload: bytes
+
+
+class DamagedEntry(ValueError):  # noqa: N818 (a finding about stored bytes, not one of the error families)
+    """Bytes that are not the entry they should be. Callers turn it into "corrupt", never into "absent" (S6)."""
+
+
+def pack(
+    digest: Digest, ledger_id: LedgerId, entry_id: EntryId, last_add_confirmed: int, length: int, payload: bytes
+) -> bytes:
+    """The stored form of an entry."""
+    header = _HEADER.pack(ledger_id, entry_id, last_add_confirmed, length)
+    return b"".join((header, digest.compute(header, payload), payload))
+
+
+def unpack(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId | None) -> Entry:
+    """Decode and verify a stored entry.
+
+    Args:
+        digest: the ledger's digest.
+        packet: bytes as a bookie returned them.
+        ledger_id: the ledger that was asked for.
+        entry_id: the entry that was asked for, or None for "last entry" reads.
+
+    Raises:
+        DamagedEntry: too short, digest mismatch, or another ledger or entry than asked for.
+    """
+    if len(packet) < HEADER_SIZE + digest.size:
+        raise DamagedEntry(f"entry of {len(packet)} bytes, shorter than its header and digest")
+    header = packet[:HEADER_SIZE]
+    payload = packet[HEADER_SIZE + digest.size :]
+    if digest.compute(header, payload) != packet[HEADER_SIZE : HEADER_SIZE + digest.size]:
+        raise DamagedEntry(f"{digest.type.name} digest mismatch")
+    found_ledger, found_entry, last_add_confirmed, length = _HEADER.unpack(header)
+    if found_ledger != ledger_id or (entry_id is not None and found_entry != entry_id):
+        raise DamagedEntry(f"holds ledger {found_ledger} entry {found_entry}, asked for {ledger_id}/{entry_id}")
+    return Entry(LedgerId(found_ledger), EntryId(found_entry), EntryId(last_add_confirmed), length, payload)
+
+
+def packet_ids(packet: bytes) -> tuple[LedgerId, EntryId]:
+    """Ledger and entry id in the header of a stored entry.
+
+    Raises:
+        DamagedEntry: shorter than a header.
+    """
+    if len(packet) < HEADER_SIZE:
+        raise DamagedEntry(f"entry of {len(packet)} bytes, shorter than its header")
+    ledger, entry = _IDS.unpack_from(packet)
+    return LedgerId(ledger), EntryId(entry)
+
+
+def pack_lac(digest: Digest, ledger_id: LedgerId, last_add_confirmed: int) -> bytes:
+    """The explicit-LAC packet: two ids and a digest over them."""
+    ids = _IDS.pack(ledger_id, last_add_confirmed)
+    return ids + digest.compute(ids, b"")
+
+
+def unpack_lac(digest: Digest, packet: bytes, ledger_id: LedgerId) -> EntryId:
+    """Last add confirmed in a verified explicit-LAC packet.
+
+    Raises:
+        DamagedEntry: too short, digest mismatch, or another ledger.
+    """
+    if len(packet) < _IDS.size + digest.size:
+        raise DamagedEntry(f"LAC packet of {len(packet)} bytes is too short")
+    ids = packet[: _IDS.size]
+    if digest.compute(ids, b"") != packet[_IDS.size : _IDS.size + digest.size]:
+        raise DamagedEntry(f"{digest.type.name} digest mismatch in LAC packet")
+    found_ledger, last_add_confirmed = _IDS.unpack(ids)
+    if found_ledger != ledger_id:
+        raise DamagedEntry(f"LAC packet of ledger {found_ledger}, asked for {ledger_id}")
+    return EntryId(last_add_confirmed)

@@ -1,0 +1,78 @@
+"""How bad a fragment is: surviving copies per write set, and the level that follows.
+
+"Surviving" means that the member is registered, writable or read-only (safety rule S8); whether it answers is the
+replica check's business. The Spark pipeline computes the same in SQL; a property test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bookie.model.schedule import occurring_starts
+
+
+class Severity(enum.IntEnum):
+    """Levels in the order of repair: smaller is worse. They apply only where something is missing."""
+
+    LOST = 0
+    """Every holder answered "no such entry", or an operator accepted the loss."""
+    NO_LIVE_COPY = 1
+    """No registered bookie holds some entry; a holder may return."""
+    CRITICAL = 2
+    """Some entry has one copy left of several."""
+    BELOW_ACK_QUORUM = 3
+    BELOW_WRITE_QUORUM = 4
+    METADATA_ONLY = 5
+    """An absent bookie is named, and stores no entry of the fragment."""
+    MISPLACED = 6
+    DRAIN = 7
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentHealth:
+    """Verdict on one fragment."""
+
+    missing_positions: tuple[int, ...]
+    """Ensemble positions whose bookie is not registered, ascending."""
+    copies_min: int
+    """Copies of the entry that has the fewest; the write quorum for a fragment without entries."""
+    severity: Severity | None
+    """None for a healthy fragment."""
+
+
+def fragment_health(
+    is_live: Sequence[bool], write_quorum: int, ack_quorum: int, first_entry_id: int, last_entry_id: int | None
+) -> FragmentHealth:
+    """Judge a fragment by which of its positions are registered.
+
+    Args:
+        is_live: per ensemble position, whether its bookie is registered.
+        write_quorum: Qw.
+        ack_quorum: Qa.
+        first_entry_id: first entry of the fragment, inclusive.
+        last_entry_id: last entry, inclusive; below the first for an empty fragment; None where it is not known.
+    """
+    ensemble_size = len(is_live)
+    missing = tuple(position for position, live in enumerate(is_live) if not live)
+    copies_min = min(
+        (
+            sum(is_live[(start + i) % ensemble_size] for i in range(write_quorum))
+            for start in occurring_starts(first_entry_id, last_entry_id, ensemble_size)
+        ),
+        default=write_quorum,
+    )
+    return FragmentHealth(missing, copies_min, _level(bool(missing), copies_min, write_quorum, ack_quorum))
+
+
+def _level(is_missing_any: bool, copies_min: int, write_quorum: int, ack_quorum: int) -> Severity | None:
+    if not is_missing_any:
+        return None
+    if copies_min >= write_quorum:
+        return Severity.METADATA_ONLY
+    if copies_min == 0:
+        return Severity.NO_LIVE_COPY
+    if copies_min == 1:
+        return Severity.CRITICAL
+    return Severity.BELOW_ACK_QUORUM if copies_min < ack_quorum else Severity.BELOW_WRITE_QUORUM

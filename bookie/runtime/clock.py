@@ -1,0 +1,55 @@
+"""Ports for time and randomness, and the one place that reads the real clock.
+
+Cores take a ``Clock`` (and a ``random.Random``) as an argument, so that they run under virtual time unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """Time as a core sees it."""
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go back; for deadlines and durations."""
+        ...
+
+    def epoch_ms(self) -> int:
+        """Milliseconds since 1970; for records that people and other programs read."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Give way for ``seconds``."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def monotonic_s(self) -> float:
+        """See ``Clock``."""
+        return time.monotonic()
+
+    def epoch_ms(self) -> int:
+        """See ``Clock``."""
+        return time.time_ns() // 1_000_000
+
+    async def sleep(self, seconds: float) -> None:
+        """See ``Clock``."""
+        await asyncio.sleep(seconds)
+
+
+async def within(seconds: float, awaitable: Awaitable[T]) -> T:
+    """Await with a deadline of ``seconds`` on the loop's own (possibly virtual) time.
+
+    Raises:
+        TimeoutError: the deadline passed; the awaitable was cancelled.
+    """
+    async with asyncio.timeout(seconds):
+        return await awaitable

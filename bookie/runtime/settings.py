@@ -1,0 +1,86 @@
+"""Settings that every command shares: which cluster to talk to.
+
+The first of these that names one counts: the ``--metadata-uri`` option, the variable ``BKHEAL_METADATA_URI``, the key
+``metadata_uri`` of the configuration file. That file is the one given by ``--config``, else by ``BKHEAL_CONFIG``, else
+``~/.config/bkheal/config.toml`` where it exists. A file that was named must be there and be right even when its value
+is not needed; the one at the default place is looked at only when nothing before it answers.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from bookie.model.errors import PermanentError
+
+URI_VARIABLE: Final = "BKHEAL_METADATA_URI"
+CONFIG_VARIABLE: Final = "BKHEAL_CONFIG"
+URI_KEY: Final = "metadata_uri"
+KNOWN_KEYS: Final = frozenset({URI_KEY})
+
+_EXAMPLE: Final = "zk://host1:2181;host2:2181/ledgers"
+
+
+class ConfigurationError(PermanentError):
+    """Settings that are missing or wrong. ``problems`` holds every one found, not only the first."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("configuration: " + "; ".join(problems))
+        self.problems = tuple(problems)
+
+
+def resolve_metadata_uri(flag: str | None, env: Mapping[str, str], config_file: Path | None) -> str:
+    """Return the cluster's metadata URI, not yet parsed.
+
+    Args:
+        flag: value of ``--metadata-uri``.
+        env: environment variables; an empty one counts as not set.
+        config_file: value of ``--config``.
+
+    Raises:
+        ConfigurationError: no source names a URI, or a source is wrong; lists every problem.
+    """
+    problems: list[str] = []
+    if flag is not None and not flag.strip():
+        problems.append(f"--metadata-uri is empty; give one such as {_EXAMPLE}")
+    named = config_file or (Path(env[CONFIG_VARIABLE]) if env.get(CONFIG_VARIABLE) else None)
+    configured = _read(named, problems) if named is not None else None
+    uri = (flag or "").strip() or env.get(URI_VARIABLE, "").strip() or configured
+    default = _default_file(env)
+    if uri is None and named is None and default is not None and default.is_file():
+        uri = _read(default, problems)
+    if uri is None and not problems:
+        problems.append(
+            f"no cluster is named; give --metadata-uri {_EXAMPLE}, set {URI_VARIABLE}, "
+            f'or write {URI_KEY} = "{_EXAMPLE}" into {named or default or "a file for --config"}'
+        )
+    if problems or uri is None:
+        raise ConfigurationError(problems)
+    return uri
+
+
+def _default_file(env: Mapping[str, str]) -> Path | None:
+    if env.get("XDG_CONFIG_HOME"):
+        return Path(env["XDG_CONFIG_HOME"]) / "bkheal" / "config.toml"
+    return Path(env["HOME"]) / ".config" / "bkheal" / "config.toml" if env.get("HOME") else None
+
+
+def _read(path: Path, problems: list[str]) -> str | None:
+    """The URI in the file; everything wrong with the file is added to ``problems``."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        problems.append(f"cannot read {path}: {error}")
+        return None
+    unknown = sorted(content.keys() - KNOWN_KEYS)
+    if unknown:
+        problems.append(f"{path}: unknown {', '.join(unknown)}; known are {', '.join(sorted(KNOWN_KEYS))}")
+    uri = content.get(URI_KEY)
+    if uri is None:
+        return None
+    if not isinstance(uri, str) or not uri.strip():
+        problems.append(f'{path}: {URI_KEY} must be a text such as "{_EXAMPLE}", not {uri!r}')
+        return None
+    return uri.strip()

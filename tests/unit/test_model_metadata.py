@@ -1,0 +1,165 @@
+"""Rules of formats sections 2.6 and 2.7, and lookups against loops over every fragment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.model.ids import NO_ENTRY, BookieId, EntryId
+from bookie.model.metadata import (
+    DigestType,
+    Fragment,
+    InvalidMetadataError,
+    LedgerMetadata,
+    LedgerState,
+    is_empty,
+)
+
+A, B, C, D, X = map(BookieId, ("a:1", "b:1", "c:1", "d:1", "x:1"))
+
+
+def fragment(first: int, *members: BookieId) -> Fragment:
+    return Fragment(EntryId(first), members)
+
+
+def metadata(*fragments: Fragment, **changes: Any) -> LedgerMetadata:
+    """An open ledger with E=3 Qw=2 Qa=2 unless said otherwise."""
+    values: dict[str, Any] = {"ensemble_size": 3, "write_quorum": 2, "ack_quorum": 2}
+    return LedgerMetadata(fragments=fragments or (fragment(0, A, B, C),), **{**values, **changes})
+
+
+CLOSED: dict[str, Any] = {"state": LedgerState.CLOSED, "last_entry_id": EntryId(9), "length": 500}
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> LedgerMetadata:
+    firsts = sorted(draw(st.sets(st.integers(0, 60), min_size=1, max_size=6)))
+    ledger = metadata(*(fragment(first, A, B, C) for first in firsts))
+    if draw(st.booleans()):
+        last = EntryId(firsts[-1] + draw(st.integers(-1, 20)))
+        return ledger.closed(last, length=100)
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"ensemble_size": 1, "write_quorum": 2}, "need E >= Qw >= Qa"),
+        ({"write_quorum": 1, "ack_quorum": 2}, "need E >= Qw >= Qa"),
+        ({"ack_quorum": -1}, "need E >= Qw >= Qa"),
+        ({"write_quorum": 0, "ack_quorum": 0}, "Qw >= 1"),
+        ({"fragments": ()}, "no fragment"),
+        ({"fragments": (fragment(0, A, B),)}, "has 2 members, E=3"),
+        ({"fragments": (fragment(-1, A, B, C),)}, "fragment -1"),
+        ({"fragments": (fragment(5, A, B, C), fragment(5, A, B, D))}, "fragment 5 does not follow 5"),
+        ({"fragments": (fragment(5, A, B, C), fragment(4, A, B, D))}, "fragment 4 does not follow 5"),
+        ({"state": LedgerState.CLOSED}, "belong to closed ledgers"),
+        ({"state": LedgerState.CLOSED, "last_entry_id": EntryId(3)}, "belong to closed ledgers"),
+        ({"state": LedgerState.IN_RECOVERY, "length": 0}, "belong to closed ledgers"),
+        ({"last_entry_id": NO_ENTRY}, "belong to closed ledgers"),
+        ({"password": None}, "password and digest type"),
+        ({"digest_type": None}, "password and digest type"),
+    ],
+)
+def test_impossible_metadata_cannot_be_made(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidMetadataError, match=problem):
+        replace(metadata(), **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ack_quorum": 0},
+        {"fragments": (fragment(7, A, B, C),)},  # first entry is not 0
+        {"fragments": (fragment(0, A, A, A),)},  # members repeat
+        {"fragments": (fragment(0, A, B, C), fragment(10, A, B, D)), **CLOSED},  # an empty last fragment
+        {"password": None, "digest_type": None, "format_version": 1},
+        {"state": LedgerState.CLOSED, "last_entry_id": NO_ENTRY, "length": 0},
+    ],
+)
+def test_odd_metadata_that_real_clusters_hold_is_accepted(changes: dict[str, Any]) -> None:
+    replace(metadata(), **changes)
+
+
+@given(ledgers(), st.integers(0, 90))
+def test_an_entry_belongs_to_the_fragment_with_the_greatest_first_entry_up_to_it(
+    ledger: LedgerMetadata, entry: int
+) -> None:
+    candidates = [index for index, part in enumerate(ledger.fragments) if part.first_entry_id <= entry]
+    if candidates:
+        assert ledger.fragment_index(EntryId(entry)) == max(candidates)
+    else:
+        with pytest.raises(InvalidMetadataError, match="before the first fragment"):
+            ledger.fragment_index(EntryId(entry))
+
+
+@given(ledgers())
+def test_fragments_meet_without_gap_or_overlap(ledger: LedgerMetadata) -> None:
+    lasts = [ledger.fragment_last_entry_id(index) for index in range(len(ledger.fragments))]
+    for last, following in zip(lasts[:-1], ledger.fragments[1:], strict=True):
+        assert last == following.first_entry_id - 1
+    assert lasts[-1] == ledger.last_entry_id
+    assert (lasts[-1] is None) is not ledger.is_closed
+
+
+def test_closing_seals_end_and_length_and_keeps_everything_else() -> None:
+    opened = metadata(custom=(("app", b"x"),), ctime_ms=5, format_version=2)
+    sealed = opened.closed(EntryId(9), 500)
+    assert sealed == replace(opened, **CLOSED)
+    assert sealed.is_closed
+    assert not opened.is_closed
+
+
+def test_a_new_last_fragment_is_appended_behind_one_that_has_entries() -> None:
+    changed = metadata().with_last_fragment(EntryId(4), (A, X, C))
+    assert changed.fragments == (fragment(0, A, B, C), fragment(4, A, X, C))
+    assert changed.last_fragment == fragment(4, A, X, C)
+
+
+def test_a_new_last_fragment_takes_the_place_of_an_empty_one() -> None:
+    changed = metadata(fragment(0, A, B, C), fragment(4, A, B, D)).with_last_fragment(EntryId(4), (A, X, D))
+    assert changed.fragments == (fragment(0, A, B, C), fragment(4, A, X, D))
+
+
+def test_a_new_last_fragment_never_shortens_the_ledger() -> None:
+    with pytest.raises(InvalidMetadataError):
+        metadata(fragment(0, A, B, C), fragment(4, A, B, D)).with_last_fragment(EntryId(3), (A, X, D))
+
+
+def test_a_replacement_keeps_the_position_and_all_other_fragments() -> None:
+    ledger = metadata(fragment(0, A, B, C), fragment(4, A, B, D), **CLOSED)
+    changed = ledger.with_member(0, 1, X)
+    assert changed.fragments == (fragment(0, A, X, C), fragment(4, A, B, D))
+    assert replace(changed, fragments=ledger.fragments) == ledger
+
+
+@pytest.mark.parametrize(("index", "position"), [(0, 3), (0, -1), (-1, 0)])
+def test_a_replacement_outside_the_ensemble_is_refused(index: int, position: int) -> None:
+    with pytest.raises(InvalidMetadataError):
+        metadata().with_member(index, position, X)
+
+
+def test_members_are_those_of_every_fragment() -> None:
+    assert metadata(fragment(0, A, B, C), fragment(4, A, B, D)).members() == {A, B, C, D}
+
+
+def test_custom_metadata_is_offered_as_a_mapping() -> None:
+    assert metadata(custom=(("a", b"1"), ("b", b"2"))).custom_map == {"a": b"1", "b": b"2"}
+
+
+def test_the_password_is_never_printed() -> None:
+    assert "hunter2" not in repr(metadata(password=b"hunter2"))
+
+
+def test_only_minus_one_is_the_last_entry_of_an_empty_ledger() -> None:
+    assert is_empty(NO_ENTRY)
+    assert not is_empty(EntryId(0))
+
+
+def test_the_values_of_enums_are_those_on_the_wire() -> None:
+    assert {state.name: state.value for state in LedgerState} == {"OPEN": 1, "IN_RECOVERY": 2, "CLOSED": 3}
+    assert {kind.name: kind.value for kind in DigestType} == {"CRC32": 1, "HMAC": 2, "CRC32C": 3, "DUMMY": 4}

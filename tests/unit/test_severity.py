@@ -1,0 +1,124 @@
+"""Severity against a twin that looks at every entry and names levels in the words of their definitions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.model.severity import Severity, fragment_health
+
+
+@dataclass(frozen=True)
+class Case:
+    is_live: tuple[bool, ...]
+    write_quorum: int
+    ack_quorum: int
+    first: int
+    last: int | None
+
+    @property
+    def arguments(self) -> tuple[tuple[bool, ...], int, int, int, int | None]:
+        return self.is_live, self.write_quorum, self.ack_quorum, self.first, self.last
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    ensemble_size = draw(st.integers(1, 7))
+    write_quorum = draw(st.integers(1, ensemble_size))
+    first = draw(st.integers(0, 20))
+    return Case(
+        is_live=tuple(draw(st.lists(st.booleans(), min_size=ensemble_size, max_size=ensemble_size))),
+        write_quorum=write_quorum,
+        ack_quorum=draw(st.integers(0, write_quorum)),
+        first=first,
+        last=draw(st.one_of(st.none(), st.integers(first - 1, first + 20))),
+    )
+
+
+def copies_per_entry(case: Case) -> list[int]:
+    """Live copies of each entry; of a whole round of entries where the end is not known."""
+    size = len(case.is_live)
+    last = case.first + size - 1 if case.last is None else case.last
+    return [
+        sum(case.is_live[(entry_id + i) % size] for i in range(case.write_quorum))
+        for entry_id in range(case.first, last + 1)
+    ]
+
+
+def slow_severity(case: Case) -> Severity | None:
+    copies = copies_per_entry(case)
+    if all(case.is_live):
+        return None
+    if not copies or min(copies) == case.write_quorum:
+        return Severity.METADATA_ONLY
+    return {0: Severity.NO_LIVE_COPY, 1: Severity.CRITICAL}.get(
+        min(copies), Severity.BELOW_ACK_QUORUM if min(copies) < case.ack_quorum else Severity.BELOW_WRITE_QUORUM
+    )
+
+
+@given(cases())
+def test_the_verdict_equals_looking_at_every_entry(case: Case) -> None:
+    health = fragment_health(*case.arguments)
+    assert health.copies_min == min(copies_per_entry(case), default=case.write_quorum)
+    assert health.severity is slow_severity(case)
+    assert health.missing_positions == tuple(p for p in range(len(case.is_live)) if not case.is_live[p])
+
+
+@given(cases(), st.data())
+def test_losing_one_more_bookie_never_makes_it_better(case: Case, data: st.DataObject) -> None:
+    position = data.draw(st.integers(0, len(case.is_live) - 1))
+    worse = tuple(live and index != position for index, live in enumerate(case.is_live))
+    before = fragment_health(*case.arguments)
+    after = fragment_health(worse, *case.arguments[1:])
+    assert after.copies_min <= before.copies_min
+    assert _rank(after.severity) <= _rank(before.severity)
+
+
+def _rank(severity: Severity | None) -> int:
+    return len(Severity) if severity is None else severity
+
+
+@pytest.mark.parametrize(
+    ("is_live", "write_quorum", "ack_quorum", "first", "last", "severity", "copies_min"),
+    [
+        pytest.param((True,), 1, 1, 0, 9, None, 1, id="a healthy ledger of one copy is fine"),
+        pytest.param((False,), 1, 1, 0, 9, Severity.NO_LIVE_COPY, 0, id="its only bookie is gone"),
+        pytest.param((False, True), 2, 2, 0, 9, Severity.CRITICAL, 1, id="one copy left of two"),
+        pytest.param((False, True, True), 3, 3, 0, 9, Severity.BELOW_ACK_QUORUM, 2, id="two left, three acknowledge"),
+        pytest.param((False, True, True), 3, 2, 0, 9, Severity.BELOW_WRITE_QUORUM, 2, id="two left, two acknowledge"),
+        pytest.param((False, True, True), 2, 2, 1, 1, Severity.METADATA_ONLY, 2, id="the lost bookie stores nothing"),
+        pytest.param((False, False), 2, 2, 5, 4, Severity.METADATA_ONLY, 2, id="an empty fragment names lost bookies"),
+        pytest.param((False, True, True), 2, 2, 1, None, Severity.CRITICAL, 1, id="an open end may reach any bookie"),
+        pytest.param((False, True, True, False), 2, 1, 0, 3, Severity.NO_LIVE_COPY, 0, id="two neighbours are gone"),
+        pytest.param(
+            (False, True, False, True), 2, 1, 0, 3, Severity.CRITICAL, 1, id="two that share no entry are gone"
+        ),
+    ],
+)
+def test_levels(
+    is_live: tuple[bool, ...],
+    write_quorum: int,
+    ack_quorum: int,
+    first: int,
+    last: int | None,
+    severity: Severity | None,
+    copies_min: int,
+) -> None:
+    health = fragment_health(is_live, write_quorum, ack_quorum, first, last)
+    assert (health.severity, health.copies_min) == (severity, copies_min)
+
+
+def test_levels_are_ordered_worst_first() -> None:
+    assert sorted(Severity) == [
+        Severity.LOST,
+        Severity.NO_LIVE_COPY,
+        Severity.CRITICAL,
+        Severity.BELOW_ACK_QUORUM,
+        Severity.BELOW_WRITE_QUORUM,
+        Severity.METADATA_ONLY,
+        Severity.MISPLACED,
+        Severity.DRAIN,
+    ]
