@@ -1,0 +1,273 @@
+"""A real ZooKeeper server on this machine, from the jars inside the installed pyspark package.
+
+pyspark is located, not imported. One server, no quorum, listening on 127.0.0.1 alone; its data stays in the given
+directory, so that a later start, or a restart after a kill, goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import importlib.util
+import logging
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
+from bookie.model.errors import PermanentError
+from bookie.runtime.java import Java, find_java, java_environment
+from bookie.runtime.ports import free_loopback_port, is_loopback_port_free
+
+_log = logging.getLogger(__name__)
+
+READY_DEADLINE_S: Final = 60.0
+"""It takes one to three seconds on an idle machine; a loaded one, or a large snapshot to read, takes longer."""
+_ANSWER_DEADLINE_S: Final = 1.0
+_ANSWER_BYTES_MAX: Final = 4096
+_STOP_GRACE_S: Final = 5.0
+_PORT_ATTEMPTS: Final = 3
+"""A port found free may be taken before the server has it; three times in a row is no coincidence."""
+_PARALLEL_HEAP_MIB_MIN: Final = 1024
+"""From here on a single-threaded full collection would take seconds, long enough to expire sessions."""
+
+_JARS: Final = (
+    "zookeeper-[0-9]*.jar",
+    "zookeeper-jute-*.jar",
+    "slf4j-api-*.jar",
+    "log4j-api-*.jar",
+    "log4j-core-*.jar",
+    "log4j-slf4j2-impl-*.jar",
+    "metrics-core-*.jar",
+    "snappy-java-*.jar",
+)
+
+_LOG4J: Final = """\
+status = error
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX} %p %c{1} %m%n%rEx{6}
+rootLogger.level = warn
+rootLogger.appenderRef.out.ref = out
+"""
+
+
+class ZooKeeperJarsMissingError(PermanentError):
+    """The installed pyspark does not hold ZooKeeper's server jars."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    directory: Path
+    port: int
+    heap_mib: int
+    is_durable: bool
+    java: Java
+
+
+class EmbeddedZooKeeper:
+    """A running ZooKeeper server, owned by this process: it ends with it. Use ``start``, then ``async with``."""
+
+    def __init__(self, launch: _Launch, process: ManagedProcess, lock: int) -> None:
+        self._launch = launch
+        self._lock = lock
+        self.process = process
+
+    @classmethod
+    async def start(
+        cls,
+        directory: Path,
+        *,
+        port: int | None = None,
+        heap_mib: int = 512,
+        is_durable: bool = True,
+        java: Java | None = None,
+    ) -> EmbeddedZooKeeper:
+        """Start a server on the data in ``directory`` (made if need be) and wait until it answers.
+
+        Args:
+            directory: holds data, configuration and log; one server at a time.
+            port: on 127.0.0.1; default a free one.
+            heap_mib: Java heap in MiB; a million ledgers need about 1024.
+            is_durable: False leaves out the fsync before each answer, for tests and benchmarks.
+            java: the runtime; default the one that ``find_java`` returns.
+
+        Raises:
+            EmbeddedProcessError: it did not answer in time, its port or directory is in use.
+            ZooKeeperJarsMissingError: no ZooKeeper in the installed pyspark.
+            JavaNotFoundError: no Java.
+        """
+        runtime = await asyncio.to_thread(find_java) if java is None else java
+        lock = _lock_directory(directory)
+        try:
+            for attempt in range(1, _PORT_ATTEMPTS + 1):
+                chosen = free_loopback_port(random.SystemRandom()) if port is None else port
+                launch = _Launch(directory, chosen, heap_mib, is_durable, runtime)
+                try:
+                    return cls(launch, await _launch(launch), lock)
+                except EmbeddedProcessError:
+                    if port is not None or attempt == _PORT_ATTEMPTS or is_loopback_port_free(chosen):
+                        raise
+                    _log.info("port was taken, trying another", extra={"port": chosen})
+        except BaseException:
+            os.close(lock)
+            raise
+        raise AssertionError("the last attempt returns or raises")
+
+    @property
+    def port(self) -> int:
+        """Client port on 127.0.0.1; a restart keeps it."""
+        return self._launch.port
+
+    @property
+    def connect_string(self) -> str:
+        """What ZooKeeper clients connect to, for example ``127.0.0.1:20181``."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server, another one after a restart."""
+        return self.process.pid
+
+    @property
+    def log_path(self) -> Path:
+        """File with the server's warnings and errors."""
+        return self.process.log_path
+
+    async def stop(self) -> None:
+        """End the server and give up its directory. May be called again, and after ``kill``."""
+        try:
+            await self.process.stop(_STOP_GRACE_S)
+        finally:
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+
+    def kill(self) -> None:
+        """Kill the server (SIGKILL) without waiting for its end; ``restart`` brings it back."""
+        self.process.kill9()
+
+    async def restart(self) -> None:
+        """Start the server again on the same data and port, after ending it if it runs.
+
+        Raises:
+            EmbeddedProcessError: it did not answer in time.
+        """
+        await self.process.stop(_STOP_GRACE_S)
+        self.process = await _launch(self._launch)
+
+    async def __aenter__(self) -> EmbeddedZooKeeper:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+async def _launch(launch: _Launch) -> ManagedProcess:
+    # Looked at first: a foreign ZooKeeper on the port would answer the readiness check in our server's place.
+    if not is_loopback_port_free(launch.port):
+        raise EmbeddedProcessError(
+            f"port {launch.port} on 127.0.0.1 is in use: stop what listens there, or choose another"
+        )
+    _write_configuration(launch)
+    process = ManagedProcess.start(
+        "zookeeper",
+        _command(launch),
+        log_path=launch.directory / "zookeeper.log",
+        environment=java_environment(launch.java),
+    )
+    try:
+        await process.wait_until(lambda: _is_serving(launch.port), "an answer to 'srvr'", READY_DEADLINE_S)
+    except BaseException:
+        process.kill9()
+        raise
+    return process
+
+
+def _write_configuration(launch: _Launch) -> None:
+    data = launch.directory / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "dataDir": data.resolve(),
+        "clientPort": launch.port,
+        "clientPortAddress": "127.0.0.1",
+        "maxClientCnxns": 0,
+        "tickTime": 2000,
+        "minSessionTimeout": 2000,
+        "maxSessionTimeout": 60_000,
+        "admin.enableServer": "false",
+        "4lw.commands.whitelist": "srvr,ruok",
+        "preAllocSize": 4096,  # KiB of zeros per transaction log; the default of 64 MiB makes small clusters large
+        "autopurge.snapRetainCount": 3,
+        "autopurge.purgeInterval": 1,
+    }
+    lines = "".join(f"{name}={value}\n" for name, value in settings.items())
+    (launch.directory / "zoo.cfg").write_text(lines)
+    (launch.directory / "log4j2.properties").write_text(_LOG4J)
+
+
+def _command(launch: _Launch) -> list[str]:
+    collector = "-XX:+UseParallelGC" if launch.heap_mib >= _PARALLEL_HEAP_MIB_MIN else "-XX:+UseSerialGC"
+    return [
+        str(launch.java.executable),
+        f"-Xmx{launch.heap_mib}m",
+        collector,
+        "-XX:-UsePerfData",
+        f"-Dzookeeper.forceSync={'yes' if launch.is_durable else 'no'}",
+        f"-Dlog4j2.configurationFile={launch.directory.resolve() / 'log4j2.properties'}",
+        "-Dzookeeper.jmx.log4j.disable=true",
+        "-cp",
+        os.pathsep.join(_jars()),
+        "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+        str(launch.directory.resolve() / "zoo.cfg"),
+    ]
+
+
+def _jars() -> list[str]:
+    spec = importlib.util.find_spec("pyspark")
+    folders = [Path(place) / "jars" for place in (spec.submodule_search_locations or [])] if spec else []
+    found = {pattern: sorted(str(jar) for folder in folders for jar in folder.glob(pattern)) for pattern in _JARS}
+    missing = [pattern for pattern, jars in found.items() if not jars]
+    if missing:
+        raise ZooKeeperJarsMissingError(
+            f"the installed pyspark lacks ZooKeeper's server jars: looked for {', '.join(missing)} in "
+            f"{', '.join(map(str, folders)) or 'pyspark, which is not installed'}. Do: pip install 'pyspark>=4.1'"
+        )
+    return [jar for jars in found.values() for jar in jars]
+
+
+def _lock_directory(directory: Path) -> int:
+    """Hold ``directory`` for this process: two servers on the same data would destroy it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise EmbeddedProcessError(
+            f"another process runs a ZooKeeper in {directory}: stop it, or choose another directory"
+        ) from error
+    return descriptor
+
+
+async def _is_serving(port: int) -> bool:
+    """Whether the server answers requests: ``srvr`` names a mode only then, ``ruok`` says yes too early."""
+    try:
+        async with asyncio.timeout(_ANSWER_DEADLINE_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(b"srvr")
+                answer = await reader.read(_ANSWER_BYTES_MAX)
+                while answer and (more := await reader.read(_ANSWER_BYTES_MAX)):
+                    answer += more
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
+    return b"\nMode:" in answer

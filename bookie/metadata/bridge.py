@@ -1,0 +1,66 @@
+"""From another thread's callbacks to one event loop, in order and in batches.
+
+A thousand answers that arrive while the loop is busy cost one wake-up of the loop, not a thousand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+
+class LoopBridge:
+    """Runs callbacks on ``loop`` in the order in which any thread pushed them; never blocks the pushing thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._ready: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._is_woken = False
+
+    def push(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """Have ``callback`` run on the loop soon."""
+        self._ready.append((callback, arguments))
+        if not self._is_woken:
+            self._wake()
+
+    def _wake(self) -> None:
+        # Set before waking and cleared before draining: whatever is appended after a drain began wakes the loop again.
+        self._is_woken = True
+        try:
+            self._loop.call_soon_threadsafe(self._drain)
+        except RuntimeError:  # the loop is closed, so nobody waits for the answer any more
+            self._ready.clear()
+
+    def _drain(self) -> None:
+        self._is_woken = False
+        try:
+            for _ in range(len(self._ready)):
+                callback, arguments = self._ready.popleft()
+                callback(*arguments)
+        finally:  # a callback that raises must not hold up those behind it
+            if self._ready and not self._is_woken:
+                self._wake()
+
+
+class Answer:
+    """Receives one result from any thread, in the shape that kazoo calls; the first one counts."""
+
+    __slots__ = ("_bridge", "future")
+
+    def __init__(self, bridge: LoopBridge, loop: asyncio.AbstractEventLoop) -> None:
+        self._bridge = bridge
+        self.future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+    def set(self, value: Any = None) -> None:
+        """Complete with ``value``."""
+        self._bridge.push(self._complete, value, None)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Complete with ``error``."""
+        self._bridge.push(self._complete, None, error)
+
+    def _complete(self, value: Any, error: BaseException | None) -> None:
+        if not self.future.done():
+            self.future.set_result((value, error))

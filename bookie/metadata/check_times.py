@@ -1,0 +1,93 @@
+"""When each kind of check last completed, where Apache's auditor keeps it (formats section 3.1)."""
+
+from __future__ import annotations
+
+import enum
+
+from google.protobuf.message import DecodeError
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import UNDERREPLICATION
+from bookie.metadata.nodes import create_with_parents
+from bookie.metadata.port import ANY_VERSION, MetadataStore, NodeExistsError, NoNodeError
+from bookie.metadata.proto.metadata_formats_pb2 import (
+    CheckAllLedgersFormat,
+    PlacementPolicyCheckFormat,
+    ReplicasCheckFormat,
+)
+from bookie.metadata.task_format import NO_TIME
+
+
+class CheckKind(enum.Enum):
+    """A periodic check of Apache's auditor; the values are names of nodes."""
+
+    ALL_LEDGERS = "checkallledgersctime"
+    PLACEMENT = "placementpolicycheckctime"
+    REPLICAS = "replicascheckctime"
+
+
+class CheckTimes:
+    """Times of one cluster's checks, epoch milliseconds."""
+
+    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+        self._store = store
+        self._root = cluster.root
+
+    async def read(self, kind: CheckKind) -> int:
+        """Return when that check last completed; -1 if never, or if what is stored cannot be read.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        try:
+            node = await self._store.get(self._path(kind))
+        except NoNodeError:
+            return NO_TIME
+        return decode_check_time(kind, node.data)
+
+    async def write(self, kind: CheckKind, time_ms: int) -> None:
+        """Store that the check completed at ``time_ms``. Unconditional, as Apache's.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; writing again is safe.
+        """
+        path, data = self._path(kind), encode_check_time(kind, time_ms)
+        try:
+            await self._store.set(path, data, ANY_VERSION)
+        except NoNodeError:
+            try:
+                await create_with_parents(self._store, path, data, self._root)
+            except NodeExistsError:
+                await self._store.set(path, data, ANY_VERSION)
+
+    def _path(self, kind: CheckKind) -> str:
+        return f"{self._root}/{UNDERREPLICATION}/{kind.value}"
+
+
+def encode_check_time(kind: CheckKind, time_ms: int) -> bytes:
+    """Bytes of a check time node."""
+    match kind:
+        case CheckKind.ALL_LEDGERS:
+            return CheckAllLedgersFormat(checkAllLedgersCTime=time_ms).SerializeToString()
+        case CheckKind.PLACEMENT:
+            return PlacementPolicyCheckFormat(placementPolicyCheckCTime=time_ms).SerializeToString()
+        case CheckKind.REPLICAS:
+            return ReplicasCheckFormat(replicasCheckCTime=time_ms).SerializeToString()
+
+
+def decode_check_time(kind: CheckKind, data: bytes) -> int:
+    """Read a check time node; -1 for one without a time, or that cannot be read."""
+    try:
+        match kind:
+            case CheckKind.ALL_LEDGERS:
+                all_ledgers = CheckAllLedgersFormat.FromString(data)
+                return all_ledgers.checkAllLedgersCTime if all_ledgers.HasField("checkAllLedgersCTime") else NO_TIME
+            case CheckKind.PLACEMENT:
+                placement = PlacementPolicyCheckFormat.FromString(data)
+                has_time = placement.HasField("placementPolicyCheckCTime")
+                return placement.placementPolicyCheckCTime if has_time else NO_TIME
+            case CheckKind.REPLICAS:
+                replicas = ReplicasCheckFormat.FromString(data)
+                return replicas.replicasCheckCTime if replicas.HasField("replicasCheckCTime") else NO_TIME
+    except DecodeError:
+        return NO_TIME

@@ -1,0 +1,235 @@
+"""Cookies: which directories and which cluster a bookie id belongs to (formats section 1.5), byte for byte Apache's.
+
+The same bytes lie in ZooKeeper and in ``VERSION`` files. Layouts 3 and later are read, 5 is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.incarnations import Incarnations
+from bookie.metadata.layout import cookie_path
+from bookie.metadata.nodes import create_with_parents, reread
+from bookie.metadata.port import BadVersionError, MetadataStore, NodeExistsError, NoNodeError, WriteOutcomeUnknownError
+from bookie.metadata.proto.metadata_formats_pb2 import CookieFormat
+from bookie.metadata.proto_text import UnreadableTextError, parse_text, quoted
+from bookie.metadata.registration import Registrations
+from bookie.metadata.service_info import PROTOCOL_APACHE, PROTOCOL_GRPC
+from bookie.model.errors import ConflictError, PermanentError
+from bookie.model.ids import BookieId, InvalidIdError, bookie_id
+
+COOKIE_LAYOUT: Final = 5
+_PLAIN_LAYOUT: Final = 3
+"""Three plain lines; the layouts after it are protobuf text."""
+
+
+class InvalidCookieError(PermanentError):
+    """Bytes that are not a cookie this version reads."""
+
+
+class CookieExistsError(ConflictError):
+    """The bookie id has a cookie already."""
+
+
+class CookieConflictError(ConflictError):
+    """The cookie has another version than the expected one, or is gone."""
+
+
+class ForeignClusterError(PermanentError):
+    """The cluster has bookies of Apache's, whose clients would pick ours as well and cannot speak to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cookie:
+    """Identity of a bookie's storage. Equal cookies may have been written in different layouts."""
+
+    bookie_id: BookieId
+    journal_dirs: tuple[str, ...]
+    ledger_dirs: tuple[str, ...]
+    instance_id: str | None = None
+    index_dirs: tuple[str, ...] | None = None
+    """None where no index directories are configured: then they are the ledger directories."""
+    layout: int = field(default=COOKIE_LAYOUT, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCookie:
+    """A cookie with the version of its node."""
+
+    cookie: Cookie
+    version: int
+
+
+def encode_cookie(cookie: Cookie) -> bytes:
+    """Bytes of a cookie, in the current layout whatever it was read from."""
+    lines = [
+        str(COOKIE_LAYOUT),
+        f"bookieHost: {quoted(cookie.bookie_id)}",
+        f"journalDir: {quoted(','.join(cookie.journal_dirs))}",
+        f"ledgerDirs: {quoted(_join(cookie.ledger_dirs))}",
+    ]
+    if cookie.instance_id:
+        lines.append(f"instanceId: {quoted(cookie.instance_id)}")
+    if cookie.index_dirs is not None:
+        lines.append(f"indexDirs: {quoted(_join(cookie.index_dirs))}")
+    return ("\n".join(lines) + "\n").encode()
+
+
+def decode_cookie(data: bytes) -> Cookie:
+    """Read a cookie.
+
+    Raises:
+        InvalidCookieError: not a cookie of layout 3 or later.
+    """
+    first, _, rest = data.partition(b"\n")
+    if not first.strip().isdigit() or len(first) > 9 or int(first) < _PLAIN_LAYOUT:
+        raise InvalidCookieError(f"a cookie begins with its layout, 3 or later, not with {first[:40]!r}")
+    try:
+        return _decode_plain(rest) if int(first) == _PLAIN_LAYOUT else _decode_text(rest, int(first))
+    except (UnreadableTextError, InvalidIdError, ValueError) as error:
+        raise InvalidCookieError(f"cookie of layout {int(first)}: {error}") from error
+
+
+def cookie_differences(stored: Cookie, own: Cookie, *, allow_expansion: bool = False) -> tuple[str, ...]:
+    """What keeps ``own`` from being the cookie that was ``stored``; empty if they go together (formats 1.5).
+
+    Args:
+        stored: the cookie found.
+        own: the cookie of this start.
+        allow_expansion: accept more ledger and index directories than were stored.
+    """
+    pairs = (
+        ("bookie id", stored.bookie_id, own.bookie_id),
+        ("instance id", stored.instance_id or "", own.instance_id or ""),
+        ("journal directories", stored.journal_dirs, own.journal_dirs),
+    )
+    found = [f"{name}: {theirs!r} is stored, {ours!r} given" for name, theirs, ours in pairs if theirs != ours]
+    for name, theirs, ours in (
+        ("ledger directories", stored.ledger_dirs, own.ledger_dirs),
+        ("index directories", stored.index_dirs or stored.ledger_dirs, own.index_dirs or own.ledger_dirs),
+    ):
+        if set(theirs) != set(ours) and not (allow_expansion and set(theirs) <= set(ours)):
+            found.append(f"{name}: {theirs!r} are stored, {ours!r} given")
+    return tuple(found)
+
+
+class CookieStore:
+    """The cookies of one cluster."""
+
+    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+        self._store = store
+        self._root = cluster.root
+
+    async def read(self, bookie: BookieId) -> StoredCookie | None:
+        """Return a bookie's cookie, None where it never joined.
+
+        Raises:
+            InvalidCookieError: it is damaged.
+            StoreUnavailableError: no answer.
+        """
+        try:
+            node = await self._store.get(cookie_path(self._root, bookie))
+        except NoNodeError:
+            return None
+        return StoredCookie(decode_cookie(node.data), node.stat.version)
+
+    async def create(self, cookie: Cookie) -> None:
+        """Store the cookie of a bookie that has none.
+
+        Raises:
+            CookieExistsError: it has one.
+            WriteOutcomeUnknownError: the answer was lost and it cannot be read.
+            StoreUnavailableError: no answer; nothing was changed.
+        """
+        path, data = cookie_path(self._root, cookie.bookie_id), encode_cookie(cookie)
+        try:
+            await create_with_parents(self._store, path, data, self._root)
+        except NodeExistsError as error:
+            raise CookieExistsError(f"bookie {cookie.bookie_id} has a cookie already") from error
+        except WriteOutcomeUnknownError:
+            node = await reread(self._store, path)
+            if node is None:
+                raise
+            if node.data != data:
+                raise CookieExistsError(f"bookie {cookie.bookie_id} has a cookie already") from None
+
+    async def replace(self, cookie: Cookie, version: int) -> None:
+        """Replace a cookie if its version is still ``version``.
+
+        Raises:
+            CookieConflictError: it is not.
+            StoreUnavailableError, WriteOutcomeUnknownError: see ``MetadataStore.set``.
+        """
+        try:
+            await self._store.set(cookie_path(self._root, cookie.bookie_id), encode_cookie(cookie), version)
+        except (BadVersionError, NoNodeError) as error:
+            raise CookieConflictError(f"the cookie of {cookie.bookie_id} is not at version {version}") from error
+
+    async def delete(self, bookie: BookieId, version: int) -> None:
+        """Delete a cookie if its version is still ``version``: the bookie is not known any more. Idempotent.
+
+        Raises:
+            CookieConflictError: it has another version.
+            StoreUnavailableError, WriteOutcomeUnknownError: see ``MetadataStore.delete``.
+        """
+        try:
+            await self._store.delete(cookie_path(self._root, bookie), version)
+        except NoNodeError:
+            return
+        except BadVersionError as error:
+            raise CookieConflictError(f"the cookie of {bookie} is not at version {version}") from error
+
+
+async def refuse_foreign(store: MetadataStore, cluster: Cluster) -> None:
+    """Refuse a cluster that has bookies of Apache's (design section 4). Call it before one of ours joins.
+
+    Foreign is a cookie of a bookie without a history of incarnations, and a registration that offers Apache's protocol
+    without ours (an empty one does).
+
+    Raises:
+        ForeignClusterError: there is such a bookie; names some.
+        StoreUnavailableError: no answer.
+    """
+    registrations = Registrations(store, cluster)
+    foreign = set(await registrations.known() - await Incarnations(store, cluster.root).known())
+    for bookie in (await registrations.list()).registered - foreign:
+        info = await registrations.service_info(bookie)
+        if info is not None and info.endpoint(PROTOCOL_APACHE) and not info.endpoint(PROTOCOL_GRPC):
+            foreign.add(bookie)
+    if foreign:
+        shown = ", ".join(sorted(foreign)[:5]) + (", ..." if len(foreign) > 5 else "")
+        raise ForeignClusterError(
+            f"the cluster at {cluster.root} has {len(foreign)} bookies of Apache BookKeeper ({shown}); its clients "
+            "would pick a bookie of ours as well and could not speak to it: use another ledgers root"
+        )
+
+
+def _decode_text(data: bytes, layout: int) -> Cookie:
+    message = CookieFormat()
+    parse_text(data, message)
+    return Cookie(
+        bookie_id(message.bookieHost),
+        tuple(message.journalDir.split(",")),
+        _split(message.ledgerDirs),
+        message.instanceId or None,
+        _split(message.indexDirs) if message.indexDirs.strip() else None,
+        layout,
+    )
+
+
+def _decode_plain(data: bytes) -> Cookie:
+    name, journal_dir, ledger_dirs, *_ = data.decode().split("\n")
+    return Cookie(bookie_id(name), (journal_dir,), _split(ledger_dirs), layout=_PLAIN_LAYOUT)
+
+
+def _join(directories: tuple[str, ...]) -> str:
+    return "\t".join([str(len(directories)), *directories])
+
+
+def _split(text: str) -> tuple[str, ...]:
+    count, *directories = text.split("\t")
+    if count != str(len(directories)):
+        raise ValueError(f"{count!r} directories announced, {len(directories)} listed")
+    return tuple(directories)

@@ -1,0 +1,114 @@
+"""New ledger ids, from counters that all clients of the cluster share (formats section 1.6).
+
+An id comes from the number of an ephemeral sequential node, deleted right away: below 2147483647 from one counter;
+then, for good, as high and low 32 bits from a counter per ``HOB-`` node. A number is never given twice, because
+ZooKeeper counts creates. A lost answer costs a number, nothing else, and its node ends with the session.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import IDGEN, IDGEN_LONG, SHORT_ID_END
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, parent_of
+from bookie.metadata.port import (
+    BadVersionError,
+    Children,
+    MetadataStore,
+    NoNodeError,
+    NotEmptyError,
+    StoreUnavailableError,
+    WriteOutcomeUnknownError,
+)
+from bookie.model.errors import PermanentError
+from bookie.model.ids import LedgerId, ledger_id
+
+_log = logging.getLogger(__name__)
+
+_PREFIX: Final = "ID-"
+_HIGH_PREFIX: Final = "HOB-"
+_HIGH_NODES_KEPT: Final = 3
+"""Of the nodes with high bits; older ones are deleted, as Apache's generator does."""
+_FIRST_HIGH: Final = 1
+
+
+class IdsExhaustedError(PermanentError):
+    """The cluster has no ledger id left to give."""
+
+
+class IdGenerator:
+    """Gives out ledger ids of one cluster. Any number may run at the same time."""
+
+    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+        self._store = store
+        self._root = cluster.root
+        self._short = f"{cluster.root}/{IDGEN}/{_PREFIX}"
+        self._long = f"{cluster.root}/{IDGEN_LONG}"
+
+    async def next_id(self) -> LedgerId:
+        """Return an id that was never given before.
+
+        Raises:
+            IdsExhaustedError: there is none left.
+            NoNodeError: the cluster's root is gone.
+            StoreUnavailableError, WriteOutcomeUnknownError: see ``MetadataStore.create``; at worst a number is lost.
+        """
+        if await self._store.stat(self._long) is None:
+            number = await self._number(self._short)
+            if number is not None:
+                return LedgerId(number)
+            await ensure_path(self._store, self._long, self._root)
+        return await self._next_long()
+
+    async def _next_long(self) -> LedgerId:
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            high = max(self._highs(await self._store.children(self._long)), default=_FIRST_HIGH)
+            for candidate in (high, high + 1):  # the second one where the first one's low bits are used up
+                if candidate > SHORT_ID_END:
+                    raise IdsExhaustedError(f"the cluster at {self._root} has given out every ledger id")
+                low = await self._number(f"{self._high_path(candidate)}/{_PREFIX}")
+                if low is not None:
+                    await self._prune()
+                    return ledger_id((candidate << 32) | low)
+        raise IdsExhaustedError(f"no ledger id under {self._long}: its counters end faster than they can be replaced")
+
+    async def _number(self, prefix: str) -> int | None:
+        """Next number of one counter, or None where it has reached its end."""
+        error: Exception | None = None
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            try:
+                path = await self._store.create(prefix, is_ephemeral=True, is_sequential=True)
+            except NoNodeError as missing:
+                error = missing
+                await ensure_path(self._store, parent_of(prefix), self._root)
+            except WriteOutcomeUnknownError as unknown:
+                error = unknown
+            else:
+                await self._forget(path)
+                number = int(path[len(prefix) :])
+                return number if 0 <= number < SHORT_ID_END else None
+        assert error is not None
+        raise error
+
+    async def _forget(self, path: str) -> None:
+        try:
+            await self._store.delete(path)
+        except (NoNodeError, StoreUnavailableError, WriteOutcomeUnknownError) as error:
+            _log.debug("id node is left to its session", extra={"path": path, "error": str(error)})
+
+    async def _prune(self) -> None:
+        highs = sorted(self._highs(await self._store.children(self._long)))
+        for high in highs[:-_HIGH_NODES_KEPT]:
+            try:
+                await self._store.delete(self._high_path(high), 0)
+            except (NoNodeError, NotEmptyError, BadVersionError):
+                continue
+
+    def _high_path(self, high: int) -> str:
+        return f"{self._long}/{_HIGH_PREFIX}{high:010d}"
+
+    def _highs(self, listing: Children) -> list[int]:
+        numbers = [name.removeprefix(_HIGH_PREFIX) for name in listing.names if name.startswith(_HIGH_PREFIX)]
+        return [int(number) for number in numbers if number.isascii() and number.isdigit()]

@@ -1,0 +1,117 @@
+"""Which storage incarnations a bookie id has had: ``/bkheal/incarnations/<ledgers root>/<bookieId>``.
+
+The path names the cluster, because two clusters of one ZooKeeper may use the same bookie id for different disks.
+
+A bookie that comes back on empty disks is another witness under the same name; only this history tells. It is for
+good: entries are appended by compare-and-set and never removed, and a damaged history is an error, never a fresh start.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
+from bookie.metadata.own_state import own_path
+from bookie.metadata.port import (
+    BadVersionError,
+    MetadataStore,
+    Node,
+    NodeExistsError,
+    NoNodeError,
+    WriteOutcomeUnknownError,
+)
+from bookie.model.errors import PermanentError
+from bookie.model.ids import BookieId
+
+
+class UnreadableHistoryError(PermanentError):
+    """The history of a bookie's incarnations is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """One set of disks under a bookie id."""
+
+    uuid: str
+    since_ms: int
+    """When it was recorded, epoch milliseconds."""
+
+
+class Incarnations:
+    """The histories of all bookies of the cluster at ``ledgers_root``."""
+
+    def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
+        self._store = store
+        self._parent = own_path("incarnations", ledgers_root)
+
+    async def known(self) -> frozenset[BookieId]:
+        """Return every bookie that has a history.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        try:
+            return frozenset(BookieId(name) for name in (await self._store.children(self._parent)).names)
+        except NoNodeError:
+            return frozenset()
+
+    async def read(self, bookie: BookieId) -> tuple[Incarnation, ...]:
+        """Return the incarnations of a bookie, oldest first; empty for a bookie without a history.
+
+        Raises:
+            UnreadableHistoryError: it is damaged.
+            StoreUnavailableError: no answer.
+        """
+        try:
+            node = await self._store.get(self._path(bookie))
+        except NoNodeError:
+            return ()
+        return _decode(self._path(bookie), node.data)
+
+    async def record(self, bookie: BookieId, uuid: str, since_ms: int) -> None:
+        """Append an incarnation, unless it is the newest one already. Durable on return.
+
+        Raises:
+            UnreadableHistoryError: the history is damaged.
+            WriteOutcomeUnknownError: the answer was lost, and the history cannot be read; calling again is safe.
+            StoreUnavailableError: no answer; nothing was changed.
+        """
+        node: Node | None = None
+        for attempt in range(WRITE_ATTEMPTS_MAX):
+            if attempt == 0:
+                try:
+                    node = await self._store.get(self._path(bookie))
+                except NoNodeError:
+                    node = None
+            else:
+                node = await reread(self._store, self._path(bookie))
+            history = () if node is None else _decode(self._path(bookie), node.data)
+            if history and history[-1].uuid == uuid:
+                return
+            data = _encode((*history, Incarnation(uuid, since_ms)))
+            try:
+                if node is None:
+                    await create_with_parents(self._store, self._path(bookie), data, "/")
+                else:
+                    await self._store.set(self._path(bookie), data, node.stat.version)
+                return
+            except (NodeExistsError, BadVersionError, NoNodeError, WriteOutcomeUnknownError):
+                continue
+        raise WriteOutcomeUnknownError(f"recording an incarnation of {bookie}: every answer was lost; try again")
+
+    def _path(self, bookie: BookieId) -> str:
+        return f"{self._parent}/{bookie}"
+
+
+def _encode(history: tuple[Incarnation, ...]) -> bytes:
+    return json.dumps([{"uuid": item.uuid, "since_ms": item.since_ms} for item in history]).encode()
+
+
+def _decode(path: str, data: bytes) -> tuple[Incarnation, ...]:
+    try:
+        return tuple(Incarnation(str(item["uuid"]), int(item["since_ms"])) for item in json.loads(data))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UnreadableHistoryError(
+            f"the history of incarnations at {path} is damaged: repair it by hand, it says which disks held what"
+        ) from error

@@ -1,0 +1,339 @@
+"""One session with ZooKeeper over kazoo 2.11, as awaitable requests. The only module that imports kazoo.
+
+kazoo runs its connection in a thread. Every request is handed to that thread and answered through ``LoopBridge``;
+nothing here blocks the event loop, and no callback blocks kazoo. kazoo's own retries of requests are not used: it would
+send a compare-and-set twice and report the second one's failure. It only reconnects.
+
+Writes know whether they were sent (``_Write``). That tells "surely nothing happened" from "outcome unknown", lets a
+write whose deadline has passed be withdrawn while it still waits in kazoo's queue, and keeps a write of a lost session
+from being sent in the next one, in whatever order this process learns of the loss (S14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.serialization import Create, Delete, Exists, GetChildren2, GetData, SetData, Sync
+from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.retry import KazooRetry
+from kazoo.security import OPEN_ACL_UNSAFE
+
+from bookie.metadata.bridge import Answer, LoopBridge
+from bookie.metadata.port import Session, SessionState, StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.session import SessionTracker
+from bookie.metadata.zookeeper_errors import answer_error
+from bookie.runtime.tasks import guarded
+
+_log = logging.getLogger(__name__)
+
+IN_FLIGHT_MAX: Final = 1000
+"""Requests handed to kazoo at a time; further ones wait, so that its unbounded queue stays short."""
+_TCP_CONNECT_TIMEOUT_S: Final = 5.0
+"""kazoo would wait a whole session timeout on one dead host, and ``stop`` with it."""
+_RECONNECT_DELAY_S_MAX: Final = 2.0
+_RESTART_DELAY_S: Final = 1.0
+_STOP_DEADLINE_S: Final = 30.0
+_EPHEMERAL_FLAG: Final = 1
+_SEQUENTIAL_FLAG: Final = 2
+
+Watcher = Callable[[object], object]
+Decode = Callable[[bytes, int], Any]
+
+
+class _Request(Protocol):
+    @property
+    def type(self) -> int: ...
+    def serialize(self) -> bytes | bytearray: ...
+    def deserialize(self, reply: bytes, offset: int) -> Any: ...
+
+
+class RawRequest:
+    """A request that kazoo does not know, ready to send."""
+
+    __slots__ = ("_body", "_decode", "type")
+
+    def __init__(self, opcode: int, body: bytes, decode: Decode) -> None:
+        self.type = opcode
+        self._body = body
+        self._decode = decode
+
+    def serialize(self) -> bytes:
+        """Called by kazoo."""
+        return self._body
+
+    def deserialize(self, reply: bytes, offset: int) -> Any:
+        """Called by kazoo."""
+        return self._decode(reply, offset)
+
+
+class _Write:
+    """A write that is sent in its own session or not at all, and knows which.
+
+    kazoo's thread decides by reading ``type`` before it serializes; the loop decides by ``withdraw``. Whoever is first
+    wins. A withdrawn write leaves the queue as a harmless read, since kazoo cannot take it out.
+    """
+
+    __slots__ = ("_client", "_is_sent", "_lock", "_request", "is_withdrawn", "session_id")
+
+    def __init__(self, client: KazooClient, request: _Request) -> None:
+        self._client = client
+        self._request = request
+        self._lock = threading.Lock()
+        self._is_sent = False
+        self.is_withdrawn = False
+        self.session_id = 0
+
+    @property
+    def type(self) -> int:
+        with self._lock:
+            if not self._is_sent and not self.is_withdrawn:
+                if self._client._session_id == self.session_id:
+                    self._is_sent = True
+                else:
+                    self._replace()
+            return self._request.type
+
+    def serialize(self) -> bytes | bytearray:
+        return self._request.serialize()
+
+    def deserialize(self, reply: bytes, offset: int) -> Any:
+        return self._request.deserialize(reply, offset)
+
+    def withdraw(self) -> bool:
+        """Keep the write from being sent; False where it (maybe) was already."""
+        with self._lock:
+            if not self._is_sent and not self.is_withdrawn:
+                self._replace()
+            return self.is_withdrawn
+
+    def _replace(self) -> None:
+        self.is_withdrawn = True
+        self._request = Exists("/", None)
+
+
+class _WakeUp:
+    """kazoo's wake-up channel on an eventfd: one byte per queued request, as with its socket pair.
+
+    A socket pair holds only some 280 such bytes on Linux; then ``send`` blocks, and with it the event loop: for good,
+    if that happens while kazoo waits to reconnect.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # a descriptor closed by one thread may be another file's before the other writes
+        self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def send(self, data: bytes) -> int:
+        with self._lock:
+            os.eventfd_write(self._fd, len(data))
+        return len(data)
+
+    def recv(self, size: int) -> bytes:
+        with self._lock:
+            os.eventfd_read(self._fd)
+        return b"\0"
+
+    def close(self) -> None:
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = -1
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no type information
+    """kazoo's thread handler without three of its hazards; see the methods."""
+
+    def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> threading.Thread:
+        """Start a thread that ends quietly: kazoo gives up reconnecting by an uncaught ``InterruptedError``."""
+
+        def run() -> None:
+            try:
+                func(*args, **kwargs)
+            except InterruptedError:
+                return
+            except Exception as error:  # noqa: BLE001  # the boundary of a thread; the connection is restarted
+                _log.error("zookeeper connection thread failed", exc_info=error)
+
+        thread: threading.Thread = super().spawn(run)
+        return thread
+
+    def create_socket_pair(self) -> tuple[Any, Any]:
+        """See ``_WakeUp``; the socket pair remains where there is no eventfd."""
+        if not hasattr(os, "eventfd"):
+            pair: tuple[Any, Any] = super().create_socket_pair()
+            return pair
+        channel = _WakeUp()
+        return channel, channel
+
+    def create_connection(self, *args: Any, timeout: float = _TCP_CONNECT_TIMEOUT_S, **kwargs: Any) -> Any:
+        """See ``_TCP_CONNECT_TIMEOUT_S``."""
+        return super().create_connection(*args, timeout=min(timeout, _TCP_CONNECT_TIMEOUT_S), **kwargs)
+
+
+class KazooConnection:
+    """A session and its requests. Made on the loop that uses it; ``stop`` leaves no thread and no descriptor."""
+
+    def __init__(self, hosts: str, session_timeout_s: float, operation_timeout_s: float) -> None:
+        logging.getLogger("kazoo").setLevel(logging.WARNING)  # below, it prints requests with the data of nodes
+        self._loop = asyncio.get_running_loop()
+        self._timeout_s = operation_timeout_s
+        self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self.bridge = LoopBridge(self._loop)
+        self.tracker = SessionTracker(Session(SessionState.LOST, 0, 0))
+        handler = _Handler()
+        retry = KazooRetry(max_tries=-1, max_delay=_RECONNECT_DELAY_S_MAX, sleep_func=handler.sleep_func)
+        self._client = KazooClient(hosts, timeout=session_timeout_s, handler=handler, connection_retry=retry)
+        self._client.add_listener(self._listen)
+
+    async def start(self) -> None:
+        """Connect; returns with the first session. The caller gives it a deadline, and calls ``stop`` if it passes."""
+        self._client.start_async()
+        while not self.tracker.current.is_connected:
+            await self.tracker.wait_changed(self.tracker.current)
+
+    async def stop(self) -> None:
+        """End the session and every thread of it. Idempotent."""
+        if self.tracker.is_closed:
+            return
+        self.tracker.close()
+        try:
+            async with asyncio.timeout(_STOP_DEADLINE_S):
+                await self._in_thread(self._shut_down)
+        except TimeoutError:
+            _log.warning("zookeeper connection does not end", extra={"deadline_s": _STOP_DEADLINE_S})
+
+    async def get_data(self, path: str) -> Any:
+        """``(data, stat fields)`` of a node."""
+        return await self._call(GetData(path, None), f"read {path}")
+
+    async def get_children(self, path: str, watcher: Watcher | None = None) -> Any:
+        """``(names, stat fields)`` of a node."""
+        return await self._call(GetChildren2(path, watcher), f"list {path}")
+
+    async def exists(self, path: str, watcher: Watcher | None = None) -> Any:
+        """Stat fields of a node, or None."""
+        return await self._call(Exists(path, watcher), f"look for {path}")
+
+    async def sync(self, path: str) -> None:
+        """Bring the server up to date with its leader."""
+        await self._call(Sync(path), f"sync {path}")
+
+    async def create(self, path: str, data: bytes, *, is_ephemeral: bool, is_sequential: bool) -> Any:
+        """Path of the new node."""
+        flags = _EPHEMERAL_FLAG * is_ephemeral | _SEQUENTIAL_FLAG * is_sequential
+        return await self._write(Create(path, data, OPEN_ACL_UNSAFE, flags), f"create {path}")
+
+    async def set_data(self, path: str, data: bytes, version: int) -> Any:
+        """Stat fields of the changed node."""
+        return await self._write(SetData(path, data, version), f"change {path}")
+
+    async def delete(self, path: str, version: int) -> None:
+        """Delete a node."""
+        await self._write(Delete(path, version), f"delete {path}")
+
+    async def raw_read(self, opcode: int, body: bytes, decode: Decode, what: str) -> Any:
+        """Whatever ``decode`` makes of the reply to a read."""
+        return await self._call(RawRequest(opcode, body, decode), what)
+
+    async def raw_write(self, opcode: int, body: bytes, decode: Decode, what: str) -> Any:
+        """Whatever ``decode`` makes of the reply to a write."""
+        return await self._write(RawRequest(opcode, body, decode), what)
+
+    async def _write(self, request: _Request, what: str) -> Any:
+        write = _Write(self._client, request)
+        try:
+            return await self._call(write, what)
+        finally:
+            write.withdraw()  # for a caller that was cancelled; it changes nothing once the write was sent
+
+    async def _call(self, request: _Request, what: str) -> Any:
+        session = self.tracker.current
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                session = await self.tracker.ready()
+                async with self._slots:
+                    value, error = await self._exchange(request, session)
+        except TimeoutError as late:
+            raise _unanswered(request, what, f"no answer within {self._timeout_s:g} s") from late
+        if isinstance(request, _Write) and request.is_withdrawn:
+            raise StoreUnavailableError(f"{what}: session {session.session_id:#x} ended before it was sent")
+        if error is not None:
+            known = answer_error(getattr(error, "code", None), what)
+            raise known or _unanswered(request, what, f"the connection failed ({type(error).__name__})") from error
+        return value
+
+    async def _exchange(self, request: _Request, session: Session) -> tuple[Any, BaseException | None]:
+        if isinstance(request, _Write):
+            request.session_id = session.session_id
+        answer = Answer(self.bridge, self._loop)
+        self._client._call(request, answer)
+        return await answer.future
+
+    def _listen(self, state: str) -> None:
+        # In kazoo's thread. Through the bridge, so that the loop sees it in order with the answers.
+        self.bridge.push(self._on_state, state, self._client._session_id or 0, self._client.client_state)
+
+    def _on_state(self, state: str, session_id: int, keeper_state: str) -> None:
+        if self.tracker.is_closed:
+            return
+        known = self.tracker.current
+        session = Session(SessionState.SUSPENDED, known.epoch, known.session_id)
+        if state == KazooState.CONNECTED:
+            is_same = session_id == known.session_id and known.state is not SessionState.LOST
+            session = Session(SessionState.CONNECTED, known.epoch if is_same else known.epoch + 1, session_id)
+        elif state == KazooState.LOST:
+            session = Session(SessionState.LOST, known.epoch, known.session_id)
+            if keeper_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED):
+                guarded("restart of the zookeeper connection", self._restart())
+        self.tracker.update(session)
+        fields = {"state": session.state.value, "epoch": session.epoch, "session": f"{session.session_id:#x}"}
+        _log.info("zookeeper session changed", extra=fields)
+
+    async def _restart(self) -> None:
+        """Begin anew after kazoo's thread ended by itself, over a reply it could not take; it would stay dead."""
+        await asyncio.sleep(_RESTART_DELAY_S)
+        if not self.tracker.is_closed:
+            await self._in_thread(self._shut_down)
+        if not self.tracker.is_closed:
+            self._client.start_async()
+
+    def _shut_down(self) -> None:
+        try:
+            self._client.stop()
+        finally:
+            self._client._queue.clear()  # a close request that was not sent would end the next session
+            self._client.close()
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        """Run blocking ``work`` in a thread of its own, which has ended when this returns."""
+        answer = Answer(self.bridge, self._loop)
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001  # the boundary of a thread; it is raised on the loop
+                answer.set_exception(error)
+            else:
+                answer.set()
+
+        thread = threading.Thread(target=run, name="zookeeper-stop", daemon=True)
+        thread.start()
+        _, error = await answer.future
+        thread.join()
+        if error is not None:
+            _log.warning("zookeeper connection ended badly", exc_info=error)
+
+
+def _unanswered(request: _Request, what: str, why: str) -> StoreUnavailableError | WriteOutcomeUnknownError:
+    if isinstance(request, _Write) and not request.withdraw():
+        return WriteOutcomeUnknownError(f"{what}: {why} after it was sent; it may have been carried out: read it again")
+    return StoreUnavailableError(f"{what}: {why}")

@@ -1,0 +1,83 @@
+"""Listing the ledgers of a cluster: which nodes hold ledgers, and which ledgers they hold (formats section 1.7).
+
+A node that vanishes while listing was empty by then, and counts as empty. A root that is not there is an error: a
+listing that came out empty for the wrong reason makes live ledgers look deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from bookie.metadata.cluster import Cluster, NotAClusterError
+from bookie.metadata.layout import LayoutKind, inner_names, ledger_ids_under, top_names
+from bookie.metadata.port import MetadataStore, NoNodeError
+from bookie.model.ids import LedgerId
+
+_PARENTS_PER_STEP: Final = 64
+"""Leaf parents listed at a time by ``ids``: up to 640,000 ids in memory."""
+
+
+class LedgerTree:
+    """The tree of ledgers below one cluster's root."""
+
+    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+        self._store = store
+        self._root = cluster.root
+        self._kind = cluster.kind
+
+    async def leaf_parents(self) -> list[tuple[str, int]]:
+        """Paths of the nodes that directly hold ledgers, in tree order, with the number of their children.
+
+        Raises:
+            NotAClusterError: the root does not exist.
+            StoreUnavailableError: no answer.
+        """
+        await self._store.sync(self._root)  # the server asked may lag behind; from here on it is current
+        try:
+            listing = await self._store.children(self._root)
+        except NoNodeError as error:
+            raise NotAClusterError(f"no cluster at {self._root}: nothing is there") from error
+        if self._kind is LayoutKind.FLAT:
+            return [(self._root, len(ledger_ids_under(self._kind, self._root, self._root, listing.names)))]
+        short, long = top_names(self._kind, listing.names)
+        parents = await self._descend([f"{self._root}/{name}" for name in short], 1)
+        parents += await self._descend([f"{self._root}/{name}" for name in long], 3)
+        nodes = await self._store.get_many(parents)
+        counts = [0 if node is None else node.stat.children_count for node in nodes]
+        return [(parent, count) for parent, count in zip(parents, counts, strict=True) if count]
+
+    async def ids_under_many(self, parents: Sequence[str]) -> list[list[LedgerId]]:
+        """Ids directly under each of the leaf parents, ascending; none for a parent that has vanished.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        listings = await self._store.children_many(parents)
+        return [
+            [] if listing is None else ledger_ids_under(self._kind, self._root, parent, listing.names)
+            for parent, listing in zip(parents, listings, strict=True)
+        ]
+
+    async def ids(self) -> AsyncIterator[LedgerId]:
+        """Every ledger id in tree order, listed step by step.
+
+        Raises:
+            NotAClusterError, StoreUnavailableError: see ``leaf_parents``.
+        """
+        parents = [parent for parent, _ in await self.leaf_parents()]
+        for start in range(0, len(parents), _PARENTS_PER_STEP):
+            for ids in await self.ids_under_many(parents[start : start + _PARENTS_PER_STEP]):
+                for ledger_id in ids:
+                    yield ledger_id
+
+    async def _descend(self, paths: list[str], levels: int) -> list[str]:
+        for _ in range(levels):
+            listings = await self._store.children_many(paths)
+            paths = [
+                f"{path}/{name}"
+                for path, listing in zip(paths, listings, strict=True)
+                if listing is not None
+                for name in inner_names(listing.names)
+            ]
+        return paths

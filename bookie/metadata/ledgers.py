@@ -1,0 +1,314 @@
+"""Ledger metadata on the store: create, read, change by compare-and-set, delete and list (formats sections 1.7, 1.8).
+
+Every change names the version that it was decided on (S4). An answer that was lost is settled by reading: the creator
+token tells our own create from somebody else's, and "next version with exactly our bytes" our own write (R32).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.fan_out import all_or_first_error
+from bookie.metadata.id_generation import IdGenerator
+from bookie.metadata.layout import LayoutKind, ledger_path, parents_of
+from bookie.metadata.ledger_tree import LedgerTree
+from bookie.metadata.nodes import (
+    WRITE_ATTEMPTS_MAX,
+    batches,
+    create_missing,
+    create_with_parents,
+    parent_of,
+    prune,
+    reread,
+)
+from bookie.metadata.port import (
+    BadVersionError,
+    Create,
+    MetadataStore,
+    MultiFailedError,
+    Node,
+    NodeExistsError,
+    NoNodeError,
+    Operation,
+    StoreUnavailableError,
+    WriteOutcomeUnknownError,
+)
+from bookie.metadata.serde import UnreadableMetadataError, decode, encode
+from bookie.model.errors import ConflictError, PermanentError
+from bookie.model.ids import LedgerId
+from bookie.model.metadata import LedgerMetadata
+
+_CTOKEN_END: Final = (1 << 63) - 1
+_CTOKEN_FORMAT: Final = 3
+_CREATE_BATCHES_IN_FLIGHT: Final = 4
+
+
+class NoSuchLedgerError(ConflictError):
+    """The ledger has no metadata (it was deleted, or never created)."""
+
+
+class LedgerExistsError(ConflictError):
+    """Another ledger has this id."""
+
+
+class MetadataConflictError(ConflictError):
+    """The metadata has another version than the one that the change was decided on."""
+
+
+class ReadOnlyLayoutError(PermanentError):
+    """The cluster has the flat layout, in which no new ledgers are created."""
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    """Metadata with the version of the node it was read from (or written to)."""
+
+    ledger_id: LedgerId
+    metadata: LedgerMetadata
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A ledger whose metadata bytes cannot be read: a finding, never the end of a scan."""
+
+    ledger_id: LedgerId
+    reason: str
+
+
+class LedgerStore:
+    """The ledgers of one cluster."""
+
+    def __init__(self, store: MetadataStore, cluster: Cluster, rng: random.Random) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._rng = rng
+        self._generator = IdGenerator(store, cluster)
+        self._tree = LedgerTree(store, cluster)
+
+    def path(self, ledger_id: LedgerId) -> str:
+        """Path of a ledger's node."""
+        return ledger_path(self._cluster.kind, self._cluster.root, ledger_id)
+
+    async def new_id(self) -> LedgerId:
+        """Return an id that was never given before.
+
+        Raises:
+            ReadOnlyLayoutError: the cluster has the flat layout.
+            IdsExhaustedError: there is none left.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; at worst a number is lost.
+        """
+        self._check_creatable()
+        return await self._generator.next_id()
+
+    async def create(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> Versioned:
+        """Create a ledger's metadata, with a creator token where its format has one.
+
+        Raises:
+            LedgerExistsError: another ledger has this id.
+            ReadOnlyLayoutError: the cluster has the flat layout.
+            UnwritableMetadataError: its format cannot hold it.
+            WriteOutcomeUnknownError: the answer was lost, and what is there cannot be told from ours.
+            StoreUnavailableError: no answer; nothing was changed.
+        """
+        self._check_creatable()
+        metadata = self._with_token(metadata)
+        path, data = self.path(ledger_id), encode(metadata)
+        is_unknown = False
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            try:
+                await create_with_parents(self._store, path, data, self._cluster.root)
+                return Versioned(ledger_id, metadata, 0)
+            except NodeExistsError as error:
+                if not is_unknown:
+                    raise LedgerExistsError(f"ledger {ledger_id} exists already") from error
+            except WriteOutcomeUnknownError:
+                is_unknown = True
+            node = await reread(self._store, path)
+            if node is None:
+                continue
+            if node.data != data:
+                raise LedgerExistsError(f"ledger {ledger_id} exists already")
+            if metadata.format_version == _CTOKEN_FORMAT:
+                return Versioned(ledger_id, metadata, node.stat.version)
+            break  # equal bytes without a token may be somebody else's
+        raise WriteOutcomeUnknownError(f"creating ledger {ledger_id}: the answer was lost; read it")
+
+    async def create_many(self, ledgers: Sequence[tuple[LedgerId, LedgerMetadata]]) -> None:
+        """Create many ledgers with few requests, for benchmarks and tests. Not one transaction.
+
+        Raises:
+            LedgerExistsError: one of the ids is taken; those before it may have been created.
+            ReadOnlyLayoutError, UnwritableMetadataError, WriteOutcomeUnknownError, StoreUnavailableError: see
+                ``create``.
+        """
+        self._check_creatable()
+        creates: list[Operation] = [Create(self.path(key), encode(self._with_token(value))) for key, value in ledgers]
+        parents = dict.fromkeys(parent_of(create.path) for create in creates)
+        await create_missing(self._store, list(parents), self._cluster.root)
+        slots = asyncio.Semaphore(_CREATE_BATCHES_IN_FLIGHT)
+
+        async def create(batch: list[Operation]) -> None:
+            async with slots:
+                await self._create_batch(batch)
+
+        await all_or_first_error(create(batch) for batch in batches(creates))
+
+    async def read(self, ledger_id: LedgerId) -> Versioned:
+        """Read one ledger.
+
+        Raises:
+            NoSuchLedgerError: it does not exist.
+            UnreadableMetadataError: its bytes cannot be read.
+            StoreUnavailableError: no answer.
+        """
+        try:
+            node = await self._store.get(self.path(ledger_id))
+        except NoNodeError as error:
+            raise NoSuchLedgerError(f"ledger {ledger_id} does not exist") from error
+        return Versioned(ledger_id, decode(node.data), node.stat.version)
+
+    async def read_many(self, ids: Sequence[LedgerId]) -> list[Versioned | Unreadable | None]:
+        """Read many ledgers; None where there is no such ledger. Not one point in time.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        nodes = await self._store.get_many([self.path(ledger_id) for ledger_id in ids])
+        return [_versioned(ledger_id, node) for ledger_id, node in zip(ids, nodes, strict=True)]
+
+    async def read_many_metadata(self, ids: Sequence[LedgerId]) -> list[LedgerMetadata | Unreadable | None]:
+        """As ``read_many`` without versions, at less cost: for scans.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        found = await self._store.get_many_data([self.path(ledger_id) for ledger_id in ids])
+        return [_decoded(ledger_id, data) for ledger_id, data in zip(ids, found, strict=True)]
+
+    async def write(self, ledger_id: LedgerId, metadata: LedgerMetadata, version: int) -> Versioned:
+        """Replace a ledger's metadata if its version is still ``version``. Any rewrite clears the creator token.
+
+        Raises:
+            MetadataConflictError: it has another version; read it and decide again.
+            NoSuchLedgerError: it does not exist (any more); it is never created again here (R18).
+            UnwritableMetadataError: its format cannot hold it.
+            WriteOutcomeUnknownError: the answer was lost and the ledger cannot be read.
+            StoreUnavailableError: no answer; nothing was changed.
+        """
+        metadata = replace(metadata, ctoken=0 if metadata.format_version == _CTOKEN_FORMAT else None)
+        path, data = self.path(ledger_id), encode(metadata)
+        is_unknown = False
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            try:
+                stat = await self._store.set(path, data, version)
+                return Versioned(ledger_id, metadata, stat.version)
+            except NoNodeError as error:
+                raise NoSuchLedgerError(f"ledger {ledger_id} does not exist") from error
+            except BadVersionError as error:
+                if not is_unknown:
+                    raise MetadataConflictError(f"ledger {ledger_id} has changed since version {version}") from error
+            except WriteOutcomeUnknownError:
+                is_unknown = True
+            node = await reread(self._store, path)
+            if node is None:
+                raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")
+            if node.stat.version == version + 1 and node.data == data:
+                return Versioned(ledger_id, metadata, version + 1)
+            if node.stat.version != version:
+                raise MetadataConflictError(f"ledger {ledger_id} has changed since version {version}")
+        raise WriteOutcomeUnknownError(f"changing ledger {ledger_id} at version {version}: every answer was lost")
+
+    async def delete(self, ledger_id: LedgerId) -> None:
+        """Delete a ledger's metadata, whatever its version, and the parents that become empty. Idempotent.
+
+        Raises:
+            WriteOutcomeUnknownError: the answer was lost and the ledger cannot be read.
+            StoreUnavailableError: no answer; nothing was changed.
+        """
+        path = self.path(ledger_id)
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            try:
+                await self._store.delete(path)
+                break
+            except NoNodeError:
+                break
+            except WriteOutcomeUnknownError:
+                if await reread(self._store, path) is None:
+                    break
+        else:
+            raise WriteOutcomeUnknownError(f"deleting ledger {ledger_id}: every answer was lost; read it")
+        await prune(self._store, parents_of(path, self._cluster.root))
+
+    async def leaf_parents(self) -> list[tuple[str, int]]:
+        """Paths of the nodes that directly hold ledgers, with the number of their children; see ``LedgerTree``."""
+        return await self._tree.leaf_parents()
+
+    async def ids_under(self, parent: str) -> list[LedgerId]:
+        """Ids directly under a leaf parent, ascending; none where it has vanished."""
+        return (await self._tree.ids_under_many([parent]))[0]
+
+    async def ids_under_many(self, parents: Sequence[str]) -> list[list[LedgerId]]:
+        """Ids directly under each of the leaf parents, in few requests."""
+        return await self._tree.ids_under_many(parents)
+
+    def ids(self) -> AsyncIterator[LedgerId]:
+        """Every ledger id: those of the short tree, then those of the long one, each ascending."""
+        return self._tree.ids()
+
+    async def _create_batch(self, batch: list[Operation]) -> None:
+        expected = {create.path: create.data for create in batch if isinstance(create, Create)}
+        is_unknown = False
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            try:
+                await self._store.multi(batch)
+                return
+            except MultiFailedError as error:
+                if not isinstance(error.cause, NodeExistsError):
+                    raise
+                if not is_unknown:
+                    raise LedgerExistsError(f"{batch[error.index].path} exists already") from error
+            except WriteOutcomeUnknownError:
+                is_unknown = True
+            if await self._is_there(expected):
+                return
+        raise WriteOutcomeUnknownError(f"creating {len(batch)} ledgers: every answer was lost; read them")
+
+    async def _is_there(self, expected: dict[str, bytes]) -> bool:
+        try:
+            await self._store.sync(self._cluster.root)
+            return await self._store.get_many_data(list(expected)) == list(expected.values())
+        except StoreUnavailableError as error:
+            raise WriteOutcomeUnknownError(
+                f"{len(expected)} ledgers were created with an unknown outcome and cannot be read"
+            ) from error
+
+    def _with_token(self, metadata: LedgerMetadata) -> LedgerMetadata:
+        if metadata.format_version != _CTOKEN_FORMAT:
+            return metadata
+        return replace(metadata, ctoken=self._rng.randrange(_CTOKEN_END))
+
+    def _check_creatable(self) -> None:
+        if self._cluster.kind is LayoutKind.FLAT:
+            raise ReadOnlyLayoutError(f"the cluster at {self._cluster.root} has the flat layout: no new ledgers there")
+
+
+def _versioned(ledger_id: LedgerId, node: Node | None) -> Versioned | Unreadable | None:
+    decoded = _decoded(ledger_id, None if node is None else node.data)
+    if node is None or decoded is None or isinstance(decoded, Unreadable):
+        return decoded if isinstance(decoded, Unreadable) else None
+    return Versioned(ledger_id, decoded, node.stat.version)
+
+
+def _decoded(ledger_id: LedgerId, data: bytes | None) -> LedgerMetadata | Unreadable | None:
+    if data is None:
+        return None
+    try:
+        return decode(data)
+    except UnreadableMetadataError as error:
+        return Unreadable(ledger_id, str(error))

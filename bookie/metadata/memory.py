@@ -1,0 +1,250 @@
+"""In-memory twin of the metadata store: same rules, no threads, no time of its own.
+
+It runs under a virtual-time loop. A request gives way once before it takes effect and once before it is answered, so
+that requests interleave; a fault hook may delay it, refuse it, or lose its answer after it took effect. What it does
+not model: a server that lags behind (reads are always current), and limits of a real network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from bookie.metadata.memory_cell import MemoryCell
+from bookie.metadata.port import (
+    ANY_VERSION,
+    Children,
+    MetadataStore,
+    Node,
+    NoNodeError,
+    Operation,
+    Session,
+    SessionState,
+    Stat,
+    StoreUnavailableError,
+    WriteOutcomeUnknownError,
+)
+from bookie.metadata.request_limits import check_data, check_multi, check_path
+from bookie.metadata.session import SessionTracker, waiting_for
+
+__all__ = ["Fault", "FaultHook", "MemoryCell", "MemoryStore"]
+
+T = TypeVar("T")
+
+
+class Fault(enum.Enum):
+    """What may go wrong with a request."""
+
+    FAIL_BEFORE = "fail_before"
+    """It is not carried out, and the client knows."""
+    LOSE_ANSWER = "lose_answer"
+    """It is carried out, and the client does not learn of it."""
+
+
+class FaultHook(Protocol):
+    """Asked before each request; it may wait (that is the request's latency) and may name a fault.
+
+    ``operation`` is the name of the port's method, ``path`` the first path of the request.
+    """
+
+    def __call__(self, operation: str, path: str) -> Awaitable[Fault | None]:
+        """Return the fault of this request, or None."""
+        ...
+
+
+class MemoryStore(MetadataStore):
+    """One session on a ``MemoryCell``. ``suspend``, ``resume`` and ``expire`` stand for the network and the server."""
+
+    def __init__(
+        self, cell: MemoryCell, *, fault_hook: FaultHook | None = None, operation_timeout_s: float = 30.0
+    ) -> None:
+        self.cell = cell
+        self.fault_hook = fault_hook
+        self._timeout_s = operation_timeout_s
+        self._tracker = SessionTracker(Session(SessionState.CONNECTED, 1, cell.open_session()))
+
+    def suspend(self) -> None:
+        """Interrupt the connection; the session lives on."""
+        self._become(SessionState.SUSPENDED)
+
+    def expire(self) -> None:
+        """End the session, as the server does when it heard nothing for too long. ``resume`` begins the next one."""
+        self.cell.close_session(self.session.session_id)
+        self._become(SessionState.LOST)
+
+    def resume(self) -> None:
+        """Connect again: in the same session, or in a new one where that is over."""
+        if self._tracker.is_closed:
+            return
+        if self.session.state is SessionState.LOST:
+            session = Session(SessionState.CONNECTED, self.session.epoch + 1, self.cell.open_session())
+            self._tracker.update(session)
+        else:
+            self._become(SessionState.CONNECTED)
+
+    async def get(self, path: str) -> Node:
+        """See ``MetadataStore``."""
+        check_path(path)
+        return await self._read("get", path, lambda: self.cell.get(path))
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        """See ``MetadataStore``."""
+        return await self._read("get_many", _first(paths), lambda: [_or_none(self.cell.get, path) for path in paths])
+
+    async def get_many_data(self, paths: Sequence[str]) -> list[bytes | None]:
+        """See ``MetadataStore``."""
+        nodes = await self.get_many(paths)
+        return [None if node is None else node.data for node in nodes]
+
+    async def stat(self, path: str) -> Stat | None:
+        """See ``MetadataStore``."""
+        check_path(path)
+        return await self._read("stat", path, lambda: self.cell.stat(path))
+
+    async def children(self, path: str) -> Children:
+        """See ``MetadataStore``."""
+        check_path(path)
+        return await self._read("children", path, lambda: self.cell.children(path))
+
+    async def children_many(self, paths: Sequence[str]) -> list[Children | None]:
+        """See ``MetadataStore``."""
+
+        def listings() -> list[Children | None]:
+            found = [_or_none(self.cell.children, path) for path in paths]
+            return [None if listing is None else Children(listing.names, -1) for listing in found]
+
+        return await self._read("children_many", _first(paths), listings)
+
+    async def create(
+        self, path: str, data: bytes = b"", *, is_ephemeral: bool = False, is_sequential: bool = False
+    ) -> str:
+        """See ``MetadataStore``."""
+        check_path(path)
+        check_data(path, data)
+
+        def create(session_id: int) -> str:
+            return self.cell.create(session_id, path, data, is_ephemeral=is_ephemeral, is_sequential=is_sequential)
+
+        return await self._write("create", path, create)
+
+    async def set(self, path: str, data: bytes, version: int) -> Stat:
+        """See ``MetadataStore``."""
+        check_path(path)
+        check_data(path, data)
+        return await self._write("set", path, lambda _: self.cell.set(path, data, version))
+
+    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
+        """See ``MetadataStore``."""
+        check_path(path)
+        await self._write("delete", path, lambda _: self.cell.delete(path, version))
+
+    async def multi(self, operations: Sequence[Operation]) -> None:
+        """See ``MetadataStore``."""
+        check_multi(operations)
+        if operations:
+            path = operations[0].path
+            await self._write("multi", path, lambda session_id: self.cell.multi(session_id, operations))
+
+    async def sync(self, path: str) -> None:
+        """See ``MetadataStore``."""
+        check_path(path)
+        await self._read("sync", path, lambda: None)
+
+    async def wait_children_changed(self, path: str, seen: Children) -> None:
+        """See ``MetadataStore``."""
+
+        def is_changed() -> bool:
+            try:
+                return self.cell.children(path).version != seen.version
+            except NoNodeError:
+                return True
+
+        check_path(path)
+        await self._wait_until(path, is_changed)
+
+    async def wait_node_changed(self, path: str, seen: Stat | None) -> None:
+        """See ``MetadataStore``."""
+
+        def is_changed() -> bool:
+            now = self.cell.stat(path)
+            if now is None or seen is None:
+                return now is not seen
+            return (now.czxid, now.mzxid) != (seen.czxid, seen.mzxid)
+
+        check_path(path)
+        await self._wait_until(path, is_changed)
+
+    @property
+    def session(self) -> Session:
+        """See ``MetadataStore``."""
+        return self._tracker.current
+
+    async def wait_session_changed(self, seen: Session) -> Session:
+        """See ``MetadataStore``."""
+        return await self._tracker.wait_changed(seen)
+
+    async def close(self) -> None:
+        """See ``MetadataStore``."""
+        self.cell.close_session(self.session.session_id)
+        self._tracker.close()
+
+    def _become(self, state: SessionState) -> None:
+        if not self._tracker.is_closed and self.session.state is not SessionState.LOST:
+            self._tracker.update(Session(state, self.session.epoch, self.session.session_id))
+
+    async def _read(self, operation: str, path: str, action: Callable[[], T]) -> T:
+        return await self._request(operation, path, lambda _: action(), StoreUnavailableError)
+
+    async def _write(self, operation: str, path: str, action: Callable[[int], T]) -> T:
+        return await self._request(operation, path, action, WriteOutcomeUnknownError)
+
+    async def _request(
+        self, operation: str, path: str, action: Callable[[int], T], lost: Callable[[str], Exception]
+    ) -> T:
+        session = await self._sendable(operation, path)
+        fault = await self._fault(operation, path)
+        while not self.session.is_connected or self.session != session:
+            self._tracker.ensure(session)
+            session = await self._sendable(operation, path)
+        if fault is Fault.FAIL_BEFORE:
+            raise StoreUnavailableError(f"{operation} {path}: not sent (injected)")
+        result = action(session.session_id)
+        await asyncio.sleep(0)
+        if fault is Fault.LOSE_ANSWER or self.session != session:
+            raise lost(f"{operation} {path}: answer lost")
+        return result
+
+    async def _fault(self, operation: str, path: str) -> Fault | None:
+        if self.fault_hook is None:
+            await asyncio.sleep(0)
+            return None
+        return await self.fault_hook(operation, path)
+
+    async def _sendable(self, operation: str, path: str) -> Session:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._tracker.ready()
+        except TimeoutError as error:
+            raise StoreUnavailableError(f"{operation} {path}: not connected for {self._timeout_s:g} s") from error
+
+    async def _wait_until(self, path: str, is_changed: Callable[[], bool]) -> None:
+        session = await self._tracker.ready()
+        while True:
+            with waiting_for(self.cell.signal(path), self._tracker.changed) as waiter:
+                if self.session.is_connected and is_changed():
+                    return
+                await waiter
+            self._tracker.ensure(session)
+
+
+def _or_none(read: Callable[[str], T], path: str) -> T | None:
+    try:
+        return read(path)
+    except NoNodeError:
+        return None
+
+
+def _first(paths: Sequence[str]) -> str:
+    return paths[0] if paths else "/"

@@ -1,0 +1,94 @@
+"""Many reads in few requests: ZooKeeper's ``multiRead`` (3.6 and later), several in flight, sized by what comes back.
+
+Nothing limits the size of a server's reply, so the number of paths per request follows the observed average and keeps
+the expected reply small; a first request is small for the same reason. Results are not one point in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from bookie.metadata.fan_out import all_or_first_error
+from bookie.metadata.jute import (
+    OP_GET_CHILDREN,
+    OP_GET_DATA,
+    OnError,
+    multi_read_request,
+    read_children,
+    read_data,
+    read_nodes,
+)
+from bookie.metadata.port import Children, Node, StoreUnavailableError
+from bookie.metadata.zookeeper_errors import answer_error
+
+PATHS_PER_REQUEST_MAX: Final = 500
+REQUESTS_IN_FLIGHT: Final = 8
+REPLY_BYTES_AIM: Final = 512 * 1024
+_FIRST_ESTIMATE_BYTES: Final = 8 * 1024
+"""Per path, before anything was seen: 64 paths in the first request."""
+_ESTIMATE_WEIGHT: Final = 0.5
+"""Of the newest reply in the running average: neighbours in a scan are alike, so it may move fast."""
+
+T = TypeVar("T")
+Decode = Callable[[bytes, int, OnError], list[T]]
+Send = Callable[[bytes], Awaitable[bytes]]
+
+
+class BulkReader:
+    """Splits long lists of paths into requests. ``send`` carries one request body and returns the reply's body."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
+        self._estimates = {OP_GET_DATA: float(_FIRST_ESTIMATE_BYTES), OP_GET_CHILDREN: float(_FIRST_ESTIMATE_BYTES)}
+
+    async def nodes(self, paths: Sequence[str]) -> list[Node | None]:
+        """See ``MetadataStore.get_many``."""
+        return await self._read(OP_GET_DATA, paths, read_nodes)
+
+    async def data(self, paths: Sequence[str]) -> list[bytes | None]:
+        """See ``MetadataStore.get_many_data``."""
+        return await self._read(OP_GET_DATA, paths, read_data)
+
+    async def children(self, paths: Sequence[str]) -> list[Children | None]:
+        """See ``MetadataStore.children_many``."""
+        return await self._read(OP_GET_CHILDREN, paths, read_children)
+
+    async def _read(self, opcode: int, paths: Sequence[str], decode: Decode[T | None]) -> list[T | None]:
+        result: list[T | None] = [None] * len(paths)
+        start = 0
+
+        async def work() -> None:
+            nonlocal start
+            while start < len(paths):
+                async with self._slots:  # while waiting for it, others may have taken all that was left
+                    first, start = start, min(start + self._paths_per_request(opcode), len(paths))
+                    if part := paths[first:start]:
+                        result[first : first + len(part)] = await self._request(opcode, part, decode)
+
+        if paths:
+            # The first request tells how large the others may be, and whether the server knows the operation at all.
+            start = min(self._paths_per_request(opcode), len(paths))
+            result[:start] = await self._request(opcode, paths[:start], decode)
+            await all_or_first_error(work() for _ in range(min(REQUESTS_IN_FLIGHT, len(paths) - start)))
+        return result
+
+    def _paths_per_request(self, opcode: int) -> int:
+        return max(1, min(PATHS_PER_REQUEST_MAX, int(REPLY_BYTES_AIM / self._estimates[opcode])))
+
+    async def _request(self, opcode: int, paths: Sequence[str], decode: Decode[T | None]) -> list[T | None]:
+        def fail(index: int, code: int) -> None:
+            raise answer_error(code, f"cannot read {paths[index]}") or StoreUnavailableError(
+                f"no answer for {paths[index]} in a bulk read (code {code})"
+            )
+
+        reply = await self._send(multi_read_request(opcode, paths))
+        size = len(reply) / len(paths)
+        self._estimates[opcode] += (max(size, 1.0) - self._estimates[opcode]) * _ESTIMATE_WEIGHT
+        try:
+            return decode(reply, len(paths), fail)
+        except (struct.error, ValueError, IndexError) as error:
+            raise StoreUnavailableError(f"the reply to a bulk read of {len(paths)} paths is malformed") from error

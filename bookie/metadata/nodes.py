@@ -1,0 +1,162 @@
+"""Small steps that several parts of the metadata share: missing parents, lost answers, empty parents.
+
+A lost answer is always settled by reading, behind a ``sync`` so that the server asked has seen the write if it
+happened. While that cannot be read, the outcome stays unknown: it never turns into "nothing was changed".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from bookie.metadata.port import (
+    MULTI_OPS_MAX,
+    NODE_DATA_MAX,
+    AccessDeniedError,
+    Create,
+    Delete,
+    MetadataStore,
+    MultiFailedError,
+    Node,
+    NodeExistsError,
+    NoNodeError,
+    Operation,
+    StoreUnavailableError,
+    WriteOutcomeUnknownError,
+)
+from bookie.metadata.request_limits import operation_size
+
+_log = logging.getLogger(__name__)
+
+WRITE_ATTEMPTS_MAX: Final = 5
+"""Of one change whose answer was lost or whose parents vanished. Each attempt decides from fresh data, and five lost
+answers in a row are an outage for the caller to deal with."""
+
+
+def parent_of(path: str) -> str:
+    """The parent's path, ``/`` for a node at the top."""
+    return path.rpartition("/")[0] or "/"
+
+
+async def ensure_path(store: MetadataStore, path: str, root: str = "/") -> None:
+    """Create the persistent, empty node ``path`` and whatever is missing between it and ``root``. Idempotent.
+
+    Raises:
+        NoNodeError: ``root`` itself does not exist, or the parents are being deleted as fast as they are made.
+        StoreUnavailableError, WriteOutcomeUnknownError: see ``MetadataStore.create``.
+    """
+    if path == root:
+        if await store.stat(root) is None:
+            raise NoNodeError(f"{root} does not exist")
+        return
+    error: Exception | None = None
+    for _ in range(WRITE_ATTEMPTS_MAX):
+        try:
+            await store.create(path)
+        except NodeExistsError:
+            return
+        except NoNodeError as missing:
+            error = missing
+            await ensure_path(store, parent_of(path), root)
+        except WriteOutcomeUnknownError as unknown:
+            error = unknown
+        else:
+            return
+    assert error is not None
+    raise error
+
+
+async def create_with_parents(
+    store: MetadataStore, path: str, data: bytes, root: str, *, is_ephemeral: bool = False
+) -> None:
+    """Create a node, and its parents below ``root`` where they are missing.
+
+    Raises:
+        NodeExistsError: it exists.
+        NoNodeError: ``root`` does not exist.
+        StoreUnavailableError, WriteOutcomeUnknownError: see ``MetadataStore.create``.
+    """
+    for _ in range(WRITE_ATTEMPTS_MAX):
+        try:
+            await store.create(path, data, is_ephemeral=is_ephemeral)
+        except NoNodeError:
+            await ensure_path(store, parent_of(path), root)
+        else:
+            return
+    raise NoNodeError(f"create {path}: its parents are being deleted as fast as they are made")
+
+
+async def reread(store: MetadataStore, path: str) -> Node | None:
+    """What a node is after a write of it with an unknown outcome; None where it does not exist.
+
+    Raises:
+        WriteOutcomeUnknownError: it cannot be read either.
+    """
+    try:
+        await store.sync(path)
+        return await store.get(path)
+    except NoNodeError:
+        return None
+    except StoreUnavailableError as error:
+        raise WriteOutcomeUnknownError(f"{path} was written with an unknown outcome and cannot be read") from error
+
+
+async def prune(store: MetadataStore, parents: Sequence[str]) -> None:
+    """Delete those of ``parents`` (nearest first) that are empty, up to the first that is not. Best effort.
+
+    Each at the version just read, so that a parent made anew meanwhile is left to its maker; whoever creates a node
+    below a parent that vanishes under him creates the parent again.
+    """
+    try:
+        while parents and (empty := await _empty_prefix(store, parents)):
+            if deletes := [delete for delete in empty if delete is not None]:
+                await store.multi(deletes)
+            # The next one is looked at again: two who prune at once each see the other's node before it goes.
+            parents = parents[len(empty) :]
+    except (MultiFailedError, AccessDeniedError, StoreUnavailableError, WriteOutcomeUnknownError) as error:
+        _log.info("empty parents are left behind", extra={"path": parents[0], "error": str(error)})
+
+
+async def _empty_prefix(store: MetadataStore, parents: Sequence[str]) -> list[Delete | None]:
+    """Deletes of the parents that are empty once the nearer ones are gone; None for one that is gone already."""
+    empty: list[Delete | None] = []
+    for parent, node in zip(parents, await store.get_many(parents), strict=True):
+        going = 1 if empty and empty[-1] is not None else 0
+        if node is not None and node.stat.children_count > going:
+            break
+        empty.append(None if node is None else Delete(parent, node.stat.version))
+    return empty
+
+
+async def create_missing(store: MetadataStore, paths: Sequence[str], root: str) -> None:
+    """Create many persistent, empty nodes and their parents below ``root``, in few requests. Idempotent."""
+    wanted = dict.fromkeys(paths)
+    for path in paths:
+        while (path := parent_of(path)) not in wanted and len(path) > len(root):
+            wanted[path] = None
+    by_depth: dict[int, list[str]] = {}
+    for path in wanted:
+        by_depth.setdefault(path.count("/"), []).append(path)
+    for depth in sorted(by_depth):
+        found = await store.get_many_data(by_depth[depth])
+        missing = [path for path, data in zip(by_depth[depth], found, strict=True) if data is None]
+        for batch in batches([Create(path) for path in missing]):
+            try:
+                await store.multi(batch)
+            except (MultiFailedError, WriteOutcomeUnknownError):  # somebody else creates or deletes here
+                for operation in batch:
+                    await ensure_path(store, operation.path, root)
+
+
+def batches(operations: Sequence[Operation]) -> list[list[Operation]]:
+    """``operations`` in order, cut so that each part fits into one ``multi``."""
+    parts: list[list[Operation]] = []
+    size = 0
+    for operation in operations:
+        size += operation_size(operation)
+        if not parts or len(parts[-1]) == MULTI_OPS_MAX or size > NODE_DATA_MAX:
+            parts.append([])
+            size = operation_size(operation)
+        parts[-1].append(operation)
+    return parts

@@ -1,0 +1,320 @@
+"""The metadata store port: a small tree of versioned nodes with sessions, in our own words.
+
+Semantics are ZooKeeper's: linearizable writes, possibly stale reads (``sync`` first where that matters), ephemeral
+nodes that live as long as the session, versions that restart at 0 when a node is created again. The adapter over
+kazoo and the in-memory twin pass one contract suite, which asserts every error named here.
+
+Paths are absolute, without a trailing slash. Besides what each method names, any of them raises
+``RequestRefusedError`` for a malformed path, and each write raises ``AccessDeniedError`` where the node (or, for a
+create or delete, its parent) does not allow it.
+
+A request made while the connection is interrupted waits for it, within the store's deadline. A request never crosses
+into another session: once its own is lost, it fails.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
+
+ANY_VERSION: Final = -1
+NODE_DATA_MAX: Final = 1_000_000
+"""Largest node data, and largest ``multi`` in all, in bytes: a server closes the connection of a larger request than
+its ``jute.maxbuffer``, by default 1 MiB."""
+OPERATION_OVERHEAD: Final = 64
+"""Bytes that an operation of a ``multi`` counts besides its path and data."""
+MULTI_OPS_MAX: Final = 500
+"""Largest number of operations in one ``multi``; keeps a request of ledger creates far below ``jute.maxbuffer``."""
+
+
+class NoNodeError(ConflictError):
+    """The node (or, for a create, its parent) does not exist."""
+
+
+class NodeExistsError(ConflictError):
+    """The node to create exists already."""
+
+
+class BadVersionError(ConflictError):
+    """The node's version is not the expected one."""
+
+
+class NotEmptyError(ConflictError):
+    """The node to delete has children."""
+
+
+class EphemeralParentError(PermanentError):
+    """The parent of the node to create is ephemeral and cannot have children."""
+
+
+class AccessDeniedError(PermanentError):
+    """The session's identity may not do this to the node."""
+
+
+class RequestRefusedError(PermanentError):
+    """The store refused the request for a reason that no other error names: a malformed path, a quota."""
+
+
+class NodeTooLargeError(PermanentError):
+    """The data exceeds ``NODE_DATA_MAX``, or a request would; refused before it was sent."""
+
+
+class StoreUnavailableError(TransientError):
+    """No answer from the store, and nothing was changed: a read failed, or a write was surely not sent."""
+
+
+class WriteOutcomeUnknownError(OutcomeUnknownError):
+    """A write was sent and its answer lost. Read the node before any further step."""
+
+
+class MultiFailedError(ConflictError):
+    """A ``multi`` was refused as a whole; ``index`` names the operation at fault and ``cause`` says why."""
+
+    def __init__(self, index: int, cause: ConflictError | PermanentError) -> None:
+        super().__init__(f"operation {index} of the multi failed: {cause}")
+        self.index = index
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What the store knows about a node. Transaction ids order all changes of one ensemble."""
+
+    version: int
+    czxid: int
+    mzxid: int
+    ctime_ms: int
+    mtime_ms: int
+    children_count: int
+    children_version: int
+    ephemeral_owner: int
+    """Session that owns the node, 0 for a persistent one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node's data with the stat it was read with. Data may hold secrets, so it does not print."""
+
+    data: bytes = field(repr=False)
+    stat: Stat
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """Names of a node's children (in no order) and the version of that listing."""
+
+    names: tuple[str, ...]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Part of a ``multi``: create ``path``. Never sequential."""
+
+    path: str
+    data: bytes = field(default=b"", repr=False)
+    is_ephemeral: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetData:
+    """Part of a ``multi``: replace the data if the version matches."""
+
+    path: str
+    data: bytes = field(repr=False)
+    version: int = ANY_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Part of a ``multi``: delete if the version matches."""
+
+    path: str
+    version: int = ANY_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Part of a ``multi``: fail it all unless the node exists with this version."""
+
+    path: str
+    version: int = ANY_VERSION
+
+
+Operation = Create | SetData | Delete | Check
+
+
+class SessionState(enum.Enum):
+    """What the client may assume about its session."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    """Not connected; the session may still live. Start no new work that needs it."""
+    LOST = "lost"
+    """The session is over: its locks, registration and leadership ended with it (S14)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One moment of the client's session. ``epoch`` counts sessions: it grows each time a new one begins."""
+
+    state: SessionState
+    epoch: int
+    session_id: int
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether work that needs the session may start."""
+        return self.state is SessionState.CONNECTED
+
+
+class MetadataStore(Protocol):
+    """See the module docstring. Every operation has the store's own deadline; none retries a write."""
+
+    async def get(self, path: str) -> Node:
+        """Read a node.
+
+        Raises:
+            NoNodeError: it does not exist.
+            StoreUnavailableError: no answer.
+            AccessDeniedError: not allowed.
+        """
+        ...
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        """Read many nodes in few requests; None for each that does not exist. Not one point in time.
+
+        Raises:
+            StoreUnavailableError: no answer.
+            AccessDeniedError: not allowed to read one of them.
+        """
+        ...
+
+    async def get_many_data(self, paths: Sequence[str]) -> list[bytes | None]:
+        """As ``get_many`` for the data alone, at the least cost: for scans over all ledgers.
+
+        Raises:
+            StoreUnavailableError: no answer.
+            AccessDeniedError: not allowed to read one of them.
+        """
+        ...
+
+    async def stat(self, path: str) -> Stat | None:
+        """Stat of a node, or None where it does not exist.
+
+        Raises:
+            StoreUnavailableError: no answer.
+            AccessDeniedError: not allowed (ZooKeeper servers before 3.8.4 and 3.9.2 allow it to everybody).
+        """
+        ...
+
+    async def children(self, path: str) -> Children:
+        """Names of a node's children.
+
+        Raises:
+            NoNodeError: it does not exist.
+            StoreUnavailableError: no answer.
+            AccessDeniedError: not allowed.
+        """
+        ...
+
+    async def children_many(self, paths: Sequence[str]) -> list[Children | None]:
+        """Children of many nodes, None for each that does not exist. Listing versions may be -1 (unknown) here.
+
+        Raises:
+            StoreUnavailableError: no answer.
+            AccessDeniedError: not allowed to read one of them.
+        """
+        ...
+
+    async def create(
+        self, path: str, data: bytes = b"", *, is_ephemeral: bool = False, is_sequential: bool = False
+    ) -> str:
+        """Create a node and return its path (with the ten-digit suffix the store chose, if sequential).
+
+        Raises:
+            NodeExistsError: it exists.
+            NoNodeError: its parent does not exist.
+            EphemeralParentError: its parent is ephemeral.
+            NodeTooLargeError: too much data.
+            WriteOutcomeUnknownError: sent, answer lost.
+            StoreUnavailableError: not sent.
+        """
+        ...
+
+    async def set(self, path: str, data: bytes, version: int) -> Stat:
+        """Replace a node's data if its version is ``version`` (or ``ANY_VERSION``).
+
+        Raises:
+            NoNodeError: it does not exist.
+            BadVersionError: another version.
+            NodeTooLargeError: too much data.
+            WriteOutcomeUnknownError: sent, answer lost.
+            StoreUnavailableError: not sent.
+        """
+        ...
+
+    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
+        """Delete a node if its version matches.
+
+        Raises:
+            NoNodeError: it does not exist.
+            BadVersionError: another version.
+            NotEmptyError: it has children.
+            WriteOutcomeUnknownError: sent, answer lost.
+            StoreUnavailableError: not sent.
+        """
+        ...
+
+    async def multi(self, operations: Sequence[Operation]) -> None:
+        """Do all operations or none.
+
+        Raises:
+            MultiFailedError: one of them was refused; nothing was changed.
+            NodeTooLargeError: more than ``MULTI_OPS_MAX`` operations, or more than ``NODE_DATA_MAX`` bytes of data,
+                paths and ``OPERATION_OVERHEAD`` in all.
+            WriteOutcomeUnknownError: sent, answer lost.
+            StoreUnavailableError: not sent.
+        """
+        ...
+
+    async def sync(self, path: str) -> None:
+        """Make the next read of this session at least as new as every write that ended before this call.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        ...
+
+    async def wait_children_changed(self, path: str, seen: Children) -> None:
+        """Return once the listing's version differs from ``seen``, or the node is gone. Never misses a change.
+
+        Raises:
+            StoreUnavailableError: the session was lost while waiting.
+        """
+        ...
+
+    async def wait_node_changed(self, path: str, seen: Stat | None) -> None:
+        """Return once the node is created, changed or deleted relative to ``seen`` (None: it did not exist).
+
+        Raises:
+            StoreUnavailableError: the session was lost while waiting.
+        """
+        ...
+
+    @property
+    def session(self) -> Session:
+        """The session as this client knows it now."""
+        ...
+
+    async def wait_session_changed(self, seen: Session) -> Session:
+        """Return the session once it differs from ``seen``. Several transitions may be folded into one."""
+        ...
+
+    async def close(self) -> None:
+        """End the session (its ephemeral nodes vanish at once) and free everything. Idempotent."""
+        ...

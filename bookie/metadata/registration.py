@@ -1,0 +1,261 @@
+"""Which bookies are registered, as what, and where they answer (formats section 1.4).
+
+A registration is an ephemeral node, so it ends with its session (S14). Read-only bookies are registered too: they are
+sources, not targets, and not "missing" (S8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.cluster import Cluster, NotAClusterError
+from bookie.metadata.fan_out import first_to_end
+from bookie.metadata.layout import COOKIES, READ_ONLY, available_path, bookie_path
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
+from bookie.metadata.port import (
+    BadVersionError,
+    Children,
+    MetadataStore,
+    NodeExistsError,
+    NoNodeError,
+    StoreUnavailableError,
+    WriteOutcomeUnknownError,
+)
+from bookie.metadata.service_info import (
+    Endpoint,
+    ServiceInfo,
+    UnreadableServiceInfoError,
+    decode_service_info,
+    encode_service_info,
+)
+from bookie.model.errors import ConflictError
+from bookie.model.ids import BookieId
+
+__all__ = [
+    "BookieIdInUseError",
+    "Bookies",
+    "Endpoint",
+    "Registrations",
+    "ServiceInfo",
+    "decode_service_info",
+    "encode_service_info",
+]
+
+_log = logging.getLogger(__name__)
+
+_STABLE_LISTING_ATTEMPTS: Final = 5
+
+
+class BookieIdInUseError(ConflictError):
+    """Another live session is registered under this bookie id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bookies:
+    """The bookies that are registered now. The two sets are disjoint."""
+
+    writable: frozenset[BookieId]
+    read_only: frozenset[BookieId]
+
+    @property
+    def registered(self) -> frozenset[BookieId]:
+        """Every registered bookie."""
+        return self.writable | self.read_only
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    bookies: Bookies
+    is_stable: bool
+    """Whether the read-only bookies were the same before and after the writable ones were listed."""
+    writable: Children
+    read_only: Children | None
+    """None where the parent of read-only registrations does not exist."""
+
+
+class Registrations:
+    """Registrations of one cluster's bookies."""
+
+    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+        self._store = store
+        self._root = cluster.root
+
+    async def list(self) -> Bookies:
+        """Return the registered bookies, no older than this call.
+
+        A bookie that changes between writable and read-only meanwhile is in the result: it is registered in both ways
+        for a moment. One that is in both sets counts as read-only.
+
+        Raises:
+            NotAClusterError: the parent of all registrations does not exist, which is not the same as no bookies.
+            StoreUnavailableError: no answer.
+        """
+        await self._store.sync(available_path(self._root, is_read_only=False))
+        return (await self._list()).bookies
+
+    async def known(self) -> frozenset[BookieId]:
+        """Return every bookie that ever joined: those with a cookie.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        try:
+            listing = await self._store.children(f"{self._root}/{COOKIES}")
+        except NoNodeError:
+            return frozenset()
+        return frozenset(map(BookieId, listing.names))
+
+    async def service_info(self, bookie: BookieId) -> ServiceInfo | None:
+        """Return what a registered bookie says about itself, None if it is not registered.
+
+        A registration that cannot be read has no endpoints: the bookie is there, and nobody can reach it.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        nodes = await self._store.get_many_data(
+            [bookie_path(self._root, bookie, is_read_only=is_read_only) for is_read_only in (False, True)]
+        )
+        data = nodes[1] if nodes[0] is None else nodes[0]
+        if data is None:
+            return None
+        try:
+            return decode_service_info(data, bookie)
+        except UnreadableServiceInfoError as error:
+            _log.warning("registration cannot be read", extra={"bookie_id": bookie, "error": str(error)})
+            return ServiceInfo(())
+
+    async def register(
+        self, bookie: BookieId, info: ServiceInfo, *, is_read_only: bool, takeover_deadline_s: float
+    ) -> None:
+        """Register in this store's session, or change this session's registration between read-only and writable.
+
+        The new node is there before the other one goes, so that the bookie never looks lost. A node of another session
+        (a predecessor that was killed) is waited for until it goes.
+
+        Args:
+            bookie: id to register.
+            info: what to say about it.
+            is_read_only: whether to register as read-only.
+            takeover_deadline_s: how long to wait for a predecessor's node; longer than its session timeout.
+
+        Raises:
+            BookieIdInUseError: another session's node was still there after the deadline.
+            NoNodeError: the cluster's root does not exist.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer, or the session was lost meanwhile; the bookie
+                may be registered, and registering again is safe.
+        """
+        path = bookie_path(self._root, bookie, is_read_only=is_read_only)
+        other = bookie_path(self._root, bookie, is_read_only=not is_read_only)
+        try:
+            async with asyncio.timeout(takeover_deadline_s):
+                await self._wait_not_foreign(other)
+                await self._take(path, encode_service_info(info))
+        except TimeoutError as error:
+            if not self._store.session.is_connected:
+                raise StoreUnavailableError(f"bookie {bookie} is not registered: no connection to the store") from error
+            raise BookieIdInUseError(
+                f"bookie {bookie} is registered by another session, and still was after {takeover_deadline_s:g} s: "
+                "stop the other process, or give this one another bookie id"
+            ) from error
+        await self._drop(other)
+
+    async def unregister(self, bookie: BookieId) -> None:
+        """End this session's registration of the bookie. Another session's is left alone. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the end of the session does it.
+        """
+        for is_read_only in (False, True):
+            await self._drop(bookie_path(self._root, bookie, is_read_only=is_read_only))
+
+    async def wait_changed(self, seen: Bookies) -> Bookies:
+        """Return the listing once it differs from ``seen``. Changes in quick succession may be folded into one.
+
+        Raises:
+            NotAClusterError: see ``list``.
+            StoreUnavailableError: the session was lost while waiting.
+        """
+        while True:
+            listing = await self._list()
+            if listing.bookies != seen:
+                return listing.bookies
+            if not listing.is_stable:
+                continue
+            read_only = available_path(self._root, is_read_only=True)
+            await first_to_end(
+                self._store.wait_children_changed(available_path(self._root, is_read_only=False), listing.writable),
+                self._store.wait_node_changed(read_only, None)
+                if listing.read_only is None
+                else self._store.wait_children_changed(read_only, listing.read_only),
+            )
+
+    async def _list(self) -> _Listing:
+        """Read-only, writable, read-only again: a bookie that moves either way is seen in one of them."""
+        before = await self._children(is_read_only=True)
+        for attempt in range(1, _STABLE_LISTING_ATTEMPTS + 1):
+            writable = await self._children(is_read_only=False)
+            after = await self._children(is_read_only=True)
+            if writable is None:
+                raise NotAClusterError(f"no cluster at {self._root}: it has no node for registrations")
+            is_stable = (before and before.version) == (after and after.version)
+            if is_stable or attempt == _STABLE_LISTING_ATTEMPTS:
+                read_only = _bookies(before) | _bookies(after)
+                bookies = Bookies(_bookies(writable) - read_only, read_only)
+                return _Listing(bookies, is_stable, writable, after)
+            before = after
+        raise AssertionError("the last attempt returns")
+
+    async def _children(self, *, is_read_only: bool) -> Children | None:
+        try:
+            return await self._store.children(available_path(self._root, is_read_only=is_read_only))
+        except NoNodeError:
+            return None
+
+    async def _take(self, path: str, data: bytes) -> None:
+        error: Exception | None = None
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            try:
+                await create_with_parents(self._store, path, data, self._root, is_ephemeral=True)
+                return
+            except (NodeExistsError, WriteOutcomeUnknownError) as refused:
+                error = refused
+            await self._wait_not_foreign(path)
+            node = await reread(self._store, path)
+            if node is None or node.stat.ephemeral_owner != self._store.session.session_id:
+                continue
+            try:
+                if node.data != data:
+                    await self._store.set(path, data, node.stat.version)
+                return
+            except (BadVersionError, NoNodeError, WriteOutcomeUnknownError) as refused:
+                error = refused
+        assert error is not None
+        raise error
+
+    async def _wait_not_foreign(self, path: str) -> None:
+        while True:
+            stat = await self._store.stat(path)
+            if stat is None or stat.ephemeral_owner == self._store.session.session_id:
+                return
+            await self._store.wait_node_changed(path, stat)
+
+    async def _drop(self, path: str) -> None:
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            stat = await self._store.stat(path)
+            if stat is None or stat.ephemeral_owner != self._store.session.session_id:
+                return
+            try:
+                await self._store.delete(path, stat.version)
+                return
+            except NoNodeError:
+                return
+            except (BadVersionError, WriteOutcomeUnknownError):
+                await self._store.sync(path)
+
+
+def _bookies(listing: Children | None) -> frozenset[BookieId]:
+    return frozenset(BookieId(name) for name in listing.names if name != READ_ONLY) if listing else frozenset()

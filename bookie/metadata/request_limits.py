@@ -1,0 +1,71 @@
+"""What is refused before it is sent, alike for the kazoo adapter and the in-memory twin.
+
+A server answers a request beyond ``jute.maxbuffer`` by closing the connection, which looks like an outage to everybody
+who shares it; and it answers a malformed read with "no node", which would pass for an absent one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from bookie.metadata.port import (
+    MULTI_OPS_MAX,
+    NODE_DATA_MAX,
+    OPERATION_OVERHEAD,
+    Create,
+    NodeTooLargeError,
+    Operation,
+    RequestRefusedError,
+    SetData,
+)
+
+PATH_BYTES_MAX: Final = 4096
+"""No path of ours has 200; this keeps a runaway name out of the request's size."""
+
+# What ZooKeeper's own client refuses: empty and relative parts, control characters, surrogates and private use.
+_PATH: Final = re.compile(r"/|(/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+)+")
+
+
+def check_path(path: str) -> None:
+    """Accept an absolute path without a trailing slash.
+
+    Raises:
+        RequestRefusedError: any other text.
+    """
+    if not _PATH.fullmatch(path) or len(path) > PATH_BYTES_MAX:
+        raise RequestRefusedError(f"not a path of the metadata store: {path[:200]!r}")
+
+
+def check_data(path: str, data: bytes) -> None:
+    """Accept data that fits into one request.
+
+    Raises:
+        NodeTooLargeError: more than ``NODE_DATA_MAX`` bytes.
+    """
+    if len(data) > NODE_DATA_MAX:
+        raise NodeTooLargeError(f"{len(data)} bytes for {path}: a node holds at most {NODE_DATA_MAX}")
+
+
+def check_multi(operations: Sequence[Operation]) -> None:
+    """Accept operations that fit into one request.
+
+    Raises:
+        NodeTooLargeError: too many, or too many bytes in all.
+        RequestRefusedError: a malformed path.
+    """
+    if len(operations) > MULTI_OPS_MAX:
+        raise NodeTooLargeError(f"a multi of {len(operations)} operations: at most {MULTI_OPS_MAX} fit, split it")
+    size = 0
+    for operation in operations:
+        check_path(operation.path)
+        size += operation_size(operation)
+    if size > NODE_DATA_MAX:
+        raise NodeTooLargeError(f"a multi of {size} bytes: at most {NODE_DATA_MAX} fit, split it")
+
+
+def operation_size(operation: Operation) -> int:
+    """Bytes that ``operation`` counts against the limit of a ``multi``."""
+    data = operation.data if isinstance(operation, Create | SetData) else b""
+    return OPERATION_OVERHEAD + len(operation.path.encode()) + len(data)

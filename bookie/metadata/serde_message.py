@@ -1,0 +1,148 @@
+"""LedgerMetadataFormat to and from the model (formats sections 2.2, 2.6 and 2.7).
+
+Reading is on the path of every scan, up to 10^7 ledgers: each field of the message is touched once, and ensembles,
+of which a cluster has few, are validated and kept once.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
+from bookie.model.errors import PermanentError
+from bookie.model.ids import BookieId, EntryId, InvalidIdError, bookie_id
+from bookie.model.metadata import DigestType, Fragment, InvalidMetadataError, LedgerMetadata, LedgerState
+
+_CACHED_ENSEMBLES_MAX: Final = 100_000
+"""About 30 MB; a cluster of 100 bookies that picks ensembles at random has more, and then starts over."""
+_DIGEST_TYPE_FIELD: Final = 7
+_STATES: Final = {state.value: state for state in LedgerState}
+_DIGESTS: Final = {digest.value: digest for digest in DigestType}
+
+_first_fragments: dict[tuple[str, ...], Fragment] = {}
+"""Per ensemble its fragment at entry 0, which most ledgers consist of. Values only: sharing them changes nothing."""
+
+
+class UnreadableMetadataError(PermanentError):
+    """Bytes that are not ledger metadata of a format this version reads. A scan reports it and goes on."""
+
+
+class UnwritableMetadataError(PermanentError):
+    """Metadata that its own format version cannot express."""
+
+
+def from_message(message: LedgerMetadataFormat, version: int) -> LedgerMetadata:
+    """The model of a parsed message.
+
+    Raises:
+        UnreadableMetadataError: a required field is missing or unknown, or a rule of formats 2.7 is broken.
+    """
+    if not message.IsInitialized():  # also where the state is a number that this version does not know
+        raise UnreadableMetadataError("ledger metadata lacks a required field, or has an unknown state")
+    state = _STATES[message.state]
+    last_entry_id = length = None
+    if state is LedgerState.CLOSED:
+        if not message.HasField("lastEntryId"):
+            raise UnreadableMetadataError("closed ledger metadata without a last entry")
+        last_entry_id, length = EntryId(message.lastEntryId), message.length
+    has_password = message.HasField("password")
+    try:
+        return LedgerMetadata(
+            message.ensembleSize,
+            message.quorumSize,
+            message.ackQuorumSize if message.HasField("ackQuorumSize") else message.quorumSize,
+            _fragments(message),
+            state,
+            last_entry_id,
+            length,
+            _digest(message) if has_password else None,
+            message.password if has_password else None,
+            message.ctime if message.HasField("ctime") else None,
+            _custom(message) if message.customMetadata else (),
+            message.cToken if message.HasField("cToken") else None,
+            version,
+        )
+    except InvalidMetadataError as error:
+        raise UnreadableMetadataError(str(error)) from error
+
+
+def to_message(metadata: LedgerMetadata, *, has_ctoken: bool) -> LedgerMetadataFormat:
+    """The message of ``metadata``, every field that Apache writes present.
+
+    Raises:
+        UnwritableMetadataError: it has no password and digest type, which came from format 1 (formats 2.6).
+    """
+    if metadata.digest_type is None or metadata.password is None:
+        raise UnwritableMetadataError("ledger metadata without a password can be written in format 1 only")
+    message = LedgerMetadataFormat(
+        quorumSize=metadata.write_quorum,
+        ensembleSize=metadata.ensemble_size,
+        length=metadata.length or 0,
+        lastEntryId=-1 if metadata.last_entry_id is None else metadata.last_entry_id,
+        state=LedgerMetadataFormat.State.Name(metadata.state.value),
+        digestType=LedgerMetadataFormat.DigestType.Name(metadata.digest_type.value),
+        password=metadata.password,
+        ackQuorumSize=metadata.ack_quorum,
+        ctime=metadata.ctime_ms,
+        cToken=(metadata.ctoken or 0) if has_ctoken else None,
+    )
+    for fragment in metadata.fragments:
+        message.segment.add(ensembleMember=fragment.members, firstEntryId=fragment.first_entry_id)
+    for key, value in metadata.custom:
+        message.customMetadata.add(key=key, value=value)
+    return message
+
+
+def members_of(names: tuple[str, ...]) -> tuple[BookieId, ...]:
+    """Validated members of an ensemble, the same tuple for the same names.
+
+    Raises:
+        UnreadableMetadataError: a name is not a bookie id.
+    """
+    return _first_fragment(names).members
+
+
+def _fragments(message: LedgerMetadataFormat) -> tuple[Fragment, ...]:
+    fragments = []
+    for segment in message.segment:
+        fragment = _first_fragment(tuple(segment.ensembleMember))
+        first_entry_id = segment.firstEntryId
+        fragments.append(Fragment(EntryId(first_entry_id), fragment.members) if first_entry_id else fragment)
+    return tuple(fragments)
+
+
+def _first_fragment(names: tuple[str, ...]) -> Fragment:
+    fragment = _first_fragments.get(names)
+    if fragment is None:
+        fragment = Fragment(EntryId(0), tuple(_member(name) for name in names))
+        if len(_first_fragments) >= _CACHED_ENSEMBLES_MAX:
+            _first_fragments.clear()
+        _first_fragments[names] = fragment
+    return fragment
+
+
+def _member(name: object) -> BookieId:
+    # protobuf hands out the bare bytes of a string that is not UTF-8
+    try:
+        return bookie_id(name if isinstance(name, str) else "")
+    except InvalidIdError as error:
+        raise UnreadableMetadataError(f"ledger metadata names {name!r}, which is not a bookie id") from error
+
+
+def _digest(message: LedgerMetadataFormat) -> DigestType:
+    if not message.HasField("digestType"):
+        # Absent means the first value, as for Apache; a number that this version does not know is another matter.
+        unknown = UnknownFieldSet(message)
+        if any(unknown[index].field_number == _DIGEST_TYPE_FIELD for index in range(len(unknown))):
+            raise UnreadableMetadataError("ledger metadata has an unknown digest type")
+        return DigestType.CRC32
+    return _DIGESTS[message.digestType]
+
+
+def _custom(message: LedgerMetadataFormat) -> tuple[tuple[str, bytes], ...]:
+    custom = tuple((entry.key, entry.value) for entry in message.customMetadata)
+    if not all(isinstance(key, str) for key, _ in custom):
+        raise UnreadableMetadataError("a key of the custom metadata is not text")
+    return custom

@@ -1,0 +1,110 @@
+"""The client's view of its session, and wake-ups, shared by the kazoo adapter and the in-memory twin.
+
+A request belongs to the session in which it was made (S14): ``SessionTracker.ready`` lets it wait out an interrupted
+connection, and fails it once its session is lost, so that nothing decided in one session happens in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bookie.metadata.port import Session, SessionState, StoreUnavailableError
+
+
+class Signal:
+    """Wakes whoever waits. It carries no state: the waiter looks for itself what is new, and waits again."""
+
+    __slots__ = ("_waiters",)
+
+    def __init__(self) -> None:
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiters)
+
+    def fire(self) -> None:
+        """Wake everyone who waits now."""
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def add(self, waiter: asyncio.Future[None]) -> None:
+        """Wake ``waiter`` as well at the next ``fire``."""
+        self._waiters.add(waiter)
+
+    def discard(self, waiter: asyncio.Future[None]) -> None:
+        """Forget ``waiter``."""
+        self._waiters.discard(waiter)
+
+
+@contextmanager
+def waiting_for(*signals: Signal) -> Iterator[asyncio.Future[None]]:
+    """A future that the first of ``signals`` completes. Look at the state after entering, so that nothing is missed."""
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    for signal in signals:
+        signal.add(waiter)
+    try:
+        yield waiter
+    finally:
+        for signal in signals:
+            signal.discard(waiter)
+        waiter.cancel()
+
+
+class SessionTracker:
+    """Holds the current ``Session`` and wakes those who wait for another one. For one event loop."""
+
+    def __init__(self, session: Session) -> None:
+        self.current = session
+        self.changed = Signal()
+        self.is_closed = False
+
+    def update(self, session: Session) -> None:
+        """Make ``session`` the current one."""
+        if session != self.current:
+            self.current = session
+            self.changed.fire()
+
+    def close(self) -> None:
+        """The session is over and no other will follow."""
+        self.is_closed = True
+        self.update(Session(SessionState.LOST, self.current.epoch, self.current.session_id))
+        self.changed.fire()
+
+    async def wait_changed(self, seen: Session) -> Session:
+        """Return the session once it differs from ``seen``."""
+        while self.current == seen:
+            with waiting_for(self.changed) as waiter:
+                await waiter
+        return self.current
+
+    async def ready(self) -> Session:
+        """Return the session to make a request in, connected; does not give way when it is connected already.
+
+        Raises:
+            StoreUnavailableError: the session was lost meanwhile, or the store is closed.
+        """
+        made_in = self.current
+        while not self.current.is_connected:
+            if self.is_closed:
+                raise StoreUnavailableError("the connection to the metadata store is closed; open another one")
+            if made_in.state is not SessionState.LOST:
+                self.ensure(made_in)
+            await self.wait_changed(self.current)
+        if made_in.state is not SessionState.LOST:
+            self.ensure(made_in)
+        return self.current
+
+    def ensure(self, session: Session) -> None:
+        """Fail unless ``session`` still lives, connected or not.
+
+        Raises:
+            StoreUnavailableError: it was lost; nothing was sent.
+        """
+        if self.current.epoch != session.epoch or self.current.state is SessionState.LOST:
+            raise StoreUnavailableError(
+                f"session {session.session_id:#x} (epoch {session.epoch}) was lost before the request was sent"
+            )

@@ -1,0 +1,85 @@
+"""Bytes of under-replication tasks, locks and check times (formats sections 3.1 and 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.proto.metadata_formats_pb2 import (
+    LedgerRereplicationLayoutFormat,
+    LockDataFormat,
+    UnderreplicatedLedgerFormat,
+)
+from bookie.metadata.proto_text import UnreadableTextError, parse_text, quoted
+from bookie.model.errors import PermanentError
+from bookie.model.ids import BookieId
+
+NO_TIME: Final = -1
+"""What a missing time reads as."""
+TASKS_LAYOUT: Final = b'type: "BASIC"\nversion: 1\n'
+
+
+class UnreadableTaskError(PermanentError):
+    """A task whose bytes cannot be read. It still marks its ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskData:
+    """What a task node holds."""
+
+    missing: tuple[BookieId, ...]
+    ctime_ms: int
+
+    def merged(self, missing: Sequence[BookieId], now_ms: int) -> TaskData | None:
+        """This with ``missing`` added in order and the time renewed; None if all are in, as then nothing moves."""
+        added = tuple(dict.fromkeys(bookie for bookie in missing if bookie not in self.missing))
+        return TaskData(self.missing + added, now_ms) if added else None
+
+
+def encode_task(data: TaskData) -> bytes:
+    """Bytes of a task node."""
+    lines = [f"replica: {quoted(bookie)}\n" for bookie in data.missing]
+    if data.ctime_ms != NO_TIME:
+        lines.append(f"ctime: {data.ctime_ms}\n")
+    return "".join(lines).encode()
+
+
+def decode_task(data: bytes) -> TaskData:
+    """Read a task node. Names of bookies are kept as they are: a task is a hint, and a rewrite must not lose any.
+
+    Raises:
+        UnreadableTaskError: not such text.
+    """
+    message = UnderreplicatedLedgerFormat()
+    try:
+        parse_text(data, message)
+    except UnreadableTextError as error:
+        raise UnreadableTaskError(f"the task cannot be read: {error}") from error
+    ctime_ms = message.ctime if message.HasField("ctime") else NO_TIME
+    return TaskData(tuple(map(BookieId, message.replica)), ctime_ms)
+
+
+def encode_lock(owner: str) -> bytes:
+    """Bytes of a lock node: the holder's host name, for people to read."""
+    return f"bookieId: {quoted(owner)}\n".encode() if owner else b""
+
+
+def decode_lock(data: bytes) -> str:
+    """The holder's name; empty where it is not known or cannot be read, as nothing depends on it."""
+    message = LockDataFormat()
+    try:
+        parse_text(data, message)
+    except UnreadableTextError:
+        return ""
+    return message.bookieId
+
+
+def is_tasks_layout(data: bytes) -> bool:
+    """Whether these bytes say that the tree is of the one kind that there is."""
+    message = LedgerRereplicationLayoutFormat()
+    try:
+        parse_text(data, message)
+    except UnreadableTextError:
+        return False
+    return message.type == "BASIC" and message.version == 1

@@ -1,0 +1,223 @@
+"""Locks of under-replication tasks, shared with Apache's workers and collectors (formats sections 3.4 and 3.5).
+
+A lock only saves work (S16); what it must never do is destroy somebody else's. So it is released only by the session
+that owns it, after looking at the node (its creation and owner), and a task is deleted in one transaction with a check
+of the lock, at the version and creation that were seen under the lock (S5): a mark that came later stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.layout import lock_path, locks_path, parents_of, task_ledger_id, task_path, tasks_path
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, prune
+from bookie.metadata.port import (
+    BadVersionError,
+    Check,
+    Delete,
+    MetadataStore,
+    MultiFailedError,
+    Node,
+    NodeExistsError,
+    NoNodeError,
+    Stat,
+    StoreUnavailableError,
+    WriteOutcomeUnknownError,
+)
+from bookie.metadata.task_format import UnreadableTaskError, decode_task, encode_lock
+from bookie.model.ids import BookieId, LedgerId
+
+_log = logging.getLogger(__name__)
+
+_LOCK_VERSION: Final = 0
+"""Nobody changes a lock's data, so its version stays at that of a new node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One marked ledger. A hint, never an instruction: the verdict is computed again from metadata."""
+
+    ledger_id: LedgerId
+    missing: tuple[BookieId, ...]
+    """Bookies reported lost, in the order they were reported; empty for a placement repair."""
+    ctime_ms: int
+    """When it was last marked, epoch milliseconds; -1 where that is not stored."""
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTask:
+    """A task whose lock this process holds, with what proves it. The task is as it was seen under the lock."""
+
+    task: Task
+    lock_czxid: int
+    session_id: int
+    task_czxid: int
+
+
+class TaskLocks:
+    """Locks of one cluster's tasks. One instance per store: it keeps the users of one session apart."""
+
+    def __init__(self, store: MetadataStore, root: str) -> None:
+        self._store = store
+        self._root = root
+        self._holders: dict[LedgerId, int] = {}
+        """Ledgers locked through this instance, with the session. The node says no more than the session."""
+        self._left_behind: set[LedgerId] = set()
+        """Locks that may be ours and have no holder, because an answer was lost on the way; taken up next time."""
+
+    async def locked(self) -> frozenset[LedgerId]:
+        """See ``UnderReplication.locked``."""
+        try:
+            names = (await self._store.children(locks_path(self._root))).names
+        except NoNodeError:
+            return frozenset()
+        ids = [task_ledger_id(name) for name in names]
+        return frozenset(ledger_id for ledger_id in ids if ledger_id is not None)
+
+    async def lock(self, ledger_id: LedgerId, owner: str) -> HeldTask | None:
+        """See ``UnderReplication.lock``."""
+        session_id = self._store.session.session_id
+        if self._holders.get(ledger_id) == session_id:
+            return None
+        self._holders[ledger_id] = session_id
+        held = None
+        try:
+            held = await self._lock(ledger_id, owner)
+        finally:
+            self._holders.pop(ledger_id, None)
+            if held is not None:
+                self._holders[ledger_id] = held.session_id
+        return held
+
+    async def complete(self, held: HeldTask) -> bool:
+        """See ``UnderReplication.complete``."""
+        is_done = await self._delete_task(held)
+        if is_done:
+            path = task_path(self._root, held.task.ledger_id)
+            await prune(self._store, parents_of(path, tasks_path(self._root)))
+        await self.release(held)
+        return is_done
+
+    async def release(self, held: HeldTask) -> None:
+        """See ``UnderReplication.release``."""
+        await self._release(held.task.ledger_id, held.lock_czxid, held.session_id)
+        if self._holders.get(held.task.ledger_id) == held.session_id:
+            del self._holders[held.task.ledger_id]
+
+    async def _lock(self, ledger_id: LedgerId, owner: str) -> HeldTask | None:
+        lock, task = await self._create(ledger_id, owner)
+        if lock is None:
+            return None
+        try:
+            if task is not None:
+                data = decode_task(task.data)
+                self._left_behind.discard(ledger_id)
+                seen = Task(ledger_id, data.missing, data.ctime_ms, task.stat.version)
+                return HeldTask(seen, lock.czxid, lock.ephemeral_owner, task.stat.czxid)
+        except UnreadableTaskError:
+            await self._give_back(ledger_id, lock)
+            raise
+        await self._give_back(ledger_id, lock)
+        return None
+
+    async def _give_back(self, ledger_id: LedgerId, lock: Stat) -> None:
+        await self._release(ledger_id, lock.czxid, lock.ephemeral_owner)
+        self._left_behind.discard(ledger_id)
+
+    async def _create(self, ledger_id: LedgerId, owner: str) -> tuple[Stat | None, Node | None]:
+        """The lock if it is ours now, and the task as read under it. Until there is a holder it counts as left behind.
+
+        The task is read after the lock was created: completing will be held against what is seen here.
+        """
+        path = lock_path(self._root, ledger_id)
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            was_left_behind = ledger_id in self._left_behind
+            self._left_behind.add(ledger_id)
+            try:
+                await self._store.create(path, encode_lock(owner), is_ephemeral=True)
+            except (NodeExistsError, NoNodeError, StoreUnavailableError) as refused:
+                if not was_left_behind:
+                    self._left_behind.discard(ledger_id)
+                if isinstance(refused, StoreUnavailableError):
+                    raise
+                if isinstance(refused, NoNodeError):
+                    await ensure_path(self._store, locks_path(self._root), self._root)
+                    continue
+                if not was_left_behind:
+                    return None, None
+            except WriteOutcomeUnknownError:
+                await self._store.sync(path)
+            lock, task = await self._store.get_many([path, task_path(self._root, ledger_id)])
+            if lock is None:
+                continue
+            if lock.stat.ephemeral_owner == self._store.session.session_id:
+                return lock.stat, task
+            self._left_behind.discard(ledger_id)
+            return None, None
+        raise WriteOutcomeUnknownError(f"locking ledger {ledger_id}: no attempt could be settled; try again")
+
+    async def _delete_task(self, held: HeldTask) -> bool:
+        """Whether the task is gone, at the version and creation seen under the lock."""
+        is_unknown = False
+        try:
+            for _ in range(WRITE_ATTEMPTS_MAX):
+                verdict = await self._try_delete_task(held)
+                if verdict is not None:
+                    return verdict
+                is_unknown = True
+        except StoreUnavailableError as error:
+            if not is_unknown:
+                raise
+            raise WriteOutcomeUnknownError(f"completing ledger {held.task.ledger_id}: {error}") from error
+        raise WriteOutcomeUnknownError(
+            f"completing ledger {held.task.ledger_id}: no attempt could be settled; release it"
+        )
+
+    async def _try_delete_task(self, held: HeldTask) -> bool | None:
+        """One attempt of ``_delete_task``; None where it has to be looked at again."""
+        path = task_path(self._root, held.task.ledger_id)
+        guard = Check(lock_path(self._root, held.task.ledger_id), _LOCK_VERSION)
+        if self._store.session.session_id != held.session_id:
+            return False
+        await self._store.sync(path)
+        lock, task = await self._store.get_many([guard.path, path])
+        if lock is None or not _is_ours(lock.stat, held.lock_czxid, held.session_id):
+            return False
+        if task is None:
+            return True
+        if (task.stat.czxid, task.stat.version) != (held.task_czxid, held.task.version):
+            return False
+        if self._store.session.session_id != held.session_id:  # changed while reading; the next line does not give way
+            return False
+        try:
+            await self._store.multi([guard, Delete(path, held.task.version)])
+            return True
+        except (MultiFailedError, WriteOutcomeUnknownError) as error:
+            _log.info("task is looked at again", extra={"ledger_id": held.task.ledger_id, "error": str(error)})
+            return None
+
+    async def _release(self, ledger_id: LedgerId, czxid: int, session_id: int) -> None:
+        path = lock_path(self._root, ledger_id)
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            if self._store.session.session_id != session_id:
+                return
+            await self._store.sync(path)
+            stat = await self._store.stat(path)
+            if stat is None or not _is_ours(stat, czxid, session_id):
+                return
+            try:
+                await self._store.delete(path, stat.version)
+                return
+            except NoNodeError:
+                return
+            except (BadVersionError, WriteOutcomeUnknownError) as error:
+                _log.info("lock is looked at again", extra={"ledger_id": ledger_id, "error": str(error)})
+        raise WriteOutcomeUnknownError(f"releasing the lock of ledger {ledger_id}: every answer was lost; try again")
+
+
+def _is_ours(lock: Stat, czxid: int, session_id: int) -> bool:
+    """Whether this is the very node that the session created."""
+    return lock.czxid == czxid and lock.ephemeral_owner == session_id

@@ -1,0 +1,170 @@
+"""Marking ledgers as under-replicated: create the task, or merge into it (formats section 3.3).
+
+Nothing is ever taken out of a task here, so marking is idempotent, and two auditors that mark at once lose nothing:
+each change is a create or a compare-and-set, and whoever is late merges again. A task that has all the bookies already
+is left alone, version included, because a worker may be about to complete it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.fan_out import all_or_first_error
+from bookie.metadata.layout import task_path
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, batches, create_missing, create_with_parents, parent_of, reread
+from bookie.metadata.port import (
+    BadVersionError,
+    Create,
+    MetadataStore,
+    MultiFailedError,
+    Node,
+    NodeExistsError,
+    NoNodeError,
+    Operation,
+    SetData,
+    WriteOutcomeUnknownError,
+)
+from bookie.metadata.task_format import TaskData, UnreadableTaskError, decode_task, encode_task
+from bookie.model.ids import BookieId, LedgerId
+from bookie.runtime.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+_STEP: Final = 2000
+"""Ledgers read, decided and written at a time: bounds memory, and how old the data is that a change is based on."""
+_BATCH_ROUNDS: Final = 3
+"""Attempts in batches; what is contended even then is marked one by one."""
+
+Findings = Mapping[LedgerId, tuple[BookieId, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """What one look at the tasks led to."""
+
+    operations: list[Operation]
+    done_count: int
+    """Of an earlier attempt whose answer was lost, and which turns out to have been carried out."""
+
+
+class TaskMarking:
+    """Marks ledgers of one cluster."""
+
+    def __init__(self, store: MetadataStore, root: str, clock: Clock) -> None:
+        self._store = store
+        self._root = root
+        self._clock = clock
+
+    async def mark(self, ledger_id: LedgerId, missing: Sequence[BookieId]) -> bool:
+        """Mark one ledger; whether a task was created or changed.
+
+        Raises:
+            UnreadableTaskError: its task is there and cannot be read; it was left as it is.
+            StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: not marked for sure; mark again.
+        """
+        path = task_path(self._root, ledger_id)
+        error: Exception | None = None
+        node: Node | None = None
+        for attempt in range(WRITE_ATTEMPTS_MAX):
+            if attempt:
+                node = await reread(self._store, path)
+            try:
+                if node is None:
+                    data = TaskData(tuple(dict.fromkeys(missing)), self._clock.epoch_ms())
+                    await create_with_parents(self._store, path, encode_task(data), self._root)
+                    return True
+                merged = decode_task(node.data).merged(missing, self._clock.epoch_ms())
+                if merged is None:
+                    return isinstance(error, WriteOutcomeUnknownError)
+                await self._store.set(path, encode_task(merged), node.stat.version)
+                return True
+            except (NodeExistsError, NoNodeError, BadVersionError, WriteOutcomeUnknownError) as refused:
+                error = refused
+        assert error is not None
+        raise error
+
+    async def mark_many(self, findings: Iterable[tuple[LedgerId, Sequence[BookieId]]]) -> int:
+        """Mark many ledgers, in the order given; how many tasks were created or changed.
+
+        A task that cannot be read is left as it is, since it marks its ledger; it is logged.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: part of them is marked; mark all again.
+        """
+        union: dict[LedgerId, dict[BookieId, None]] = {}
+        for ledger_id, missing in findings:
+            union.setdefault(ledger_id, {}).update(dict.fromkeys(missing))
+        ids = list(union)
+        count = 0
+        for start in range(0, len(ids), _STEP):
+            count += await self._mark_step({key: tuple(union[key]) for key in ids[start : start + _STEP]})
+        return count
+
+    async def _mark_step(self, findings: Findings) -> int:
+        sent: dict[str, bytes] = {}
+        count = 0
+        for attempt in range(_BATCH_ROUNDS):
+            if attempt:
+                await self._store.sync(self._root)
+            decided = await self._decide(findings, sent)
+            count += decided.done_count
+            if not decided.operations:
+                return count
+            parents = {parent_of(operation.path): None for operation in decided.operations}
+            await create_missing(self._store, list(parents), self._root)
+            parts = batches(decided.operations)
+            refused: set[str] = set()
+            await all_or_first_error(self._send(part, sent, refused) for part in parts)
+            count += sum(operation.path not in refused for operation in decided.operations)
+            findings = {key: value for key, value in findings.items() if task_path(self._root, key) in refused}
+            if not findings:
+                return count
+        return count + await self._mark_singly(findings)
+
+    async def _decide(self, findings: Findings, sent: Mapping[str, bytes]) -> _Decided:
+        paths = [task_path(self._root, ledger_id) for ledger_id in findings]
+        nodes = await self._store.get_many(paths)
+        now_ms = self._clock.epoch_ms()
+        operations: list[Operation] = []
+        done_count = 0
+        for path, node, (ledger_id, missing) in zip(paths, nodes, findings.items(), strict=True):
+            if node is None:
+                operations.append(Create(path, encode_task(TaskData(missing, now_ms))))
+            elif node.data == sent.get(path):
+                done_count += 1
+            elif (merged := _merged(ledger_id, node, missing, now_ms)) is not None:
+                operations.append(SetData(path, encode_task(merged), node.stat.version))
+        return _Decided(operations, done_count)
+
+    async def _send(self, operations: Sequence[Operation], sent: dict[str, bytes], refused: set[str]) -> None:
+        """Carry out a batch, or put all of it into ``refused``."""
+        try:
+            await self._store.multi(operations)
+        except (MultiFailedError, WriteOutcomeUnknownError) as error:
+            refused.update(operation.path for operation in operations)
+            if isinstance(error, WriteOutcomeUnknownError):
+                sent.update({op.path: op.data for op in operations if isinstance(op, Create | SetData)})
+
+    async def _mark_singly(self, findings: Findings) -> int:
+        count = 0
+        for ledger_id, missing in findings.items():
+            try:
+                count += await self.mark(ledger_id, missing)
+            except UnreadableTaskError as error:
+                _log_unreadable(ledger_id, error)
+        return count
+
+
+def _merged(ledger_id: LedgerId, node: Node, missing: Sequence[BookieId], now_ms: int) -> TaskData | None:
+    try:
+        return decode_task(node.data).merged(missing, now_ms)
+    except UnreadableTaskError as error:
+        _log_unreadable(ledger_id, error)
+        return None
+
+
+def _log_unreadable(ledger_id: LedgerId, error: UnreadableTaskError) -> None:
+    _log.warning("task cannot be read and stays as it is", extra={"ledger_id": ledger_id, "error": str(error)})

@@ -1,0 +1,264 @@
+"""The metadata store on a real ZooKeeper. What concerns kazoo is in ``kazoo_connection``."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from bookie.metadata.jute import OP_MULTI, OP_MULTI_READ, multi_reply, multi_request, stat_of
+from bookie.metadata.kazoo_connection import KazooConnection, Watcher
+from bookie.metadata.multiread import BulkReader
+from bookie.metadata.port import (
+    ANY_VERSION,
+    Children,
+    MetadataStore,
+    Node,
+    NoNodeError,
+    Operation,
+    Session,
+    Stat,
+    StoreUnavailableError,
+)
+from bookie.metadata.request_limits import check_data, check_multi, check_path
+from bookie.metadata.session import Signal, waiting_for
+from bookie.metadata.zookeeper_errors import RequestUnknownError, multi_error
+
+_log = logging.getLogger(__name__)
+
+PIPELINED_READS_MAX: Final = 1000
+"""Single reads in flight where the server does not know ``multiRead``."""
+_WATCH_RETRY_S: Final = 1.0
+"""Until a wait looks again after its read failed; a change of the session wakes it sooner."""
+
+T = TypeVar("T")
+
+
+class ZooKeeperStore(MetadataStore):
+    """One session with ZooKeeper. Use ``connect``; every method on the loop that called it."""
+
+    def __init__(self, connection: KazooConnection, *, is_multi_read_enabled: bool = True) -> None:
+        self._connection = connection
+        self._tracker = connection.tracker
+        self._is_multi_read_enabled = is_multi_read_enabled
+        self._bulk_reader = BulkReader(self._send_multi_read)
+        self._watches: dict[tuple[str, str], tuple[Signal, Watcher]] = {}
+
+    @classmethod
+    async def connect(
+        cls,
+        hosts: str,
+        *,
+        session_timeout_s: float = 10.0,
+        connect_timeout_s: float = 15.0,
+        operation_timeout_s: float = 30.0,
+        is_multi_read_enabled: bool = True,
+    ) -> ZooKeeperStore:
+        """Open a session with one of ``hosts``.
+
+        Args:
+            hosts: ``host:port`` joined with commas.
+            session_timeout_s: how long the session outlives its connection; the server may bound it.
+            connect_timeout_s: deadline of this call.
+            operation_timeout_s: deadline of each later request, a wait for reconnection included.
+            is_multi_read_enabled: whether bulk reads may try ZooKeeper's ``multiRead`` (3.6 and later).
+
+        Raises:
+            StoreUnavailableError: no session within the deadline. No thread is left behind.
+        """
+        connection = KazooConnection(hosts, session_timeout_s, operation_timeout_s)
+        try:
+            async with asyncio.timeout(connect_timeout_s):
+                await connection.start()
+        except TimeoutError as error:
+            await connection.stop()
+            raise StoreUnavailableError(
+                f"no ZooKeeper session from {hosts} within {connect_timeout_s:g} s: "
+                "check the addresses, and that a majority of the servers runs"
+            ) from error
+        except BaseException:
+            await connection.stop()
+            raise
+        return cls(connection, is_multi_read_enabled=is_multi_read_enabled)
+
+    async def get(self, path: str) -> Node:
+        """See ``MetadataStore``."""
+        check_path(path)
+        data, fields = await self._connection.get_data(path)
+        return Node(data or b"", stat_of(fields))
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        """See ``MetadataStore``."""
+        return await self._bulk(lambda: self._bulk_reader.nodes(paths), lambda: _pipelined(self._node, paths))
+
+    async def get_many_data(self, paths: Sequence[str]) -> list[bytes | None]:
+        """See ``MetadataStore``."""
+
+        async def one(path: str) -> bytes | None:
+            node = await self._node(path)
+            return None if node is None else node.data
+
+        return await self._bulk(lambda: self._bulk_reader.data(paths), lambda: _pipelined(one, paths))
+
+    async def stat(self, path: str) -> Stat | None:
+        """See ``MetadataStore``."""
+        check_path(path)
+        fields = await self._connection.exists(path)
+        return None if fields is None else stat_of(fields)
+
+    async def children(self, path: str) -> Children:
+        """See ``MetadataStore``."""
+        check_path(path)
+        return await self._list(path, None)
+
+    async def children_many(self, paths: Sequence[str]) -> list[Children | None]:
+        """See ``MetadataStore``."""
+
+        async def one(path: str) -> Children | None:
+            try:
+                return await self._list(path, None)
+            except NoNodeError:
+                return None
+
+        return await self._bulk(lambda: self._bulk_reader.children(paths), lambda: _pipelined(one, paths))
+
+    async def create(
+        self, path: str, data: bytes = b"", *, is_ephemeral: bool = False, is_sequential: bool = False
+    ) -> str:
+        """See ``MetadataStore``."""
+        check_path(path)
+        check_data(path, data)
+        created = await self._connection.create(path, data, is_ephemeral=is_ephemeral, is_sequential=is_sequential)
+        return str(created)
+
+    async def set(self, path: str, data: bytes, version: int) -> Stat:
+        """See ``MetadataStore``."""
+        check_path(path)
+        check_data(path, data)
+        return stat_of(await self._connection.set_data(path, data, version))
+
+    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
+        """See ``MetadataStore``."""
+        check_path(path)
+        await self._connection.delete(path, version)
+
+    async def multi(self, operations: Sequence[Operation]) -> None:
+        """See ``MetadataStore``."""
+        check_multi(operations)
+        if not operations:
+            return
+        what = f"a multi of {len(operations)} operations from {operations[0].path} on"
+        codes = await self._connection.raw_write(OP_MULTI, multi_request(operations), multi_reply, what)
+        error = multi_error(codes, [operation.path for operation in operations])
+        if error is not None:
+            raise error
+
+    async def sync(self, path: str) -> None:
+        """See ``MetadataStore``."""
+        check_path(path)
+        await self._connection.sync(path)
+
+    async def wait_children_changed(self, path: str, seen: Children) -> None:
+        """See ``MetadataStore``."""
+
+        async def is_changed(watcher: Watcher) -> bool:
+            try:
+                return (await self._list(path, watcher)).version != seen.version
+            except NoNodeError:
+                return True
+
+        check_path(path)
+        await self._wait_until(("children", path), is_changed)
+
+    async def wait_node_changed(self, path: str, seen: Stat | None) -> None:
+        """See ``MetadataStore``."""
+
+        async def is_changed(watcher: Watcher) -> bool:
+            fields = await self._connection.exists(path, watcher)
+            now = None if fields is None else stat_of(fields)
+            if now is None or seen is None:
+                return now is not seen
+            return (now.czxid, now.mzxid) != (seen.czxid, seen.mzxid)
+
+        check_path(path)
+        await self._wait_until(("node", path), is_changed)
+
+    @property
+    def session(self) -> Session:
+        """See ``MetadataStore``."""
+        return self._tracker.current
+
+    async def wait_session_changed(self, seen: Session) -> Session:
+        """See ``MetadataStore``."""
+        return await self._tracker.wait_changed(seen)
+
+    async def close(self) -> None:
+        """See ``MetadataStore``."""
+        await self._connection.stop()
+
+    async def _node(self, path: str) -> Node | None:
+        try:
+            return await self.get(path)
+        except NoNodeError:
+            return None
+
+    async def _list(self, path: str, watcher: Watcher | None) -> Children:
+        names, fields = await self._connection.get_children(path, watcher)
+        return Children(tuple(names), stat_of(fields).children_version)
+
+    async def _send_multi_read(self, body: bytes) -> bytes:
+        reply = await self._connection.raw_read(OP_MULTI_READ, body, _rest, "bulk read")
+        return bytes(reply)
+
+    async def _bulk(self, together: Callable[[], Awaitable[T]], singly: Callable[[], Awaitable[T]]) -> T:
+        if self._is_multi_read_enabled:
+            try:
+                return await together()
+            except RequestUnknownError:
+                self._is_multi_read_enabled = False
+                _log.warning("the zookeeper server does not know multiRead (3.6 and later), bulk reads will be slow")
+                try:
+                    return await singly()
+                except StoreUnavailableError:  # a server closes the connection over a request it does not know
+                    return await singly()
+        return await singly()
+
+    def _watch(self, key: tuple[str, str]) -> tuple[Signal, Watcher]:
+        # One watcher per node and kind, however often it is waited for: kazoo keeps each until it fires.
+        if key not in self._watches:
+            fire = functools.partial(self._connection.bridge.push, self._fire, key)
+            self._watches[key] = (Signal(), lambda event: fire())
+        return self._watches[key]
+
+    def _fire(self, key: tuple[str, str]) -> None:
+        found = self._watches.pop(key, None)
+        if found is not None:
+            found[0].fire()
+
+    async def _wait_until(self, key: tuple[str, str], is_changed: Callable[[Watcher], Awaitable[bool]]) -> None:
+        session = await self._tracker.ready()
+        while True:
+            signal, watcher = self._watch(key)
+            with waiting_for(signal, self._tracker.changed) as waiter:
+                retry_s = None
+                try:
+                    if await is_changed(watcher):
+                        return
+                except StoreUnavailableError:
+                    self._tracker.ensure(session)
+                    retry_s = _WATCH_RETRY_S
+                await asyncio.wait([waiter], timeout=retry_s)
+            self._tracker.ensure(session)
+
+
+def _rest(reply: bytes, offset: int) -> bytes:
+    return reply[offset:]
+
+
+async def _pipelined(read: Callable[[str], Awaitable[T]], paths: Sequence[str]) -> list[T]:
+    result: list[T] = []
+    for start in range(0, len(paths), PIPELINED_READS_MAX):
+        result += await asyncio.gather(*(read(path) for path in paths[start : start + PIPELINED_READS_MAX]))
+    return result

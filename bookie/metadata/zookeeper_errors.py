@@ -1,0 +1,70 @@
+"""ZooKeeper's error codes as the port's errors. The numbers are the protocol's, so no client library is needed here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bookie.metadata.port import (
+    AccessDeniedError,
+    BadVersionError,
+    EphemeralParentError,
+    MultiFailedError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RequestRefusedError,
+    StoreUnavailableError,
+)
+from bookie.model.errors import BkhealError, ConflictError, PermanentError
+
+_ROLLED_BACK: Final = 0
+_RUNTIME_INCONSISTENCY: Final = -2
+
+
+class RequestUnknownError(RequestRefusedError):
+    """The server is too old to know the request. It closes the connection as well."""
+
+
+_ANSWERS: Final[dict[int, tuple[type[BkhealError], str]]] = {
+    -101: (NoNodeError, "no such node"),
+    -102: (AccessDeniedError, "its ACL does not allow this to the session's identity"),
+    -103: (BadVersionError, "it has another version than the expected one"),
+    -108: (EphemeralParentError, "its parent is ephemeral and cannot have children"),
+    -110: (NodeExistsError, "it exists already"),
+    -111: (NotEmptyError, "it has children"),
+    -113: (RequestRefusedError, "invalid callback"),
+    -114: (AccessDeniedError, "the ACL is invalid for the session's identity"),
+    -115: (AccessDeniedError, "authentication failed"),
+    -118: (StoreUnavailableError, "the session moved to another server; the request was not carried out"),
+    -119: (StoreUnavailableError, "the server is read-only (it has lost its quorum)"),
+    -124: (AccessDeniedError, "the server demands SASL authentication"),
+    -125: (RequestRefusedError, "a quota is used up"),
+    -127: (StoreUnavailableError, "the server is overloaded and did not carry it out"),
+    -8: (RequestRefusedError, "the server calls the request malformed"),
+    -6: (RequestUnknownError, "the server does not know this request"),
+    -5: (RequestRefusedError, "the server could not read the request"),
+    -120: (RequestRefusedError, "an ephemeral node in a local session"),
+}
+
+
+def answer_error(code: int | None, what: str) -> BkhealError | None:
+    """The error that a definite answer means, or None where the code says that there was no definite answer."""
+    found = None if code is None else _ANSWERS.get(code)
+    if found is None:
+        return None
+    kind, why = found
+    return kind(f"{what}: {why}")
+
+
+def multi_error(codes: list[int], paths: list[str]) -> BkhealError | None:
+    """The error of a ``multi`` with these codes, or None where all is well.
+
+    Operations before the one at fault are reported as rolled back, those after it as "runtime inconsistency".
+    """
+    if not any(codes):
+        return None
+    index = next((i for i, code in enumerate(codes) if code not in (_ROLLED_BACK, _RUNTIME_INCONSISTENCY)), 0)
+    cause = answer_error(codes[index], paths[index])
+    if isinstance(cause, ConflictError | PermanentError):
+        return MultiFailedError(index, cause)
+    return cause or StoreUnavailableError(f"multi refused at {paths[index]} with code {codes[index]}; nothing was done")

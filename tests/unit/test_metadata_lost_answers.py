@@ -1,0 +1,384 @@
+"""Each multi-step change of the metadata, with one fault at every request in turn.
+
+A request may be refused before it is sent, or be carried out and its answer lost. Whatever happens: a call that returns
+has done its work exactly; "unavailable" means that the change was not made; and calling again finishes the work.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from bookie.metadata.cluster import Cluster, ClusterExistsError, format_cluster, open_cluster
+from bookie.metadata.cookies import Cookie, CookieExistsError, CookieStore
+from bookie.metadata.incarnations import Incarnations
+from bookie.metadata.layout import LayoutKind, lock_path, task_path
+from bookie.metadata.ledgers import LedgerExistsError, LedgerStore
+from bookie.metadata.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.own_state import ParkedTask, ParkedTasks, ParkReason, own_path
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.registration import Registrations
+from bookie.metadata.serde import decode
+from bookie.metadata.service_info import Endpoint, ServiceInfo
+from bookie.metadata.underreplication import (
+    AlreadyDisabledError,
+    AlreadyEnabledError,
+    UnderReplication,
+)
+from bookie.model.errors import OutcomeUnknownError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.runtime.clock import SystemClock
+
+ROOT = "/deep/ledgers"
+BK1 = BookieId("bk1:3181")
+LEDGER = LedgerId(12_345)
+OPEN = LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BK1,)),))
+INFO = ServiceInfo((Endpoint("bookie", "h", 1, "bookie-grpc"),))
+
+
+@dataclass
+class OneFault:
+    """Lets one request fail: the one numbered ``at``."""
+
+    at: int
+    fault: Fault
+    seen: int = 0
+
+    async def __call__(self, operation: str, path: str) -> Fault | None:
+        self.seen += 1
+        return self.fault if self.seen - 1 == self.at else None
+
+
+@dataclass
+class World:
+    """A cluster in memory with everything that works on it, through the store that will have the fault."""
+
+    store: MemoryStore = field(default_factory=lambda: MemoryStore(MemoryCell()))
+    results: list[object] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        cluster = Cluster(ROOT, LayoutKind.HIERARCHICAL, "x")
+        self.ledgers = LedgerStore(self.store, cluster, random.Random(1))
+        self.tasks = UnderReplication(self.store, cluster, SystemClock())
+        self.registrations = Registrations(self.store, cluster)
+        self.cookies = CookieStore(self.store, cluster)
+        self.incarnations = Incarnations(self.store, ROOT)
+        self.parked = ParkedTasks(self.store, ROOT)
+
+    def data(self, path: str) -> bytes | None:
+        """What the server holds, past the store and its faults."""
+        return None if self.store.cell.stat(path) is None else self.store.cell.get(path).data
+
+
+Step = Callable[[World], Awaitable[object]]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """``act`` is what the fault hits; ``again`` what a caller does after an error."""
+
+    prepare: Step
+    act: Step
+    again: Step
+    is_done: Callable[[World], bool]
+
+
+async def _formatted(world: World) -> None:
+    await format_cluster(world.store, ROOT, rng=random.Random(1))
+
+
+async def _with_ledger(world: World) -> None:
+    await _formatted(world)
+    await world.ledgers.create(LEDGER, OPEN)
+
+
+async def _with_task(world: World) -> None:
+    await _formatted(world)
+    await world.tasks.initialize()
+    await world.tasks.mark(LEDGER, [BK1])
+
+
+async def _with_lock(world: World) -> None:
+    await _with_task(world)
+    world.results.append(await world.tasks.lock(LEDGER, "host"))
+
+
+async def _registered(world: World) -> None:
+    await _formatted(world)
+    await _register(world)
+
+
+async def _disabled(world: World) -> None:
+    await _formatted(world)
+    await world.tasks.disable()
+
+
+async def _format(world: World) -> None:
+    await format_cluster(world.store, ROOT, rng=random.Random(7))
+
+
+async def _format_again(world: World) -> None:
+    with pytest.raises(ClusterExistsError) if world.data(ROOT) is not None else _nothing():
+        await _format(world)
+
+
+async def _create(world: World) -> None:
+    created = await world.ledgers.create(LEDGER, OPEN)
+    assert (created.metadata, created.version) == (_stored(world), 0)
+
+
+async def _create_again(world: World) -> None:
+    with pytest.raises(LedgerExistsError) if _has_ledger(world) else _nothing():
+        await _create(world)
+
+
+async def _write(world: World) -> None:
+    written = await world.ledgers.write(LEDGER, OPEN.closed(EntryId(3), 9), 0)
+    assert (written.metadata, written.version) == (_stored(world), 1)
+
+
+async def _write_again(world: World) -> None:
+    read = await world.ledgers.read(LEDGER)
+    await world.ledgers.write(LEDGER, OPEN.closed(EntryId(3), 9), read.version)
+
+
+async def _mark_many(world: World) -> None:
+    world.results.append(await world.tasks.mark_many([(LedgerId(i), [BK1]) for i in range(3)] + [(LEDGER, [BK1])]))
+
+
+async def _lock(world: World) -> None:
+    world.results.append(await world.tasks.lock(LEDGER, "host"))
+    assert world.results[-1] is not None
+
+
+async def _complete(world: World) -> None:
+    assert await world.tasks.complete(world.results[0])  # type: ignore[arg-type]
+
+
+async def _complete_again(world: World) -> None:
+    """After an error a worker releases its lock; the task is done or waits for the next one."""
+    await world.tasks.release(world.results[0])  # type: ignore[arg-type]
+    held = await world.tasks.lock(LEDGER, "host")
+    if held is not None:
+        assert await world.tasks.complete(held)
+
+
+async def _register(world: World) -> None:
+    await world.registrations.register(BK1, INFO, is_read_only=False, takeover_deadline_s=5)
+
+
+async def _turn_read_only(world: World) -> None:
+    await world.registrations.register(BK1, INFO, is_read_only=True, takeover_deadline_s=5)
+
+
+async def _cookie_again(world: World) -> None:
+    with pytest.raises(CookieExistsError) if world.data(f"{ROOT}/cookies/{BK1}") is not None else _nothing():
+        await _cookie(world)
+
+
+async def _cookie(world: World) -> None:
+    await world.cookies.create(Cookie(BK1, ("/j",), ("/l",)))
+
+
+async def _disable_again(world: World) -> None:
+    with pytest.raises(AlreadyDisabledError) if _is_disabled(world) else _nothing():
+        await world.tasks.disable()
+
+
+async def _enable_again(world: World) -> None:
+    with _nothing() if _is_disabled(world) else pytest.raises(AlreadyEnabledError):
+        await world.tasks.enable()
+
+
+def _stored(world: World) -> LedgerMetadata:
+    return decode(world.store.cell.get(world.ledgers.path(LEDGER)).data)
+
+
+def _is_disabled(world: World) -> bool:
+    return world.data(f"{ROOT}/underreplication/disable") is not None
+
+
+def _has_ledger(world: World) -> bool:
+    return world.data(world.ledgers.path(LEDGER)) is not None
+
+
+def _has_task(world: World) -> bool:
+    return world.data(task_path(ROOT, LEDGER)) is not None
+
+
+def _has_lock(world: World) -> bool:
+    return world.data(lock_path(ROOT, LEDGER)) is not None
+
+
+def _is_closed(world: World) -> bool:
+    return world.store.cell.get(world.ledgers.path(LEDGER)).stat.version >= 1
+
+
+def _is_registered(world: World, *, is_read_only: bool) -> bool:
+    writable, read_only = (world.data(f"{ROOT}/available/{mode}{BK1}") is not None for mode in ("", "readonly/"))
+    return (writable, read_only) == (not is_read_only, is_read_only)
+
+
+def _nothing() -> pytest.MonkeyPatch.context:  # type: ignore[valid-type]
+    return pytest.MonkeyPatch.context()
+
+
+PARKED = ParkedTask(LEDGER, ParkReason.NO_LIVE_COPY, "", 0, frozenset(), 0)
+
+SCENARIOS = {
+    "format": Scenario(
+        lambda w: w.store.stat("/"), _format, _format_again, lambda w: w.data(f"{ROOT}/LAYOUT") is not None
+    ),
+    "create": Scenario(_formatted, _create, _create_again, _has_ledger),
+    "write": Scenario(_with_ledger, _write, _write_again, _is_closed),
+    "delete": Scenario(
+        _with_ledger,
+        lambda w: w.ledgers.delete(LEDGER),
+        lambda w: w.ledgers.delete(LEDGER),
+        lambda w: not _has_ledger(w),
+    ),
+    "new id": Scenario(_formatted, lambda w: w.ledgers.new_id(), lambda w: w.ledgers.new_id(), lambda w: True),
+    "initialize": Scenario(
+        _formatted,
+        lambda w: w.tasks.initialize(),
+        lambda w: w.tasks.initialize(),
+        lambda w: w.data(f"{ROOT}/underreplication/locks") is not None,
+    ),
+    "mark": Scenario(
+        _formatted, lambda w: w.tasks.mark(LEDGER, [BK1]), lambda w: w.tasks.mark(LEDGER, [BK1]), _has_task
+    ),
+    "add to a mark": Scenario(
+        _with_task,
+        lambda w: w.tasks.mark(LEDGER, [BookieId("b")]),
+        lambda w: w.tasks.mark(LEDGER, [BookieId("b")]),
+        lambda w: b'"b"' in (w.data(task_path(ROOT, LEDGER)) or b""),
+    ),
+    "mark many": Scenario(
+        _with_task, _mark_many, _mark_many, lambda w: all(w.data(task_path(ROOT, i)) is not None for i in range(3))
+    ),
+    "lock": Scenario(_with_task, _lock, _lock, _has_lock),
+    "complete": Scenario(_with_lock, _complete, _complete_again, lambda w: not _has_task(w) and not _has_lock(w)),
+    "release": Scenario(
+        _with_lock,
+        lambda w: w.tasks.release(w.results[0]),  # type: ignore[arg-type]
+        lambda w: w.tasks.release(w.results[0]),  # type: ignore[arg-type]
+        lambda w: not _has_lock(w),
+    ),
+    "register": Scenario(_formatted, _register, _register, lambda w: _is_registered(w, is_read_only=False)),
+    "turn read-only": Scenario(
+        _registered, _turn_read_only, _turn_read_only, lambda w: _is_registered(w, is_read_only=True)
+    ),
+    "unregister": Scenario(
+        _registered,
+        lambda w: w.registrations.unregister(BK1),
+        lambda w: w.registrations.unregister(BK1),
+        lambda w: w.data(f"{ROOT}/available/{BK1}") is None,
+    ),
+    "disable": Scenario(_formatted, lambda w: w.tasks.disable(), _disable_again, _is_disabled),
+    "enable": Scenario(_disabled, lambda w: w.tasks.enable(), _enable_again, lambda w: not _is_disabled(w)),
+    "delay": Scenario(
+        _formatted,
+        lambda w: w.tasks.set_lost_bookie_delay_s(5),
+        lambda w: w.tasks.set_lost_bookie_delay_s(5),
+        lambda w: w.data(f"{ROOT}/underreplication/lostBookieRecoveryDelay") == b"5",
+    ),
+    "cookie": Scenario(_formatted, _cookie, _cookie_again, lambda w: w.data(f"{ROOT}/cookies/{BK1}") is not None),
+    "incarnation": Scenario(
+        _formatted,
+        lambda w: w.incarnations.record(BK1, "u-1", 5),
+        lambda w: w.incarnations.record(BK1, "u-1", 5),
+        lambda w: (w.data(f"{own_path('incarnations', ROOT)}/{BK1}") or b"").count(b"u-1") == 1,
+    ),
+    "park": Scenario(
+        _formatted,
+        lambda w: w.parked.park(PARKED),
+        lambda w: w.parked.park(PARKED),
+        lambda w: w.data(f"/bkheal/parked/deep%2Fledgers/{LEDGER}") is not None,
+    ),
+}
+MAY_BE_DONE_WHEN_UNAVAILABLE = {
+    "lock",
+    "complete",
+    "register",
+    "turn read-only",
+    "unregister",
+    "initialize",
+    "mark many",
+    "new id",
+}
+"""Several changes in one call: a part of them may be made before the one that was refused."""
+
+
+@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_one_fault_at_any_request_does_no_harm(name: str, fault: Fault) -> None:
+    scenario = SCENARIOS[name]
+    for at in range(60):
+        world = World()
+        await scenario.prepare(world)
+        hook = OneFault(at, fault)
+        world.store.fault_hook = hook
+        try:
+            await scenario.act(world)
+            assert scenario.is_done(world), f"fault at request {at}: returned, and is not done"
+        except StoreUnavailableError:
+            was_refused = not scenario.is_done(world) or name in MAY_BE_DONE_WHEN_UNAVAILABLE
+            assert was_refused, f"fault at request {at}: called unavailable, and was done"
+        except OutcomeUnknownError:
+            pass
+        if hook.seen <= at:
+            assert at >= 1
+            return
+        world.store.fault_hook = None
+        if not scenario.is_done(world) or name == "complete":
+            await scenario.again(world)
+        assert scenario.is_done(world), f"fault at request {at}: calling again does not finish it"
+    raise AssertionError("the scenario has more requests than were tried")
+
+
+async def test_answer_lost_at_each_write_is_settled_without_troubling_the_caller() -> None:
+    """One lost answer is nothing unusual: the usual changes settle it themselves."""
+    for name in ("format", "create", "write", "delete", "mark", "add to a mark", "mark many", "lock", "register"):
+        world = World()
+        await SCENARIOS[name].prepare(world)
+        lost: set[str] = set()
+
+        async def lose_each_once(operation: str, path: str, lost: set[str] = lost) -> Fault | None:
+            if operation not in ("create", "set", "delete", "multi") or path in lost:
+                return None
+            lost.add(path)
+            return Fault.LOSE_ANSWER
+
+        world.store.fault_hook = lose_each_once
+        await SCENARIOS[name].act(world)
+        assert SCENARIOS[name].is_done(world), name
+        assert lost
+
+
+async def test_mark_many_counts_marks_whose_answer_was_lost() -> None:
+    world = World()
+    await _with_task(world)
+    world.store.fault_hook = OneFault(at=0, fault=Fault.FAIL_BEFORE, seen=1)
+    requests: list[str] = []
+
+    async def lose_first_multi_of_tasks(operation: str, path: str) -> Fault | None:
+        requests.append(operation)
+        is_first = operation == "multi" and "urL" in path and requests.count("lost") == 0
+        if is_first:
+            requests.append("lost")
+        return Fault.LOSE_ANSWER if is_first else None
+
+    world.store.fault_hook = lose_first_multi_of_tasks
+    assert await world.tasks.mark_many([(LedgerId(i), [BK1]) for i in range(3)]) == 3
+    assert "lost" in requests
+
+
+async def test_opened_cluster_is_the_formatted_one_despite_faults() -> None:
+    world = World()
+    world.store.fault_hook = OneFault(at=3, fault=Fault.LOSE_ANSWER)
+    await _format(world)
+    assert (await open_cluster(world.store, ROOT)).root == ROOT
