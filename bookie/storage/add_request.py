@@ -1,0 +1,53 @@
+"""Checking an add before anything else looks at it: sizes, and the ids in the entries' own headers."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from crc32c import crc32c
+
+from bookie.model.ids import LEDGER_ID_MAX, EntryId
+from bookie.model.packet import ENTRY_PAYLOAD_MAX, HEADER_SIZE
+from bookie.storage.write_cache import CachedEntry
+from bookie.wire.port import AddBatch
+
+ENTRY_BYTES_MAX: Final = ENTRY_PAYLOAD_MAX + (4 << 10)
+"""Largest stored entry: the largest payload with header and digest, and room for what a foreign writer may add."""
+ADD_BYTES_MAX: Final = 8 << 20
+"""Largest request; a client's batch stays below a third of it."""
+MASTER_KEY_BYTES_MAX: Final = 1 << 10
+"""Ours have 20 bytes; the bound keeps a journal batch and the state of a ledger small."""
+
+_IDS: Final = struct.Struct(">qq")
+
+
+def check_add(batch: AddBatch) -> dict[EntryId, CachedEntry] | str:
+    """The entries of a batch by id with their checksums, or what is wrong with it.
+
+    An id that occurs twice counts once, the later entry wins.
+    """
+    if (problem := check_ledger(batch.ledger_id, batch.master_key)) is not None:
+        return problem
+    if not batch.entries:
+        return "no entries"
+    entries: dict[EntryId, CachedEntry] = {}
+    ids_of, ledger_id, size = _IDS.unpack_from, batch.ledger_id, 0
+    for data in batch.entries:
+        if not HEADER_SIZE <= len(data) <= ENTRY_BYTES_MAX:
+            return f"entry of {len(data)} bytes, allowed are {HEADER_SIZE} to {ENTRY_BYTES_MAX}"
+        found_ledger, entry_id = ids_of(data)
+        if found_ledger != ledger_id or entry_id < 0:
+            return f"entry says it is {found_ledger}/{entry_id}, in an add to ledger {ledger_id}"
+        entries[entry_id] = CachedEntry(data, crc32c(data))
+        size += len(data)
+    return entries if size <= ADD_BYTES_MAX else f"{size} bytes in one add, allowed are {ADD_BYTES_MAX}"
+
+
+def check_ledger(ledger_id: int, master_key: bytes = b"") -> str | None:
+    """What is wrong with a ledger id and key, None if nothing is."""
+    if not 0 <= ledger_id <= LEDGER_ID_MAX:
+        return f"not a ledger id: {ledger_id}"
+    if len(master_key) > MASTER_KEY_BYTES_MAX:
+        return f"master key of {len(master_key)} bytes, allowed are {MASTER_KEY_BYTES_MAX}"
+    return None

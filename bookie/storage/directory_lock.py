@@ -1,0 +1,39 @@
+"""One process at a time on a directory (rule J7), by a lock that the kernel gives back when the process ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from bookie.model.errors import PermanentError
+
+_NAME: Final = ".bkheal.lock"
+
+
+class DirectoryInUseError(PermanentError):
+    """Another process, or another part of this one, works on the directory."""
+
+
+def lock_directory(root: Path) -> int:
+    """Lock ``root`` until the returned descriptor is closed; the process id inside is for people only.
+
+    Raises:
+        DirectoryInUseError: it is locked.
+        OSError: the lock file cannot be made.
+    """
+    descriptor = os.open(root / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise DirectoryInUseError(
+            f"{root} is in use by process {holder}: stop it, or give this bookie a directory of its own"
+        ) from error
+    with suppress(OSError):  # a full disk must not keep the bookie from starting
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor

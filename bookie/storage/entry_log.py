@@ -1,0 +1,216 @@
+"""Files that hold entries for good, written at a flush in (ledger, entry) order and never changed.
+
+Record: size, CRC32C, entry. The index names an entry only after the file that holds it is durable. Every read is
+verified: the checksum shows rot, the entry's own ids show bytes of another entry (a misdirected write). What fails is
+a value for the caller, not an exception: one bad sector does not end a request.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from crc32c import crc32c
+
+from bookie.model.packet import HEADER_SIZE as ENTRY_HEADER_SIZE
+from bookie.storage.index_format import Location, pack_location
+from bookie.storage.port import Disk, DiskError, DiskFile
+
+DIRECTORY: Final = "entries"
+_SUFFIX: Final = ".log"
+_FORMAT: Final = 1
+_HEADER: Final = struct.Struct(">8sHxxQ")  # magic, format, log id
+_RECORD: Final = struct.Struct(">II")  # size, CRC32C
+_CRC: Final = struct.Struct(">I")
+_IDS: Final = struct.Struct(">qq")
+_MAGIC: Final = b"\x93bkhelog"
+HEADER_SIZE: Final = _HEADER.size + _CRC.size
+_GAP_BYTES_MAX: Final = 16 << 10
+"""Entries this near to each other are read as one range: cheaper than a second request to the device."""
+
+
+@dataclass(slots=True)
+class EntryLogWriter:
+    """One file being written."""
+
+    log_id: int
+    file: DiskFile
+    size: int
+    unsynced_bytes: int = 0
+
+    async def append(self, entries: Sequence[tuple[bytes, int]]) -> list[bytes]:
+        """Write (entry, its CRC32C) pairs and return the index value of each, good after ``sync``.
+
+        Raises:
+            DiskFullError: no space left.
+            DiskError: any other failure.
+        """
+        parts, values, pack, log_id = [], [], _RECORD.pack, self.log_id
+        offset = self.size
+        for body, crc in entries:
+            size = len(body)
+            parts.append(pack(size, crc))
+            parts.append(body)
+            offset += _RECORD.size
+            values.append(pack_location(log_id, offset, size, crc))
+            offset += size
+        self.unsynced_bytes += offset - self.size
+        self.size = await self.file.append(parts)
+        return values
+
+    async def sync(self) -> None:
+        """Make everything appended durable.
+
+        Raises:
+            DiskError: it is not.
+        """
+        await self.file.sync()
+        self.unsynced_bytes = 0
+
+
+@dataclass(slots=True)
+class _OpenLog:
+    file: DiskFile
+    uses: int = 0
+
+
+class EntryLogs:
+    """The entry logs of one disk. ``next_id`` is the id of the next file."""
+
+    def __init__(self, disk: Disk, next_id: int, open_max: int) -> None:
+        self.next_id = next_id
+        self._disk = disk
+        self._open_max = open_max
+        self._open: dict[int, _OpenLog] = {}
+        self._surplus: list[_OpenLog] = []
+
+    async def create(self) -> EntryLogWriter:
+        """Begin a file; its name and header are durable on return.
+
+        Raises:
+            DiskError: it cannot be created.
+        """
+        log_id, self.next_id = self.next_id, self.next_id + 1
+        file = await self._disk.create(log_path(log_id))
+        header = _HEADER.pack(_MAGIC, _FORMAT, log_id)
+        try:
+            size = await file.append_and_sync([header + _CRC.pack(crc32c(header))])
+            await self._disk.sync_directory(DIRECTORY)
+        except DiskError:
+            await self.discard(EntryLogWriter(log_id, file, 0))
+            raise
+        return EntryLogWriter(log_id, file, size)
+
+    async def discard(self, log: EntryLogWriter) -> None:
+        """Close a file that no index entry names, and remove it if that is possible."""
+        with suppress(DiskError):
+            await log.file.close()
+            await self._disk.unlink(log_path(log.log_id))
+
+    async def read(self, locations: Sequence[Location]) -> list[bytes | DiskError | None]:
+        """Bytes at each location, not yet verified; None where the file is gone, an error where it is unreadable."""
+        results: list[bytes | DiskError | None] = [None] * len(locations)
+        by_log: dict[int, list[int]] = {}
+        for index, location in enumerate(locations):
+            by_log.setdefault(location.log_id, []).append(index)
+        for log_id, indexes in by_log.items():
+            try:
+                found = await self._read_log(log_id, [locations[index] for index in indexes])
+            except FileNotFoundError:
+                continue
+            except DiskError as error:
+                found = [error] * len(indexes)
+            for index, data in zip(indexes, found, strict=True):
+                results[index] = data
+        return results
+
+    async def close(self) -> None:
+        """Close what is open."""
+        opened, self._open = self._open, {}
+        for log in opened.values():
+            await log.file.close()
+
+    async def _read_log(self, log_id: int, locations: list[Location]) -> list[bytes | DiskError | None]:
+        ranges, places = _coalesce(locations)
+        log = await self._acquire(log_id)
+        try:
+            blocks = await log.file.read(ranges)
+        finally:
+            log.uses -= 1
+        await self._close_surplus()
+        return [
+            blocks[place][location.offset - ranges[place][0] :][: location.size]
+            for place, location in zip(places, locations, strict=True)
+        ]
+
+    async def _acquire(self, log_id: int) -> _OpenLog:
+        """An open file that stays open until ``uses`` is given back."""
+        if (log := self._open.pop(log_id, None)) is None:
+            opened = _OpenLog(await self._disk.open(log_path(log_id)))
+            if (log := self._open.pop(log_id, None)) is None:
+                log = opened
+            else:  # another reader opened it meanwhile
+                self._surplus.append(opened)
+        self._open[log_id] = log  # most recently used last
+        log.uses += 1
+        return log
+
+    async def _close_surplus(self) -> None:
+        over = max(len(self._open) - self._open_max, 0)
+        idle = [log_id for log_id, log in self._open.items() if not log.uses][:over]
+        surplus, self._surplus = [*self._surplus, *(self._open.pop(log_id) for log_id in idle)], []
+        for log in surplus:
+            with suppress(DiskError):
+                await log.file.close()
+
+
+def decode_records(data: bytes) -> list[tuple[Location, bytes]]:
+    """Whole, intact records at the start of ``data``, with their place relative to it (log id 0)."""
+    records, offset = [], 0
+    while offset + _RECORD.size <= len(data):
+        size, crc = _RECORD.unpack_from(data, offset)
+        offset += _RECORD.size
+        body = data[offset : offset + size]
+        if size < ENTRY_HEADER_SIZE or len(body) < size or crc32c(body) != crc:
+            break  # without the first, a hole of zeros would read as empty records
+        records.append((Location(0, offset, size, crc), body))
+        offset += size
+    return records
+
+
+def is_entry(location: Location, data: bytes, ledger_id: int, entry_id: int) -> bool:
+    """Whether ``data`` is whole, intact and the entry that was asked for."""
+    return (
+        len(data) == location.size
+        and crc32c(data) == location.crc
+        and len(data) >= _IDS.size
+        and _IDS.unpack_from(data) == (ledger_id, entry_id)
+    )
+
+
+async def log_ids(disk: Disk) -> list[int]:
+    """Ids of the files on the disk, ascending."""
+    return sorted(int(name.removesuffix(_SUFFIX), 16) for name in await disk.names(DIRECTORY) if name.endswith(_SUFFIX))
+
+
+def log_path(log_id: int) -> str:
+    """Path of an entry log."""
+    return f"{DIRECTORY}/{log_id:016x}{_SUFFIX}"
+
+
+def _coalesce(locations: Sequence[Location]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Ranges that cover all locations, and for each location the range it is in."""
+    ranges: list[tuple[int, int]] = []
+    places = [0] * len(locations)
+    for index in sorted(range(len(locations)), key=lambda index: locations[index].offset):
+        first, end = locations[index].offset, locations[index].offset + locations[index].size
+        if ranges and first <= sum(ranges[-1]) + _GAP_BYTES_MAX:
+            start = ranges[-1][0]
+            ranges[-1] = (start, max(sum(ranges[-1]), end) - start)
+        else:
+            ranges.append((first, end - first))
+        places[index] = len(ranges) - 1
+    return ranges, places

@@ -1,0 +1,283 @@
+"""The ``Disk`` port on a directory of the operating system, with threads for what blocks.
+
+A file on which a write or sync has failed is never written or synced again (J6): after a failed sync the kernel may
+have dropped the pages and would report the next one as a success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+from bookie.storage.directory_lock import lock_directory
+from bookie.storage.port import DiskError, DiskFile, DiskFullError
+
+_THREADS: Final = 6
+"""Per disk: one for the journal or a flush, the rest for reads, so that these do not queue behind a sync."""
+_PARTS_MAX: Final = 64
+"""More parts are joined first: copying a megabyte is cheaper than handing the kernel a thousand pieces."""
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+T = TypeVar("T")
+
+
+class FileDisk:
+    """A directory that this object alone works on. Paths are relative to it. Made by ``acquire``."""
+
+    def __init__(self, root: Path, lock: int) -> None:
+        self._root = root
+        self._lock: int | None = lock
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"disk-{root.name}")
+
+    @classmethod
+    async def acquire(cls, root: Path) -> FileDisk:
+        """Make the directory if needed and lock it until ``close``.
+
+        Raises:
+            DirectoryInUseError: another process works on it.
+            DiskError: it cannot be made or locked.
+        """
+        return cls(root, await asyncio.to_thread(_make_and_lock, root))
+
+    async def create(self, path: str) -> DiskFile:
+        """See ``Disk``."""
+        return await self._run(_open_file, self._root / path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._threads)
+
+    async def open(self, path: str) -> DiskFile:
+        """See ``Disk``."""
+        return await self._run(_open_file, self._root / path, os.O_RDONLY, self._threads)
+
+    async def replace(self, path: str, data: bytes) -> None:
+        """See ``Disk``."""
+        await self._run(_replace, self._root / path, data)
+
+    async def names(self, directory: str) -> list[str]:
+        """See ``Disk``."""
+        return await self._run(_names, self._root / directory)
+
+    async def make_directory(self, path: str) -> None:
+        """See ``Disk``."""
+        await self._run(_make_directory, self._root / path)
+
+    async def unlink(self, path: str) -> None:
+        """See ``Disk``."""
+        await self._run(_unlink, self._root / path)
+
+    async def sync_directory(self, directory: str) -> None:
+        """See ``Disk``."""
+        await self._run(_sync_directory, self._root / directory)
+
+    async def space(self) -> tuple[int, int]:
+        """See ``Disk``. Free is what an ordinary user may still take."""
+        return await self._run(_space, self._root)
+
+    async def close(self) -> None:
+        """Wait for what is running and give the directory back. Idempotent."""
+        await asyncio.to_thread(self._threads.shutdown)
+        if self._lock is not None:
+            lock, self._lock = self._lock, None
+            os.close(lock)
+
+    async def _run(self, work: Callable[..., T], *arguments: object) -> T:
+        return await _in_thread(self._threads, work, *arguments)
+
+
+class _File:
+    """One open file. The thread lock keeps a close from pulling the descriptor away under a write still running for a
+    caller that was cancelled.
+    """
+
+    def __init__(self, path: Path, descriptor: int, size: int, threads: ThreadPoolExecutor) -> None:
+        self._path = path
+        self._descriptor: int | None = descriptor
+        self._size = size
+        self._threads = threads
+        self._is_broken = False
+        self._busy = threading.Lock()
+
+    async def append(self, parts: Sequence[bytes]) -> int:
+        """See ``DiskFile``."""
+        return await _in_thread(self._threads, self._append, parts)
+
+    async def sync(self) -> None:
+        """See ``DiskFile``."""
+        await _in_thread(self._threads, self._sync)
+
+    async def append_and_sync(self, parts: Sequence[bytes]) -> int:
+        """See ``DiskFile``."""
+        return await _in_thread(self._threads, self._append_and_sync, parts)
+
+    async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See ``DiskFile``."""
+        return await _in_thread(self._threads, self._read, ranges)
+
+    async def size(self) -> int:
+        """See ``DiskFile``."""
+        return await _in_thread(self._threads, self._stat_size)
+
+    async def close(self) -> None:
+        """See ``DiskFile``."""
+        if self._descriptor is not None:
+            await _in_thread(self._threads, self._close)
+
+    def _append(self, parts: Sequence[bytes]) -> int:
+        with self._writing("append to") as descriptor:
+            pieces = [memoryview(part) for part in (parts if len(parts) <= _PARTS_MAX else [b"".join(parts)])]
+            while pieces:
+                written = os.pwritev(descriptor, pieces, self._size)  # may be short (J9)
+                self._size += written
+                pieces = _remaining(pieces, written)
+            return self._size
+
+    def _sync(self) -> None:
+        with self._writing("sync") as descriptor:
+            os.fdatasync(descriptor)
+
+    def _append_and_sync(self, parts: Sequence[bytes]) -> int:
+        size = self._append(parts)
+        self._sync()
+        return size
+
+    def _read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        with self._using("read") as descriptor:
+            return [_read_range(descriptor, offset, size) for offset, size in ranges]
+
+    def _stat_size(self) -> int:
+        with self._using("stat") as descriptor:
+            return os.fstat(descriptor).st_size
+
+    def _close(self) -> None:
+        with self._busy:
+            if self._descriptor is not None:
+                descriptor, self._descriptor = self._descriptor, None
+                os.close(descriptor)
+
+    @contextmanager
+    def _using(self, verb: str) -> Iterator[int]:
+        with self._busy, _disk_errors(verb, self._path):
+            if self._descriptor is None:
+                raise DiskError(f"cannot {verb} {self._path}: it is closed")
+            yield self._descriptor
+
+    @contextmanager
+    def _writing(self, verb: str) -> Iterator[int]:
+        with self._using(verb) as descriptor:
+            if self._is_broken:
+                raise DiskError(f"cannot {verb} {self._path}: an earlier write or sync of it failed")
+            self._is_broken = True  # until it is known to have succeeded
+            yield descriptor
+            self._is_broken = False
+
+
+@contextmanager
+def _disk_errors(verb: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        kind = DiskFullError if error.errno in _FULL else DiskError
+        raise kind(f"cannot {verb} {path}: {error.strerror or error}") from error
+
+
+async def _in_thread(threads: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> T:
+    try:
+        running = asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
+    except RuntimeError as error:  # the executor's way to say that it was shut down
+        raise DiskError("the disk was closed") from error
+    return await running
+
+
+def _make_and_lock(root: Path) -> int:
+    with _disk_errors("lock", root):
+        root.mkdir(parents=True, exist_ok=True)
+        return lock_directory(root)
+
+
+def _open_file(path: Path, flags: int, threads: ThreadPoolExecutor) -> _File:
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError:
+        if flags & os.O_CREAT:
+            raise DiskError(f"cannot create {path}: its directory does not exist") from None
+        raise
+    except OSError as error:
+        kind = DiskFullError if error.errno in _FULL else DiskError
+        raise kind(f"cannot open {path}: {error.strerror}") from error
+    return _File(path, descriptor, os.fstat(descriptor).st_size, threads)
+
+
+def _remaining(pieces: list[memoryview], written: int) -> list[memoryview]:
+    while pieces and written >= len(pieces[0]):
+        written -= len(pieces.pop(0))
+    if written:
+        pieces[0] = pieces[0][written:]
+    return pieces
+
+
+def _read_range(descriptor: int, offset: int, size: int) -> bytes:
+    data = os.pread(descriptor, size, offset)
+    while len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
+        data += more
+    return data
+
+
+def _replace(path: Path, data: bytes) -> None:
+    aside = path.with_name(path.name + ".tmp")
+    with _disk_errors("replace", path):
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            pieces = [memoryview(data)]
+            while pieces:
+                pieces = _remaining(pieces, os.writev(descriptor, pieces))
+            os.fsync(descriptor)
+        except OSError:
+            with suppress(OSError):
+                aside.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        aside.rename(path)
+    _sync_directory(path.parent)
+
+
+def _names(directory: Path) -> list[str]:
+    with _disk_errors("list", directory):
+        try:
+            return sorted(os.listdir(directory))
+        except FileNotFoundError:
+            return []
+
+
+def _make_directory(path: Path) -> None:
+    if path.is_dir():
+        return
+    _make_directory(path.parent)
+    with _disk_errors("make directory", path):
+        path.mkdir(exist_ok=True)
+    _sync_directory(path.parent)
+
+
+def _unlink(path: Path) -> None:
+    with _disk_errors("remove", path):
+        path.unlink(missing_ok=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    with _disk_errors("sync directory", directory):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _space(root: Path) -> tuple[int, int]:
+    with _disk_errors("stat", root):
+        found = os.statvfs(root)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize

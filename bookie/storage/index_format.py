@@ -1,0 +1,90 @@
+"""Keys and values of the entry index.
+
+Entries: (ledger, entry) big-endian, so that a ledger's entries are one ascending range. Everything else has keys that
+start with 0xFF, above any entry key, because ids are never negative.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.storage.errors import UnsupportedFormatError
+
+FORMAT: Final = 1
+MARK_KEY: Final = b"\xffmark"
+
+_ENTRY_KEY: Final = struct.Struct(">qq")
+_STATE_KEY: Final = struct.Struct(">6sq")
+_STATE_PREFIX: Final = b"\xffstate"
+_LOCATION: Final = struct.Struct(">QQII")
+_MARK: Final = struct.Struct(">HQQQ")
+
+pack_entry_key = _ENTRY_KEY.pack
+"""Key of (ledger id, entry id)."""
+pack_location = _LOCATION.pack
+"""Value of (log id, offset, size, CRC32C)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where an entry's bytes are, and their checksum. ``offset`` is of the entry itself, behind its record header."""
+
+    log_id: int
+    offset: int
+    size: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMark:
+    """What the index covers.
+
+    Attributes:
+        sequence: every journal batch up to it is in the index.
+        next_log_id: entry logs from here on belong to a flush that did not finish.
+        ledger_count: ledgers with a state in the index.
+    """
+
+    sequence: int = 0
+    next_log_id: int = 1
+    ledger_count: int = 0
+
+    def encode(self) -> bytes:
+        """Bytes under ``MARK_KEY``."""
+        return _MARK.pack(FORMAT, self.sequence, self.next_log_id, self.ledger_count)
+
+    @staticmethod
+    def decode(data: bytes) -> CheckpointMark:
+        """Inverse of ``encode``.
+
+        Raises:
+            UnsupportedFormatError: another format version.
+        """
+        if len(data) != _MARK.size or int.from_bytes(data[:2], "big") != FORMAT:
+            raise UnsupportedFormatError(
+                f"entry index of an unknown format ({len(data)} byte mark): start the version of bkheal that wrote it"
+            )
+        _, sequence, next_log_id, ledger_count = _MARK.unpack(data)
+        return CheckpointMark(sequence, next_log_id, ledger_count)
+
+
+def entry_range(ledger_id: int) -> tuple[bytes, bytes]:
+    """First key and end key of a ledger's entries."""
+    return pack_entry_key(ledger_id, 0), pack_entry_key(ledger_id, (1 << 63) - 1) + b"\0"
+
+
+def entry_id_of(key: bytes) -> int:
+    """Entry id in an entry key."""
+    return int.from_bytes(key[8:], "big")
+
+
+def unpack_location(value: bytes) -> Location:
+    """Inverse of ``pack_location``."""
+    return Location(*_LOCATION.unpack(value))
+
+
+def state_key(ledger_id: int) -> bytes:
+    """Key of a ledger's state."""
+    return _STATE_KEY.pack(_STATE_PREFIX, ledger_id)

@@ -1,0 +1,269 @@
+"""Durable appends with group commit (rules J1, J5, J6, J8, J10).
+
+While one group is being written and synced, arriving records queue; the next group takes them all, so one sync covers
+many callers and a lone caller waits for nobody. Exactly one batch is in flight at any time: a batch that follows
+proves that those before it were durable. Callbacks run in the order of the journal, before any caller is woken.
+
+A full disk fails what is queued and leaves the file for good; the next records begin a new file with a higher epoch.
+Any other disk error ends the journal: nothing is acknowledged any more and ``fatal`` tells the process to exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from bookie.model.errors import FatalError, TransientError
+from bookie.runtime.tasks import cancel, guarded
+from bookie.storage.journal_format import (
+    RECORD_HEADER_SIZE,
+    BatchHeader,
+    FileHeader,
+    RecordKind,
+    encode_batch,
+    encode_entries,
+    encode_file_header,
+    encode_record,
+)
+from bookie.storage.journal_mark import JournalMark, MarkSlots
+from bookie.storage.journal_replay import DIRECTORY, ClosedFile, file_path
+from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError
+from bookie.storage.settings import StorageSettings
+
+_log = logging.getLogger(__name__)
+
+
+class JournalBusyError(TransientError):
+    """Too many bytes wait for the disk."""
+
+
+class JournalStoppedError(FatalError):
+    """The journal was closed or failed."""
+
+
+@dataclass(slots=True)
+class Records:
+    """Encoded records of one caller; they become durable together, or not at all."""
+
+    parts: list[bytes] = field(default_factory=list, repr=False)
+    count: int = 0
+    size: int = 0
+
+    def add_entries(self, ledger_id: int, entries: Collection[tuple[bytes, int]]) -> int:
+        """Add (entry, its CRC32C) pairs; returns the bytes of the entries alone."""
+        self.parts += encode_entries(ledger_id, entries)
+        entry_bytes = sum(len(body) for body, _ in entries)
+        self.count += len(entries)
+        self.size += entry_bytes + len(entries) * RECORD_HEADER_SIZE
+        return entry_bytes
+
+    def add(self, kind: RecordKind, ledger_id: int, body: bytes = b"") -> None:
+        """Add one record."""
+        record = encode_record(kind, ledger_id, body)
+        self.parts.append(record)
+        self.count += 1
+        self.size += len(record)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    records: Records
+    on_durable: Callable[[], None]
+    on_failed: Callable[[FatalError], None]
+    done: asyncio.Future[FatalError | None]
+
+    def finish(self, error: FatalError | None) -> None:
+        """Tell the caller, who may be gone and in any case wakes after the callback, and run the callback."""
+        if not self.done.done():
+            self.done.set_result(error)
+        if error is None:
+            self.on_durable()
+        else:
+            self.on_failed(error)
+
+
+class Journal:
+    """The writing side. One task owns the file; ``enqueue`` never waits.
+
+    Attributes:
+        durable_sequence: the last batch that was synced and whose callbacks have run.
+        fatal: completes with the error when the journal has stopped for good.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        settings: StorageSettings,
+        slots: MarkSlots,
+        *,
+        epoch: int,
+        sequence: int,
+        files: list[ClosedFile],
+    ) -> None:
+        self.durable_sequence = sequence
+        self.fatal: asyncio.Future[FatalError] = asyncio.get_running_loop().create_future()
+        self._disk = disk
+        self._settings = settings
+        self._slots = slots
+        self._epoch = epoch
+        # One number is left out: a torn batch of the epoch before may have used it.
+        self._attempted = sequence + 1
+        self._closed_files = list(files)
+        self._number = max((file.number for file in files), default=0)
+        self._file: DiskFile | None = None
+        self._offset = 0
+        self._queue: deque[_Request] = deque()
+        self._group: deque[_Request] = deque()
+        self._waiting_bytes = 0
+        self._wake = asyncio.Event()
+        self._is_closing = False
+        self._writer: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the writer task."""
+        self._writer = guarded("journal writer", self._run())
+
+    def enqueue(
+        self, records: Records, on_durable: Callable[[], None], on_failed: Callable[[FatalError], None]
+    ) -> asyncio.Future[FatalError | None]:
+        """Queue records; the future completes with None once they are durable, or with the error.
+
+        Exactly one callback runs, in journal order, before the future completes, also if the caller has gone.
+
+        Raises:
+            JournalBusyError: the queue is at its bound; nothing was queued.
+            JournalStoppedError: closed or failed; nothing was queued.
+        """
+        if self._is_closing or self.fatal.done():
+            raise JournalStoppedError("the journal takes no more records: it is closing or its disk failed")
+        if self._waiting_bytes and self._waiting_bytes + records.size > self._settings.journal_queue_bytes_max:
+            raise JournalBusyError(f"{self._waiting_bytes} bytes wait for the journal disk: try again later")
+        done: asyncio.Future[FatalError | None] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Request(records, on_durable, on_failed, done))
+        self._waiting_bytes += records.size
+        self._wake.set()
+        return done
+
+    async def trim(self, sequence: int) -> None:
+        """Remove files that a durable checkpoint at ``sequence`` covers. May be called concurrently.
+
+        Raises:
+            DiskError: the mark or the removal could not be made durable.
+        """
+        covered = [file for file in self._closed_files if file.last_sequence <= sequence]
+        for file in covered:
+            await self._disk.unlink(file.path)
+        if covered:
+            self._closed_files = [file for file in self._closed_files if file not in covered]
+            await self._disk.sync_directory(DIRECTORY)
+        # Last, because on a full disk it needs the space that the files gave back.
+        await self._slots.write(JournalMark(self.durable_sequence, self._epoch))
+
+    def stop(self, error: Exception) -> None:
+        """Acknowledge nothing any more: fail what is queued and complete ``fatal``."""
+        fatal = error if isinstance(error, FatalError) else JournalStoppedError(f"stopped by a failure: {error!r}")
+        _log.critical("storage stopped, nothing is acknowledged any more", exc_info=error)
+        if not self.fatal.done():
+            self.fatal.set_result(fatal)
+        self._fail(fatal)
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Take no more, write what is queued, close the file."""
+        self._is_closing = True
+        self._wake.set()
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
+        await self._close_file()
+
+    async def abort(self) -> None:
+        """Stop without writing what is queued, as a crash would."""
+        self._is_closing = True
+        await cancel(self._writer)
+        self._fail(JournalStoppedError("the journal was stopped before this was durable"))
+        await self._close_file()
+
+    async def _run(self) -> None:
+        try:
+            while await self._has_work():
+                self._take_group()
+                try:
+                    await self._commit(self._group)
+                except DiskFullError as error:
+                    await self._abandon_file(error)
+        except Exception as error:  # noqa: BLE001 (task boundary: whatever ends the writer must end the acknowledgements)
+            self.stop(error)
+
+    async def _has_work(self) -> bool:
+        while not self._queue:
+            if self._is_closing or self.fatal.done():
+                return False
+            self._wake.clear()
+            await self._wake.wait()
+        return True
+
+    def _take_group(self) -> None:
+        size = 0
+        while self._queue and (not size or size + self._queue[0].records.size <= self._settings.journal_batch_bytes):
+            size += self._queue[0].records.size
+            self._group.append(self._queue.popleft())
+
+    async def _commit(self, group: deque[_Request]) -> None:
+        if self._file is None:
+            self._file = await self._begin_file()
+        self._attempted += 1
+        parts = [part for request in group for part in request.records.parts]
+        size = sum(request.records.size for request in group)
+        count = sum(request.records.count for request in group)
+        header = BatchHeader(self._epoch, self._attempted, self.durable_sequence, self._offset, size, count)
+        self._offset = await self._file.append_and_sync(encode_batch(header, parts))
+        self.durable_sequence = self._attempted
+        self._waiting_bytes -= size
+        while group:
+            group.popleft().finish(None)
+        if self._offset >= self._settings.journal_file_bytes:
+            await self._close_file()
+
+    async def _begin_file(self) -> DiskFile:
+        """Name and header are durable before the first batch is written (J5)."""
+        self._number += 1
+        file = await self._disk.create(file_path(self._number))
+        header = FileHeader(self._epoch, self._number, self.durable_sequence)
+        try:
+            self._offset = await file.append_and_sync([encode_file_header(header)])
+            await self._disk.sync_directory(DIRECTORY)
+            await self._slots.write(JournalMark(self.durable_sequence, self._epoch))
+        except DiskFullError:
+            await file.close()
+            with suppress(DiskError):
+                await self._disk.unlink(file_path(self._number))
+            raise
+        return file
+
+    async def _abandon_file(self, error: DiskFullError) -> None:
+        """Never write behind a batch whose end is unknown: what follows goes to a new file and epoch.
+
+        Everything queued fails with it, because later records may rely on earlier ones (a ledger's key).
+        """
+        _log.error("journal disk full", extra={"durable_sequence": self.durable_sequence, "error": str(error)})
+        self._epoch += 1
+        self._fail(error)
+        await self._close_file()
+
+    async def _close_file(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            self._closed_files.append(ClosedFile(self._number, self.durable_sequence))
+            await file.close()
+
+    def _fail(self, error: FatalError) -> None:
+        failed = [*self._group, *self._queue]
+        self._group.clear()
+        self._queue.clear()
+        self._waiting_bytes = 0
+        for request in failed:
+            request.finish(error)

@@ -1,0 +1,110 @@
+"""How far the journal was durable, said a second time outside the journal files (rule J4).
+
+Two slots are written in turn, so that one damaged slot leaves the other. A replay that ends below the mark has lost
+acknowledged records. The mark is renewed at each new file and each checkpoint, not per batch: it narrows what a lost
+tail can hide, at no cost to an add.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from dataclasses import dataclass, field
+from typing import Final
+
+from crc32c import crc32c
+
+from bookie.storage.errors import DamagedJournalError
+from bookie.storage.port import Disk
+
+_log = logging.getLogger(__name__)
+
+_MAGIC: Final = b"\x93bkhjmrk"
+_SLOT: Final = struct.Struct(">8sHxxQQ")  # magic, format, epoch, durable sequence
+_CRC: Final = struct.Struct(">I")
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class JournalMark:
+    """Everything up to ``durable_sequence`` was durable; ``epoch`` is the last one begun."""
+
+    durable_sequence: int
+    epoch: int
+
+
+@dataclass(slots=True)
+class MarkSlots:
+    """The two slot files of one journal directory. ``mark`` is the greatest known, None for a new journal."""
+
+    disk: Disk
+    directory: str
+    mark: JournalMark | None = None
+    _next_slot: int = 0
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def load(self) -> None:
+        """Read both slots.
+
+        Raises:
+            DamagedJournalError: slots exist and none is readable.
+            DiskError: unreadable device.
+        """
+        found: dict[int, JournalMark] = {}
+        damaged = []
+        for slot in (0, 1):
+            data = await _content(self.disk, self._path(slot))
+            if data is not None:
+                if (mark := _decode(data)) is None:
+                    damaged.append(self._path(slot))
+                else:
+                    found[slot] = mark
+        if damaged and not found:
+            raise DamagedJournalError(
+                f"journal mark unreadable ({', '.join(damaged)}): cannot tell how far the journal was durable. "
+                "Restore the file from a copy, or replace this bookie's disks as a new incarnation"
+            )
+        if damaged:
+            _log.warning("journal mark slot damaged, using the other", extra={"slot": damaged[0]})
+        if found:
+            newest = max(found, key=lambda slot: found[slot])
+            self.mark, self._next_slot = found[newest], 1 - newest
+
+    async def write(self, mark: JournalMark) -> None:
+        """Make a mark durable; one that is not greater than the present one changes nothing.
+
+        Raises:
+            DiskError: not durable.
+        """
+        async with self._writing:
+            if self.mark is not None and mark <= self.mark:
+                return
+            await self.disk.replace(self._path(self._next_slot), _encode(mark))
+            self.mark, self._next_slot = mark, 1 - self._next_slot
+
+    def _path(self, slot: int) -> str:
+        return f"{self.directory}/mark-{slot}"
+
+
+def _encode(mark: JournalMark) -> bytes:
+    body = _SLOT.pack(_MAGIC, _FORMAT, mark.epoch, mark.durable_sequence)
+    return body + _CRC.pack(crc32c(body))
+
+
+def _decode(data: bytes) -> JournalMark | None:
+    if len(data) != _SLOT.size + _CRC.size or crc32c(data[: _SLOT.size]) != _CRC.unpack_from(data, _SLOT.size)[0]:
+        return None
+    magic, found_format, epoch, sequence = _SLOT.unpack_from(data)
+    return JournalMark(sequence, epoch) if (magic, found_format) == (_MAGIC, _FORMAT) else None
+
+
+async def _content(disk: Disk, path: str) -> bytes | None:
+    try:
+        file = await disk.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return (await file.read([(0, _SLOT.size + _CRC.size + 1)]))[0]
+    finally:
+        await file.close()

@@ -1,0 +1,175 @@
+"""Reading a journal back after a start (rules J3, J4, J8).
+
+One rule decides between a torn tail and damage: every header, and the mark beside the files, says up to which sequence
+everything was durable when it was written. What cannot be read is a torn tail, and is ignored, as long as nothing
+that can be read says that it was durable; otherwise acknowledged records are gone and the store must not open.
+Nothing here writes: the writer always begins a new file with a higher epoch, so a torn tail is never appended to.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from bookie.storage.errors import DamagedJournalError, LostIndexError
+from bookie.storage.journal_format import (
+    FILE_HEADER_SIZE,
+    Record,
+    decode_batch_header,
+    decode_file_header,
+    decode_records,
+    find_batch_header,
+)
+from bookie.storage.journal_mark import JournalMark
+from bookie.storage.port import Disk
+
+_log = logging.getLogger(__name__)
+
+DIRECTORY: Final = "journal"
+_SUFFIX: Final = ".journal"
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedFile:
+    """A journal file that is no longer written; it may go once a checkpoint covers ``last_sequence``."""
+
+    number: int
+    last_sequence: int
+
+    @property
+    def path(self) -> str:
+        """Path below the journal disk's root."""
+        return file_path(self.number)
+
+
+@dataclass(slots=True)
+class JournalReplay:
+    """One pass over the files of a journal.
+
+    Attributes:
+        disk: where the journal is.
+        reached: greatest sequence that was read or is covered by the checkpoint it starts from.
+        epoch: greatest epoch seen.
+        files: what was found, in order.
+        record_count: records handed out.
+    """
+
+    disk: Disk
+    reached: int
+    epoch: int = 0
+    files: list[ClosedFile] = field(default_factory=list)
+    record_count: int = 0
+    _damage: str = ""
+
+    async def batches(self, mark: JournalMark | None) -> AsyncIterator[list[Record]]:
+        """Records after ``reached``, batch by batch, in the order they were made durable.
+
+        Raises:
+            DamagedJournalError: something acknowledged cannot be read; named by file and offset.
+            UnsupportedFormatError: written by a newer version.
+            DiskError: a file cannot be read.
+        """
+        for number in await file_numbers(self.disk):
+            path, last = file_path(number), self.reached
+            for sequence, records in self._scan(path, number, await _content(self.disk, path)):
+                last = max(last, sequence)
+                if sequence > self.reached:
+                    self.reached = sequence
+                    self.record_count += len(records)
+                    yield records
+            self.files.append(ClosedFile(number, last))
+        if mark is not None:
+            self.epoch = max(self.epoch, mark.epoch)
+            self._prove(mark.durable_sequence, f"the end of the journal ({DIRECTORY}/)")
+        if self._damage:
+            _log.warning("torn journal tail ignored", extra={"place": self._damage, "sequence": self.reached})
+
+    def _scan(self, path: str, number: int, data: bytes) -> Iterator[tuple[int, list[Record]]]:
+        """Each intact batch of one file as (sequence, records)."""
+        header = decode_file_header(data)
+        if header is None:
+            self._torn_file(path, data)
+            return
+        if header.number != number or header.epoch < self.epoch:
+            raise DamagedJournalError(
+                f"{path} says it is file {header.number} of epoch {header.epoch}, expected file {number} of epoch "
+                f"{self.epoch} or later: it was renamed or belongs to another journal. Take it out and check"
+            )
+        self.epoch = header.epoch
+        self._prove(header.durable_sequence, f"{path} offset 0")
+        offset = FILE_HEADER_SIZE
+        while offset < len(data):
+            batch = decode_batch_header(data, offset, header.epoch)
+            records = decode_records(data, batch) if batch is not None else None
+            if batch is None or records is None:
+                self._damage = self._damage or f"{path} offset {offset}"
+                if (batch := find_batch_header(data, offset + 1, header.epoch)) is None:
+                    return
+                self._prove(batch.durable_sequence, f"{path} offset {offset}")
+                offset = batch.offset
+                continue
+            self._prove(batch.durable_sequence, f"{path} offset {offset}")
+            yield batch.sequence, records
+            offset = batch.end
+
+    def _torn_file(self, path: str, data: bytes) -> None:
+        """A file without a header is one whose creation was cut short, unless it was used: the header is made durable
+        before the first batch is written.
+        """
+        if len(data) > FILE_HEADER_SIZE:
+            raise _lost(f"{path} offset 0", "its header, which was durable before the batches behind it")
+        self._damage = self._damage or f"{path} offset 0"
+
+    def _prove(self, durable_sequence: int, place: str) -> None:
+        if durable_sequence > self.reached:
+            raise _lost(self._damage or place, f"batches {self.reached + 1} to {durable_sequence}, which were durable")
+
+
+def check_same_store(has_checkpoint: bool, has_entry_logs: bool, mark: JournalMark | None, file_count: int) -> None:
+    """Refuse an index and a journal of which one was lost or replaced.
+
+    A new store makes the journal's mark first and the index's second, before anything is acknowledged.
+
+    Raises:
+        LostIndexError: index without marks beside entry logs or a used journal.
+        DamagedJournalError: index in use, journal without a mark.
+    """
+    if not has_checkpoint and (has_entry_logs or file_count or (mark is not None and mark.durable_sequence)):
+        raise LostIndexError(
+            "the entry index is empty, but there are entry logs or a used journal: the index was lost. "
+            "Restore it, or replace this bookie's disks as a new incarnation"
+        )
+    if has_checkpoint and mark is None:
+        raise DamagedJournalError(
+            f"the journal directory ({DIRECTORY}/) has no mark, but the entry index is in use: the journal was lost. "
+            "Mount the right journal disk, or replace this bookie's disks as a new incarnation"
+        )
+
+
+def file_path(number: int) -> str:
+    """Path of a journal file."""
+    return f"{DIRECTORY}/{number:016x}{_SUFFIX}"
+
+
+async def file_numbers(disk: Disk) -> list[int]:
+    """Numbers of the journal files, ascending."""
+    names = await disk.names(DIRECTORY)
+    return sorted(int(name.removesuffix(_SUFFIX), 16) for name in names if name.endswith(_SUFFIX))
+
+
+def _lost(place: str, what: str) -> DamagedJournalError:
+    return DamagedJournalError(
+        f"damaged journal at {place}: it lost {what}. Acknowledged entries may be missing, so the bookie does not "
+        "start. Restore the file from a copy, or replace this bookie's disks as a new incarnation and let repair "
+        "restore the entries"
+    )
+
+
+async def _content(disk: Disk, path: str) -> bytes:
+    file = await disk.open(path)
+    try:
+        return (await file.read([(0, await file.size())]))[0]
+    finally:
+        await file.close()

@@ -1,0 +1,161 @@
+"""What a bookie remembers about a ledger beside its entries: key, fence, limbo.
+
+There is one object per ledger id, and it is never dropped while somebody uses it or while the index lags behind it.
+So whoever holds it can check it and enqueue to the journal without giving way in between, which is what makes a
+fence and an add have one order (the defect of two objects for one ledger is apache/bookkeeper #4701).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from bookie.model.errors import FatalError
+from bookie.model.ids import LedgerId
+from bookie.storage.errors import UnsupportedFormatError
+from bookie.storage.index_format import state_key
+from bookie.storage.port import EntryIndex
+from bookie.wire.port import Status
+
+_FORMAT: Final = 1
+_FENCED: Final = 1
+_LIMBO: Final = 2
+_HAS_KEY: Final = 4
+_FORGET_SCAN: Final = 32
+"""States looked at after each use: a constant cost, and far more than the one that a use can add."""
+
+
+@dataclass(slots=True, eq=False)
+class LedgerState:
+    """One ledger.
+
+    Attributes:
+        master_key: as enqueued to the journal; None before first contact, and in a ledger that is only in limbo.
+        is_key_durable: the key survives a crash.
+        is_known: the bookie durably knows the ledger.
+        is_fenced: ordinary adds are refused, from the moment the fence is enqueued.
+        is_fence_durable: the fence survives a crash; nothing may be answered on it before.
+        is_limbo: what this bookie held is unknown; every "absent" is answered with LIMBO.
+        fencing: completes when the fence being written is durable or has failed; shared by concurrent fences.
+    """
+
+    ledger_id: LedgerId
+    master_key: bytes | None = field(default=None, repr=False)
+    is_key_durable: bool = False
+    is_known: bool = False
+    is_fenced: bool = False
+    is_fence_durable: bool = False
+    is_limbo: bool = False
+    fencing: asyncio.Future[FatalError | None] | None = field(default=None, repr=False)
+    uses: int = field(default=0, repr=False)
+    loading: asyncio.Lock | None = field(default=None, repr=False)
+
+    @property
+    def absent_status(self) -> Status:
+        """The answer for an entry that is not here (S6)."""
+        if self.is_limbo:
+            return Status.LIMBO
+        return Status.NO_ENTRY if self.is_known else Status.NO_LEDGER
+
+    def accepts(self, master_key: bytes) -> bool:
+        """Whether the key is the ledger's; any key is, at first contact."""
+        return self.master_key is None or hmac.compare_digest(self.master_key, master_key)
+
+    def encode(self) -> bytes:
+        """Value in the index."""
+        key = self.master_key if self.is_key_durable else None
+        flags = _FENCED * self.is_fenced | _LIMBO * self.is_limbo | _HAS_KEY * (key is not None)
+        return bytes((_FORMAT, flags)) + (key or b"")
+
+    def restore(self, value: bytes) -> None:
+        """Take over a value from the index.
+
+        Raises:
+            UnsupportedFormatError: written by a newer version.
+        """
+        if len(value) < 2 or value[0] != _FORMAT:
+            raise UnsupportedFormatError(
+                f"state of ledger {self.ledger_id} has an unknown format: start the version of bkheal that wrote it"
+            )
+        self.is_known = True
+        self.is_fenced = self.is_fence_durable = bool(value[1] & _FENCED)
+        self.is_limbo = bool(value[1] & _LIMBO)
+        self.is_key_durable = bool(value[1] & _HAS_KEY)
+        self.master_key = value[2:] if self.is_key_durable else None
+
+
+class LedgerStates:
+    """The states of one store.
+
+    Attributes:
+        count: ledgers durably known.
+    """
+
+    def __init__(self, index: EntryIndex, count: int, kept: int) -> None:
+        self.count = count
+        self._index = index
+        self._kept = kept
+        self._states: OrderedDict[LedgerId, LedgerState] = OrderedDict()
+        self._changed: dict[LedgerId, LedgerState] = {}
+        self._being_saved: dict[LedgerId, LedgerState] = {}
+
+    @asynccontextmanager
+    async def using(self, ledger_id: LedgerId) -> AsyncIterator[LedgerState]:
+        """The ledger's one state object, loaded; it stays the one until the block ends.
+
+        Raises:
+            DiskError: the index cannot be read.
+        """
+        if (state := self._states.get(ledger_id)) is None:
+            state = self._states[ledger_id] = LedgerState(ledger_id, loading=asyncio.Lock())
+        self._states.move_to_end(ledger_id)
+        state.uses += 1
+        try:
+            if state.loading is not None:
+                await self._load(state, state.loading)
+            yield state
+        finally:
+            state.uses -= 1
+            self._forget_surplus()
+
+    def changed(self, state: LedgerState) -> None:
+        """Note that a durable change has to reach the index with the next checkpoint."""
+        if not state.is_known:
+            state.is_known = True
+            self.count += 1
+        self._changed[state.ledger_id] = state
+
+    def take_changed(self) -> list[tuple[bytes, bytes]]:
+        """Index pairs of everything changed since the last call; the states stay in memory until ``saved``."""
+        self._being_saved |= self._changed
+        self._changed = {}
+        return [(state_key(ledger_id), state.encode()) for ledger_id, state in sorted(self._being_saved.items())]
+
+    def saved(self) -> None:
+        """What ``take_changed`` returned is durable in the index."""
+        self._being_saved = {}
+        self._forget_surplus()
+
+    async def _load(self, state: LedgerState, loading: asyncio.Lock) -> None:
+        async with loading:
+            if state.loading is None:
+                return
+            [value] = await self._index.get_many([state_key(state.ledger_id)])
+            if value is not None:
+                state.restore(value)
+            state.loading = None
+
+    def _forget_surplus(self) -> None:
+        surplus = len(self._states) - self._kept
+        if surplus <= 0:
+            return
+        oldest = list(islice(self._states.values(), _FORGET_SCAN))
+        for state in oldest[:surplus]:
+            if not state.uses and state.ledger_id not in self._changed and state.ledger_id not in self._being_saved:
+                del self._states[state.ledger_id]

@@ -1,0 +1,358 @@
+"""Twins of the ports in memory, with what a power loss does to a disk. For simulation and tests.
+
+A file has bytes that are durable and appends that are not yet; a name is durable after its directory was synced.
+``crash`` returns what a machine finds after power loss: each unsynced append is lost, kept or torn, each unsynced
+name change happened or not. Every operation first awaits ``before``, where a driver lets time pass, stops the world,
+or raises the error of its choice. Not modelled: a disk that acknowledges a sync and forgets it, writes that land in
+another place (use ``overwrite``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import enum
+import random
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from bookie.storage.port import DiskError, DiskFile, DiskFullError
+
+
+class Operation(enum.Enum):
+    """What is about to happen."""
+
+    CREATE = "create"
+    OPEN = "open"
+    APPEND = "append"
+    SYNC = "sync"
+    READ = "read"
+    REPLACE = "replace"
+    LIST = "list"
+    MAKE_DIRECTORY = "make directory"
+    UNLINK = "unlink"
+    SYNC_DIRECTORY = "sync directory"
+    INDEX_READ = "index read"
+    INDEX_WRITE = "index write"
+
+
+Before = Callable[[Operation, str], Awaitable[None]]
+"""Awaited with the operation and the path it is about, before it has any effect. A ``DiskFullError`` raised at APPEND
+leaves half of the data in the file, a ``DiskError`` raised at SYNC loses the unsynced data at the next crash."""
+
+
+async def give_way(operation: Operation, path: str) -> None:
+    """The default ``before``: other tasks may run."""
+    await asyncio.sleep(0)
+
+
+@dataclass(slots=True)
+class _Content:
+    """A file's bytes. ``durable_size`` of them survive; ``unsynced`` are the sizes of the appends behind them."""
+
+    data: bytearray = field(default_factory=bytearray)
+    durable_size: int = 0
+    unsynced: list[int] = field(default_factory=list)
+    is_doomed: bool = False
+
+    def append(self, data: bytes) -> None:
+        self.data += data
+        self.unsynced.append(len(data))
+
+    def sync(self) -> None:
+        self.durable_size = len(self.data)
+        self.unsynced.clear()
+
+    def after_power_loss(self, rng: random.Random) -> _Content:
+        survived, end, offset = self.data[: self.durable_size], self.durable_size, self.durable_size
+        for size in self.unsynced:
+            kept = 0 if self.is_doomed else rng.choice((0, size, rng.randint(0, size)))
+            filler = bytes(size - kept) if rng.random() < 0.5 else rng.randbytes(size - kept)
+            survived += self.data[offset : offset + kept] + filler
+            offset += size
+            end = offset - size + kept if kept else end
+        # What was lost shows as a hole or as junk when something behind it was kept, else the file may be shorter.
+        size = len(survived) if rng.random() < 0.2 else end
+        return _Content(survived[:size], size)
+
+
+@dataclass(slots=True)
+class MemoryDisk:
+    """Twin of ``FileDisk``.
+
+    Attributes:
+        before: see ``Before``.
+        capacity_bytes: appends beyond it raise ``DiskFullError``.
+        syncs_after_failure: attempts to sync a file again after a sync of it failed (a breach of J6).
+    """
+
+    before: Before = give_way
+    capacity_bytes: int = 1 << 40
+    syncs_after_failure: int = 0
+    _files: dict[str, _Content] = field(default_factory=dict)
+    _durable_files: dict[str, _Content] = field(default_factory=dict)
+    _directories: set[str] = field(default_factory=lambda: {""})
+
+    async def create(self, path: str) -> DiskFile:
+        """See ``Disk``."""
+        await self.before(Operation.CREATE, path)
+        if path in self._files or _parent(path) not in self._directories:
+            raise DiskError(f"cannot create {path}: it exists, or its directory does not")
+        self._files[path] = _Content()
+        return _MemoryFile(self, path, self._files[path])
+
+    async def open(self, path: str) -> DiskFile:
+        """See ``Disk``."""
+        await self.before(Operation.OPEN, path)
+        if path not in self._files:
+            raise FileNotFoundError(path)
+        return _MemoryFile(self, path, self._files[path], is_writable=False)
+
+    async def replace(self, path: str, data: bytes) -> None:
+        """See ``Disk``."""
+        await self.before(Operation.REPLACE, path)
+        self.check_space(len(data))
+        self._files[path] = self._durable_files[path] = _Content(bytearray(data), len(data))
+
+    async def names(self, directory: str) -> list[str]:
+        """See ``Disk``."""
+        await self.before(Operation.LIST, directory)
+        paths = self._files.keys() | self._directories
+        return sorted(path.rpartition("/")[2] for path in paths if path and _parent(path) == directory)
+
+    async def make_directory(self, path: str) -> None:
+        """See ``Disk``."""
+        await self.before(Operation.MAKE_DIRECTORY, path)
+        while path not in self._directories:
+            self._directories.add(path)
+            path = _parent(path)
+
+    async def unlink(self, path: str) -> None:
+        """See ``Disk``."""
+        await self.before(Operation.UNLINK, path)
+        self._files.pop(path, None)
+
+    async def sync_directory(self, directory: str) -> None:
+        """See ``Disk``."""
+        await self.before(Operation.SYNC_DIRECTORY, directory)
+        for path in self._files.keys() | self._durable_files.keys():
+            if _parent(path) == directory:
+                _copy_name(path, self._files, self._durable_files)
+
+    async def space(self) -> tuple[int, int]:
+        """See ``Disk``."""
+        return self.capacity_bytes, max(self.capacity_bytes - self.used_bytes(), 0)
+
+    def used_bytes(self) -> int:
+        """Bytes in all files."""
+        return sum(len(content.data) for content in self._files.values())
+
+    def check_space(self, size: int) -> None:
+        """Raise DiskFullError if ``size`` more bytes do not fit."""
+        if self.used_bytes() + size > self.capacity_bytes:
+            raise DiskFullError("no space left")
+
+    def crash(self, rng: random.Random) -> MemoryDisk:
+        """The disk after power loss; this one should not be used any more."""
+        names = dict(self._durable_files)
+        for path in sorted(self._files.keys() | self._durable_files.keys()):
+            if rng.random() < 0.5:
+                _copy_name(path, self._files, names)
+        disk = MemoryDisk(capacity_bytes=self.capacity_bytes)
+        disk._files = {path: content.after_power_loss(rng) for path, content in names.items()}
+        disk._durable_files = dict(disk._files)
+        disk._directories = set(self._directories)
+        return disk
+
+    def restarted(self) -> MemoryDisk:
+        """The disk after the process alone was killed: everything written reads back, what was not synced is still not
+        durable, and after a failed sync never will be.
+        """
+        copies = {
+            id(content): copy.deepcopy(content) for content in [*self._files.values(), *self._durable_files.values()]
+        }
+        disk = MemoryDisk(capacity_bytes=self.capacity_bytes)
+        disk._files = {path: copies[id(content)] for path, content in self._files.items()}
+        disk._durable_files = {path: copies[id(content)] for path, content in self._durable_files.items()}
+        disk._directories = set(self._directories)
+        return disk
+
+    def paths(self) -> list[str]:
+        """Paths of all files, sorted."""
+        return sorted(self._files)
+
+    def content(self, path: str) -> bytes:
+        """Bytes of a file."""
+        return bytes(self._files[path].data)
+
+    def overwrite(self, path: str, offset: int, data: bytes) -> None:
+        """Change bytes at rest: rot, or a write meant for another place."""
+        self._files[path].data[offset : offset + len(data)] = data
+
+    def flip_bit(self, path: str, bit: int) -> None:
+        """Flip one bit at rest; ``bit`` counts from the start of the file."""
+        self._files[path].data[bit // 8] ^= 1 << bit % 8
+
+    def cut(self, path: str, size: int) -> None:
+        """Make a file ``size`` bytes long, as after the loss of its end."""
+        self._files[path] = self._durable_files[path] = _Content(self._files[path].data[:size], size)
+
+    def lose(self, path: str) -> None:
+        """Remove a file without a trace."""
+        self._files.pop(path)
+        self._durable_files.pop(path, None)
+
+
+@dataclass(slots=True)
+class _MemoryFile:
+    disk: MemoryDisk
+    path: str
+    content: _Content
+    is_writable: bool = True
+    is_closed: bool = False
+
+    async def append(self, parts: Sequence[bytes]) -> int:
+        """See ``DiskFile``."""
+        data = b"".join(parts)
+        try:
+            await self._begin(Operation.APPEND)
+            self.disk.check_space(len(data))
+        except DiskFullError:
+            self.content.append(data[: len(data) // 2])
+            self.is_writable = False
+            raise
+        self.content.append(data)
+        return len(self.content.data)
+
+    async def sync(self) -> None:
+        """See ``DiskFile``."""
+        if self.content.is_doomed:
+            self.disk.syncs_after_failure += 1
+        try:
+            await self._begin(Operation.SYNC)
+        except DiskError:
+            self.content.is_doomed, self.is_writable = True, False
+            raise
+        self.content.sync()
+
+    async def append_and_sync(self, parts: Sequence[bytes]) -> int:
+        """See ``DiskFile``."""
+        size = await self.append(parts)
+        await self.sync()
+        return size
+
+    async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See ``DiskFile``."""
+        await self._begin(Operation.READ)
+        return [bytes(self.content.data[offset : offset + size]) for offset, size in ranges]
+
+    async def size(self) -> int:
+        """See ``DiskFile``."""
+        await self._begin(Operation.READ)
+        return len(self.content.data)
+
+    async def close(self) -> None:
+        """See ``DiskFile``."""
+        self.is_closed = True
+
+    async def _begin(self, operation: Operation) -> None:
+        self._check_usable(operation)
+        await self.disk.before(operation, self.path)
+        self._check_usable(operation)
+
+    def _check_usable(self, operation: Operation) -> None:
+        is_refused = operation in (Operation.APPEND, Operation.SYNC) and not self.is_writable
+        if self.is_closed or is_refused:
+            raise DiskError(f"cannot {operation.value} {self.path}: closed, read-only, or a write to it failed")
+
+
+@dataclass(slots=True)
+class MemoryIndex:
+    """Twin of ``RocksIndex``. A write is durable as a whole when it returns; one under way at a crash may be or not."""
+
+    before: Before = give_way
+    _pairs: dict[bytes, bytes] = field(default_factory=dict)
+    _ordered: list[bytes] | None = None
+    _under_way: dict[int, tuple[list[tuple[bytes, bytes]], list[bytes]]] = field(default_factory=dict)
+    _writes: int = 0
+    _is_closed: bool = False
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See ``EntryIndex``."""
+        await self._begin(Operation.INDEX_READ)
+        return [self._pairs.get(key) for key in keys]
+
+    async def range(self, first_key: bytes, end_key: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        """See ``EntryIndex``."""
+        return [(key, self._pairs[key]) for key in await self.keys(first_key, end_key, limit)]
+
+    async def keys(self, first_key: bytes, end_key: bytes, limit: int) -> list[bytes]:
+        """See ``EntryIndex``."""
+        await self._begin(Operation.INDEX_READ)
+        ordered = self._in_order()
+        first, end = bisect_left(ordered, first_key), bisect_left(ordered, end_key)
+        return ordered[first : min(end, first + limit)]
+
+    async def last(self, first_key: bytes, end_key: bytes) -> tuple[bytes, bytes] | None:
+        """See ``EntryIndex``."""
+        await self._begin(Operation.INDEX_READ)
+        ordered = self._in_order()
+        end = bisect_left(ordered, end_key)
+        if end == 0 or ordered[end - 1] < first_key:
+            return None
+        return ordered[end - 1], self._pairs[ordered[end - 1]]
+
+    async def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
+        """See ``EntryIndex``."""
+        self._writes += 1
+        number, self._under_way[self._writes] = self._writes, (list(puts), list(deletes))
+        try:
+            await self._begin(Operation.INDEX_WRITE)
+        except DiskError:
+            del self._under_way[number]
+            raise
+        self._apply(*self._under_way.pop(number))
+
+    async def close(self) -> None:
+        """See ``EntryIndex``."""
+        self._is_closed = True
+
+    def crash(self, rng: random.Random) -> MemoryIndex:
+        """The index after a crash; this one should not be used any more."""
+        index = self.restarted()
+        for puts, deletes in self._under_way.values():
+            if rng.random() < 0.5:
+                index._apply(puts, deletes)
+        return index
+
+    def restarted(self) -> MemoryIndex:
+        """The index as a new process finds it."""
+        return MemoryIndex(_pairs=dict(self._pairs))
+
+    def _apply(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
+        self._pairs.update(puts)
+        for key in deletes:
+            self._pairs.pop(key, None)
+        self._ordered = None
+
+    def _in_order(self) -> list[bytes]:
+        if self._ordered is None:
+            self._ordered = sorted(self._pairs)
+        return self._ordered
+
+    async def _begin(self, operation: Operation) -> None:
+        if self._is_closed:
+            raise DiskError("the index is closed")
+        await self.before(operation, "index")
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _copy_name(path: str, source: dict[str, _Content], target: dict[str, _Content]) -> None:
+    if path in source:
+        target[path] = source[path]
+    else:
+        target.pop(path, None)

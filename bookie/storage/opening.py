@@ -1,0 +1,129 @@
+"""From what is on the disks to a store that may answer.
+
+A journal is replayed into the write cache and then written anew by a checkpoint, before anything is served: what a
+killed process left in the page cache may never have reached the disk, although it reads back well.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.packet import packet_ids
+from bookie.runtime.clock import Clock
+from bookie.storage import entry_log, journal_replay
+from bookie.storage.checkpoint import Checkpointer
+from bookie.storage.entry_log import EntryLogs
+from bookie.storage.index_format import MARK_KEY, CheckpointMark
+from bookie.storage.journal import Journal
+from bookie.storage.journal_format import Record, RecordKind
+from bookie.storage.journal_mark import JournalMark, MarkSlots
+from bookie.storage.journal_replay import JournalReplay
+from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.leftovers import remove_leftovers
+from bookie.storage.port import Disk, DiskFullError, EntryIndex
+from bookie.storage.settings import StorageSettings
+from bookie.storage.write_cache import CachedEntry, Caches
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a store is made of. ``is_full``: the first checkpoint met a full disk and has to be done again."""
+
+    caches: Caches
+    states: LedgerStates
+    logs: EntryLogs
+    checkpointer: Checkpointer
+    journal: Journal
+    is_full: bool
+
+
+async def open_parts(
+    journal_disk: Disk, ledger_disk: Disk, index: EntryIndex, settings: StorageSettings, clock: Clock
+) -> Parts:
+    """Check that the disks belong together, replay the journal, make a checkpoint, and begin a new journal epoch.
+
+    Raises:
+        DamagedJournalError, LostIndexError, UnsupportedFormatError: see there; nothing was removed.
+        DiskError: a disk failed, or is so full that the journal cannot even be replayed.
+    """
+    await journal_disk.make_directory(journal_replay.DIRECTORY)
+    await ledger_disk.make_directory(entry_log.DIRECTORY)
+    slots = MarkSlots(journal_disk, journal_replay.DIRECTORY)
+    await slots.load()
+    mark = await _checkpoint_mark(journal_disk, ledger_disk, index, slots)
+    caches = Caches()
+    states = LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)
+    log_ids = await entry_log.log_ids(ledger_disk)
+    logs = EntryLogs(ledger_disk, max([mark.next_log_id, *(log_id + 1 for log_id in log_ids)]), settings.open_logs)
+    checkpointer = Checkpointer(caches, states, logs, index, settings, mark)
+    replay = JournalReplay(journal_disk, mark.sequence)
+    async for batch in replay.batches(slots.mark):
+        await _apply(batch, caches, states)
+        if caches.active.size >= settings.cache_bytes_max:
+            await checkpointer.run(lambda: replay.reached)
+    epoch = max(replay.epoch + 1, clock.epoch_ms())
+    journal = Journal(journal_disk, settings, slots, epoch=epoch, sequence=replay.reached, files=replay.files)
+    is_full = not await _first_checkpoint(checkpointer, journal)
+    if not is_full:
+        leftovers = [log_id for log_id in log_ids if log_id >= mark.next_log_id]
+        await remove_leftovers(ledger_disk, index, leftovers)
+    journal.start()
+    _log.info("storage opened", extra={"records_replayed": replay.record_count, "sequence": replay.reached})
+    return Parts(caches, states, logs, checkpointer, journal, is_full)
+
+
+async def _checkpoint_mark(
+    journal_disk: Disk, ledger_disk: Disk, index: EntryIndex, slots: MarkSlots
+) -> CheckpointMark:
+    """The index's mark; a new store gets both marks here, the journal's first."""
+    [value] = await index.get_many([MARK_KEY])
+    journal_replay.check_same_store(
+        has_checkpoint=value is not None,
+        has_entry_logs=bool(await entry_log.log_ids(ledger_disk)),
+        mark=slots.mark,
+        file_count=len(await journal_replay.file_numbers(journal_disk)),
+    )
+    if value is not None:
+        return CheckpointMark.decode(value)
+    mark = CheckpointMark()
+    await slots.write(JournalMark(mark.sequence, 0))
+    await index.write([(MARK_KEY, mark.encode())])
+    return mark
+
+
+async def _first_checkpoint(checkpointer: Checkpointer, journal: Journal) -> bool:
+    try:
+        await journal.trim(await checkpointer.run(lambda: journal.durable_sequence))
+    except DiskFullError as error:
+        _log.error("disk full, replayed entries stay in memory and in the journal", extra={"error": str(error)})
+        return False
+    return True
+
+
+async def _apply(records: Sequence[Record], caches: Caches, states: LedgerStates) -> None:
+    for record in records:
+        ledger_id = LedgerId(record.ledger_id)
+        async with states.using(ledger_id) as state:
+            _apply_record(record, state, caches)
+            if record.kind is not RecordKind.ENTRY:
+                caches.active.count_other()
+            if record.kind is not RecordKind.ENTRY or not state.is_known:
+                states.changed(state)
+
+
+def _apply_record(record: Record, state: LedgerState, caches: Caches) -> None:
+    match record.kind:
+        case RecordKind.ENTRY:
+            entry_id: EntryId = packet_ids(record.body)[1]
+            caches.active.put(state.ledger_id, {entry_id: CachedEntry(record.body, record.crc)}, len(record.body))
+        case RecordKind.MASTER_KEY:
+            state.master_key, state.is_key_durable = record.body, True
+        case RecordKind.FENCE:
+            state.is_fenced = state.is_fence_durable = True
+        case RecordKind.LIMBO:
+            state.is_limbo = state.is_fenced = state.is_fence_durable = True

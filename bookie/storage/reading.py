@@ -1,0 +1,127 @@
+"""Answering reads from the write caches, the index and the entry logs.
+
+The caches are always looked at first and without giving way: an entry leaves them only after the index has it. An
+entry that the index names and that does not verify is CORRUPT or IO_ERROR, never absent (S6).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
+from bookie.storage.entry_log import EntryLogs, is_entry
+from bookie.storage.index_format import (
+    Location,
+    entry_id_of,
+    entry_range,
+    pack_entry_key,
+    unpack_location,
+)
+from bookie.storage.ledger_state import LedgerState
+from bookie.storage.port import DiskError, EntryIndex
+from bookie.storage.write_cache import CachedEntry, Caches
+from bookie.wire.port import READ_BYTES_MAX, EntryResult, Status
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class EntryReader:
+    """Reads of one store. ``list_page_keys``: index keys fetched at a time."""
+
+    caches: Caches
+    index: EntryIndex
+    logs: EntryLogs
+    list_page_keys: int
+
+    async def entries(self, state: LedgerState, entry_ids: Sequence[EntryId]) -> list[EntryResult]:
+        """Results for a prefix of ``entry_ids``: at least one, then as many as ``READ_BYTES_MAX`` holds.
+
+        Raises:
+            DiskError: the index cannot be read.
+        """
+        ledger_id = state.ledger_id
+        found: list[CachedEntry | Location | None] = [self.caches.get(ledger_id, entry_id) for entry_id in entry_ids]
+        missing = [place for place, entry in enumerate(found) if entry is None]
+        if missing:
+            keys = [pack_entry_key(ledger_id, entry_ids[place]) for place in missing]
+            for place, value in zip(missing, await self.index.get_many(keys), strict=True):
+                found[place] = None if value is None else unpack_location(value)
+        found = found[: _prefix_within_bounds(found)]
+        stored = iter(await self.logs.read([entry for entry in found if isinstance(entry, Location)]))
+        results = []
+        for entry_id, entry in zip(entry_ids, found, strict=False):
+            if entry is None:
+                results.append(EntryResult(entry_id, state.absent_status))
+            elif isinstance(entry, Location):
+                results.append(_verified(ledger_id, entry_id, entry, next(stored)))
+            else:
+                results.append(EntryResult(entry_id, Status.OK, entry.data))
+        return results
+
+    async def last(self, state: LedgerState) -> EntryResult:
+        """The entry with the greatest id; a negative answer with id -1 if there is none.
+
+        In limbo the status is LIMBO in any case: there may have been a greater one.
+
+        Raises:
+            DiskError: the index cannot be read.
+        """
+        cached = self.caches.last(state.ledger_id)
+        indexed = await self.index.last(*entry_range(state.ledger_id))
+        last = max(NO_ENTRY if cached is None else cached, NO_ENTRY if indexed is None else entry_id_of(indexed[0]))
+        if state.is_limbo or last == NO_ENTRY:
+            return EntryResult(EntryId(last), state.absent_status)
+        return (await self.entries(state, [EntryId(last)]))[0]
+
+    async def runs(self, ledger_id: LedgerId) -> EntryRuns:
+        """All entries of a ledger.
+
+        Raises:
+            DiskError: the index cannot be read.
+        """
+        runs = self.caches.runs(ledger_id)
+        first, end = entry_range(ledger_id)
+        while keys := await self.index.keys(first, end, self.list_page_keys):
+            runs.extend(_runs_of_page(keys))
+            first = keys[-1] + b"\0"
+        return EntryRuns.of_runs(runs)
+
+
+def _prefix_within_bounds(found: Sequence[CachedEntry | Location | None]) -> int:
+    size = 0
+    for count, entry in enumerate(found):
+        if entry is not None:
+            size += entry.size if isinstance(entry, Location) else len(entry.data)
+            if size > READ_BYTES_MAX and count:
+                return count
+    return len(found)
+
+
+def _verified(
+    ledger_id: LedgerId, entry_id: EntryId, location: Location, data: bytes | DiskError | None
+) -> EntryResult:
+    if isinstance(data, bytes) and is_entry(location, data, ledger_id, entry_id):
+        return EntryResult(entry_id, Status.OK, data)
+    status = Status.IO_ERROR if isinstance(data, DiskError) else Status.CORRUPT
+    _log.error(
+        "stored entry does not verify",
+        extra={
+            "ledger_id": ledger_id,
+            "entry_id": entry_id,
+            "log_id": location.log_id,
+            "offset": location.offset,
+            "status": status.name,
+        },
+    )
+    return EntryResult(entry_id, status)
+
+
+def _runs_of_page(keys: Sequence[bytes]) -> Sequence[tuple[int, int]]:
+    first, last = entry_id_of(keys[0]), entry_id_of(keys[-1])
+    if last - first == len(keys) - 1:  # ascending and distinct, so nothing is missing between them
+        return [(first, last)]
+    return EntryRuns.of(map(entry_id_of, keys)).runs

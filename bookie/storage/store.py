@@ -1,0 +1,287 @@
+"""The store of one bookie: durable entries, fences and keys; what a request handler calls.
+
+It keeps: an answer of success leaves only after the journal is on disk (J1); a fence and an add have one order, the
+order in which they are enqueued, decided without giving way in between; "absent" is said only of what was never
+stored here (S6). Requests never raise: each gets a reply with a ``Status``. What makes the store unable to keep its
+word completes ``fatal``, and the process must exit.
+
+It does not verify entry digests (only those who know the password can), and knows no other bookie and no metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+from bookie.model.errors import FatalError
+from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
+from bookie.runtime.clock import Clock
+from bookie.runtime.tasks import cancel, guarded
+from bookie.storage.add_request import check_add, check_ledger
+from bookie.storage.errors import UnsupportedFormatError
+from bookie.storage.journal import JournalBusyError, JournalStoppedError
+from bookie.storage.opening import Parts, open_parts
+from bookie.storage.port import Disk, DiskError, DiskFullError, EntryIndex
+from bookie.storage.reading import EntryReader
+from bookie.storage.settings import StorageSettings
+from bookie.storage.writing import LedgerWriter
+from bookie.wire.port import READ_ENTRIES_MAX, AddBatch, AddReply, FenceReply, ListReply, ReadReply, Status
+
+_log = logging.getLogger(__name__)
+
+_LIMBO_CHUNK: Final = 1000
+"""Ledgers put in limbo at a time: enough to fill a group commit, little enough to bound the tasks."""
+
+REQUEST_FAILURES: Final = (DiskError, UnsupportedFormatError, JournalBusyError, JournalStoppedError)
+"""What ends one request: an unreadable index, an unreadable ledger state, a full queue, a stopped journal."""
+
+
+class LedgerStorage:
+    """See the module docstring. Every method may be called concurrently with every other."""
+
+    def __init__(self, parts: Parts, index: EntryIndex, settings: StorageSettings, clock: Clock) -> None:
+        self._parts = parts
+        self._caches = parts.caches
+        self._states = parts.states
+        self._journal = parts.journal
+        self._index = index
+        self._settings = settings
+        self._clock = clock
+        self._writer = LedgerWriter(parts.journal, parts.caches, parts.states, self._stored, self._not_stored)
+        self._reader = EntryReader(parts.caches, index, parts.logs, settings.list_page_keys)
+        self._flush_needed = asyncio.Event()
+        self._flusher: asyncio.Task[None] | None = None
+        self._is_full = parts.is_full
+        self._is_closing = False
+
+    @classmethod
+    async def open(
+        cls, journal: Disk, ledgers: Disk, index: EntryIndex, settings: StorageSettings, clock: Clock
+    ) -> LedgerStorage:
+        """Open the store, or make a new one on empty disks; everything acknowledged before is served again.
+
+        Raises:
+            DamagedJournalError: acknowledged entries cannot be read back.
+            LostIndexError: the index does not belong to the other files.
+            UnsupportedFormatError: written by a newer version.
+            DiskError: a disk failed, or is so full that the journal cannot be replayed.
+        """
+        store = cls(await open_parts(journal, ledgers, index, settings, clock), index, settings, clock)
+        if store._is_full:
+            store._flush_needed.set()
+        store._flusher = guarded("storage flush", store._flush_when_needed())
+        return store
+
+    @property
+    def fatal(self) -> asyncio.Future[FatalError]:
+        """Completes with the reason when nothing can be acknowledged any more; do not cancel it."""
+        return self._journal.fatal
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a disk has no space left: adds are answered READ_ONLY until there is some again."""
+        return self._is_full
+
+    @property
+    def ledger_count(self) -> int:
+        """Ledgers known here, by an entry, a fence or limbo."""
+        return self._states.count
+
+    async def add(self, batch: AddBatch) -> AddReply:
+        """Store all entries of a batch, durably, or none. An entry that is there already is replaced."""
+        if (refusal := self._add_refusal()) is not None:
+            return refusal
+        entries = check_add(batch)
+        if isinstance(entries, str):
+            return AddReply(Status.BAD_REQUEST, entries)
+        try:
+            async with self._states.using(batch.ledger_id) as state:
+                if not state.accepts(batch.master_key):
+                    return AddReply(Status.UNAUTHORIZED, "not the master key of this ledger")
+                if state.is_fenced and not batch.is_recovery:
+                    return AddReply(Status.FENCED)
+                # From the checks to here nothing gave way: a fence comes either before them or after this add.
+                error = await self._writer.enqueue_add(state, batch.master_key, entries)
+        except REQUEST_FAILURES as failure:
+            return AddReply(self._status_of(failure), str(failure))
+        return AddReply(self._status_of(error), "" if error is None else str(error))
+
+    async def fence(self, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
+        """Refuse ordinary adds for good, durably, and tell the greatest entry. Creates the ledger if it is unknown.
+
+        In limbo ``last_entry`` has status LIMBO, because there may have been a greater one.
+        """
+        if (problem := check_ledger(ledger_id, master_key)) is not None:
+            return FenceReply(Status.BAD_REQUEST, detail=problem)
+        try:
+            async with self._states.using(ledger_id) as state:
+                if not state.accepts(master_key):
+                    return FenceReply(Status.UNAUTHORIZED, detail="not the master key of this ledger")
+                if (error := await self._writer.fence(state, master_key)) is not None:
+                    return FenceReply(self._status_of(error), detail=str(error))
+                last = await self._reader.last(state)
+        except REQUEST_FAILURES as failure:
+            return FenceReply(self._status_of(failure), detail=str(failure))
+        return FenceReply(Status.OK, None if last.status.is_absent else last)
+
+    async def set_limbo(self, ledger_ids: Sequence[LedgerId]) -> None:
+        """Durably answer LIMBO instead of "absent" for these ledgers, and fence them: what is not known to have been
+        stored here may also be a fence.
+
+        Raises:
+            FatalError: not durable (DiskError, JournalStoppedError).
+            JournalBusyError: too much waits for the disk; some may be done, ask again.
+        """
+        remaining = iter(ledger_ids)
+        while chunk := list(islice(remaining, _LIMBO_CHUNK)):
+            await asyncio.gather(*(self._set_limbo(ledger_id) for ledger_id in chunk))
+
+    async def read(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
+        """Read entries; every result is verified. Bounds: ``READ_ENTRIES_MAX``, ``READ_BYTES_MAX``."""
+        problem = check_ledger(ledger_id)
+        if problem is None and len(entry_ids) > READ_ENTRIES_MAX:
+            problem = f"{len(entry_ids)} entries in one read, allowed are {READ_ENTRIES_MAX}"
+        if problem is None and not all(0 <= entry_id <= LEDGER_ID_MAX for entry_id in entry_ids):
+            problem = "negative entry id"
+        if problem is not None:
+            return ReadReply(Status.BAD_REQUEST, detail=problem)
+        try:
+            async with self._states.using(ledger_id) as state:
+                return ReadReply(Status.OK, await self._reader.entries(state, entry_ids))
+        except REQUEST_FAILURES as error:
+            return ReadReply(self._status_of(error), detail=str(error))
+
+    async def read_last(self, ledger_id: LedgerId) -> ReadReply:
+        """Read the entry with the greatest id, as one result; id -1 and a negative status if there is none.
+
+        In limbo the status is LIMBO also if there is one, because there may have been a greater one.
+        """
+        if (problem := check_ledger(ledger_id)) is not None:
+            return ReadReply(Status.BAD_REQUEST, detail=problem)
+        try:
+            async with self._states.using(ledger_id) as state:
+                return ReadReply(Status.OK, [await self._reader.last(state)])
+        except REQUEST_FAILURES as error:
+            return ReadReply(self._status_of(error), detail=str(error))
+
+    async def list_entries(self, ledger_id: LedgerId) -> ListReply:
+        """The entries of a ledger. LIMBO and NO_LEDGER carry what is there as well: in limbo that may not be all."""
+        if (problem := check_ledger(ledger_id)) is not None:
+            return ListReply(Status.BAD_REQUEST, detail=problem)
+        try:
+            async with self._states.using(ledger_id) as state:
+                runs = await self._reader.runs(ledger_id)
+                is_whole = state.is_known and not state.is_limbo
+                return ListReply(Status.OK if is_whole else state.absent_status, runs)
+        except REQUEST_FAILURES as error:
+            return ListReply(self._status_of(error), detail=str(error))
+
+    async def checkpoint(self) -> None:
+        """Move everything durable so far from the journal to the entry logs and the index.
+
+        Raises:
+            DiskFullError: not done; nothing is lost.
+            DiskError: a disk failed; ``fatal`` is complete.
+        """
+        try:
+            sequence = await self._parts.checkpointer.run(lambda: self._journal.durable_sequence)
+            await self._journal.trim(sequence)
+        except DiskFullError:
+            self._is_full = True
+            self._flush_needed.set()
+            raise
+        except DiskError as error:
+            self._journal.stop(error)
+            raise
+
+    async def close(self) -> None:
+        """Finish what was accepted, make a checkpoint, and close the index. Requests are answered SHUTTING_DOWN."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        await self._journal.close()
+        await self._parts.checkpointer.settled()
+        await cancel(self._flusher)
+        if not self.fatal.done():
+            try:
+                await self.checkpoint()
+            except DiskError as error:
+                _log.error("closed without a checkpoint, the journal keeps it", extra={"error": str(error)})
+        await self._parts.logs.close()
+        await self._index.close()
+
+    async def abort(self) -> None:
+        """Stop at once, as a crash would: nothing more is written or answered with success."""
+        self._is_closing = True
+        await cancel(self._flusher)
+        await self._journal.abort()
+        await self._parts.logs.close()
+        await self._index.close()
+
+    async def _set_limbo(self, ledger_id: LedgerId) -> None:
+        async with self._states.using(ledger_id) as state:
+            if (error := await self._writer.enqueue_limbo(state)) is not None:
+                raise error
+
+    def _add_refusal(self) -> AddReply | None:
+        if self._is_closing:
+            return AddReply(Status.SHUTTING_DOWN)
+        if self.fatal.done():
+            return AddReply(Status.IO_ERROR, "a disk of this bookie failed")
+        if self._is_full:
+            return AddReply(Status.READ_ONLY, "a disk of this bookie is full")
+        if self._caches.flushing is not None and self._is_over_bound():
+            return AddReply(Status.TOO_MANY_REQUESTS, "the ledger disk is behind the journal")
+        return None
+
+    def _is_over_bound(self) -> bool:
+        return self._caches.active.size >= self._settings.cache_bytes_max
+
+    def _status_of(self, error: Exception | None) -> Status:
+        match error:
+            case None:
+                return Status.OK
+            case JournalBusyError():
+                return Status.TOO_MANY_REQUESTS
+            case DiskFullError():
+                return Status.READ_ONLY
+            case _:
+                return Status.SHUTTING_DOWN if self._is_closing else Status.IO_ERROR
+
+    async def _flush_when_needed(self) -> None:
+        try:
+            while True:
+                await self._flush_needed.wait()
+                self._flush_needed.clear()
+                await self._flush()
+        except DiskError:
+            return  # checkpoint() has stopped the journal
+        except Exception as error:  # noqa: BLE001 (task boundary: without flushes the store would fill up in silence)
+            self._journal.stop(error)
+
+    async def _flush(self) -> None:
+        await self._has_room_for_checkpoint()
+        while self._is_full:
+            # A pause also after success: the journal's disk may be the full one, and only an add can tell.
+            await self._clock.sleep(self._settings.flush_retry_s)
+            self._is_full = not await self._has_room_for_checkpoint()
+
+    async def _has_room_for_checkpoint(self) -> bool:
+        try:
+            await self.checkpoint()
+        except DiskFullError as error:
+            _log.error("disk full, only reads are served", extra={"error": str(error)})
+            return False
+        return True
+
+    def _stored(self) -> None:
+        if self._is_over_bound():
+            self._flush_needed.set()
+
+    def _not_stored(self, error: FatalError) -> None:
+        if isinstance(error, DiskFullError):
+            self._is_full = True
+            self._flush_needed.set()  # gives back journal files

@@ -1,0 +1,110 @@
+"""Putting entries, fences and limbo into the journal, and into memory once they are durable.
+
+The functions that enqueue never give way, so their caller's checks still hold when the record takes its place in the
+journal. A state is changed for the worse (fenced, limbo) at once and for the better (known, durable) when it is so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from bookie.model.errors import FatalError
+from bookie.model.ids import EntryId
+from bookie.storage.journal import Journal, Records
+from bookie.storage.journal_format import RecordKind
+from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.write_cache import CachedEntry, Caches
+
+Done = asyncio.Future[FatalError | None]
+"""Completes with None once durable, or with the reason why it never will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerWriter:
+    """Writes of one store; ``on_stored`` and ``on_failed`` are called after each request.
+
+    Every method may raise JournalBusyError or JournalStoppedError; then nothing was enqueued or changed.
+    """
+
+    journal: Journal
+    caches: Caches
+    states: LedgerStates
+    on_stored: Callable[[], None]
+    on_failed: Callable[[FatalError], None]
+
+    def enqueue_add(self, state: LedgerState, master_key: bytes, entries: Mapping[EntryId, CachedEntry]) -> Done:
+        """Store entries; the first ones bring the ledger's key with them."""
+        records = Records()
+        is_first = state.master_key is None
+        if is_first:
+            records.add(RecordKind.MASTER_KEY, state.ledger_id, master_key)
+        size = records.add_entries(state.ledger_id, entries.values())
+
+        def on_durable() -> None:
+            self.caches.active.put(state.ledger_id, entries, size)
+            if is_first:
+                self.states.changed(state)
+
+        return self._enqueue(state, records, on_durable, new_key=master_key if is_first else None)
+
+    async def fence(self, state: LedgerState, master_key: bytes) -> FatalError | None:
+        """Fence durably. Concurrent calls share one record; after a failure the next call tries again."""
+        if state.fencing is None:
+            if state.is_fence_durable and state.is_key_durable:
+                return None
+            state.fencing = self._enqueue_fence(state, master_key)
+        # A caller that goes away must not take the answer from the others.
+        return await asyncio.shield(state.fencing)
+
+    def enqueue_limbo(self, state: LedgerState) -> Done:
+        """Put a ledger in limbo, and fence it."""
+        records = Records()
+        records.add(RecordKind.LIMBO, state.ledger_id)
+        done = self._enqueue(state, records, lambda: self._fenced(state))
+        state.is_limbo = state.is_fenced = True
+        return done
+
+    def _enqueue_fence(self, state: LedgerState, master_key: bytes) -> Done:
+        records = Records()
+        is_first = state.master_key is None
+        if is_first:
+            records.add(RecordKind.MASTER_KEY, state.ledger_id, master_key)
+        records.add(RecordKind.FENCE, state.ledger_id)
+        done = self._enqueue(state, records, lambda: self._fenced(state), new_key=master_key if is_first else None)
+        state.is_fenced = True
+        return done
+
+    def _fenced(self, state: LedgerState) -> None:
+        state.is_fence_durable = True
+        self.caches.active.count_other()
+        self.states.changed(state)
+
+    def _enqueue(
+        self, state: LedgerState, records: Records, on_durable: Callable[[], None], new_key: bytes | None = None
+    ) -> Done:
+        """Keep the state in memory until the records are durable, also when nobody waits for them any more."""
+
+        def settle() -> None:
+            state.uses -= 1
+            if state.fencing is done:
+                state.fencing = None
+
+        def durable() -> None:
+            state.is_key_durable = state.is_key_durable or new_key is not None
+            on_durable()
+            settle()
+            self.on_stored()
+
+        def failed(error: FatalError) -> None:
+            if new_key is not None:  # everything enqueued behind it fails as well, so nobody relies on the key
+                state.master_key = None
+            settle()
+            self.on_failed(error)
+
+        done = self.journal.enqueue(records, durable, failed)
+        state.uses += 1
+        if new_key is not None:
+            state.master_key = new_key
+        return done

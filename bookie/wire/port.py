@@ -1,0 +1,178 @@
+"""The transport port: what any process may ask a bookie, whatever the protocol underneath.
+
+Remote misbehaviour is an answer, not an exception: every call returns a reply with a ``Status``, also when nobody
+answered. Only cancellation and our own bugs raise. A status is *absent* for exactly two values (safety rule S6):
+corruption, limbo, refusal and silence are all "unknown". Each reply belongs to the request that was made (S18);
+adapters match them and drop the rest. Every call has a deadline.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, EntryId, LedgerId
+
+BATCH_BYTES_MAX: Final = 1 << 20
+"""Entries stop being added to a batch once it holds this many bytes; one more entry may overshoot it."""
+BATCH_ENTRIES_MAX: Final = 1024
+READ_ENTRIES_MAX: Final = 4096
+READ_BYTES_MAX: Final = 8 << 20
+"""Bound of one read's answer; the rest is asked for again."""
+
+_NO_ENTRIES: Final = EntryRuns(())
+
+
+class Status(enum.IntEnum):
+    """Outcome of a request to a bookie. Values below 100 travel on the wire."""
+
+    OK = 0
+    NO_ENTRY = 1
+    """This bookie knows the ledger and never stored the entry."""
+    NO_LEDGER = 2
+    """This bookie never heard of the ledger."""
+    CORRUPT = 3
+    """The entry was stored and its bytes do not verify."""
+    LIMBO = 4
+    """This bookie lost a disk: it cannot tell whether it held this."""
+    FENCED = 5
+    UNAUTHORIZED = 6
+    READ_ONLY = 7
+    TOO_MANY_REQUESTS = 8
+    WRONG_INCARNATION = 9
+    """The request was meant for other disks under the same bookie id."""
+    IO_ERROR = 10
+    BAD_REQUEST = 11
+    SHUTTING_DOWN = 12
+    UNREACHABLE = 100
+    """No connection, or it broke: the request may or may not have taken effect."""
+    TIMEOUT = 101
+    """No answer within the deadline: the request may or may not have taken effect."""
+    UNRESOLVED = 102
+    """The bookie is not registered, or has no endpoint this transport speaks."""
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the bookie itself says that it never stored the entry (S6)."""
+        return self in (Status.NO_ENTRY, Status.NO_LEDGER)
+
+
+@dataclass(frozen=True, slots=True)
+class AddBatch:
+    """Stored-form entries of one ledger for one bookie. All are accepted, or none."""
+
+    ledger_id: LedgerId
+    master_key: bytes = field(repr=False)
+    entries: Sequence[bytes] = field(repr=False)
+    is_recovery: bool = False
+    """Accepted on a fenced ledger as well (S3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddReply:
+    """OK only after every entry of the batch is durable on that bookie (S11)."""
+
+    status: Status
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryResult:
+    """One entry's outcome; ``packet`` is the stored form, present exactly when OK."""
+
+    entry_id: EntryId
+    status: Status
+    packet: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReply:
+    """Results in the order asked, covering a prefix of the request.
+
+    ``status`` is OK when each covered entry has its own result, which may be an error; otherwise the request as a
+    whole failed after that prefix. A prefix shorter than the request with status OK means: bytes bound reached, ask
+    again for the rest (at least one entry is always covered).
+    """
+
+    status: Status
+    results: Sequence[EntryResult] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FenceReply:
+    """OK only after the fence is durable. ``last_entry`` is the greatest stored entry, if there is one."""
+
+    status: Status
+    last_entry: EntryResult | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListReply:
+    """Entries of one ledger that the bookie can serve."""
+
+    status: Status
+    entries: EntryRuns = _NO_ENTRIES
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BookieInfo:
+    """State of a bookie. Disk figures are of the ledger directory, in bytes."""
+
+    incarnation: str
+    version: str
+    is_read_only: bool
+    disk_total_bytes: int
+    disk_free_bytes: int
+    ledger_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class InfoReply:
+    """``info`` is present exactly when OK."""
+
+    status: Status
+    info: BookieInfo | None = None
+    detail: str = ""
+
+
+class Transport(Protocol):
+    """See the module docstring. Adds to one bookie over one transport are delivered in the order of the calls."""
+
+    async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        """Store a batch of entries."""
+        ...
+
+    async def read(
+        self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId], timeout_s: float
+    ) -> ReadReply:
+        """Read entries (at most ``READ_ENTRIES_MAX``, ascending).
+
+        The answer holds at most ``READ_BYTES_MAX`` bytes and one entry more.
+        """
+        ...
+
+    async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
+        """Read the entry with the greatest id that the bookie holds; one result, its true id in it."""
+        ...
+
+    async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
+        """Refuse every later add without the recovery flag, for good; creates the ledger where it is unknown."""
+        ...
+
+    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
+        """Which entries of a ledger the bookie holds."""
+        ...
+
+    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
+        """State of the bookie."""
+        ...
+
+    async def close(self) -> None:
+        """Close every connection; outstanding calls answer UNREACHABLE."""
+        ...

@@ -1,0 +1,169 @@
+"""One suite for the ``Disk`` port: files of the operating system, and the twin in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bookie.storage.files import FileDisk
+from bookie.storage.memory import MemoryDisk
+from bookie.storage.port import Disk, DiskError
+
+
+@pytest.fixture(params=["files", "memory"])
+async def disk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Disk]:
+    if request.param == "memory":
+        yield MemoryDisk()
+        return
+    files = await FileDisk.acquire(tmp_path / "root")
+    yield files
+    await files.close()
+
+
+@pytest.fixture
+async def directory(disk: Disk) -> str:
+    await disk.make_directory("d")
+    return "d"
+
+
+async def content(disk: Disk, path: str) -> bytes:
+    file = await disk.open(path)
+    try:
+        return (await file.read([(0, await file.size())]))[0]
+    finally:
+        await file.close()
+
+
+async def test_appended_parts_are_read_back_in_order(disk: Disk, directory: str) -> None:
+    file = await disk.create("d/a")
+    assert await file.append([b"one", b"", b"two"]) == 6
+    assert await file.append([b"three"]) == 11
+    await file.sync()
+    assert await file.size() == 11
+    assert await file.read([(0, 11), (3, 3), (6, 2)]) == [b"onetwothree", b"two", b"th"]
+    await file.close()
+    assert await content(disk, "d/a") == b"onetwothree"
+
+
+async def test_append_and_sync_does_both(disk: Disk, directory: str) -> None:
+    file = await disk.create("d/a")
+    assert await file.append_and_sync([b"one"]) == 3
+    assert await file.append_and_sync([b"two"]) == 6
+    assert await file.read([(0, 10)]) == [b"onetwo"]
+    await file.close()
+
+
+async def test_thousands_of_small_parts_are_one_append(disk: Disk, directory: str) -> None:
+    parts = [b"%05d" % number for number in range(3000)]
+    file = await disk.create("d/a")
+    assert await file.append(parts) == 15_000
+    assert await file.read([(0, 15_000)]) == [b"".join(parts)]
+    await file.close()
+
+
+async def test_read_past_the_end_is_short_not_an_error(disk: Disk, directory: str) -> None:
+    file = await disk.create("d/a")
+    await file.append([b"abc"])
+    assert await file.read([(1, 10), (3, 1), (50, 2)]) == [b"bc", b"", b""]
+    assert await file.read([]) == []
+    await file.close()
+
+
+async def test_existing_file_is_not_created_again(disk: Disk, directory: str) -> None:
+    await (await disk.create("d/a")).close()
+    with pytest.raises(DiskError):
+        await disk.create("d/a")
+
+
+async def test_file_needs_its_directory(disk: Disk) -> None:
+    with pytest.raises(DiskError):
+        await disk.create("nowhere/a")
+
+
+async def test_missing_file_is_told_apart_from_a_failure(disk: Disk, directory: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        await disk.open("d/a")
+
+
+async def test_file_opened_for_reading_sees_what_was_appended(disk: Disk, directory: str) -> None:
+    writer = await disk.create("d/a")
+    reader = await disk.open("d/a")
+    await writer.append([b"abc"])
+    assert await reader.read([(0, 3)]) == [b"abc"]
+    assert await reader.size() == 3
+    with pytest.raises(DiskError):
+        await reader.append([b"no"])
+    await reader.close()
+    await writer.close()
+
+
+async def test_closed_file_refuses_everything(disk: Disk, directory: str) -> None:
+    file = await disk.create("d/a")
+    await file.close()
+    await file.close()
+    for attempt in (file.append([b"x"]), file.sync(), file.append_and_sync([b"x"]), file.read([(0, 1)]), file.size()):
+        with pytest.raises(DiskError):
+            await attempt
+
+
+async def test_replace_makes_and_replaces(disk: Disk, directory: str) -> None:
+    await disk.replace("d/a", b"first, and longer")
+    await disk.replace("d/a", b"second")
+    assert await content(disk, "d/a") == b"second"
+    assert await disk.names("d") == ["a"]
+    await disk.replace("d/empty", b"")
+    assert await content(disk, "d/empty") == b""
+
+
+async def test_names_are_sorted_and_of_that_directory_only(disk: Disk) -> None:
+    await disk.make_directory("d/deeper")
+    await disk.make_directory("e")
+    for path in ("d/b", "d/a", "d/deeper/c", "e/x"):
+        await (await disk.create(path)).close()
+    assert await disk.names("d") == ["a", "b", "deeper"]
+    assert await disk.names("d/deeper") == ["c"]
+    assert await disk.names("nowhere") == []
+
+
+async def test_making_a_directory_twice_is_fine(disk: Disk) -> None:
+    await disk.make_directory("d/e/f")
+    await disk.make_directory("d/e/f")
+    await (await disk.create("d/e/f/a")).close()
+    assert await disk.names("d/e/f") == ["a"]
+
+
+async def test_removed_file_is_gone_and_removing_again_is_fine(disk: Disk, directory: str) -> None:
+    await (await disk.create("d/a")).close()
+    await disk.unlink("d/a")
+    await disk.unlink("d/a")
+    await disk.sync_directory("d")
+    assert await disk.names("d") == []
+    with pytest.raises(FileNotFoundError):
+        await disk.open("d/a")
+
+
+async def test_removed_file_is_still_readable_by_who_has_it_open(disk: Disk, directory: str) -> None:
+    file = await disk.create("d/a")
+    await file.append([b"abc"])
+    await disk.unlink("d/a")
+    assert await file.read([(0, 3)]) == [b"abc"]
+    await file.close()
+
+
+async def test_reads_run_beside_each_other_and_beside_appends(disk: Disk, directory: str) -> None:
+    file = await disk.create("d/a")
+    await file.append([b"abc"])
+    reader = await disk.open("d/a")
+    reads = [reader.read([(0, 3)]) for _ in range(20)]
+    results, _ = await asyncio.gather(asyncio.gather(*reads), file.append_and_sync([b"d" * 100_000]))
+    assert results == [[b"abc"]] * 20
+    await reader.close()
+    await file.close()
+
+
+async def test_space_is_plausible(disk: Disk) -> None:
+    total, free = await disk.space()
+    assert 0 < free <= total

@@ -1,0 +1,86 @@
+"""Scenario 121 on real files and RocksDB: a killed process loses nothing that it acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bookie.model.ids import EntryId, LedgerId
+from bookie.runtime.clock import SystemClock
+from bookie.storage.files import FileDisk
+from bookie.storage.rocks import RocksIndex
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import AddBatch, Status
+
+pytestmark = pytest.mark.integration
+
+CHILD = Path(__file__).with_name("storage_kill9_child.py")
+LIVES = 3
+ACKNOWLEDGEMENTS = (300, 1500, 700)
+"""How many the parent waits for before it kills: some megabytes, hence several flushes and journal files."""
+
+
+def child_module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("storage_kill9_child", CHILD)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def killed_life(root: Path, life: int) -> list[list[str]]:
+    """Start the child, kill it after a number of acknowledgements, return all that it printed."""
+    child = subprocess.Popen([sys.executable, str(CHILD), str(root), str(life)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    lines = []
+    try:
+        for _ in range(ACKNOWLEDGEMENTS[life]):
+            line = child.stdout.readline()
+            assert line, f"the child ended by itself with {child.wait()}"
+            lines.append(line)
+    finally:
+        child.kill()
+    rest = child.stdout.read()
+    child.stdout.close()
+    child.wait()
+    lines += rest.splitlines(keepends=True)
+    return [line.split() for line in lines if line.endswith("\n")]
+
+
+def test_every_acknowledged_add_and_fence_survives_kill_9(tmp_path: Path) -> None:
+    acknowledged = [words for life in range(LIVES) for words in killed_life(tmp_path, life)]
+    assert {words[0] for words in acknowledged} == {"added", "fenced"}
+    asyncio.run(check(tmp_path, acknowledged))
+
+
+async def check(root: Path, acknowledged: list[list[str]]) -> None:
+    child = child_module()
+    journal, ledgers = await FileDisk.acquire(root / "journal"), await FileDisk.acquire(root / "ledgers")
+    index = await RocksIndex.open(root / "ledgers" / "index")
+    store = await LedgerStorage.open(journal, ledgers, index, child.SETTINGS, SystemClock())
+    for kind, *numbers in acknowledged:
+        if kind == "added":
+            await check_added(store, child, LedgerId(int(numbers[0])), int(numbers[1]))
+        else:
+            await check_fenced(store, child, LedgerId(int(numbers[0])))
+    await store.close()
+    await journal.close()
+    await ledgers.close()
+
+
+async def check_added(store: LedgerStorage, child: ModuleType, ledger_id: LedgerId, first: int) -> None:
+    wanted = [EntryId(number) for number in range(first, first + child.ENTRIES)]
+    reply = await store.read(ledger_id, wanted)
+    assert [result.packet for result in reply.results] == [child.entry(ledger_id, number) for number in wanted]
+
+
+async def check_fenced(store: LedgerStorage, child: ModuleType, ledger_id: LedgerId) -> None:
+    reply = await store.add(AddBatch(ledger_id, b"key of %d" % ledger_id, [child.entry(ledger_id, 0)]))
+    assert reply.status is Status.FENCED

@@ -1,0 +1,145 @@
+"""The file adapter under what operating systems do: short writes, full devices, failed syncs, a second process."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bookie.storage.directory_lock import DirectoryInUseError
+from bookie.storage.files import FileDisk
+from bookie.storage.port import DiskError, DiskFullError
+
+
+@pytest.fixture
+async def disk(tmp_path: Path) -> AsyncIterator[FileDisk]:
+    disk = await FileDisk.acquire(tmp_path)
+    await disk.make_directory("d")
+    yield disk
+    await disk.close()
+
+
+def run(script: str, root: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script, str(root)], capture_output=True, text=True, check=False)
+
+
+async def test_short_writes_are_continued(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, pieces, offset: real(fd, [bytes(b"".join(pieces))[:3]], offset))
+    file = await disk.create("d/a")
+    assert await file.append([b"0123456", b"", b"789", b"ab"]) == 12
+    assert await file.read([(0, 20)]) == [b"0123456789ab"]
+    await file.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+async def test_no_space_is_told_apart(disk: FileDisk, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    file = await disk.create("d/a")
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(DiskFullError, match=r"cannot append to .*d/a"):
+        await file.append([b"x"])
+    await file.close()
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(DiskFullError, match="cannot replace"):
+        await disk.replace("d/b", b"x")
+    assert await disk.names("d") == ["a"]
+
+
+def test_short_file_at_the_size_limit_is_an_error_with_its_true_size(tmp_path: Path) -> None:
+    file_size_bytes = 4 << 20
+    script = (
+        "import asyncio, resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from bookie.storage.files import FileDisk\n"
+        "from bookie.storage.port import DiskError\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({file_size_bytes}, {file_size_bytes}))\n"
+        "async def main():\n"
+        "    disk = await FileDisk.acquire(Path(sys.argv[1]))\n"
+        "    file = await disk.create('a')\n"
+        "    try:\n"
+        f"        await file.append([b'x' * {file_size_bytes + 1}])\n"
+        "    except DiskError as error:\n"
+        "        print(type(error).__name__, (await file.size()))\n"
+        "asyncio.run(main())\n"
+    )
+    assert run(script, tmp_path).stdout.split() == ["DiskError", str(file_size_bytes)]
+
+
+async def test_file_is_never_synced_again_after_a_failed_sync(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def failing(descriptor: int) -> None:
+        calls.append(descriptor)
+        raise OSError(errno.EIO, "Input/output error")
+
+    file = await disk.create("d/a")
+    await file.append([b"x"])
+    monkeypatch.setattr(os, "fdatasync", failing)
+    with pytest.raises(DiskError, match="cannot sync"):
+        await file.sync()
+    for attempt in (file.sync(), file.append([b"y"]), file.append_and_sync([b"y"])):
+        with pytest.raises(DiskError, match="an earlier write or sync of it failed"):
+            await attempt
+    assert len(calls) == 1
+    assert await file.read([(0, 9)]) == [b"x"]
+    await file.close()
+
+
+async def test_file_is_never_written_again_after_a_failed_write(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    file = await disk.create("d/a")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", failing)
+        with pytest.raises(DiskError):
+            await file.append([b"x"])
+    with pytest.raises(DiskError, match="an earlier write"):
+        await file.append([b"x"])
+    await file.close()
+
+
+async def test_unreadable_directory_is_an_error_not_empty(disk: FileDisk) -> None:
+    await (await disk.create("d/file")).close()
+    with pytest.raises(DiskError, match="cannot list"):
+        await disk.names("d/file")
+
+
+async def test_second_user_of_a_directory_is_refused_until_the_first_is_done(tmp_path: Path) -> None:
+    first = await FileDisk.acquire(tmp_path)
+    with pytest.raises(DirectoryInUseError, match=rf"{tmp_path} is in use by process {os.getpid()}"):
+        await FileDisk.acquire(tmp_path)
+    await first.close()
+    second = await FileDisk.acquire(tmp_path)
+    await second.close()
+
+
+async def test_another_process_is_refused(tmp_path: Path) -> None:
+    first = await FileDisk.acquire(tmp_path)
+    script = (
+        "import asyncio, sys\nfrom pathlib import Path\nfrom bookie.storage.files import FileDisk\n"
+        "asyncio.run(FileDisk.acquire(Path(sys.argv[1])))"
+    )
+    done = await asyncio.to_thread(run, script, tmp_path)
+    assert done.returncode != 0
+    assert f"DirectoryInUseError: {tmp_path} is in use by process {os.getpid()}" in done.stderr
+    await first.close()
+
+
+async def test_closed_disk_refuses_and_closing_again_is_fine(disk: FileDisk) -> None:
+    await disk.close()
+    await disk.close()
+    with pytest.raises(DiskError, match="closed"):
+        await disk.names("d")

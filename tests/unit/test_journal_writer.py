@@ -1,0 +1,329 @@
+"""Group commit: what is acknowledged is durable, what fails is told, and nothing waits without a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from bookie.model.errors import FatalError
+from bookie.storage.journal import Journal, JournalBusyError, JournalStoppedError, Records
+from bookie.storage.journal_format import RecordKind
+from bookie.storage.journal_mark import JournalMark, MarkSlots
+from bookie.storage.journal_replay import DIRECTORY, ClosedFile, JournalReplay, file_path
+from bookie.storage.memory import MemoryDisk, Operation
+from bookie.storage.port import DiskError, DiskFullError
+from bookie.storage.settings import StorageSettings
+
+
+class Switch:
+    """A ``before`` hook: holds chosen operations back, or fails them, and counts all."""
+
+    def __init__(self) -> None:
+        self.held: set[Operation] = set()
+        self.failing: dict[Operation, DiskError] = {}
+        self.seen: list[Operation] = []
+        self.go = asyncio.Event()
+
+    async def __call__(self, operation: Operation, path: str) -> None:
+        self.seen.append(operation)
+        if operation in self.held:
+            await self.go.wait()
+        await asyncio.sleep(0)
+        if operation in self.failing:
+            raise self.failing[operation]
+
+
+async def begin(
+    disk: MemoryDisk, settings: StorageSettings | None = None, files: list[ClosedFile] | None = None
+) -> Journal:
+    await disk.make_directory(DIRECTORY)
+    slots = MarkSlots(disk, DIRECTORY)
+    await slots.load()
+    journal = Journal(disk, settings or StorageSettings(), slots, epoch=5, sequence=0, files=files or [])
+    journal.start()
+    return journal
+
+
+@asynccontextmanager
+async def journal_on(disk: MemoryDisk, settings: StorageSettings | None = None) -> AsyncIterator[Journal]:
+    journal = await begin(disk, settings)
+    try:
+        yield journal
+    finally:
+        await journal.abort()
+
+
+def put(journal: Journal, body: bytes, log: list[str] | None = None) -> asyncio.Future[FatalError | None]:
+    records = Records()
+    records.add(RecordKind.ENTRY, 7, body)
+    events = [] if log is None else log
+    name = body.decode()
+    return journal.enqueue(
+        records, lambda: events.append(f"{name} durable"), lambda error: events.append(f"{name} failed")
+    )
+
+
+async def survivors(disk: MemoryDisk) -> list[bytes]:
+    slots = MarkSlots(disk, DIRECTORY)
+    await slots.load()
+    return [record.body async for batch in JournalReplay(disk, 0).batches(slots.mark) for record in batch]
+
+
+async def lost_power(disk: MemoryDisk) -> list[bytes]:
+    return await survivors(disk.crash(random.Random(1)))
+
+
+async def settle() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_acknowledged_only_after_the_sync() -> None:
+    switch = Switch()
+    disk = MemoryDisk(before=switch)
+    async with journal_on(disk) as journal:
+        assert await put(journal, b"first") is None
+        switch.held = {Operation.SYNC}
+        waiting = put(journal, b"second")
+        await settle()
+        assert not waiting.done()
+        switch.go.set()
+        assert await waiting is None
+
+
+async def test_every_acknowledged_record_survives_power_loss() -> None:
+    for seed in range(30):
+        disk = MemoryDisk()
+        async with journal_on(disk) as journal:
+            for number in range(5):
+                assert await put(journal, b"%d" % number) is None
+            put(journal, b"not acknowledged")
+            await asyncio.sleep(0)
+            found = await survivors(disk.crash(random.Random(seed)))
+        assert found[:5] == [b"0", b"1", b"2", b"3", b"4"]
+        assert found[5:] in ([], [b"not acknowledged"])
+
+
+async def test_what_arrives_during_a_sync_shares_the_next_one() -> None:
+    switch = Switch()
+    switch.held = {Operation.SYNC}
+    disk = MemoryDisk(before=switch)
+    async with journal_on(disk) as journal:
+        first = put(journal, b"first")
+        await settle()
+        rest = [put(journal, b"%d" % number) for number in range(100)]
+        switch.go.set()
+        await asyncio.gather(first, *rest)
+        assert switch.seen.count(Operation.SYNC) == 3  # the file header, the first, all the others
+
+
+async def test_a_group_is_bounded_by_bytes() -> None:
+    switch = Switch()
+    disk = MemoryDisk(before=switch)
+    async with journal_on(disk, StorageSettings(journal_batch_bytes=300)) as journal:
+        await asyncio.gather(*(put(journal, b"x" * 83) for _ in range(9)))  # 100 bytes with their record headers
+        assert switch.seen.count(Operation.APPEND) == 1 + 3
+
+
+async def test_record_larger_than_a_group_goes_alone() -> None:
+    disk = MemoryDisk()
+    async with journal_on(disk, StorageSettings(journal_batch_bytes=10)) as journal:
+        await asyncio.gather(put(journal, b"x" * 50), put(journal, b"y" * 50))
+        assert await survivors(disk) == [b"x" * 50, b"y" * 50]
+
+
+async def test_callbacks_run_in_the_order_of_the_journal_before_any_caller_wakes() -> None:
+    log: list[str] = []
+    async with journal_on(MemoryDisk()) as journal:
+
+        async def caller(body: bytes) -> None:
+            await put(journal, body, log)
+            log.append(f"{body.decode()} woke")
+
+        await asyncio.gather(caller(b"a"), caller(b"b"), caller(b"c"))
+    assert log[:3] == ["a durable", "b durable", "c durable"]
+    assert sorted(log[3:]) == ["a woke", "b woke", "c woke"]
+
+
+async def test_caller_that_went_away_changes_nothing_for_the_others() -> None:
+    log: list[str] = []
+    disk = MemoryDisk()
+    async with journal_on(disk) as journal:
+        gone = put(journal, b"gone", log)
+        there = put(journal, b"there", log)
+        gone.cancel()
+        assert await there is None
+        assert log == ["gone durable", "there durable"]
+        assert await lost_power(disk) == [b"gone", b"there"]
+
+
+async def test_queue_is_bounded_and_frees_itself() -> None:
+    switch = Switch()
+    switch.held = {Operation.SYNC}
+    disk = MemoryDisk(before=switch)
+    async with journal_on(disk, StorageSettings(journal_queue_bytes_max=250)) as journal:
+        waiting = [put(journal, b"x" * 83), put(journal, b"y" * 83)]
+        await settle()
+        with pytest.raises(JournalBusyError):
+            put(journal, b"z" * 83)
+        switch.go.set()
+        await asyncio.gather(*waiting)
+        assert await put(journal, b"z" * 83) is None
+
+
+async def test_record_larger_than_the_queue_is_taken_when_the_queue_is_empty() -> None:
+    async with journal_on(MemoryDisk(), StorageSettings(journal_queue_bytes_max=10)) as journal:
+        assert await put(journal, b"x" * 50) is None
+
+
+@pytest.mark.parametrize("operation", [Operation.APPEND, Operation.SYNC, Operation.CREATE, Operation.SYNC_DIRECTORY])
+async def test_disk_error_ends_the_acknowledgements_for_good(operation: Operation) -> None:
+    switch = Switch()
+    disk = MemoryDisk(before=switch)
+    log: list[str] = []
+    async with journal_on(disk, StorageSettings(journal_file_bytes=1)) as journal:
+        assert await put(journal, b"fine", log) is None
+        error = DiskError("input/output error")
+        switch.failing = {operation: error}
+        failed = [put(journal, b"failed", log), put(journal, b"behind", log)]
+        assert [await done for done in failed] == [error, error]
+        assert await journal.fatal is error
+        switch.failing.clear()
+        with pytest.raises(JournalStoppedError):
+            put(journal, b"after")
+        assert log == ["fine durable", "failed failed", "behind failed"]
+        assert disk.syncs_after_failure == 0
+
+
+async def test_error_of_our_own_ends_the_acknowledgements_too() -> None:
+    disk = MemoryDisk()
+    async with journal_on(disk) as journal:
+
+        def broken() -> None:
+            raise ValueError("a bug")
+
+        records = Records()
+        records.add(RecordKind.FENCE, 7)
+        journal.enqueue(records, broken, lambda error: None)
+        behind = put(journal, b"behind")
+        assert isinstance(await behind, JournalStoppedError)
+        assert "a bug" in str(await journal.fatal)
+
+
+async def test_after_a_full_disk_a_new_file_takes_what_comes_later() -> None:
+    switch = Switch()
+    disk = MemoryDisk(before=switch)
+    log: list[str] = []
+    async with journal_on(disk) as journal:
+        assert await put(journal, b"before") is None
+        switch.failing = {Operation.APPEND: DiskFullError("no space left")}
+        failed = await asyncio.gather(put(journal, b"full", log), put(journal, b"behind", log))
+        assert all(isinstance(error, DiskFullError) for error in failed)
+        assert log == ["full failed", "behind failed"]
+        switch.failing.clear()
+        assert await put(journal, b"after") is None
+        assert not journal.fatal.done()
+        assert await lost_power(disk) == [b"before", b"after"]
+
+
+async def test_full_disk_at_a_sync_abandons_the_file() -> None:
+    switch = Switch()
+    disk = MemoryDisk(before=switch)
+    async with journal_on(disk) as journal:
+        assert await put(journal, b"before") is None
+        switch.failing = {Operation.SYNC: DiskFullError("no space left")}
+        assert isinstance(await put(journal, b"full"), DiskFullError)
+        switch.failing.clear()
+        assert await put(journal, b"after") is None
+        assert disk.syncs_after_failure == 0
+        assert await lost_power(disk) in ([b"before", b"after"], [b"before", b"full", b"after"])
+
+
+@pytest.mark.parametrize("operation", [Operation.CREATE, Operation.APPEND, Operation.REPLACE])
+async def test_full_disk_at_the_beginning_of_a_file_can_be_tried_again(operation: Operation) -> None:
+    switch = Switch()
+    switch.failing = {operation: DiskFullError("no space left")}
+    disk = MemoryDisk(before=switch)
+    async with journal_on(disk) as journal:
+        for _ in range(3):
+            assert isinstance(await put(journal, b"full"), DiskFullError)
+        switch.failing.clear()
+        assert await put(journal, b"fits") is None
+        assert await lost_power(disk) == [b"fits"]
+
+
+async def test_files_are_rolled_and_removed_once_covered() -> None:
+    disk = MemoryDisk()
+    async with journal_on(disk, StorageSettings(journal_file_bytes=1)) as journal:
+        sequences = []
+        for number in range(4):
+            await put(journal, b"%d" % number)
+            sequences.append(journal.durable_sequence)
+        await journal.trim(sequences[1])
+        assert [path for path in disk.paths() if path.endswith(".journal")] == [file_path(3), file_path(4)]
+        crashed = disk.crash(random.Random(1))
+        slots = MarkSlots(crashed, DIRECTORY)
+        await slots.load()
+        assert slots.mark == JournalMark(sequences[3], 5)
+        replay = JournalReplay(crashed, sequences[1])
+        assert [record.body async for batch in replay.batches(slots.mark) for record in batch] == [b"2", b"3"]
+
+
+async def test_open_file_is_never_removed() -> None:
+    disk = MemoryDisk()
+    async with journal_on(disk) as journal:
+        await put(journal, b"one")
+        await journal.trim(journal.durable_sequence)
+        await put(journal, b"two")
+        assert await survivors(disk) == [b"one", b"two"]
+
+
+async def test_trim_gives_space_back_before_it_needs_some() -> None:
+    disk = MemoryDisk()
+    async with journal_on(disk, StorageSettings(journal_file_bytes=1)) as journal:
+        await put(journal, b"x" * 100)
+        disk.capacity_bytes = disk.used_bytes()
+        await journal.trim(journal.durable_sequence)
+        assert not [path for path in disk.paths() if path.endswith(".journal")]
+
+
+async def test_close_writes_what_is_queued() -> None:
+    disk = MemoryDisk()
+    journal = await begin(disk)
+    waiting = [put(journal, b"%d" % number) for number in range(3)]
+    await journal.close()
+    assert [await done for done in waiting] == [None] * 3
+    with pytest.raises(JournalStoppedError):
+        put(journal, b"late")
+    assert await lost_power(disk) == [b"0", b"1", b"2"]
+
+
+async def test_abort_answers_everybody() -> None:
+    switch = Switch()
+    switch.held = {Operation.SYNC}
+    log: list[str] = []
+    journal = await begin(MemoryDisk(before=switch))
+    waiting = [put(journal, b"a", log), put(journal, b"b", log)]
+    await settle()
+    await journal.abort()
+    for done in waiting:
+        assert isinstance(await done, JournalStoppedError)
+    assert log == ["a failed", "b failed"]
+
+
+async def test_new_epoch_leaves_a_sequence_out_for_the_torn_batch_before_it() -> None:
+    async with journal_on(MemoryDisk()) as journal:
+        await put(journal, b"x")
+        assert journal.durable_sequence == 2
+
+
+async def test_numbers_of_files_go_on_behind_what_is_there() -> None:
+    disk = MemoryDisk()
+    journal = await begin(disk, files=[ClosedFile(41, 0)])
+    await put(journal, b"x")
+    assert file_path(42) in disk.paths()
+    await journal.abort()

@@ -1,0 +1,159 @@
+"""One state object per ledger, never dropped while it matters, and loaded once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.model.ids import LedgerId
+from bookie.storage.errors import UnsupportedFormatError
+from bookie.storage.index_format import state_key
+from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.memory import MemoryIndex, Operation
+from bookie.storage.port import DiskError
+from bookie.wire.port import Status
+
+SEVEN = LedgerId(7)
+
+
+@given(st.none() | st.binary(max_size=30), st.booleans(), st.booleans())
+def test_state_survives_the_round_trip(key: bytes | None, is_fenced: bool, is_limbo: bool) -> None:
+    state = LedgerState(SEVEN, key, key is not None, is_known=True, is_fenced=is_fenced, is_limbo=is_limbo)
+    found = LedgerState(SEVEN)
+    found.restore(state.encode())
+    assert (found.master_key, found.is_known, found.is_fenced, found.is_fence_durable, found.is_limbo) == (
+        key,
+        True,
+        is_fenced,
+        is_fenced,
+        is_limbo,
+    )
+
+
+@pytest.mark.parametrize("value", [b"", b"\x01", b"\x02\x00key"])
+def test_state_of_an_unknown_format_is_refused(value: bytes) -> None:
+    with pytest.raises(UnsupportedFormatError, match="ledger 7"):
+        LedgerState(SEVEN).restore(value)
+
+
+def test_absence_is_claimed_only_where_it_is_known() -> None:
+    assert LedgerState(SEVEN).absent_status is Status.NO_LEDGER
+    assert LedgerState(SEVEN, is_known=True).absent_status is Status.NO_ENTRY
+    assert LedgerState(SEVEN, is_known=True, is_limbo=True).absent_status is Status.LIMBO
+
+
+def test_state_never_shows_its_key() -> None:
+    assert "secret" not in repr(LedgerState(SEVEN, b"secret"))
+
+
+def test_key_that_is_not_durable_is_not_saved() -> None:
+    found = LedgerState(SEVEN)
+    found.restore(LedgerState(SEVEN, b"key", is_key_durable=False, is_limbo=True).encode())
+    assert found.master_key is None
+
+
+async def test_all_users_share_one_object_that_is_loaded_once() -> None:
+    reads = []
+
+    async def slow(operation: Operation, path: str) -> None:
+        reads.append(operation)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    index = MemoryIndex()
+    await index.write([(state_key(7), LedgerState(SEVEN, b"key", is_key_durable=True, is_fenced=True).encode())])
+    index.before = slow
+    states = LedgerStates(index, 1, kept=0)
+    seen: list[LedgerState] = []
+
+    async def use() -> None:
+        async with states.using(SEVEN) as state:
+            seen.append(state)
+            assert state.is_fenced
+            assert state.master_key == b"key"
+
+    await asyncio.gather(*(use() for _ in range(10)))
+    assert len({id(state) for state in seen}) == 1
+    assert len(reads) == 1
+
+
+async def test_failed_load_is_tried_again_by_the_next_user() -> None:
+    is_broken = True
+
+    async def broken(operation: Operation, path: str) -> None:
+        if is_broken:
+            raise DiskError("unreadable")
+
+    index = MemoryIndex()
+    await index.write([(state_key(7), LedgerState(SEVEN, b"key", is_key_durable=True).encode())])
+    index.before = broken
+    states = LedgerStates(index, 1, kept=10)
+    with pytest.raises(DiskError):
+        async with states.using(SEVEN):
+            pass
+    is_broken = False
+    async with states.using(SEVEN) as state:
+        assert state.master_key == b"key"
+
+
+async def test_unused_states_are_forgotten_oldest_first() -> None:
+    states = LedgerStates(MemoryIndex(), 0, kept=3)
+    for number in (1, 2, 3, 1, 4, 5):
+        async with states.using(LedgerId(number)):
+            pass
+    assert sorted(states._states) == [1, 4, 5]
+
+
+async def test_state_in_use_is_never_forgotten() -> None:
+    states = LedgerStates(MemoryIndex(), 0, kept=0)
+    async with states.using(SEVEN) as state:
+        for number in range(100, 200):
+            async with states.using(LedgerId(number)):
+                pass
+        async with states.using(SEVEN) as again:
+            assert again is state
+    assert not states._states
+
+
+async def test_changed_state_is_kept_until_it_is_in_the_index() -> None:
+    index = MemoryIndex()
+    states = LedgerStates(index, 0, kept=0)
+    async with states.using(SEVEN) as state:
+        state.master_key, state.is_key_durable = b"key", True
+        states.changed(state)
+        states.changed(state)
+    assert states.count == 1
+    async with states.using(SEVEN) as again:
+        assert again is state
+    puts = states.take_changed()
+    async with states.using(SEVEN) as again:
+        assert again is state
+    await index.write(puts)
+    states.saved()
+    async with states.using(SEVEN) as again:
+        assert again is not state
+        assert again.master_key == b"key"
+        assert again.is_known
+    assert states.count == 1
+    assert states.take_changed() == []
+
+
+async def test_state_changed_while_being_saved_is_saved_again() -> None:
+    states = LedgerStates(MemoryIndex(), 0, kept=0)
+    async with states.using(SEVEN) as state:
+        states.changed(state)
+        states.take_changed()
+        state.is_fenced = True
+        states.changed(state)
+        states.saved()
+    assert states.take_changed() == [(state_key(7), state.encode())]
+
+
+async def test_states_taken_and_not_saved_are_taken_again() -> None:
+    states = LedgerStates(MemoryIndex(), 0, kept=0)
+    async with states.using(SEVEN) as state:
+        states.changed(state)
+    assert states.take_changed() == states.take_changed()

@@ -1,0 +1,102 @@
+"""What RocksDB reports reaches the store as what it is: in use, unreadable, full; never as an empty answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bookie.storage.directory_lock import DirectoryInUseError
+from bookie.storage.port import DiskError, DiskFullError
+from bookie.storage.rocks import RocksIndex
+
+
+class FullDatabase:
+    """Stands for a database whose device is full, which cannot be made without one."""
+
+    def write(self, batch: object, options: object) -> None:
+        raise Exception("IO error: No space left on device: While appending to file: 000004.log")
+
+    def close(self) -> None:
+        pass
+
+
+class StalledDatabase:
+    """Refuses the first two writes as RocksDB does when compaction is behind."""
+
+    def __init__(self) -> None:
+        self.refusals = 2
+        self.written: list[object] = []
+        self.is_synced = False
+
+    def write(self, batch: object, options: object) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise Exception("Result incomplete: Write stall")
+        self.written.append(batch)
+
+    def flush_wal(self, sync: bool) -> None:
+        self.is_synced = sync
+
+    def close(self) -> None:
+        pass
+
+
+async def with_database(path: Path, database: object) -> RocksIndex:
+    index = await RocksIndex.open(path)
+    real, index._database = index._database, database
+    real.close()
+    return index
+
+
+async def test_second_user_of_a_database_is_refused(tmp_path: Path) -> None:
+    index = await RocksIndex.open(tmp_path / "index")
+    with pytest.raises(DirectoryInUseError, match="in use"):
+        await RocksIndex.open(tmp_path / "index")
+    await index.close()
+
+
+async def test_damaged_database_does_not_open_as_an_empty_one(tmp_path: Path) -> None:
+    index = await RocksIndex.open(tmp_path / "index")
+    await index.write([(b"a", b"1")])
+    await index.close()
+    [manifest] = (tmp_path / "index").glob("MANIFEST-*")
+    manifest.write_bytes(b"junk" * 100)
+    with pytest.raises(DiskError, match=r"cannot open the index.*new incarnation"):
+        await RocksIndex.open(tmp_path / "index")
+
+
+async def test_damaged_table_is_an_error_not_absence(tmp_path: Path) -> None:
+    index = await RocksIndex.open(tmp_path / "index")
+    await index.write([(b"%06d" % number, b"v" * 50) for number in range(5000)])
+    await index.close()
+    for table in (tmp_path / "index").glob("*.sst"):
+        data = bytearray(table.read_bytes())
+        data[100 : len(data) // 2] = bytes(len(data) // 2 - 100)
+        table.write_bytes(data)
+    index = await RocksIndex.open(tmp_path / "index")
+    for attempt in (
+        index.get_many([b"000010"]),
+        index.keys(b"", b"\xff", 10_000),
+        index.range(b"", b"\xff", 10_000),
+        index.last(b"", b"000010"),
+    ):
+        with pytest.raises(DiskError, match="cannot read the index"):
+            await attempt
+    await index.close()
+
+
+async def test_full_device_is_told_apart(tmp_path: Path) -> None:
+    index = await with_database(tmp_path / "index", FullDatabase())
+    with pytest.raises(DiskFullError, match="No space left"):
+        await index.write([(b"a", b"1")])
+    await index.close()
+
+
+async def test_write_waits_while_compaction_is_behind(tmp_path: Path) -> None:
+    database = StalledDatabase()
+    index = await with_database(tmp_path / "index", database)
+    await index.write([(b"a", b"1")])
+    assert len(database.written) == 1
+    assert database.is_synced
+    await index.close()

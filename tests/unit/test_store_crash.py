@@ -1,0 +1,417 @@
+"""Power loss at every single disk operation of seeded histories, and again while recovering from it.
+
+After each: everything acknowledged is there, nothing is served that was never sent, nothing reads as damaged, and the
+store goes on working. Faults stay within what a disk may do; damage beyond that has its own tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import struct
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from bookie.model.errors import FatalError
+from bookie.model.ids import EntryId, LedgerId
+from bookie.storage.checkpoint import Checkpointer
+from bookie.storage.entry_log import EntryLogWriter
+from bookie.storage.index_format import MARK_KEY, CheckpointMark
+from bookie.storage.journal import Journal
+from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.port import DiskFullError
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.storage.write_cache import WriteCache
+from bookie.wire.port import AddBatch, Status
+
+LEDGERS = [LedgerId(number) for number in (3, 7, 11)]
+ENTRIES = range(40)
+WRITES = frozenset({Operation.CREATE, Operation.APPEND, Operation.SYNC, Operation.REPLACE, Operation.INDEX_WRITE})
+SMALL = StorageSettings(
+    journal_batch_bytes=400,
+    journal_file_bytes=900,
+    cache_bytes_max=3000,
+    flush_page_entries=2,
+    flush_sync_entries=3,
+    ledgers_in_memory=1,
+    open_logs=1,
+    list_page_keys=3,
+)
+"""Every bound is met many times in a short history."""
+
+
+class FixedClock:
+    """No time passes; who sleeps only gives way."""
+
+    def monotonic_s(self) -> float:
+        return 0.0
+
+    def epoch_ms(self) -> int:
+        return 0
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+class PowerSwitch:
+    """A ``before`` hook that stops the world behind the operation with a given number; full disks on request."""
+
+    def __init__(self, last: int | None, *, full_seed: int | None = None) -> None:
+        self.count = 0
+        self._full = None if full_seed is None else random.Random(full_seed)
+        self.trace: list[tuple[Operation, str]] = []
+        self.is_off = asyncio.Event()
+        self._last = last
+
+    async def __call__(self, operation: Operation, path: str) -> None:
+        self.count += 1
+        self.trace.append((operation, path))
+        if self._last is not None and self.count > self._last:
+            self.is_off.set()
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        if self._full is not None and operation in WRITES and self._full.random() < 0.05:
+            raise DiskFullError("no space left")
+
+
+@dataclass
+class Known:
+    """What a client knows: what it sent, and what was acknowledged."""
+
+    sent: dict[tuple[int, int], set[bytes]] = field(default_factory=dict)
+    acknowledged: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    fenced: set[int] = field(default_factory=set)
+    limbo: set[int] = field(default_factory=set)
+    asked_limbo: set[int] = field(default_factory=set)
+    with_key: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Machine:
+    """The disks of one bookie and the process on it."""
+
+    journal: MemoryDisk = field(default_factory=MemoryDisk)
+    ledgers: MemoryDisk = field(default_factory=MemoryDisk)
+    index: MemoryIndex = field(default_factory=MemoryIndex)
+    known: Known = field(default_factory=Known)
+
+    async def run(self, work: Coroutine[Any, Any, None], switch: PowerSwitch) -> bool:
+        """Run ``work`` until it is done or the power goes; whether it was done."""
+        for twin in (self.journal, self.ledgers, self.index):
+            twin.before = switch
+        earlier = asyncio.all_tasks()
+        tasks = [asyncio.ensure_future(work), asyncio.ensure_future(switch.is_off.wait())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        is_done = tasks[0].done()
+        if is_done:
+            tasks[0].result()
+        gone = asyncio.all_tasks() - earlier
+        for task in gone:
+            task.cancel()
+        if gone:
+            await asyncio.wait(gone)
+        return is_done
+
+    def lose_power(self, seed: int) -> None:
+        rng = random.Random(seed)
+        self.journal, self.ledgers = self.journal.crash(rng), self.ledgers.crash(rng)
+        self.index = self.index.crash(rng)
+
+    def power_back(self) -> Machine:
+        """A copy of the machine, for one of many continuations."""
+        return Machine(self.journal.restarted(), self.ledgers.restarted(), self.index.restarted(), self.known)
+
+    async def open(self) -> LedgerStorage:
+        return await LedgerStorage.open(self.journal, self.ledgers, self.index, SMALL, FixedClock())
+
+
+def key_of(ledger_id: int) -> bytes:
+    return b"key of %d" % ledger_id
+
+
+def entry(ledger_id: int, entry_id: int, payload: bytes) -> bytes:
+    return struct.pack(">qqqq", ledger_id, entry_id, -1, 0) + payload
+
+
+async def history(machine: Machine, seed: int) -> None:
+    """A client's life: adds, overwrites, fences, limbo, checkpoints, a clean restart in the middle."""
+    rng, known = random.Random(seed), machine.known
+    for _ in range(3):
+        store = await machine.open()
+        for _ in range(8):
+            steps = [step(store, known, rng) for _ in range(rng.randint(1, 4))]
+            for result in await asyncio.gather(*steps, return_exceptions=True):
+                if isinstance(result, BaseException) and not isinstance(result, DiskFullError):
+                    raise result
+        await store.close()
+        machine.index = machine.index.restarted()
+        machine.index.before = machine.journal.before
+
+
+async def step(store: LedgerStorage, known: Known, rng: random.Random) -> None:
+    ledger_id = rng.choice(LEDGERS)
+    match rng.choice(("add", "add", "add", "add", "fence", "limbo", "checkpoint", "read")):
+        case "add":
+            await add(store, known, rng, ledger_id)
+        case "fence":
+            if (await store.fence(ledger_id, key_of(ledger_id))).status is Status.OK:
+                known.fenced.add(ledger_id)
+                known.with_key.add(ledger_id)
+        case "limbo":
+            if rng.random() < 0.3:
+                known.asked_limbo.add(ledger_id)
+                await store.set_limbo([ledger_id])
+                known.limbo.add(ledger_id)
+        case "checkpoint":
+            await store.checkpoint()
+        case "read":
+            await store.read(ledger_id, [EntryId(rng.choice(ENTRIES))])
+
+
+async def add(store: LedgerStorage, known: Known, rng: random.Random, ledger_id: LedgerId) -> None:
+    numbers = rng.sample(ENTRIES, rng.randint(1, 4))
+    entries = {number: entry(ledger_id, number, rng.randbytes(rng.choice((0, 3, 90)))) for number in numbers}
+    for number, data in entries.items():
+        known.sent.setdefault((ledger_id, number), set()).add(data)
+    is_recovery = rng.random() < 0.7
+    reply = await store.add(AddBatch(ledger_id, key_of(ledger_id), list(entries.values()), is_recovery))
+    if reply.status is Status.OK:
+        known.with_key.add(ledger_id)
+        for number, data in entries.items():
+            known.acknowledged[ledger_id, number] = data
+
+
+async def check(machine: Machine) -> None:
+    """The oracle."""
+    known = machine.known
+    store = await machine.open()
+    for ledger_id in LEDGERS:
+        reply = await store.read(ledger_id, [EntryId(number) for number in ENTRIES])
+        assert reply.status is Status.OK
+        found = {result.entry_id: result for result in reply.results}
+        for number in ENTRIES:
+            result = found[EntryId(number)]
+            place = (ledger_id, number)
+            if result.status is Status.OK:
+                assert result.packet in known.sent[place], f"{place} was never sent"
+            else:
+                assert place not in known.acknowledged, f"{place} was acknowledged and is {result.status.name}"
+                is_limbo = ledger_id in known.limbo or (
+                    ledger_id in known.asked_limbo and result.status is Status.LIMBO
+                )
+                assert result.status is Status.LIMBO if is_limbo else result.status.is_absent
+        served = {number for number in ENTRIES if found[EntryId(number)].status is Status.OK}
+        assert set((await store.list_entries(ledger_id)).entries) == served
+        last = (await store.read_last(ledger_id)).results[0]
+        assert last.entry_id == max(served, default=-1)
+        await check_state(store, known, ledger_id)
+    await store.close()
+    assert machine.journal.syncs_after_failure == machine.ledgers.syncs_after_failure == 0
+
+
+async def check_state(store: LedgerStorage, known: Known, ledger_id: LedgerId) -> None:
+    new = [entry(ledger_id, 1000, b"new")]
+    if ledger_id in known.with_key:
+        reply = await store.add(AddBatch(ledger_id, b"wrong", new, is_recovery=True))
+        assert reply.status is Status.UNAUTHORIZED
+    if ledger_id in known.fenced | known.limbo:
+        assert (await store.add(AddBatch(ledger_id, key_of(ledger_id), new))).status is Status.FENCED
+
+
+async def operations_of(seed: int) -> int:
+    machine, switch = Machine(), PowerSwitch(None)
+    assert await machine.run(history(machine, seed), switch)
+    await check(machine.power_back())
+    return switch.count
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_power_loss_at_every_operation_loses_nothing_acknowledged(seed: int) -> None:
+    total = await operations_of(seed)
+    assert total > 100
+    for last in range(total):
+        machine = Machine()
+        assert not await machine.run(history(machine, seed), PowerSwitch(last))
+        machine.lose_power(seed * 1000 + last)
+        await check(machine)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_kill_at_every_operation_loses_nothing_even_if_the_power_goes_later(seed: int) -> None:
+    for last in range(0, await operations_of(seed), 3):
+        machine = Machine()
+        await machine.run(history(machine, seed), PowerSwitch(last))
+        machine = machine.power_back()
+        await check(machine.power_back())
+        machine.lose_power(seed * 1000 + last)
+        await check(machine)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_power_loss_on_disks_that_are_full_now_and_then_loses_nothing(seed: int) -> None:
+    for last in itertools.count(seed, 7):
+        machine = Machine()
+        try:
+            is_done = await machine.run(history(machine, seed), PowerSwitch(last, full_seed=seed))
+        except DiskFullError:
+            return  # too full to be opened
+        machine.lose_power(seed * 1000 + last)
+        await check(machine)
+        if is_done:
+            return
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_power_loss_during_recovery_loses_nothing_either(seed: int) -> None:
+    total = await operations_of(seed)
+    for last in range(seed, total, 17):
+        crashed = Machine()
+        await crashed.run(history(crashed, seed), PowerSwitch(last))
+        crashed.lose_power(seed * 1000 + last)
+        for second in itertools.count():
+            machine = crashed.power_back()
+            is_recovered = await machine.run(recover(machine), PowerSwitch(second))
+            machine.lose_power(seed + last * 1000 + second)
+            await check(machine)
+            if is_recovered:
+                break
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_life_of_kills_power_losses_and_full_disks_loses_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    machine = Machine()
+    for life in range(8):
+        switch = PowerSwitch(rng.randrange(150), full_seed=rng.choice((None, seed + life)))
+        with suppress(DiskFullError):  # too full to be opened
+            await machine.run(history(machine, seed * 100 + life), switch)
+        if rng.random() < 0.5:
+            machine.lose_power(rng.randrange(1 << 30))
+        else:
+            machine = machine.power_back()
+        await check(machine.power_back())
+
+
+async def recover(machine: Machine) -> None:
+    await machine.open()
+
+
+async def test_overwritten_entry_never_goes_back_after_a_crash() -> None:
+    """A version that was acknowledged last is what is served, wherever the older ones are."""
+    versions = [entry(7, 1, b"version %d" % number) for number in range(4)]
+
+    async def overwrite(machine: Machine, done: list[int]) -> None:
+        store = await machine.open()
+        for number, version in enumerate(versions):
+            assert (await store.add(AddBatch(LEDGERS[1], b"key", [version]))).status is Status.OK
+            done.append(number)
+            await store.checkpoint()
+
+    for last in itertools.count():
+        machine, done = Machine(), list[int]()
+        is_done = await machine.run(overwrite(machine, done), PowerSwitch(last))
+        machine.lose_power(last)
+        store = await machine.open()
+        [result] = (await store.read(LEDGERS[1], [EntryId(1)])).results
+        if done:
+            assert result.packet in versions[done[-1] :], f"after {last} operations"
+        await store.close()
+        if is_done:
+            break
+
+
+async def test_every_step_of_a_checkpoint_is_crashed_in() -> None:
+    """The histories above do stop between each pair of the steps whose order matters."""
+    machine, switch = Machine(), PowerSwitch(None)
+    await machine.run(history(machine, 1), switch)
+    places = [(operation, path.partition("/")[0]) for operation, path in switch.trace]
+    for pair in (
+        (Operation.CREATE, "entries"),
+        (Operation.SYNC_DIRECTORY, "entries"),
+        (Operation.APPEND, "entries"),
+        (Operation.SYNC, "entries"),
+        (Operation.INDEX_WRITE, "index"),
+        (Operation.UNLINK, "journal"),
+        (Operation.SYNC_DIRECTORY, "journal"),
+        (Operation.REPLACE, "journal"),
+        (Operation.CREATE, "journal"),
+    ):
+        assert pair in places
+
+
+async def test_the_oracle_sees_a_journal_that_is_trimmed_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: files go that the checkpoint does not cover."""
+    trim = Journal.trim
+    monkeypatch.setattr(Journal, "trim", lambda self, sequence: trim(self, self.durable_sequence))
+    assert await planted_fault_is_found()
+
+
+async def test_the_oracle_sees_a_mark_that_is_ahead_of_the_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: the index's mark is written before the entries."""
+    write_entries = Checkpointer._write_entries
+
+    async def mark_first(self: Checkpointer, flush: Any, cache: WriteCache) -> None:
+        mark = CheckpointMark(flush.sequence, self.logs.next_id + 1, flush.ledger_count)
+        await self.index.write([*flush.states, (MARK_KEY, mark.encode())])
+        await write_entries(self, flush, cache)
+
+    monkeypatch.setattr(Checkpointer, "_write_entries", mark_first)
+    assert await planted_fault_is_found()
+
+
+async def test_the_oracle_sees_an_index_that_is_ahead_of_the_entry_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: entry logs are never synced."""
+
+    async def no_sync(self: EntryLogWriter) -> None:
+        self.unsynced_bytes = 0
+
+    monkeypatch.setattr(EntryLogWriter, "sync", no_sync)
+    assert await planted_fault_is_found()
+
+
+async def test_the_oracle_sees_a_cache_swapped_before_its_mark_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: the mark stands for more than the cache that is flushed."""
+    begin = Checkpointer._begin
+    monkeypatch.setattr(Checkpointer, "_begin", lambda self, sequence: begin(self, sequence + 1))
+    assert await planted_fault_is_found()
+
+
+async def test_the_oracle_sees_an_acknowledgement_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: a sync that does nothing."""
+
+    async def no_sync(self: Any) -> None:
+        return
+
+    monkeypatch.setattr("bookie.storage.memory._MemoryFile.sync", no_sync)
+    assert await planted_fault_is_found()
+
+
+async def test_the_oracle_sees_a_missing_directory_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: names are never made durable."""
+
+    async def no_sync(self: MemoryDisk, directory: str) -> None:
+        return
+
+    monkeypatch.setattr(MemoryDisk, "sync_directory", no_sync)
+    assert await planted_fault_is_found()
+
+
+async def planted_fault_is_found() -> bool:
+    for seed in range(3):
+        for last in range(20, 400, 3):
+            machine = Machine()
+            try:
+                is_done = await machine.run(history(machine, seed), PowerSwitch(last))
+                machine.lose_power(seed * 1000 + last)
+                await check(machine)
+            except (AssertionError, FatalError):
+                return True
+            if is_done:
+                break
+    return False

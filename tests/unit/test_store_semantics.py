@@ -1,0 +1,682 @@
+"""Races, damage, full and failing disks: what the store answers when things are not as they should be."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import EntryId, LedgerId
+from bookie.storage import entry_log
+from bookie.storage.errors import DamagedJournalError, LostIndexError, UnsupportedFormatError
+from bookie.storage.index_format import MARK_KEY, state_key
+from bookie.storage.journal_replay import DIRECTORY as JOURNAL
+from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.port import DiskError, DiskFullError
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import AddBatch, AddReply, EntryResult, FenceReply, ListReply, ReadReply, Status
+
+LEDGER = LedgerId(7)
+KEY = b"secret-key-of-ledger"
+WRITES = frozenset({Operation.CREATE, Operation.APPEND, Operation.SYNC, Operation.REPLACE, Operation.INDEX_WRITE})
+
+
+class Valve:
+    """A ``before`` hook that holds back or fails what it is told to."""
+
+    def __init__(self) -> None:
+        self.is_held: Callable[[Operation, str], bool] = lambda operation, path: False
+        self.failure: Callable[[Operation, str], DiskError | None] = lambda operation, path: None
+        self._moved = asyncio.Event()
+
+    async def __call__(self, operation: Operation, path: str) -> None:
+        await asyncio.sleep(0)
+        while self.is_held(operation, path):
+            await self._moved.wait()
+        if (error := self.failure(operation, path)) is not None:
+            raise error
+
+    def hold(self, *operations: Operation) -> None:
+        self.is_held = lambda operation, path: operation in operations
+
+    def fail(self, error: DiskError, *operations: Operation, directory: str = "") -> None:
+        self.failure = lambda operation, path: error if operation in operations and path.startswith(directory) else None
+
+    def open(self) -> None:
+        self.is_held = lambda operation, path: False
+        self.failure = lambda operation, path: None
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+
+class ManualClock:
+    """Time that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+        self._waiting: list[asyncio.Event] = []
+
+    def monotonic_s(self) -> float:
+        return 0.0
+
+    def epoch_ms(self) -> int:
+        return 0
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self._waiting.append(asyncio.Event())
+        await self._waiting[-1].wait()
+
+    def ring(self) -> None:
+        for event in self._waiting:
+            event.set()
+
+
+class World:
+    """A store on twins, with a valve before each."""
+
+    def __init__(self) -> None:
+        self.valve = Valve()
+        self.clock = ManualClock()
+        self.journal = MemoryDisk(before=self.valve)
+        self.ledgers = MemoryDisk(before=self.valve)
+        self.index = MemoryIndex(before=self.valve)
+        self.store: LedgerStorage
+
+    async def start(self, **settings: int) -> None:
+        self.store = await LedgerStorage.open(
+            self.journal, self.ledgers, self.index, StorageSettings(**settings), self.clock
+        )
+
+    async def restart(self, **settings: int) -> None:
+        """As after a kill of the process."""
+        await self.store.abort()
+        self.journal, self.ledgers, self.index = (twin.restarted() for twin in (self.journal, self.ledgers, self.index))  # type: ignore[assignment]
+        for twin in (self.journal, self.ledgers, self.index):
+            twin.before = self.valve
+        await self.start(**settings)
+
+    async def add(self, *entry_ids: int, is_recovery: bool = False, key: bytes = KEY) -> AddReply:
+        entries = [entry(entry_id) for entry_id in entry_ids]
+        return await self.store.add(AddBatch(LEDGER, key, entries, is_recovery))
+
+    async def status_of(self, entry_id: int) -> Status:
+        reply = await self.store.read(LEDGER, [EntryId(entry_id)])
+        assert reply.status is Status.OK
+        return reply.results[0].status
+
+    def is_full(self) -> bool:
+        return self.store.is_full
+
+    def log_path(self) -> str:
+        [path] = [path for path in self.ledgers.paths() if path.startswith(entry_log.DIRECTORY)]
+        return path
+
+
+def entry(entry_id: int, payload: bytes = b"payload") -> bytes:
+    return struct.pack(">qqqq", LEDGER, entry_id, entry_id - 1, 0) + payload
+
+
+async def settle() -> None:
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    await world.start()
+    yield world
+    world.valve.open()
+    await world.store.abort()
+
+
+# Fences and adds
+
+
+async def test_fence_enqueued_before_an_add_wins(world: World) -> None:
+    await world.add(0)
+    world.valve.hold(Operation.SYNC)
+    fence = asyncio.create_task(world.store.fence(LEDGER, KEY))
+    await settle()
+    assert (await world.add(1)).status is Status.FENCED
+    assert not fence.done()
+    world.valve.open()
+    reply = await fence
+    assert reply.last_entry is not None
+    assert reply.last_entry.entry_id == 0
+
+
+async def test_add_enqueued_before_a_fence_is_in_its_answer(world: World) -> None:
+    await world.add(0)
+    world.valve.hold(Operation.SYNC)
+    add = asyncio.create_task(world.add(1))
+    await settle()
+    fence = asyncio.create_task(world.store.fence(LEDGER, KEY))
+    await settle()
+    world.valve.open()
+    assert (await add).status is Status.OK
+    reply = await fence
+    assert reply.last_entry == EntryResult(EntryId(1), Status.OK, entry(1))
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_no_add_is_acknowledged_behind_a_fence_answer_that_missed_it(world: World, seed: int) -> None:
+    rng = random.Random(seed)
+    acknowledged: list[int] = []
+
+    async def give_way_at_random(operation: Operation, path: str) -> None:
+        for _ in range(rng.randrange(4)):
+            await asyncio.sleep(0)
+
+    world.journal.before = world.index.before = world.ledgers.before = give_way_at_random
+
+    async def writer() -> None:
+        for number in range(30):
+            if (await world.add(number)).status is not Status.OK:
+                return
+            acknowledged.append(number)
+
+    async def recovery() -> FenceReply:
+        for _ in range(rng.randrange(40)):
+            await asyncio.sleep(0)
+        return await world.store.fence(LEDGER, KEY)
+
+    async def checkpoints() -> None:
+        for _ in range(rng.randrange(3)):
+            await world.store.checkpoint()
+
+    _, reply, _ = await asyncio.gather(writer(), recovery(), checkpoints())
+    assert reply.status is Status.OK
+    last = -1 if reply.last_entry is None else reply.last_entry.entry_id
+    assert last == max(acknowledged, default=-1) or last == len(acknowledged)
+    assert acknowledged == list(range(len(acknowledged)))
+
+
+async def test_concurrent_fences_share_one_record(world: World) -> None:
+    await world.add(0)
+    before = sum(len(world.journal.content(path)) for path in world.journal.paths())
+    world.valve.hold(Operation.SYNC)
+    fences = [asyncio.create_task(world.store.fence(LEDGER, KEY)) for _ in range(50)]
+    await settle()
+    world.valve.open()
+    assert {reply.status for reply in await asyncio.gather(*fences)} == {Status.OK}
+    assert sum(len(world.journal.content(path)) for path in world.journal.paths()) - before < 200
+
+
+async def test_fence_caller_that_goes_away_does_not_take_the_answer_from_the_others(world: World) -> None:
+    world.valve.hold(Operation.SYNC)
+    fences = [asyncio.create_task(world.store.fence(LEDGER, KEY)) for _ in range(3)]
+    await settle()
+    fences[0].cancel()
+    await settle()
+    world.valve.open()
+    assert [(await fence).status for fence in fences[1:]] == [Status.OK, Status.OK]
+
+
+async def test_add_whose_caller_goes_away_still_happens_and_keeps_its_key() -> None:
+    world = World()
+    await world.start(ledgers_in_memory=0)
+    world.valve.hold(Operation.SYNC)
+    add = asyncio.create_task(world.add(0))
+    await settle()
+    add.cancel()
+    await settle()
+    assert (await world.add(1, key=b"other")).status is Status.UNAUTHORIZED
+    world.valve.open()
+    await settle()
+    assert await world.status_of(0) is Status.OK
+    await world.store.close()
+
+
+async def test_fence_whose_caller_goes_away_still_holds() -> None:
+    world = World()
+    await world.start(ledgers_in_memory=0)
+    world.valve.hold(Operation.SYNC)
+    fence = asyncio.create_task(world.store.fence(LEDGER, KEY))
+    await settle()
+    fence.cancel()
+    await settle()
+    assert (await world.add(0)).status is Status.FENCED
+    world.valve.open()
+    await world.restart()
+    assert (await world.add(0)).status in (Status.FENCED, Status.OK)
+    await world.store.close()
+
+
+async def test_unacknowledged_entry_is_not_served(world: World) -> None:
+    world.valve.hold(Operation.SYNC)
+    add = asyncio.create_task(world.add(0))
+    await settle()
+    assert await world.status_of(0) is Status.NO_LEDGER
+    world.valve.open()
+    await add
+    assert await world.status_of(0) is Status.OK
+
+
+async def test_first_key_holds_from_the_moment_it_is_enqueued(world: World) -> None:
+    world.valve.hold(Operation.SYNC)
+    first = asyncio.create_task(world.add(0))
+    await settle()
+    assert (await world.add(1, key=b"other")).status is Status.UNAUTHORIZED
+    world.valve.open()
+    assert (await first).status is Status.OK
+
+
+async def test_fence_is_not_answered_before_the_key_it_met_is_durable(world: World) -> None:
+    await world.store.set_limbo([LEDGER])
+    world.valve.hold(Operation.SYNC)
+    add = asyncio.create_task(world.add(0, is_recovery=True))
+    fence = asyncio.create_task(world.store.fence(LEDGER, KEY))
+    await settle()
+    assert not fence.done()
+    world.valve.open()
+    assert (await add).status is (await fence).status is Status.OK
+
+
+async def test_limbo_holds_from_the_moment_it_is_enqueued(world: World) -> None:
+    await world.add(0)
+    world.valve.hold(Operation.SYNC)
+    limbo = asyncio.create_task(world.store.set_limbo([LEDGER]))
+    await settle()
+    assert await world.status_of(1) is Status.LIMBO
+    assert (await world.add(1)).status is Status.FENCED
+    world.valve.open()
+    await limbo
+
+
+async def test_forgotten_ledger_is_still_fenced() -> None:
+    world = World()
+    await world.start(ledgers_in_memory=0)
+    await world.store.fence(LEDGER, KEY)
+    await world.store.checkpoint()
+    for number in range(100, 110):
+        await world.store.read(LedgerId(number), [EntryId(0)])
+    assert (await world.add(0)).status is Status.FENCED
+    assert (await world.add(0, key=b"other", is_recovery=True)).status is Status.UNAUTHORIZED
+    await world.store.close()
+
+
+async def test_key_is_never_logged_or_answered(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    await world.add(0)
+    reply = await world.add(1, key=b"wrong-key")
+    await world.store.fence(LEDGER, b"wrong-key")
+    await world.restart()
+    assert "key-of" not in caplog.text
+    assert "wrong-key" not in caplog.text + reply.detail
+    assert "secret" not in repr(AddBatch(LEDGER, KEY, []))
+
+
+# Damage
+
+
+async def test_rotten_entry_is_corrupt_and_its_neighbours_are_fine(world: World) -> None:
+    await world.add(0, 1, 2)
+    await world.store.checkpoint()
+    place = world.ledgers.content(world.log_path()).index(entry(1))
+    for offset in (0, 8, 32, len(entry(1)) - 1):
+        world.ledgers.flip_bit(world.log_path(), (place + offset) * 8)
+        assert await world.status_of(1) is Status.CORRUPT
+        world.ledgers.flip_bit(world.log_path(), (place + offset) * 8)
+    world.ledgers.flip_bit(world.log_path(), place * 8)
+    assert await world.status_of(0) is Status.OK
+    assert await world.status_of(2) is Status.OK
+    assert (await world.store.list_entries(LEDGER)).entries == EntryRuns(((0, 2),))
+
+
+async def test_bytes_of_another_entry_in_its_place_are_corrupt(world: World) -> None:
+    await world.add(0, 1)
+    await world.store.checkpoint()
+    content = world.ledgers.content(world.log_path())
+    world.ledgers.overwrite(world.log_path(), content.index(entry(0)), entry(1))
+    assert await world.status_of(0) is Status.CORRUPT
+
+
+async def test_rotten_last_entry_keeps_its_true_id(world: World) -> None:
+    await world.add(0, 1)
+    await world.store.checkpoint()
+    world.ledgers.cut(world.log_path(), len(world.ledgers.content(world.log_path())) - 1)
+    assert (await world.store.read_last(LEDGER)).results == [EntryResult(EntryId(1), Status.CORRUPT)]
+    reply = await world.store.fence(LEDGER, KEY)
+    assert (reply.status, reply.last_entry) == (Status.OK, EntryResult(EntryId(1), Status.CORRUPT))
+
+
+async def test_lost_entry_log_is_corrupt_not_absent(world: World) -> None:
+    await world.add(0)
+    await world.store.checkpoint()
+    world.ledgers.lose(world.log_path())
+    assert await world.status_of(0) is Status.CORRUPT
+
+
+async def test_damaged_entry_is_healed_by_adding_it_again(world: World) -> None:
+    await world.add(0)
+    await world.store.checkpoint()
+    world.ledgers.cut(world.log_path(), 30)
+    assert await world.status_of(0) is Status.CORRUPT
+    assert (await world.add(0, is_recovery=True)).status is Status.OK
+    await world.store.checkpoint()
+    assert await world.status_of(0) is Status.OK
+
+
+async def test_unreadable_sector_fails_its_entry_only(world: World) -> None:
+    await world.add(0)
+    await world.store.checkpoint()
+    await world.add(1)
+    world.valve.fail(DiskError("input/output error"), Operation.READ)
+    assert await world.status_of(0) is Status.IO_ERROR
+    assert await world.status_of(1) is Status.OK
+    assert not world.store.fatal.done()
+
+
+async def test_unreadable_index_is_never_absence(world: World) -> None:
+    await world.add(0)
+    world.valve.fail(DiskError("corrupted block"), Operation.INDEX_READ)
+    other = LedgerId(8)
+    replies: list[AddReply | FenceReply | ListReply | ReadReply] = [
+        await world.store.read(LEDGER, [EntryId(1)]),
+        await world.store.read(other, [EntryId(0)]),
+        await world.store.read_last(LEDGER),
+        await world.store.list_entries(LEDGER),
+        await world.store.fence(other, KEY),
+        await world.store.add(AddBatch(other, KEY, [struct.pack(">qqqq", 8, 0, -1, 0)])),
+    ]
+    assert [reply.status for reply in replies] == [Status.IO_ERROR] * len(replies)
+    world.valve.open()
+    assert await world.status_of(1) is Status.NO_ENTRY
+
+
+async def test_ledger_state_of_a_newer_version_is_refused(world: World) -> None:
+    await world.index.write([(state_key(LEDGER), b"\x63newer")])
+    assert (await world.add(0)).status is Status.IO_ERROR
+    assert (await world.store.read(LEDGER, [EntryId(0)])).status is Status.IO_ERROR
+
+
+# Back-pressure
+
+
+async def test_records_waiting_for_the_journal_are_bounded() -> None:
+    world = World()
+    await world.start(journal_queue_bytes_max=500)
+    await world.add(0)
+    world.valve.hold(Operation.SYNC)
+    adds = [asyncio.create_task(world.add(number)) for number in range(1, 40)]
+    await settle()
+    refused = [add for add in adds if add.done()]
+    assert {(await add).status for add in refused} == {Status.TOO_MANY_REQUESTS}
+    assert 20 < len(refused) < 39
+    world.valve.open()
+    assert {(await add).status for add in adds if add not in refused} == {Status.OK}
+    assert (await world.add(50)).status is Status.OK
+    await world.store.close()
+
+
+async def test_entries_waiting_for_the_entry_logs_are_bounded() -> None:
+    world = World()
+    await world.start(cache_bytes_max=2000)
+    world.valve.hold(Operation.INDEX_WRITE)
+    statuses = []
+    for number in range(100):
+        statuses.append((await world.add(number)).status)
+        await settle()
+    accepted = statuses.index(Status.TOO_MANY_REQUESTS)
+    assert set(statuses[:accepted]) == {Status.OK}
+    assert set(statuses[accepted:]) == {Status.TOO_MANY_REQUESTS}
+    assert 10 < accepted < 20  # two caches of 2,000 bytes, about 300 an entry
+    assert (await world.store.fence(LEDGER, KEY)).status is Status.OK
+    world.valve.open()
+    await settle()
+    assert (await world.add(100, is_recovery=True)).status is Status.OK
+    assert await world.status_of(0) is Status.OK
+    await world.store.close()
+
+
+async def test_fences_alone_are_flushed_and_their_journal_is_given_back() -> None:
+    world = World()
+    await world.start(cache_bytes_max=5000, journal_file_bytes=500, ledgers_in_memory=10)
+    for number in range(300):
+        assert (await world.store.fence(LedgerId(number), KEY)).status is Status.OK
+        await settle()
+    assert len([path for path in world.journal.paths() if path.endswith(".journal")]) < 20
+    assert len(world.store._states._states) < 50
+    assert world.store.ledger_count == 300
+    await world.store.close()
+
+
+# Full disks
+
+
+async def test_full_journal_disk_is_read_only_until_there_is_space(world: World) -> None:
+    await world.add(0)
+    world.valve.fail(DiskFullError("no space left"), *WRITES, directory=JOURNAL)
+    assert (await world.add(1)).status is Status.READ_ONLY
+    assert world.is_full()
+    await settle()
+    assert (await world.add(2)).status is Status.READ_ONLY
+    assert await world.status_of(0) is Status.OK
+    assert await world.status_of(1) is Status.NO_ENTRY
+    assert world.clock.slept
+    world.valve.open()
+    world.clock.ring()
+    await settle()
+    assert not world.is_full()
+    assert (await world.add(1)).status is Status.OK
+    assert not world.store.fatal.done()
+    await world.restart()
+    assert [await world.status_of(number) for number in range(3)] == [Status.OK, Status.OK, Status.NO_ENTRY]
+
+
+async def test_key_that_met_a_full_disk_binds_nobody(world: World) -> None:
+    world.valve.fail(DiskFullError("no space left"), *WRITES, directory=JOURNAL)
+    assert (await world.add(0, key=b"first")).status is Status.READ_ONLY
+    assert await world.status_of(0) is Status.NO_LEDGER
+    world.valve.open()
+    await settle()
+    world.clock.ring()
+    await settle()
+    assert (await world.add(0, key=b"second")).status is Status.OK
+    await world.restart()
+    assert (await world.add(1, key=b"first")).status is Status.UNAUTHORIZED
+    assert (await world.add(1, key=b"second")).status is Status.OK
+
+
+async def test_fence_that_met_a_full_disk_is_tried_again_and_holds_meanwhile(world: World) -> None:
+    await world.add(0)
+    world.valve.fail(DiskFullError("no space left"), *WRITES, directory=JOURNAL)
+    assert (await world.store.fence(LEDGER, KEY)).status is Status.READ_ONLY
+    world.valve.open()
+    await settle()
+    world.clock.ring()
+    await settle()
+    assert (await world.add(1)).status is Status.FENCED
+    assert (await world.store.fence(LEDGER, KEY)).status is Status.OK
+    await world.restart()
+    assert (await world.add(1)).status is Status.FENCED
+
+
+@pytest.mark.parametrize("operation", [Operation.CREATE, Operation.APPEND, Operation.SYNC, Operation.INDEX_WRITE])
+async def test_full_ledger_disk_loses_nothing_and_is_tried_again(world: World, operation: Operation) -> None:
+    await world.add(0, 1)
+    world.valve.failure = lambda found, path: (
+        DiskFullError("no space left") if found is operation and not path.startswith(JOURNAL) else None
+    )
+    with pytest.raises(DiskFullError):
+        await world.store.checkpoint()
+    assert world.is_full()
+    assert (await world.add(2)).status is Status.READ_ONLY
+    assert (await world.store.fence(LEDGER, KEY)).status is Status.OK
+    assert await world.status_of(0) is Status.OK
+    world.valve.open()
+    for _ in range(2):
+        world.clock.ring()
+        await settle()
+    assert not world.is_full()
+    assert (await world.add(2, is_recovery=True)).status is Status.OK
+    await world.store.checkpoint()
+    logs = [path for path in world.ledgers.paths() if path.startswith(entry_log.DIRECTORY)]
+    assert len(logs) == (3 if operation is Operation.INDEX_WRITE else 2)  # then the first may be named, and stays
+    await world.restart()
+    assert [await world.status_of(number) for number in range(3)] == [Status.OK] * 3
+    assert (await world.add(3)).status is Status.FENCED
+
+
+async def test_store_with_a_journal_to_replay_opens_on_a_full_disk_for_reading(world: World) -> None:
+    await world.add(0)
+    await world.store.fence(LEDGER, KEY)
+    world.valve.fail(DiskFullError("no space left"), *WRITES)
+    await world.restart()
+    assert world.is_full()
+    assert await world.status_of(0) is Status.OK
+    assert (await world.add(1, is_recovery=True)).status is Status.READ_ONLY
+    await settle()
+    world.valve.open()
+    for _ in range(2):
+        world.clock.ring()
+        await settle()
+    assert (await world.add(1, is_recovery=True)).status is Status.OK
+    await world.restart()
+    assert [await world.status_of(number) for number in range(2)] == [Status.OK] * 2
+
+
+# Failing disks
+
+
+@pytest.mark.parametrize("operation", [Operation.APPEND, Operation.SYNC])
+async def test_failing_journal_stops_every_acknowledgement(world: World, operation: Operation) -> None:
+    await world.add(0)
+    error = DiskError("input/output error")
+    world.valve.fail(error, operation)
+    replies = await asyncio.gather(world.add(1), world.add(2), world.store.fence(LEDGER, KEY))
+    assert {reply.status for reply in replies} == {Status.IO_ERROR}
+    assert await world.store.fatal is error
+    world.valve.open()
+    assert (await world.add(3)).status is Status.IO_ERROR
+    assert (await world.store.fence(LEDGER, KEY)).status is Status.IO_ERROR
+    with pytest.raises(Exception, match="closing or its disk failed"):
+        await world.store.set_limbo([LEDGER])
+    assert await world.status_of(0) is Status.OK
+    assert await world.status_of(1) is Status.NO_ENTRY
+
+
+@pytest.mark.parametrize("operation", [Operation.CREATE, Operation.APPEND, Operation.SYNC, Operation.INDEX_WRITE])
+async def test_failing_ledger_disk_stops_every_acknowledgement(world: World, operation: Operation) -> None:
+    await world.add(0)
+    world.valve.failure = lambda found, path: (
+        DiskError("input/output error") if found is operation and not path.startswith(JOURNAL) else None
+    )
+    with pytest.raises(DiskError):
+        await world.store.checkpoint()
+    assert world.store.fatal.done()
+    assert (await world.add(1)).status is Status.IO_ERROR
+    assert world.ledgers.syncs_after_failure == 0
+    world.valve.open()
+    await world.restart()
+    assert await world.status_of(0) is Status.OK
+
+
+async def test_failing_background_flush_is_fatal_too() -> None:
+    world = World()
+    await world.start(cache_bytes_max=1000)
+    world.valve.failure = lambda found, path: DiskError("no") if found is Operation.INDEX_WRITE else None
+    for number in range(5):
+        await world.add(number)
+    assert isinstance(await world.store.fatal, DiskError)
+    world.valve.open()
+    await world.store.abort()
+
+
+async def test_our_own_mistake_in_the_background_is_fatal_too() -> None:
+    world = World()
+    await world.start(cache_bytes_max=1000)
+
+    def mistake(found: Operation, path: str) -> DiskError | None:
+        if found is Operation.INDEX_WRITE:
+            raise ValueError("a bug")
+        return None
+
+    world.valve.failure = mistake
+    for number in range(5):
+        await world.add(number)
+    assert "a bug" in str(await world.store.fatal)
+    world.valve.open()
+    await world.store.abort()
+
+
+async def test_entries_read_back_after_a_failed_sync_are_made_durable_before_they_are_served() -> None:
+    world = World()
+    await world.start()
+    await world.add(0)
+    world.valve.fail(DiskError("input/output error"), Operation.SYNC)
+    assert (await world.add(1)).status is Status.IO_ERROR
+    world.valve.open()
+    await world.restart()  # the page cache still has entry 1, the disk will never have it
+    served = await world.status_of(1)
+    for seed in range(20):
+        crashed = World()
+        rng = random.Random(seed)
+        crashed.journal, crashed.ledgers = world.journal.crash(rng), world.ledgers.crash(rng)
+        crashed.index = world.index.crash(rng)
+        await crashed.start()
+        assert await crashed.status_of(0) is Status.OK
+        assert await crashed.status_of(1) is served
+        await crashed.store.close()
+    await world.store.close()
+
+
+# Disks that do not belong together
+
+
+async def test_lost_journal_is_refused(world: World) -> None:
+    await world.add(0)
+    await world.store.close()
+    world.journal = MemoryDisk(before=world.valve)
+    world.index = world.index.restarted()
+    with pytest.raises(DamagedJournalError, match="journal was lost"):
+        await world.start()
+
+
+async def test_lost_index_is_refused(world: World) -> None:
+    await world.add(0)
+    await world.store.checkpoint()
+    await world.store.abort()
+    world.index = MemoryIndex(before=world.valve)
+    with pytest.raises(LostIndexError):
+        await world.start()
+    assert world.log_path()
+
+
+async def test_journal_lost_after_the_checkpoint_mark_is_refused(world: World) -> None:
+    await world.add(0)
+    await world.store.checkpoint()
+    await world.add(1)
+    await world.store.abort()
+    world.index = world.index.restarted()
+    for path in world.journal.paths():
+        world.journal.lose(path)
+    with pytest.raises(DamagedJournalError):
+        await world.start()
+
+
+async def test_index_older_than_the_journal_is_refused(world: World) -> None:
+    await world.add(0)
+    await world.store.checkpoint()
+    old = world.index.restarted()
+    await world.restart()
+    await world.add(1)
+    await world.restart()
+    await world.store.abort()
+    world.index = old
+    with pytest.raises(DamagedJournalError, match="batches"):
+        await world.start()
+
+
+async def test_index_of_a_newer_version_is_refused(world: World) -> None:
+    await world.store.abort()
+    world.index = world.index.restarted()
+    await world.index.write([(MARK_KEY, b"\x00\x02" + bytes(24))])
+    with pytest.raises(UnsupportedFormatError, match="start the version"):
+        await world.start()
