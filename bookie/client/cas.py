@@ -1,0 +1,40 @@
+"""The compare-and-set loop for ledger metadata: read, decide with a pure function, write at that version, or again.
+
+Source of the rule: formats 7.5 (last paragraph), safety rule S4. ``decide`` may run many times and must not act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from bookie.metadata.ledgers import LedgerStore, MetadataConflictError, Versioned
+from bookie.model.metadata import LedgerMetadata
+
+ATTEMPTS_MAX: Final = 20
+"""Conflicts come from recovery and repair of the same ledger, a handful at most; more means something is broken."""
+
+
+async def update_metadata(
+    ledgers: LedgerStore, current: Versioned, decide: Callable[[LedgerMetadata], LedgerMetadata | None]
+) -> Versioned:
+    """Apply ``decide`` to the newest metadata; None means that nothing needs to change.
+
+    Returns:
+        The metadata as stored in the end.
+
+    Raises:
+        MetadataConflictError: it kept changing for ``ATTEMPTS_MAX`` rounds.
+        NoSuchLedgerError: it was deleted.
+    """
+    for attempt in range(ATTEMPTS_MAX):
+        wanted = decide(current.metadata)
+        if wanted is None:
+            return current
+        try:
+            return await ledgers.write(current.ledger_id, wanted, current.version)
+        except MetadataConflictError:
+            if attempt + 1 == ATTEMPTS_MAX:
+                raise
+            current = await ledgers.read(current.ledger_id)
+    raise AssertionError("unreachable: the loop returns or raises")

@@ -1,0 +1,91 @@
+"""Wiring: a client of a real cluster, over kazoo and gRPC."""
+
+from __future__ import annotations
+
+import random
+from types import TracebackType
+
+from bookie.client.bookkeeper import BookKeeper
+from bookie.client.ports import ClientPorts
+from bookie.client.resolve import RegistrationResolver
+from bookie.client.settings import ClientSettings
+from bookie.metadata.cluster import Cluster, open_cluster
+from bookie.metadata.ledgers import LedgerStore
+from bookie.metadata.own_state import ParkedTasks
+from bookie.metadata.registration import Registrations
+from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.uri import parse_uri
+from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.runtime.clock import SystemClock
+from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.tls import TlsSettings
+
+
+class ConnectedBookKeeper(BookKeeper):
+    """A client that owns its connections. Use it as an async context, or call ``close``."""
+
+    def __init__(self, ports: ClientPorts, store: ZooKeeperStore, cluster: Cluster) -> None:
+        super().__init__(ports)
+        self.store = store
+        self.cluster = cluster
+        self.parked = ParkedTasks(store, cluster.root)
+
+    async def close(self) -> None:
+        """End every connection. Idempotent."""
+        try:
+            await self.ports.transport.close()
+        finally:
+            await self.store.close()
+
+    async def __aenter__(self) -> ConnectedBookKeeper:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def connect(
+    metadata_uri: str,
+    settings: ClientSettings | None = None,
+    *,
+    session_timeout_s: float = 10.0,
+    tls: TlsSettings | None = None,
+) -> ConnectedBookKeeper:
+    """Connect to the cluster at ``metadata_uri`` (``zk+hierarchical://host:port/ledgers``).
+
+    Args:
+        metadata_uri: where the cluster is.
+        settings: bounds and deadlines.
+        session_timeout_s: of the ZooKeeper session, in seconds.
+        tls: how to reach bookies that speak TLS; None for plain connections.
+
+    Raises:
+        InvalidUriError: not such a URI.
+        StoreUnavailableError: no ZooKeeper answers there.
+        NotAClusterError: there is no BookKeeper cluster under that root.
+        TlsFilesError: the files of ``tls`` cannot be read.
+    """
+    uri = parse_uri(metadata_uri)
+    store = await ZooKeeperStore.connect(uri.hosts, session_timeout_s=session_timeout_s)
+    try:
+        cluster = await open_cluster(store, uri)
+        return ConnectedBookKeeper(_ports(store, cluster, settings or ClientSettings(), tls), store, cluster)
+    except BaseException:
+        await store.close()
+        raise
+
+
+def _ports(store: ZooKeeperStore, cluster: Cluster, settings: ClientSettings, tls: TlsSettings | None) -> ClientPorts:
+    clock, rng = SystemClock(), random.SystemRandom()
+    registrations = Registrations(store, cluster)
+    return ClientPorts(
+        ledgers=LedgerStore(store, cluster, rng),
+        registrations=registrations,
+        tasks=UnderReplication(store, cluster, clock),
+        transport=GrpcTransport(RegistrationResolver(registrations, clock), tls=tls, is_plaintext=tls is None),
+        clock=clock,
+        rng=rng,
+        settings=settings,
+    )

@@ -1,0 +1,232 @@
+"""What a writer knows about its unfinished entries: pure bookkeeping, no I/O.
+
+Rules kept here (formats 7.2 and 7.6, reliability I1 and R-rules of the writer):
+
+- entries are acknowledged in order, each after ``Qa`` members of its write set have it;
+- an ack counts only on the lane it was sent by, so that of a replaced bookie that returns is not counted (S18);
+- while an ensemble change is under way nothing is acknowledged: the copy may be on a bookie the metadata will not name;
+- an ensemble change starts at last add confirmed + 1 and voids the replaced positions' acks of every later entry.
+
+An entry is *confirmed* once acknowledged to the application, and *settled* once its whole write set has it, or the
+position that lacks it was given up. Confirmed entries are kept until settled, so that slow members get them too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
+
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import InvalidMetadataError
+from bookie.model.schedule import stores
+from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
+
+WaiterT = TypeVar("WaiterT")
+
+
+class PendingAdd(Generic[WaiterT]):
+    """One entry on its way. Bit ``i`` of a mask stands for ensemble position ``i``."""
+
+    __slots__ = ("acked", "entry_id", "is_confirmed", "length", "packet", "unsettled", "waiter")
+
+    def __init__(self, entry_id: EntryId, packet: bytes, length: int, unsettled: int, waiter: WaiterT) -> None:
+        self.entry_id = entry_id
+        self.packet = packet
+        self.length = length
+        self.acked = 0
+        self.unsettled = unsettled
+        self.is_confirmed = False
+        self.waiter = waiter
+
+
+class Lane(Generic[WaiterT]):
+    """The queue to one ensemble position while one bookie holds it; a replacement gets a lane of its own."""
+
+    __slots__ = ("bookie", "in_flight", "is_failed", "position", "queue")
+
+    def __init__(self, position: int, bookie: BookieId) -> None:
+        self.position = position
+        self.bookie = bookie
+        self.queue: deque[PendingAdd[WaiterT]] = deque()
+        self.in_flight: list[list[PendingAdd[WaiterT]]] = []
+        self.is_failed = False
+
+    def take_batch(self) -> list[PendingAdd[WaiterT]]:
+        """Move the next entries from the queue into flight, within the bounds of one batch; empty if none wait."""
+        batch: list[PendingAdd[WaiterT]] = []
+        size = 0
+        queue = self.queue
+        while queue and len(batch) < BATCH_ENTRIES_MAX and size < BATCH_BYTES_MAX:
+            pending = queue.popleft()
+            batch.append(pending)
+            size += len(pending.packet)
+        if batch:
+            self.in_flight.append(batch)
+        return batch
+
+    def outstanding(self) -> Iterator[PendingAdd[WaiterT]]:
+        """Every entry that the bookie has not acknowledged."""
+        for batch in self.in_flight:
+            yield from batch
+        yield from self.queue
+
+
+class WriterState(Generic[WaiterT]):
+    """See the module docstring."""
+
+    def __init__(self, members: Sequence[BookieId], write_quorum: int, ack_quorum: int) -> None:
+        self._ensemble_size = len(members)
+        self._write_quorum = write_quorum
+        self._ack_quorum = ack_quorum
+        self.lanes: list[Lane[WaiterT]] = [Lane(position, bookie) for position, bookie in enumerate(members)]
+        self._failed_mask = 0
+        self._unconfirmed: deque[PendingAdd[WaiterT]] = deque()
+        self._masks = [self._write_set_mask(start) for start in range(self._ensemble_size)]
+        self.is_changing = False
+        self.last_add_confirmed = EntryId(-1)
+        self.confirmed_length = 0
+        self.next_entry_id = EntryId(0)
+        self.next_length = 0
+        self.unsettled_entries = 0
+        self.unsettled_bytes = 0
+        self.short: set[BookieId] = set()
+        """Bookies that a confirmed entry names and that were given up before they had it: listed for repair."""
+
+    def admit(self, packet: bytes, payload_bytes: int, waiter: WaiterT) -> PendingAdd[WaiterT]:
+        """Take the next entry, packed with ``next_entry_id``, and queue it to its write set."""
+        entry_id = self.next_entry_id
+        mask = self._masks[entry_id % self._ensemble_size]
+        self.next_length += payload_bytes
+        pending = PendingAdd(entry_id, packet, self.next_length, mask, waiter)
+        self.next_entry_id = EntryId(entry_id + 1)
+        self._unconfirmed.append(pending)
+        self.unsettled_entries += 1
+        self.unsettled_bytes += len(packet)
+        for lane in self.lanes:
+            if mask >> lane.position & 1:
+                lane.queue.append(pending)
+        return pending
+
+    def acknowledge(self, lane: Lane[WaiterT], batch: list[PendingAdd[WaiterT]]) -> list[PendingAdd[WaiterT]]:
+        """Note that ``batch`` is durable on the lane's bookie; return the entries this confirms, in order."""
+        if not self.is_current(lane):
+            return []
+        lane.in_flight.remove(batch)
+        bit = 1 << lane.position
+        for pending in batch:
+            pending.acked |= bit
+            if pending.unsettled & bit:
+                self._settle(pending, bit)
+        return self.confirm()
+
+    def confirm(self) -> list[PendingAdd[WaiterT]]:
+        """Confirm every entry that may be, in order; nothing while the ensemble is changing."""
+        confirmed: list[PendingAdd[WaiterT]] = []
+        if self.is_changing:
+            return confirmed
+        queue = self._unconfirmed
+        while queue and queue[0].acked.bit_count() >= self._ack_quorum:
+            pending = queue.popleft()
+            pending.is_confirmed = True
+            if pending.unsettled & self._failed_mask:
+                self._give_up(pending)
+            self.last_add_confirmed = pending.entry_id
+            self.confirmed_length = pending.length
+            confirmed.append(pending)
+        return confirmed
+
+    def fail(self, lane: Lane[WaiterT]) -> bool:
+        """Give up the lane's bookie for this position. Returns False for a lane that was given up already.
+
+        Confirmed entries it still lacks are settled without it and counted as short; the others wait for a
+        replacement.
+        """
+        if not self.is_current(lane):
+            return False
+        lane.is_failed = True
+        self._failed_mask |= 1 << lane.position
+        for pending in lane.outstanding():
+            if pending.is_confirmed:
+                self._give_up(pending)
+        lane.queue.clear()
+        lane.in_flight.clear()
+        return True
+
+    @property
+    def has_failed_lanes(self) -> bool:
+        """Whether some position was given up and not replaced yet."""
+        return bool(self._failed_mask)
+
+    def failed_positions(self) -> tuple[int, ...]:
+        """Positions whose bookie was given up and not replaced yet."""
+        return tuple(lane.position for lane in self.lanes if lane.is_failed)
+
+    @property
+    def needs_change(self) -> bool:
+        """Whether an unconfirmed entry waits for a position that was given up."""
+        failed = self._failed_mask
+        return bool(failed) and any(pending.unsettled & failed for pending in self._unconfirmed)
+
+    def replace(self, members: Sequence[BookieId]) -> None:
+        """Take over a new ensemble whose metadata is stored, starting at ``last_add_confirmed + 1``.
+
+        Each changed position gets a new lane that carries every unconfirmed entry of its write set.
+        """
+        if len(members) != self._ensemble_size:
+            raise InvalidMetadataError(f"an ensemble of {len(members)} cannot replace one of {self._ensemble_size}")
+        for position, bookie in enumerate(members):
+            old = self.lanes[position]
+            if old.bookie == bookie:  # also when it failed meanwhile: the next round of the change sees to it
+                continue
+            lane: Lane[WaiterT] = Lane(position, bookie)
+            self.lanes[position] = lane
+            self._failed_mask &= ~(1 << position)
+            self._requeue(lane)
+
+    def abandon(self) -> list[PendingAdd[WaiterT]]:
+        """Drop everything unfinished and return what was not confirmed, in order. No lane counts any more."""
+        dropped = list(self._unconfirmed)
+        self._unconfirmed.clear()
+        for lane in self.lanes:
+            self.fail(lane)
+        self.next_entry_id = EntryId(self.last_add_confirmed + 1)
+        self.next_length = self.confirmed_length
+        self.unsettled_entries = self.unsettled_bytes = 0
+        return dropped
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether every admitted entry is confirmed and settled."""
+        return self.unsettled_entries == 0 and not self._unconfirmed
+
+    def is_current(self, lane: Lane[WaiterT]) -> bool:
+        """Whether answers on this lane still count."""
+        return not lane.is_failed and self.lanes[lane.position] is lane
+
+    def _requeue(self, lane: Lane[WaiterT]) -> None:
+        bit = 1 << lane.position
+        for pending in self._unconfirmed:
+            if stores(lane.position, pending.entry_id, self._ensemble_size, self._write_quorum):
+                pending.acked &= ~bit
+                if not pending.unsettled:
+                    self.unsettled_entries += 1
+                    self.unsettled_bytes += len(pending.packet)
+                pending.unsettled |= bit
+                lane.queue.append(pending)
+
+    def _settle(self, pending: PendingAdd[WaiterT], bit: int) -> None:
+        pending.unsettled &= ~bit
+        if not pending.unsettled:
+            self.unsettled_entries -= 1
+            self.unsettled_bytes -= len(pending.packet)
+
+    def _give_up(self, pending: PendingAdd[WaiterT]) -> None:
+        for lane in self.lanes:
+            bit = 1 << lane.position
+            if lane.is_failed and pending.unsettled & bit:
+                self._settle(pending, bit)
+                self.short.add(lane.bookie)
+
+    def _write_set_mask(self, start: int) -> int:
+        return sum(1 << ((start + i) % self._ensemble_size) for i in range(self._write_quorum))

@@ -1,0 +1,168 @@
+"""A whole cluster under one directory: ZooKeeper, a formatted root, N bookie processes.
+
+Layout: ``zookeeper/``, ``bookie-1/{journal,ledgers,log.txt}``, ... Everything is owned by this process
+and ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from bookie.embedded.process import ManagedProcess
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.cluster import format_cluster
+from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.model.ids import BookieId
+from bookie.runtime.java import Java
+
+LEDGERS_ROOT: Final = "/ledgers"
+_READY_DEADLINE_S: Final = 60.0
+_STOP_GRACE_S: Final = 15.0
+_READ_ONLY_BELOW_BYTES: Final = 128 << 20
+"""A try-out should work on a nearly full laptop, too."""
+_READY_LINE: Final = r"^bookie (\S+) ready on (\S+):(\d+)$"
+SESSION_TIMEOUT_S: Final = 4.0
+"""Short, so that a killed bookie is known to be gone within seconds; two ticks of the embedded ZooKeeper."""
+
+
+@dataclass(slots=True)
+class EmbeddedBookie:
+    """One bookie process and its directories. Keeps its id and port over restarts."""
+
+    name: str
+    directory: Path
+    metadata_uri: str
+    process: ManagedProcess | None = None
+    known_as: BookieId | None = None
+    """Its id once it was ready for the first time."""
+    port: int = 0
+
+    def launch(self) -> None:
+        """Start the process; ``wait_ready`` says when it is registered."""
+        arguments = [
+            *(sys.executable, "-m", "bookie.server"),
+            *("--metadata-uri", self.metadata_uri, "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--journal-dir", str(self.directory / "journal"), "--ledger-dir", str(self.directory / "ledgers")),
+            *("--session-timeout", str(SESSION_TIMEOUT_S), "--read-only-below-bytes", str(_READ_ONLY_BELOW_BYTES)),
+        ]
+        self.process = ManagedProcess.start(self.name, arguments, log_path=self.directory / "log.txt")
+
+    async def wait_ready(self) -> None:
+        """Wait until the bookie has registered.
+
+        Raises:
+            EmbeddedProcessError: it ended or took too long; quotes its log.
+        """
+        ready = await self.running.wait_for_line(_READY_LINE, _READY_DEADLINE_S)
+        self.known_as, self.port = BookieId(ready[1]), int(ready[3])
+
+    async def start(self) -> None:
+        """Start and wait until ready."""
+        self.launch()
+        await self.wait_ready()
+
+    @property
+    def bookie_id(self) -> BookieId:
+        """The id it registered with."""
+        if self.known_as is None:
+            raise RuntimeError(f"{self.name} was never ready")
+        return self.known_as
+
+    @property
+    def running(self) -> ManagedProcess:
+        """The process that was started last."""
+        if self.process is None:
+            raise RuntimeError(f"{self.name} was never started")
+        return self.process
+
+    async def stop(self) -> None:
+        """SIGTERM and wait."""
+        if self.process is not None:
+            await self.process.stop(_STOP_GRACE_S)
+
+    async def kill9(self) -> None:
+        """SIGKILL and wait until the process is gone."""
+        self.running.kill9()
+        await self.running.wait(_STOP_GRACE_S)
+
+
+class EmbeddedCluster:
+    """See the module docstring. Use ``start``, then ``async with``."""
+
+    def __init__(self, directory: Path, zookeeper: EmbeddedZooKeeper) -> None:
+        self.directory = directory
+        self.zookeeper = zookeeper
+        self.bookies: list[EmbeddedBookie] = []
+
+    @classmethod
+    async def start(
+        cls,
+        directory: Path,
+        *,
+        bookies: int,
+        zookeeper_heap_mib: int = 512,
+        is_zookeeper_durable: bool = True,
+        java: Java | None = None,
+    ) -> EmbeddedCluster:
+        """Start everything on free loopback ports and wait until every bookie is registered.
+
+        Raises:
+            EmbeddedProcessError: something did not start; quotes its log.
+            JavaNotFoundError: no Java.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        zookeeper = await EmbeddedZooKeeper.start(
+            directory / "zookeeper", heap_mib=zookeeper_heap_mib, is_durable=is_zookeeper_durable, java=java
+        )
+        cluster = cls(directory, zookeeper)
+        try:
+            store = await ZooKeeperStore.connect(zookeeper.connect_string)
+            try:
+                await format_cluster(store, LEDGERS_ROOT, rng=random.SystemRandom())
+            finally:
+                await store.close()
+            await cluster.add_bookies(bookies)
+        except BaseException:
+            await cluster.stop()
+            raise
+        return cluster
+
+    @property
+    def metadata_uri(self) -> str:
+        """How clients reach the cluster."""
+        return f"zk+hierarchical://{self.zookeeper.connect_string}{LEDGERS_ROOT}"
+
+    async def add_bookies(self, count: int) -> Sequence[EmbeddedBookie]:
+        """Start ``count`` more bookies, side by side, and return them once all are registered."""
+        added = []
+        for _ in range(count):
+            name = f"bookie-{len(self.bookies) + 1}"
+            bookie = EmbeddedBookie(name, self.directory / name, self.metadata_uri)
+            self.bookies.append(bookie)
+            added.append(bookie)
+            bookie.launch()
+        for bookie in added:
+            await bookie.wait_ready()
+        return added
+
+    async def stop(self) -> None:
+        """Stop bookies, then ZooKeeper. Idempotent; leaves no process."""
+        try:
+            await asyncio.gather(*(bookie.stop() for bookie in self.bookies))
+        finally:
+            await self.zookeeper.stop()
+
+    async def __aenter__(self) -> EmbeddedCluster:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()

@@ -1,0 +1,67 @@
+"""What a bookie's directories say about whose they are.
+
+Beside the data, ``current`` in each directory holds ``VERSION`` (the cookie, as Apache's bookies write it) and
+``incarnation`` (the UUID of this set of disks).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.storage.port import Disk
+
+CURRENT: Final = "current"
+"""Sub-directory with everything; beside it may lie what is not ours, such as ``lost+found``."""
+VERSION_FILE: Final = "VERSION"
+INCARNATION_FILE: Final = "incarnation"
+_NOT_DATA: Final = (VERSION_FILE, INCARNATION_FILE, ".")
+"""Beginnings of names: also of the remains of an interrupted write of such a file, and of the lock's."""
+
+
+class Role(enum.Enum):
+    """What a directory is for."""
+
+    JOURNAL = "journal"
+    LEDGERS = "ledger"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDirectory:
+    """What one directory says of itself. None: the file is not there."""
+
+    role: Role
+    path: str
+    """As in the cookie."""
+    version: bytes | None = None
+    incarnation: str | None = None
+    has_data: bool = False
+    """Whether there is anything else."""
+
+
+async def look(role: Role, path: str, disk: Disk) -> LocalDirectory:
+    """Read what ``disk``, the ``current`` of the directory ``path``, says.
+
+    Raises:
+        DiskError: unreadable.
+    """
+    names = await disk.names("")
+    version = await _read(disk, VERSION_FILE) if VERSION_FILE in names else None
+    incarnation = await _read(disk, INCARNATION_FILE) if INCARNATION_FILE in names else None
+    return LocalDirectory(
+        role,
+        path,
+        version,
+        None if incarnation is None else incarnation.decode(errors="replace").strip(),
+        has_data=any(not name.startswith(_NOT_DATA) for name in names),
+    )
+
+
+async def _read(disk: Disk, name: str) -> bytes:
+    file = await disk.open(name)
+    try:
+        [data] = await file.read([(0, await file.size())])
+    finally:
+        await file.close()
+    return data

@@ -1,0 +1,88 @@
+"""Makes a bookie read-only while a disk is nearly full, and writable again once there is clearly room.
+
+Read-only is announced in ZooKeeper before plain adds are refused, and adds are accepted before writable is announced:
+a writer that picks a bookie by its registration is not turned away.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from bookie.model.errors import BkhealError
+from bookie.runtime.clock import Clock
+from bookie.server.registration import RegistrationKeeper
+from bookie.server.service import BookieService
+from bookie.storage.port import Disk
+from bookie.storage.store import LedgerStorage
+
+_log = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 5.0
+"""At 400 MB/s a disk loses 2 GB between two looks: thresholds should be above that."""
+ANNOUNCE_DEADLINE_S: Final = 5.0
+"""How long ZooKeeper may take to hear of it; a disk that fills up does not wait for longer."""
+_RETURN_FACTOR: Final = 1.25
+"""Free space must exceed the threshold by this much before the bookie is writable again, or it would flap."""
+
+
+def should_be_read_only(was_read_only: bool, free_bytes: int, read_only_below_bytes: int) -> bool:
+    """Whether a bookie with this much free space (on the fuller of its disks) should take no plain adds. 0: never."""
+    if was_read_only:
+        return free_bytes < read_only_below_bytes * _RETURN_FACTOR
+    return free_bytes < read_only_below_bytes
+
+
+async def free_bytes(disks: Sequence[Disk]) -> int:
+    """Free space of the fullest disk.
+
+    Raises:
+        DiskError: the device does not answer.
+    """
+    return min([(await disk.space())[1] for disk in disks])
+
+
+class DiskWatch:
+    """Compares free space with the threshold, for as long as ``run`` runs."""
+
+    def __init__(
+        self,
+        disks: Sequence[Disk],
+        storage: LedgerStorage,
+        service: BookieService,
+        keeper: RegistrationKeeper,
+        clock: Clock,
+        *,
+        read_only_below_bytes: int,
+    ) -> None:
+        self._disks = disks
+        self._storage = storage
+        self._service = service
+        self._keeper = keeper
+        self._clock = clock
+        self._read_only_below_bytes = read_only_below_bytes
+
+    async def run(self) -> None:
+        """Look again and again; ends by cancellation alone."""
+        while True:
+            await self._clock.sleep(INTERVAL_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look once and switch if need be."""
+        try:
+            free = await free_bytes(self._disks)
+        except BkhealError as error:  # says nothing about space; a disk that is broken shows in the next write
+            _log.warning("free space is unknown", extra={"error": str(error)})
+            return
+        was_read_only = self._service.is_read_only
+        is_low = should_be_read_only(was_read_only, free, self._read_only_below_bytes)
+        is_read_only = is_low or self._storage.is_full
+        if is_read_only == was_read_only:
+            return
+        _log.warning("read-only mode changes", extra={"is_read_only": is_read_only, "free_bytes": free})
+        if not is_read_only:
+            self._service.is_read_only = False
+        await self._keeper.switch(is_read_only=is_read_only, deadline_s=ANNOUNCE_DEADLINE_S)
+        self._service.is_read_only = is_read_only

@@ -1,0 +1,93 @@
+"""The listening socket of a bookie: limits, keepalive policy, TLS, health service."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # absent from the stubs
+
+from bookie.model.errors import PermanentError
+from bookie.server.grpc_servicer import BookieServicer
+from bookie.wire import bookie_pb2_grpc as rpc
+from bookie.wire.bookie_pb2 import DESCRIPTOR
+from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX, METADATA_BYTES_MAX
+from bookie.wire.handler import BookieHandler
+from bookie.wire.tls import TlsSettings, server_credentials
+
+_SERVICE: Final = DESCRIPTOR.services_by_name["Bookie"].full_name
+_FLUSH_DEADLINE_S: Final = 2.0
+"""For acks that are due to leave, once the requests themselves have ended."""
+_STOP_GRACE_S: Final = 0.5
+
+# No limit on a connection's age: its end would break add streams, which writers answer with an ensemble change.
+_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    ("grpc.so_reuseport", 0),  # two bookies on one port must clash
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+    ("grpc.max_concurrent_streams", 256),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # the C name of what clients may send
+    ("grpc.http2.max_ping_strikes", 2),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 30_000),  # finds clients whose machine vanished, and frees their streams
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+
+class AddressInUseError(PermanentError):
+    """The address cannot be listened on."""
+
+
+class GrpcServer:
+    """One gRPC server for one bookie: ``bind``, ``start``, ``stop``."""
+
+    def __init__(self, *, concurrent_requests_max: int) -> None:
+        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=concurrent_requests_max)
+        self._health = health.HealthServicer()
+        self._servicer: BookieServicer | None = None
+
+    def bind(self, host: str, port: int, tls: TlsSettings | None) -> int:
+        """Take the port (0: any free one) and return it. Connections are answered from ``start`` on.
+
+        Raises:
+            AddressInUseError: it cannot be had.
+            TlsFilesError: the TLS files cannot be used.
+        """
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        credentials = server_credentials(tls) if tls is not None else None
+        try:
+            if credentials is None:
+                return self._server.add_insecure_port(address)
+            return self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise AddressInUseError(
+                f"cannot listen on {address}: stop what listens there, or choose another host or port"
+            ) from error
+
+    async def start(self, handler: BookieHandler) -> None:
+        """Serve ``handler``. Health checks hear "not serving" until ``say_serving``."""
+        self._servicer = BookieServicer(handler)
+        rpc.add_BookieServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.start()
+
+    async def say_serving(self) -> None:
+        """Tell health checks that clients can find this bookie."""
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def say_not_serving(self) -> None:
+        """Tell health checks for good that the end is near; requests are still answered."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self) -> None:
+        """Send the acks that are due and close every connection. Idempotent."""
+        if self._servicer is not None:
+            await self._servicer.finish_adds(_FLUSH_DEADLINE_S)
+        await self._server.stop(_STOP_GRACE_S)
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for service in ("", _SERVICE):
+            await self._health.set(service, status)

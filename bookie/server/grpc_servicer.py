@@ -1,0 +1,158 @@
+"""The gRPC face of a bookie: messages to values and back, nothing decided here.
+
+Adds of one stream are handed over in their order and overlap from there on: the next batch does not wait for the ack
+of the one before it. How many may overlap is bounded by not reading the stream further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import cast
+
+import grpc.aio
+
+from bookie.model.ids import EntryId, LedgerId
+from bookie.runtime.tasks import cancel, guarded
+from bookie.wire import bookie_pb2 as pb
+from bookie.wire import bookie_pb2_grpc as rpc
+from bookie.wire.grpc_codec import (
+    ack_to_wire,
+    add_from_wire,
+    fence_to_wire,
+    info_to_wire,
+    list_to_wire,
+    read_last_to_wire,
+    read_to_wire,
+)
+from bookie.wire.handler import BookieHandler
+from bookie.wire.port import AddBatch
+
+AddContext = grpc.aio.ServicerContext[pb.AddRequest, pb.AddResponse]
+Context = grpc.aio.ServicerContext[object, object]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Bounds of one add stream; beyond them it is not read, which holds its client back."""
+
+    batches_max: int = 256
+    bytes_max: int = 16 << 20
+
+
+class BookieServicer(rpc.BookieServicer):
+    """Serves ``handler``."""
+
+    def __init__(self, handler: BookieHandler, limits: StreamLimits | None = None) -> None:
+        self._handler = handler
+        self._limits = limits or StreamLimits()
+        self._exchanges: set[_AddExchange] = set()
+
+    async def Add(self, request_iterator: object, context: AddContext) -> None:  # noqa: N802 (gRPC's name)
+        """See the ``.proto`` file, here and below."""
+        exchange = _AddExchange(self._handler, context, self._limits)
+        self._exchanges.add(exchange)
+        try:
+            await exchange.run()
+        finally:
+            self._exchanges.discard(exchange)
+
+    async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[pb.EntryBatch]:  # noqa: N802
+        """Stream the answer in pieces."""
+        entry_ids = cast(list[EntryId], list(request.entry_ids))
+        reply = await self._handler.read(request.incarnation, LedgerId(request.ledger_id), entry_ids)
+        for message in read_to_wire(reply):
+            yield message
+
+    async def ReadLast(self, request: pb.ReadLastRequest, context: Context) -> pb.EntryBatch:  # noqa: N802
+        """Answer in one message: there is one entry."""
+        return read_last_to_wire(await self._handler.read_last(request.incarnation, LedgerId(request.ledger_id)))
+
+    async def Fence(self, request: pb.FenceRequest, context: Context) -> pb.FenceResponse:  # noqa: N802
+        """Fence a ledger."""
+        ledger_id = LedgerId(request.ledger_id)
+        return fence_to_wire(await self._handler.fence(request.incarnation, ledger_id, request.master_key))
+
+    async def ListEntries(  # noqa: N802
+        self, request: pb.ListEntriesRequest, context: Context
+    ) -> AsyncIterator[pb.EntryList]:
+        """Stream the answer in pieces."""
+        reply = await self._handler.list_entries(request.incarnation, LedgerId(request.ledger_id))
+        for message in list_to_wire(reply):
+            yield message
+
+    async def Info(self, request: pb.InfoRequest, context: Context) -> pb.InfoResponse:  # noqa: N802
+        """Answer with the state."""
+        return info_to_wire(await self._handler.info(request.incarnation))
+
+    async def finish_adds(self, deadline_s: float) -> None:
+        """Read no further adds, send the acks that are due, and end every add stream."""
+        if self._exchanges:
+            await asyncio.wait([exchange.finish() for exchange in self._exchanges], timeout=deadline_s)
+
+
+class _AddExchange:
+    """One client's add stream. A batch is in flight until its ack is sent."""
+
+    def __init__(self, handler: BookieHandler, context: AddContext, limits: StreamLimits) -> None:
+        self._handler = handler
+        self._context = context
+        self._limits = limits
+        self._in_flight = 0
+        self._bytes = 0
+        self._due: list[tuple[pb.AddAck, int]] = []
+        self._has_work = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._reader = guarded("add stream reader", self._read())
+        self._reader.add_done_callback(lambda _: self._has_work.set())
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Serve until the client ends the stream or ``finish`` is called; cancelled when the client is gone."""
+        try:
+            while self._in_flight or not self._reader.done():
+                self._has_work.clear()
+                if self._due:
+                    await self._send()
+                elif self._in_flight or not self._reader.done():
+                    await self._has_work.wait()
+        finally:
+            await cancel(self._reader)
+            self._over.set_result(None)
+
+    def finish(self) -> asyncio.Future[None]:
+        """Ask for the end; the future completes when the stream is over."""
+        self._reader.cancel()
+        return self._over
+
+    async def _send(self) -> None:
+        """Send every ack that is due, in one message."""
+        due, self._due = self._due, []
+        await self._context.write(pb.AddResponse(acks=[ack for ack, _ in due]))
+        self._in_flight -= len(due)
+        self._bytes -= sum(size for _, size in due)
+        self._has_room.set()
+
+    async def _read(self) -> None:
+        while isinstance(message := await self._context.read(), pb.AddRequest):
+            for batch in message.batches:
+                await self._room()
+                self._begin(message.incarnation, batch)
+
+    async def _room(self) -> None:
+        while self._in_flight >= self._limits.batches_max or self._bytes >= self._limits.bytes_max:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def _begin(self, incarnation: str, message: pb.AddBatch) -> None:
+        batch = add_from_wire(message)
+        size = sum(map(len, batch.entries))
+        self._in_flight += 1
+        self._bytes += size
+        guarded("add batch", self._add(incarnation, message, batch, size))
+
+    async def _add(self, incarnation: str, message: pb.AddBatch, batch: AddBatch, size: int) -> None:
+        reply = await self._handler.add(incarnation, batch)
+        self._due.append((ack_to_wire(message, reply), size))
+        self._has_work.set()

@@ -1,0 +1,190 @@
+"""May this process be that bookie? A pure decision from what ZooKeeper and the directories say.
+
+Rules: design section 5; reliability 3.6. The danger is a bookie that has lost its entries and answers "no such entry"
+with a healthy face. So a bookie id goes with one set of disks: its cookie in ZooKeeper and in each directory, and an
+incarnation UUID in each directory that the history under ``/bkheal/incarnations`` knows. Whatever does not fit is
+refused, and a person decides.
+
+A new bookie is written down in this order: its incarnation into the directories, then into the history, then the cookie
+into ZooKeeper, then ``VERSION`` into the directories, then the first data. A start that was interrupted at any point
+is told from lost disks by the incarnation file and by the absence of data, and goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bookie.metadata.cookies import Cookie, InvalidCookieError, decode_cookie
+from bookie.model.errors import PermanentError
+from bookie.server.directories import LocalDirectory, Role
+
+
+class Refusal(enum.Enum):
+    """Why a bookie must not start."""
+
+    DAMAGED_COOKIE = "a VERSION file cannot be read"
+    OTHER_BOOKIE = "the disks of another bookie"
+    OTHER_CLUSTER = "another cluster"
+    COOKIE_GONE = "the disks have a cookie, ZooKeeper has none"
+    UNMARKED_DATA = "data without a VERSION file"
+    NOT_OURS = "the bookie id belongs to other software"
+    EMPTY_DISKS = "a known bookie id on empty disks"
+    EMPTY_JOURNAL = "the journal disk is empty"
+    EMPTY_LEDGERS = "the ledger disk is empty"
+    OTHER_DIRECTORIES = "the directories moved"
+    OTHER_INCARNATION = "the disks of another incarnation"
+
+
+class IdentityError(PermanentError):
+    """This process must not be that bookie; ``refusal`` says which rule forbids it."""
+
+    def __init__(self, refusal: Refusal, text: str) -> None:
+        super().__init__(text)
+        self.refusal = refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything the decision is made from."""
+
+    expected: Cookie
+    """The cookie that this start would write."""
+    stored: Cookie | None
+    """The cookie in ZooKeeper."""
+    history: Sequence[str]
+    """Incarnations that ZooKeeper knows under this bookie id, oldest first."""
+    directories: Sequence[LocalDirectory]
+
+
+@dataclass(frozen=True, slots=True)
+class NewBookie:
+    """Write everything down, then start. ``incarnation`` is that of an interrupted first start, None for none."""
+
+    incarnation: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBookie:
+    """Start on these disks."""
+
+    incarnation: str
+
+
+def decide(evidence: Evidence) -> NewBookie | KnownBookie:
+    """Return how to start.
+
+    Raises:
+        IdentityError: not at all; says why and what to do.
+    """
+    for directory in evidence.directories:
+        if directory.version is not None:
+            _check_cookie(_decoded(directory), directory, evidence.expected)
+    if evidence.stored is None:
+        return _decide_without_cookie(evidence)
+    return _decide_with_cookie(evidence, evidence.stored)
+
+
+def _decoded(directory: LocalDirectory) -> Cookie:
+    assert directory.version is not None
+    try:
+        return decode_cookie(directory.version)
+    except InvalidCookieError as error:
+        raise IdentityError(
+            Refusal.DAMAGED_COOKIE,
+            f"the file VERSION in {directory.path}/current is damaged ({error}): restore it from the other directory's "
+            "if that one is whole, after checking that both disks belong to this bookie",
+        ) from error
+
+
+def _check_cookie(cookie: Cookie, directory: LocalDirectory, expected: Cookie) -> None:
+    if cookie.bookie_id != expected.bookie_id:
+        raise IdentityError(
+            Refusal.OTHER_BOOKIE,
+            f"the {directory.role.value} directory {directory.path} belongs to bookie {cookie.bookie_id}, not to "
+            f"{expected.bookie_id}: mount the right disk, or start with that bookie id",
+        )
+    if (cookie.instance_id or "") != (expected.instance_id or ""):
+        raise _other_cluster(f"the {directory.role.value} directory {directory.path}", cookie, expected)
+
+
+def _other_cluster(what: str, cookie: Cookie, expected: Cookie) -> IdentityError:
+    return IdentityError(
+        Refusal.OTHER_CLUSTER,
+        f"{what} belongs to the cluster with instance id {cookie.instance_id or '(none)'}, the metadata URI names the "
+        f"one with {expected.instance_id or '(none)'}: correct the metadata URI, or mount the right disk",
+    )
+
+
+def _decide_without_cookie(evidence: Evidence) -> NewBookie:
+    for directory in evidence.directories:
+        if directory.version is not None:
+            raise IdentityError(
+                Refusal.COOKIE_GONE,
+                f"the {directory.role.value} directory {directory.path} has a cookie and ZooKeeper has none for bookie "
+                f"{evidence.expected.bookie_id}: the metadata was formatted, or the bookie decommissioned; restore the "
+                "metadata, or start with empty directories to lose what these hold",
+            )
+        if directory.has_data:
+            raise IdentityError(
+                Refusal.UNMARKED_DATA,
+                f"the {directory.role.value} directory {directory.path} holds data and no file VERSION: "
+                "give an empty directory, or restore that file",
+            )
+    incarnations = {directory.incarnation for directory in evidence.directories}
+    return NewBookie(incarnations.pop() if len(incarnations) == 1 else None)
+
+
+def _decide_with_cookie(evidence: Evidence, stored: Cookie) -> NewBookie | KnownBookie:
+    expected, directories = evidence.expected, evidence.directories
+    if not evidence.history:
+        raise IdentityError(
+            Refusal.NOT_OURS,
+            f"bookie {expected.bookie_id} has a cookie in ZooKeeper that this software did not write: it is a bookie "
+            "of Apache BookKeeper; give another bookie id and empty directories",
+        )
+    if (stored.instance_id or "") != (expected.instance_id or ""):
+        raise _other_cluster(f"the cookie of bookie {expected.bookie_id} in ZooKeeper", stored, expected)
+    current = evidence.history[-1]
+    is_current = all(directory.incarnation == current for directory in directories)
+    empty = [directory for directory in directories if directory.version is None]
+    if is_current and empty and not any(directory.has_data for directory in directories):
+        return NewBookie(current)
+    if empty:
+        raise _lost_disk(expected.bookie_id, empty, len(empty) == len(directories))
+    if stored != expected or any(_decoded(directory) != stored for directory in directories):
+        raise IdentityError(
+            Refusal.OTHER_DIRECTORIES,
+            f"bookie {expected.bookie_id} was made with {_places(stored)} and is started with {_places(expected)}: "
+            "start it with the directories it was made with",
+        )
+    if not is_current:
+        raise IdentityError(
+            Refusal.OTHER_INCARNATION,
+            f"ZooKeeper knows the disks of bookie {expected.bookie_id} as incarnation {current}, and "
+            + ", ".join(f"{directory.path} says {directory.incarnation or 'nothing'}" for directory in directories)
+            + ": mount the disks that this bookie last ran on",
+        )
+    return KnownBookie(current)
+
+
+def _lost_disk(bookie: str, empty: Sequence[LocalDirectory], is_everything: bool) -> IdentityError:
+    if is_everything:
+        return IdentityError(
+            Refusal.EMPTY_DISKS,
+            f"bookie {bookie} is known to the cluster and its directories are empty: mount its disks. Using a bookie "
+            "id again with empty disks is not allowed yet, as it needs a data-integrity repair first: without one, "
+            "the entries it held would count as never written. To start on empty disks, give another bookie id",
+        )
+    lost = empty[0]
+    return IdentityError(
+        Refusal.EMPTY_JOURNAL if lost.role is Role.JOURNAL else Refusal.EMPTY_LEDGERS,
+        f"the {lost.role.value} directory {lost.path} of bookie {bookie} has no file VERSION, its other directory "
+        "does: mount the disk that belongs there. If it is lost, start on empty disks with another bookie id; what "
+        "this bookie held is copied from the others",
+    )
+
+
+def _places(cookie: Cookie) -> str:
+    return f"journal {','.join(cookie.journal_dirs)} and ledgers {','.join(cookie.ledger_dirs)}"

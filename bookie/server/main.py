@@ -1,0 +1,171 @@
+"""A bookie process from start to end: who it is, its storage, its server, its registration, and how it stops.
+
+Standard output carries one line, once clients can find the bookie. What goes wrong is one sentence on standard error
+and an exit code (``exit_codes``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from bookie.metadata.cluster import Cluster, open_cluster
+from bookie.metadata.registration import Registrations
+from bookie.metadata.uri import parse_uri
+from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.model.errors import BkhealError
+from bookie.runtime.clock import Clock, SystemClock
+from bookie.runtime.tasks import cancel, guarded
+from bookie.server.admission import Place, admit
+from bookie.server.directories import CURRENT, Role
+from bookie.server.disk_watch import DiskWatch, free_bytes, should_be_read_only
+from bookie.server.exit_codes import ExitCode, exit_code_of
+from bookie.server.grpc_server import GrpcServer
+from bookie.server.registration import RegistrationKeeper, service_info
+from bookie.server.service import BookieIdentity, BookieService
+from bookie.server.settings import BookieSettings
+from bookie.storage.files import FileDisk
+from bookie.storage.rocks import RocksIndex
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+
+_log = logging.getLogger(__name__)
+
+_UNREGISTER_DEADLINE_S: Final = 5.0
+_INDEX_DIRECTORY: Final = "index"
+
+
+async def run_bookie(settings: BookieSettings) -> int:
+    """Run a bookie until SIGTERM, SIGINT or the failure of a disk; returns the process's exit code."""
+    stop_asked = _stop_asked()
+    try:
+        settings.check()
+        async with AsyncExitStack() as stack:
+            start = asyncio.create_task(_start(settings, stack), name="bookie start")
+            await _first_of(start, stop_asked)
+            if not start.done():
+                await cancel(start)
+                return ExitCode.OK
+            running = start.result()
+            await _first_of(running.storage.fatal, stop_asked)
+            await running.stop(settings.drain_deadline_s)
+            if running.storage.fatal.done():
+                raise running.storage.fatal.result()
+    except BkhealError as error:
+        sys.stderr.write(f"bookie: {error}\n")
+        return exit_code_of(error)
+    return ExitCode.OK
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A bookie that serves."""
+
+    storage: LedgerStorage
+    service: BookieService
+    server: GrpcServer
+    keeper: RegistrationKeeper
+
+    async def stop(self, drain_deadline_s: float) -> None:
+        """Take no more requests and finish those there are. Unregister first, so that writers pick others meanwhile."""
+        self.service.refuse_everything()
+        await self.server.say_not_serving()
+        await self.keeper.stop(_UNREGISTER_DEADLINE_S)
+        if not await self.service.drain(drain_deadline_s):
+            _log.warning("requests were cut off", extra={"after_s": drain_deadline_s})
+        await self.server.stop()
+
+
+async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
+    """Do everything up to the ready line; ``stack`` undoes it, in whichever way the process ends."""
+    clock = SystemClock()
+    server = GrpcServer(concurrent_requests_max=settings.concurrent_requests_max)
+    stack.push_async_callback(server.stop)
+    port = server.bind(settings.host, settings.port, settings.tls)
+    journal = await _disk(settings.journal_dir, stack)
+    ledgers = await _disk(settings.ledger_dir, stack)
+    store, cluster = await _connect(settings, stack)
+    places = (Place(Role.JOURNAL, settings.journal_dir, journal), Place(Role.LEDGERS, settings.ledger_dir, ledgers))
+    default_id = f"{settings.advertised}:{port}"
+    admitted = await admit(store, cluster, places, settings.bookie_id or "", default_id, clock, random.SystemRandom())
+    storage = await _storage(settings, journal, ledgers, clock, stack)
+    service = BookieService(storage, ledgers, BookieIdentity(admitted.incarnation, _version()))
+    await server.start(service)
+    keeper = RegistrationKeeper(
+        store,
+        Registrations(store, cluster),
+        admitted.bookie_id,
+        service_info(settings.advertised, port, admitted.incarnation),
+        clock,
+        takeover_deadline_s=settings.takeover_deadline_s,
+    )
+    is_low = should_be_read_only(False, await free_bytes((journal, ledgers)), settings.read_only_below_bytes)
+    service.is_read_only = is_low or storage.is_full
+    await keeper.start(is_read_only=service.is_read_only)
+    watch = DiskWatch(
+        (journal, ledgers), storage, service, keeper, clock, read_only_below_bytes=settings.read_only_below_bytes
+    )
+    stack.push_async_callback(cancel, guarded("disk watch", watch.run()))
+    await server.say_serving()
+    sys.stdout.write(f"bookie {admitted.bookie_id} ready on {settings.advertised}:{port}\n")
+    sys.stdout.flush()
+    return _Running(storage, service, server, keeper)
+
+
+async def _disk(directory: Path, stack: AsyncExitStack) -> FileDisk:
+    disk = await FileDisk.acquire(directory / CURRENT)
+    stack.push_async_callback(disk.close)
+    return disk
+
+
+async def _connect(settings: BookieSettings, stack: AsyncExitStack) -> tuple[ZooKeeperStore, Cluster]:
+    uri = parse_uri(settings.metadata_uri)
+    store = await ZooKeeperStore.connect(
+        uri.hosts, session_timeout_s=settings.session_timeout_s, connect_timeout_s=settings.connect_timeout_s
+    )
+    stack.push_async_callback(store.close)
+    return store, await open_cluster(store, uri)
+
+
+async def _storage(
+    settings: BookieSettings, journal: FileDisk, ledgers: FileDisk, clock: Clock, stack: AsyncExitStack
+) -> LedgerStorage:
+    index = await RocksIndex.open(settings.ledger_dir / CURRENT / _INDEX_DIRECTORY)
+    stack.push_async_callback(index.close)
+    storage = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), clock)
+    stack.push_async_callback(storage.close)
+    return storage
+
+
+async def _first_of(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _stop_asked() -> asyncio.Future[None]:
+    """Completes at the first SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Future[None] = loop.create_future()
+
+    def ask() -> None:
+        if not asked.done():
+            _log.info("stop asked for")
+            asked.set_result(None)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask)
+    return asked
+
+
+def _version() -> str:
+    try:
+        return version("bkheal")
+    except PackageNotFoundError:
+        return "unknown"

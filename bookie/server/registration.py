@@ -1,0 +1,162 @@
+"""Keeps a bookie registered for as long as it serves, whatever happens to its ZooKeeper session.
+
+The registration is an ephemeral node, so it ends with the session (S14). The keeper registers again as soon as there is
+a new session; meanwhile the bookie goes on serving those who know its address. It also looks from time to time whether
+the node is still there: an operator may have deleted it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bookie.metadata.port import MetadataStore, Session
+from bookie.metadata.registration import Registrations
+from bookie.metadata.service_info import PROPERTY_INCARNATION, PROTOCOL_GRPC, Endpoint, ServiceInfo
+from bookie.model.errors import BkhealError
+from bookie.model.ids import BookieId
+from bookie.runtime.clock import Clock
+from bookie.runtime.tasks import cancel, guarded
+
+_log = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0
+"""Between attempts to register while the store is unavailable or the id is taken."""
+LOOK_AGAIN_S: Final = 30.0
+"""How long a deleted registration can stay unnoticed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """What the registration node was made for."""
+
+    epoch: int
+    is_read_only: bool
+
+
+def service_info(host: str, port: int, incarnation: str) -> ServiceInfo:
+    """What a bookie that listens for gRPC at ``host:port`` says about itself."""
+    endpoint = Endpoint(id="bookie", host=host, port=port, protocol=PROTOCOL_GRPC)
+    return ServiceInfo((endpoint,), ((PROPERTY_INCARNATION, incarnation),))
+
+
+class RegistrationKeeper:
+    """See the module docstring. ``start`` first, ``stop`` in the end."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        registrations: Registrations,
+        bookie: BookieId,
+        info: ServiceInfo,
+        clock: Clock,
+        *,
+        takeover_deadline_s: float,
+    ) -> None:
+        """Do nothing yet.
+
+        Args:
+            store: the store whose session carries the registration.
+            registrations: of the bookie's cluster.
+            bookie: id to register.
+            info: what to register.
+            clock: time.
+            takeover_deadline_s: how long an earlier session's registration may take to vanish; longer than any
+                session timeout, as that is how long a killed bookie's node stays.
+        """
+        self._store = store
+        self._registrations = registrations
+        self._bookie = bookie
+        self._info = info
+        self._clock = clock
+        self._takeover_deadline_s = takeover_deadline_s
+        self._is_read_only = False
+        self._registered: _Registered | None = None
+        self._wish = asyncio.Event()
+        """Set when ``_is_read_only`` may have changed."""
+        self._noted = asyncio.Event()
+        """Set, and replaced, when ``_registered`` changes."""
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, *, is_read_only: bool) -> None:
+        """Register, and keep it so until ``stop``.
+
+        Raises:
+            BookieIdInUseError: another live session is registered under this id.
+            StoreUnavailableError: no answer from the store.
+            WriteOutcomeUnknownError: the store's answer was lost.
+        """
+        self._is_read_only = is_read_only
+        await self._register(self._store.session)
+        self._task = guarded("bookie registration", self._keep())
+
+    async def switch(self, *, is_read_only: bool, deadline_s: float) -> bool:
+        """Register as read-only or writable; whether that is done, else it is still tried after this returns."""
+        self._is_read_only = is_read_only
+        self._wish.set()
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self._registered is None or self._registered.is_read_only != is_read_only:
+                    await self._noted.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self, deadline_s: float) -> None:
+        """End the registration; where that fails, or there is no connection, the end of the session does it."""
+        await cancel(self._task)
+        if not self._store.session.is_connected:
+            return
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._registrations.unregister(self._bookie)
+        except (BkhealError, TimeoutError) as error:
+            _log.warning("not unregistered", extra={"bookie_id": self._bookie, "error": str(error)})
+
+    async def _keep(self) -> None:
+        while True:
+            session = self._store.session
+            if not session.is_connected:
+                await self._store.wait_session_changed(session)
+            elif self._registered != _Registered(session.epoch, self._is_read_only) or await self._is_quiet(session):
+                await self._try_to_register(session)
+
+    async def _is_quiet(self, session: Session) -> bool:
+        """Wait for a change; whether none came for so long that the node should be looked at."""
+        changed = _any_of(self._store.wait_session_changed(session), self._wish.wait())
+        is_quiet = await _any_of(changed, self._clock.sleep(LOOK_AGAIN_S)) == 1
+        self._wish.clear()
+        return is_quiet
+
+    async def _try_to_register(self, session: Session) -> None:
+        try:
+            await self._register(session)
+        except BkhealError as error:
+            _log.warning("not registered, will try again", extra={"bookie_id": self._bookie, "error": str(error)})
+            await self._clock.sleep(RETRY_S)
+
+    async def _register(self, session: Session) -> None:
+        is_read_only = self._is_read_only
+        await self._registrations.register(
+            self._bookie, self._info, is_read_only=is_read_only, takeover_deadline_s=self._takeover_deadline_s
+        )
+        registered = _Registered(session.epoch, is_read_only)
+        if self._store.session.epoch == session.epoch and self._registered != registered:
+            _log.info("registered", extra={"bookie_id": self._bookie, "is_read_only": is_read_only})
+            self._registered = registered
+            self._noted.set()
+            self._noted = asyncio.Event()
+
+
+async def _any_of(*waits: Coroutine[Any, Any, Any]) -> int:
+    """Wait for the first of ``waits`` to end and cancel the others; the index of the one that ended."""
+    tasks = [guarded("bookie registration wait", wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            await cancel(task)
+    return min(tasks.index(task) for task in done)

@@ -1,0 +1,105 @@
+"""What a bookie process is told at its start."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bookie.model.errors import PermanentError
+from bookie.model.ids import InvalidIdError, bookie_id
+from bookie.wire.tls import TlsSettings
+
+DEFAULT_PORT: Final = 3181
+"""Apache's."""
+
+
+class InvalidSettingsError(PermanentError):
+    """The settings cannot work; the text lists every problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class BookieSettings:
+    """Settings of one bookie process. ``check`` says whether they make sense together."""
+
+    metadata_uri: str
+    """Such as ``zk+hierarchical://host1:2181,host2:2181/ledgers``."""
+    journal_dir: Path
+    ledger_dir: Path
+    """Another directory than the journal's, on another device if there is one."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = DEFAULT_PORT
+    """0: any free port; the real one is registered."""
+    advertised_host: str | None = None
+    """Host name or address that clients are told; default ``host``."""
+    bookie_id: str | None = None
+    """Default: the id that the directories were made for, or ``advertised_host:port`` if they are new."""
+    tls: TlsSettings | None = None
+    is_plaintext: bool = False
+    """No TLS although ``host`` is not a loopback address."""
+    read_only_below_bytes: int = 1 << 30
+    """Read-only while the journal's or the ledgers' device has less free space; 0: never. The default is room for the
+    journal and both write caches to be flushed several times over."""
+    session_timeout_s: float = 10.0
+    """ZooKeeper's. A bookie that was killed counts as registered for this long."""
+    connect_timeout_s: float = 15.0
+    """How long ZooKeeper may take to answer at the start."""
+    takeover_deadline_s: float = 60.0
+    """How long an earlier session's registration of this bookie may take to vanish; more than any session timeout."""
+    concurrent_requests_max: int = 512
+    """gRPC calls at once, add streams among them; one more is refused."""
+    drain_deadline_s: float = 20.0
+    """How long requests may take to end once a stop was asked for; below Kubernetes' grace period of 30 s."""
+
+    @property
+    def advertised(self) -> str:
+        """Host that clients are told."""
+        return self.advertised_host or self.host
+
+    def check(self) -> None:
+        """Look at the values, not at the disk or the network.
+
+        Raises:
+            InvalidSettingsError: with every problem that was found.
+        """
+        problems = []
+        if not 0 <= self.port <= 65535:
+            problems.append(f"port {self.port} is not in 0 to 65535")
+        if self.journal_dir.resolve() == self.ledger_dir.resolve():
+            problems.append(f"journal and ledger directory are both {self.journal_dir}: give two directories")
+        if self.read_only_below_bytes < 0:
+            problems.append(f"read_only_below_bytes is {self.read_only_below_bytes}: give 0 (never) or more")
+        if self.bookie_id is not None:
+            problems += _id_problems(self.bookie_id)
+        if self.tls is not None and self.is_plaintext:
+            problems.append("both TLS and plaintext were asked for: choose one")
+        if self.tls is None and not self.is_plaintext and not _is_loopback(self.host):
+            problems.append(f"host {self.host} is reachable from outside: give TLS files, or ask for plaintext")
+        if _is_wildcard(self.advertised):
+            problems.append(f"clients cannot connect to {self.advertised}: give an advertised host")
+        if problems:
+            raise InvalidSettingsError("; ".join(problems))
+
+
+def _id_problems(text: str) -> list[str]:
+    try:
+        bookie_id(text)
+    except InvalidIdError as error:
+        return [str(error)]
+    return []
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return not host

@@ -1,0 +1,39 @@
+"""Order and room of the adds to one bookie: first come, first served, and a bound on the bytes in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class AddLane:
+    """Callers pass one by one; each holds its room from its turn until ``leave``."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    @asynccontextmanager
+    async def turn(self, size: int) -> AsyncIterator[None]:
+        """Wait until it is the caller's turn and ``size`` more bytes fit (anything fits into an empty lane).
+
+        The order is that of the calls. The room stays taken when the block ends well, and is given back when it fails.
+        """
+        async with self._turn:
+            while self._bytes and self._bytes + size > self._bytes_max:
+                self._freed.clear()
+                await self._freed.wait()
+            self._bytes += size
+            try:
+                yield
+            except BaseException:
+                self.leave(size)
+                raise
+
+    def leave(self, size: int) -> None:
+        """Give back the room of an add that is over."""
+        self._bytes -= size
+        self._freed.set()

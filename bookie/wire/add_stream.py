@@ -1,0 +1,152 @@
+"""Adds to one address over one long-lived gRPC stream, matched to their acks by request id (S18).
+
+Batches that wait while a message is being written travel together in the next one: a message costs as much as
+hundreds of entries. The stream is opened by the first add, and again by the first add after it broke. What was in
+flight on a broken stream answers UNREACHABLE; it is never sent again from here. Acks that nobody waits for any more
+are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from bookie.runtime.tasks import cancel, guarded
+from bookie.wire import bookie_pb2 as pb
+from bookie.wire.grpc_channel import failure_of
+from bookie.wire.grpc_codec import CHUNK_BYTES, ack_from_wire, add_to_wire
+from bookie.wire.port import AddBatch, AddReply, Status
+
+_log = logging.getLogger(__name__)
+
+AddCall = grpc.aio.StreamStreamCall[pb.AddRequest, pb.AddResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedAdd:
+    """An add that has its place in the order; ``reply`` completes with its ack or with the end of the stream."""
+
+    request_id: int
+    batch: AddBatch = field(repr=False)
+    size: int
+    reply: asyncio.Future[AddReply] = field(repr=False)
+
+
+class AddStream:
+    """See the module docstring. Adds leave in the order of the ``submit`` calls."""
+
+    def __init__(self, open_call: Callable[[], AddCall], incarnation: str) -> None:
+        self._open_call = open_call
+        self._incarnation = incarnation
+        self._ids = itertools.count(1)
+        self._live: _LiveStream | None = None
+
+    def submit(self, batch: AddBatch, size: int) -> SubmittedAdd:
+        """Put ``batch`` of ``size`` bytes in line. The caller ends its interest with ``forget``."""
+        if self._live is None or self._live.is_over:
+            self._live = _LiveStream(self._open_call(), self._incarnation)
+        add = SubmittedAdd(next(self._ids), batch, size, asyncio.get_running_loop().create_future())
+        self._live.submit(add)
+        return add
+
+    def forget(self, add: SubmittedAdd) -> None:
+        """Nobody waits for ``add`` any more: a batch still in line is not sent, an ack still to come is dropped."""
+        if self._live is not None:
+            self._live.forget(add)
+
+    async def close(self) -> None:
+        """End the stream; what is in flight answers UNREACHABLE."""
+        if self._live is not None:
+            await self._live.close("the connection was closed")
+
+
+class _LiveStream:
+    """One gRPC call, from its opening to its end."""
+
+    def __init__(self, call: AddCall, incarnation: str) -> None:
+        self.is_over = False
+        self._call = call
+        self._incarnation = incarnation
+        self._unsent: dict[int, SubmittedAdd] = {}  # a dict because it keeps its order and gives up any member at once
+        self._waiting: dict[int, SubmittedAdd] = {}
+        self._has_unsent = asyncio.Event()
+        self._sender = guarded("add stream sender", self._send())
+        self._receiver = guarded("add stream receiver", self._receive())
+
+    def submit(self, add: SubmittedAdd) -> None:
+        self._waiting[add.request_id] = add
+        self._unsent[add.request_id] = add
+        self._has_unsent.set()
+
+    def forget(self, add: SubmittedAdd) -> None:
+        self._waiting.pop(add.request_id, None)
+        self._unsent.pop(add.request_id, None)
+
+    async def close(self, why: str) -> None:
+        self._end(why)
+        await cancel(self._sender)
+        await cancel(self._receiver)
+
+    async def _send(self) -> None:
+        # A task of its own: a write that is cancelled half-way would take the whole stream with it.
+        try:
+            while True:
+                while not self._unsent:
+                    self._has_unsent.clear()
+                    await self._has_unsent.wait()
+                await self._call.write(self._next_message())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the receiver learns why, and tells those who wait
+        except BaseException:
+            self._end("sending failed")
+            raise
+
+    def _next_message(self) -> pb.AddRequest:
+        """What waits, up to a size; the first batch whatever its size."""
+        message = pb.AddRequest(incarnation=self._incarnation)
+        size = 0
+        while self._unsent:
+            add = next(iter(self._unsent.values()))
+            size += add.size
+            if message.batches and size > CHUNK_BYTES:
+                break
+            del self._unsent[add.request_id]
+            message.batches.append(add_to_wire(add.request_id, add.batch))
+        return message
+
+    async def _receive(self) -> None:
+        why = "the bookie ended the stream"
+        try:
+            while isinstance(message := await self._call.read(), pb.AddResponse):
+                for ack in message.acks:
+                    self._settle(ack)
+        except grpc.aio.AioRpcError as error:
+            why = failure_of(error)[1]
+        finally:
+            self._end(why)
+
+    def _settle(self, ack: pb.AddAck) -> None:
+        add = self._waiting.get(ack.request_id)
+        if add is None or add.batch.ledger_id != ack.ledger_id:
+            _log.debug("ack dropped", extra={"request_id": ack.request_id, "ledger_id": ack.ledger_id})
+            return
+        del self._waiting[ack.request_id]
+        if not add.reply.done():
+            add.reply.set_result(ack_from_wire(ack))
+
+    def _end(self, why: str) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        self._unsent.clear()
+        for add in self._waiting.values():
+            if not add.reply.done():
+                add.reply.set_result(AddReply(Status.UNREACHABLE, why))
+        self._waiting.clear()
+        self._call.cancel()
+        self._sender.cancel()

@@ -1,0 +1,187 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STATUS_OK: _ClassVar[Status]
+    STATUS_NO_ENTRY: _ClassVar[Status]
+    STATUS_NO_LEDGER: _ClassVar[Status]
+    STATUS_CORRUPT: _ClassVar[Status]
+    STATUS_LIMBO: _ClassVar[Status]
+    STATUS_FENCED: _ClassVar[Status]
+    STATUS_UNAUTHORIZED: _ClassVar[Status]
+    STATUS_READ_ONLY: _ClassVar[Status]
+    STATUS_TOO_MANY_REQUESTS: _ClassVar[Status]
+    STATUS_WRONG_INCARNATION: _ClassVar[Status]
+    STATUS_IO_ERROR: _ClassVar[Status]
+    STATUS_BAD_REQUEST: _ClassVar[Status]
+    STATUS_SHUTTING_DOWN: _ClassVar[Status]
+STATUS_OK: Status
+STATUS_NO_ENTRY: Status
+STATUS_NO_LEDGER: Status
+STATUS_CORRUPT: Status
+STATUS_LIMBO: Status
+STATUS_FENCED: Status
+STATUS_UNAUTHORIZED: Status
+STATUS_READ_ONLY: Status
+STATUS_TOO_MANY_REQUESTS: Status
+STATUS_WRONG_INCARNATION: Status
+STATUS_IO_ERROR: Status
+STATUS_BAD_REQUEST: Status
+STATUS_SHUTTING_DOWN: Status
+
+class AddRequest(_message.Message):
+    __slots__ = ("incarnation", "batches")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    batches: _containers.RepeatedCompositeFieldContainer[AddBatch]
+    def __init__(self, incarnation: _Optional[str] = ..., batches: _Optional[_Iterable[_Union[AddBatch, _Mapping]]] = ...) -> None: ...
+
+class AddBatch(_message.Message):
+    __slots__ = ("request_id", "ledger_id", "master_key", "is_recovery", "entries")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    MASTER_KEY_FIELD_NUMBER: _ClassVar[int]
+    IS_RECOVERY_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    ledger_id: int
+    master_key: bytes
+    is_recovery: bool
+    entries: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, request_id: _Optional[int] = ..., ledger_id: _Optional[int] = ..., master_key: _Optional[bytes] = ..., is_recovery: _Optional[bool] = ..., entries: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class AddResponse(_message.Message):
+    __slots__ = ("acks",)
+    ACKS_FIELD_NUMBER: _ClassVar[int]
+    acks: _containers.RepeatedCompositeFieldContainer[AddAck]
+    def __init__(self, acks: _Optional[_Iterable[_Union[AddAck, _Mapping]]] = ...) -> None: ...
+
+class AddAck(_message.Message):
+    __slots__ = ("request_id", "ledger_id", "status", "detail")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    ledger_id: int
+    status: Status
+    detail: str
+    def __init__(self, request_id: _Optional[int] = ..., ledger_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("incarnation", "ledger_id", "entry_ids")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_IDS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    ledger_id: int
+    entry_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, incarnation: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReadLastRequest(_message.Message):
+    __slots__ = ("incarnation", "ledger_id")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    ledger_id: int
+    def __init__(self, incarnation: _Optional[str] = ..., ledger_id: _Optional[int] = ...) -> None: ...
+
+class EntryBatch(_message.Message):
+    __slots__ = ("entry_ids", "statuses", "packets", "is_last", "status", "detail")
+    ENTRY_IDS_FIELD_NUMBER: _ClassVar[int]
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
+    PACKETS_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    entry_ids: _containers.RepeatedScalarFieldContainer[int]
+    statuses: _containers.RepeatedScalarFieldContainer[Status]
+    packets: _containers.RepeatedScalarFieldContainer[bytes]
+    is_last: bool
+    status: Status
+    detail: str
+    def __init__(self, entry_ids: _Optional[_Iterable[int]] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., packets: _Optional[_Iterable[bytes]] = ..., is_last: _Optional[bool] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class FenceRequest(_message.Message):
+    __slots__ = ("incarnation", "ledger_id", "master_key")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    MASTER_KEY_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    ledger_id: int
+    master_key: bytes
+    def __init__(self, incarnation: _Optional[str] = ..., ledger_id: _Optional[int] = ..., master_key: _Optional[bytes] = ...) -> None: ...
+
+class FenceResponse(_message.Message):
+    __slots__ = ("status", "detail", "last_entry")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    LAST_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    detail: str
+    last_entry: LastEntry
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., last_entry: _Optional[_Union[LastEntry, _Mapping]] = ...) -> None: ...
+
+class LastEntry(_message.Message):
+    __slots__ = ("entry_id", "status", "packet")
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    PACKET_FIELD_NUMBER: _ClassVar[int]
+    entry_id: int
+    status: Status
+    packet: bytes
+    def __init__(self, entry_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., packet: _Optional[bytes] = ...) -> None: ...
+
+class ListEntriesRequest(_message.Message):
+    __slots__ = ("incarnation", "ledger_id")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    ledger_id: int
+    def __init__(self, incarnation: _Optional[str] = ..., ledger_id: _Optional[int] = ...) -> None: ...
+
+class EntryList(_message.Message):
+    __slots__ = ("availability", "is_last", "status", "detail")
+    AVAILABILITY_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    availability: bytes
+    is_last: bool
+    status: Status
+    detail: str
+    def __init__(self, availability: _Optional[bytes] = ..., is_last: _Optional[bool] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class InfoRequest(_message.Message):
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    def __init__(self, incarnation: _Optional[str] = ...) -> None: ...
+
+class InfoResponse(_message.Message):
+    __slots__ = ("status", "detail", "incarnation", "version", "is_read_only", "disk_total_bytes", "disk_free_bytes", "ledger_count")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    IS_READ_ONLY_FIELD_NUMBER: _ClassVar[int]
+    DISK_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    detail: str
+    incarnation: str
+    version: str
+    is_read_only: bool
+    disk_total_bytes: int
+    disk_free_bytes: int
+    ledger_count: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., incarnation: _Optional[str] = ..., version: _Optional[str] = ..., is_read_only: _Optional[bool] = ..., disk_total_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., ledger_count: _Optional[int] = ...) -> None: ...

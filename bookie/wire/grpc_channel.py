@@ -1,0 +1,54 @@
+"""How a gRPC channel to one bookie is set up: limits, keepalive, reconnection, TLS, and what its failures mean."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from bookie.wire.port import Status
+from bookie.wire.resolver import BookieAddress
+
+MESSAGE_BYTES_MAX: Final = 4 << 20
+"""Both ways: a batch's 1 MiB, one entry of a little over 1 MiB that overshoots it, framing, and as much again."""
+METADATA_BYTES_MAX: Final = 8 << 10
+
+_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+    ("grpc.enable_retries", 0),  # every caller has its own retry rules, and an add must not be sent twice behind them
+    ("grpc.enable_http_proxy", 0),  # a proxy from the environment has no business between a client and its bookies
+    ("grpc.use_local_subchannel_pool", 1),  # no back-off inherited from another transport of this process
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # also the time one connection attempt may take
+    ("grpc.max_reconnect_backoff_ms", 1_000),  # a restarted bookie must be reachable within a second or two
+    ("grpc.keepalive_time_ms", 15_000),  # bookies allow 10 s
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+_STATUS_OF: Final = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: Status.TIMEOUT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Status.TOO_MANY_REQUESTS,
+    grpc.StatusCode.UNAUTHENTICATED: Status.UNAUTHORIZED,
+    grpc.StatusCode.PERMISSION_DENIED: Status.UNAUTHORIZED,
+    grpc.StatusCode.UNIMPLEMENTED: Status.BAD_REQUEST,
+}
+
+
+def open_channel(address: BookieAddress, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+    """A channel that connects at its first use. None for ``credentials`` means plaintext."""
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    target = f"{host}:{address.port}"
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=_OPTIONS)
+    return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+
+
+def failure_of(error: grpc.aio.AioRpcError) -> tuple[Status, str]:
+    """Status and text of a call that gRPC itself ended; what is not known better is ``UNREACHABLE``."""
+    code = error.code()
+    return _STATUS_OF.get(code, Status.UNREACHABLE), f"{code.name}: {error.details()}"

@@ -1,0 +1,203 @@
+"""Values of the transport port to protobuf messages and back, for both ends of the wire.
+
+Entries pass as whole lists: nothing here looks at a single one. What a peer may get wrong (unknown statuses, answers
+for other entries than asked) becomes a value or ``MalformedAnswerError``, never a wrong result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, cast
+
+from bookie.model.availability import EntryRuns
+from bookie.model.errors import PermanentError
+from bookie.model.ids import EntryId, LedgerId
+from bookie.wire import bookie_pb2 as pb
+from bookie.wire.port import (
+    AddBatch,
+    AddReply,
+    BookieInfo,
+    EntryResult,
+    FenceReply,
+    InfoReply,
+    ListReply,
+    ReadReply,
+    Status,
+)
+
+CHUNK_BYTES: Final = 1 << 20
+"""A streamed answer's message is closed once it holds this much; one more entry may overshoot it."""
+
+_TO_WIRE: Final = {
+    status: cast(pb.Status, pb.Status.Value(f"STATUS_{status.name}")) for status in Status if status < 100
+}
+_FROM_WIRE: Final = {int(number): status for status, number in _TO_WIRE.items()}
+
+
+class MalformedAnswerError(PermanentError):
+    """A bookie answered something else than what was asked (S18)."""
+
+
+def status_to_wire(status: Status) -> pb.Status:
+    """The wire's number; a bookie never sends the client-side statuses."""
+    return _TO_WIRE[status]
+
+
+def status_from_wire(number: int) -> Status:
+    """A status of this version; one that a newer bookie made up says that something failed, nothing more."""
+    return _FROM_WIRE.get(number, Status.IO_ERROR)
+
+
+def add_to_wire(request_id: int, batch: AddBatch) -> pb.AddBatch:
+    """Message of one add."""
+    message = pb.AddBatch(
+        request_id=request_id,
+        ledger_id=batch.ledger_id,
+        master_key=batch.master_key,
+        is_recovery=batch.is_recovery,
+    )
+    message.entries.extend(batch.entries)
+    return message
+
+
+def add_from_wire(message: pb.AddBatch) -> AddBatch:
+    """Batch in a message."""
+    return AddBatch(LedgerId(message.ledger_id), message.master_key, list(message.entries), message.is_recovery)
+
+
+def ack_to_wire(message: pb.AddBatch, reply: AddReply) -> pb.AddAck:
+    """Answer to ``message``."""
+    return pb.AddAck(
+        request_id=message.request_id,
+        ledger_id=message.ledger_id,
+        status=_TO_WIRE[reply.status],
+        detail=reply.detail,
+    )
+
+
+def ack_from_wire(ack: pb.AddAck) -> AddReply:
+    """Reply in an ack."""
+    return AddReply(status_from_wire(ack.status), ack.detail)
+
+
+def read_to_wire(reply: ReadReply) -> Iterator[pb.EntryBatch]:
+    """Messages of a read's answer, each of about ``CHUNK_BYTES``; the final one carries the overall status."""
+    results = reply.results
+    start = size = 0
+    for index, result in enumerate(results):
+        size += len(result.packet)
+        if size >= CHUNK_BYTES:
+            yield _entries_to_wire(results[start : index + 1])
+            start, size = index + 1, 0
+    yield _final(results[start:], reply)
+
+
+def read_last_to_wire(reply: ReadReply) -> pb.EntryBatch:
+    """The one message that answers a read of the last entry."""
+    return _final(reply.results, reply)
+
+
+def _final(results: Sequence[EntryResult], reply: ReadReply) -> pb.EntryBatch:
+    message = _entries_to_wire(results)
+    message.is_last = True
+    message.status = _TO_WIRE[reply.status]
+    message.detail = reply.detail
+    return message
+
+
+def _entries_to_wire(results: Sequence[EntryResult]) -> pb.EntryBatch:
+    message = pb.EntryBatch()
+    message.entry_ids.extend([result.entry_id for result in results])
+    message.packets.extend([result.packet for result in results])
+    if any(result.status is not Status.OK for result in results):
+        message.statuses.extend([_TO_WIRE[result.status] for result in results])
+    return message
+
+
+def entries_from_wire(message: pb.EntryBatch) -> list[EntryResult]:
+    """Results in a message of a read's answer.
+
+    Raises:
+        MalformedAnswerError: the parallel lists differ in length.
+    """
+    count = len(message.entry_ids)
+    if len(message.packets) != count or len(message.statuses) not in (0, count):
+        raise MalformedAnswerError(
+            f"{count} entry ids came with {len(message.packets)} packets and {len(message.statuses)} statuses"
+        )
+    statuses = map(status_from_wire, message.statuses) if message.statuses else [Status.OK] * count
+    return list(map(_entry_result, message.entry_ids, statuses, message.packets))
+
+
+def _entry_result(entry_id: int, status: Status, packet: bytes) -> EntryResult:
+    return EntryResult(EntryId(entry_id), status, packet if status is Status.OK else b"")
+
+
+def fence_to_wire(reply: FenceReply) -> pb.FenceResponse:
+    """Message of a fence's answer."""
+    response = pb.FenceResponse(status=_TO_WIRE[reply.status], detail=reply.detail)
+    if (last := reply.last_entry) is not None:
+        response.last_entry.entry_id = last.entry_id
+        response.last_entry.status = _TO_WIRE[last.status]
+        response.last_entry.packet = last.packet
+    return response
+
+
+def fence_from_wire(response: pb.FenceResponse) -> FenceReply:
+    """Reply in a fence's answer."""
+    last = response.last_entry
+    found = (
+        _entry_result(last.entry_id, status_from_wire(last.status), last.packet)
+        if response.HasField("last_entry")
+        else None
+    )
+    return FenceReply(status_from_wire(response.status), found, response.detail)
+
+
+def list_to_wire(reply: ListReply) -> Iterator[pb.EntryList]:
+    """Messages of a listing's answer; the final one carries the overall status."""
+    data = reply.entries.encode() if reply.entries.runs or reply.status is Status.OK else b""
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield pb.EntryList(availability=data[start : start + CHUNK_BYTES])
+    yield pb.EntryList(is_last=True, status=_TO_WIRE[reply.status], detail=reply.detail)
+
+
+def list_from_wire(pieces: Sequence[bytes], last: pb.EntryList) -> ListReply:
+    """Reply in the pieces of a listing's answer; one that is not OK may come with entries as well.
+
+    Raises:
+        InvalidAvailabilityError: the bytes are no availability list.
+    """
+    data = b"".join(pieces)
+    status = status_from_wire(last.status)
+    entries = EntryRuns.decode(data) if data or status is Status.OK else EntryRuns(())
+    return ListReply(status, entries, last.detail)
+
+
+def info_to_wire(reply: InfoReply) -> pb.InfoResponse:
+    """Message of an info answer."""
+    response = pb.InfoResponse(status=_TO_WIRE[reply.status], detail=reply.detail)
+    if (info := reply.info) is not None:
+        response.incarnation = info.incarnation
+        response.version = info.version
+        response.is_read_only = info.is_read_only
+        response.disk_total_bytes = info.disk_total_bytes
+        response.disk_free_bytes = info.disk_free_bytes
+        response.ledger_count = info.ledger_count
+    return response
+
+
+def info_from_wire(response: pb.InfoResponse) -> InfoReply:
+    """Reply in an info answer."""
+    status = status_from_wire(response.status)
+    if status is not Status.OK:
+        return InfoReply(status, None, response.detail)
+    info = BookieInfo(
+        incarnation=response.incarnation,
+        version=response.version,
+        is_read_only=response.is_read_only,
+        disk_total_bytes=response.disk_total_bytes,
+        disk_free_bytes=response.disk_free_bytes,
+        ledger_count=response.ledger_count,
+    )
+    return InfoReply(status, info, response.detail)

@@ -1,0 +1,203 @@
+"""The transport port over gRPC: one channel for each bookie address, adds over one stream of it.
+
+Nothing is retried here. A call that gRPC or a deadline ended answers UNREACHABLE or TIMEOUT, and may have taken effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+import grpc.aio
+
+from bookie.model.availability import InvalidAvailabilityError
+from bookie.model.errors import BkhealError, PermanentError, TransientError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.runtime.tasks import guarded
+from bookie.wire.add_lane import AddLane
+from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX, failure_of
+from bookie.wire.grpc_codec import MalformedAnswerError
+from bookie.wire.grpc_connection import Connection
+from bookie.wire.port import AddBatch, AddReply, EntryResult, FenceReply, InfoReply, ListReply, ReadReply, Status
+from bookie.wire.resolver import GRPC_PROTOCOL, BookieAddress, Resolver
+from bookie.wire.tls import TlsSettings, channel_credentials
+
+Reply = TypeVar("Reply")
+
+IN_FLIGHT_BYTES_MAX: Final = 16 << 20
+"""Default bound of the adds in flight to one bookie: 40 ms of a 400 MB/s stream, far above what a journal needs."""
+_BATCH_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (64 << 10)
+"""A batch of this many bytes still fits into a message with its framing; a larger one would break the stream."""
+_CLOSED: Final = "the connection was closed"
+
+
+class InsecureTransportError(PermanentError):
+    """Neither TLS nor, explicitly, plaintext was asked for; or both were."""
+
+
+class _UnresolvedError(TransientError):
+    """No address for the bookie."""
+
+
+class GrpcTransport:
+    """See the module docstring and ``bookie.wire.port.Transport``. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        resolver: Resolver,
+        *,
+        tls: TlsSettings | None = None,
+        is_plaintext: bool = False,
+        in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            resolver: finds bookies.
+            tls: files for TLS; the bookie's certificate is always verified.
+            is_plaintext: no TLS; must be said, as plaintext is for loopback and trusted networks.
+            in_flight_bytes_max: bytes of adds to one bookie that may wait for their ack; more adds wait for room.
+
+        Raises:
+            InsecureTransportError: give exactly one of ``tls`` and ``is_plaintext``.
+            TlsFilesError: the files cannot be read.
+        """
+        if is_plaintext == (tls is not None):
+            raise InsecureTransportError(
+                "GrpcTransport needs exactly one of tls=TlsSettings(...) and is_plaintext=True"
+            )
+        self._resolver = resolver
+        self._credentials = channel_credentials(tls) if tls is not None else None
+        self._in_flight_bytes_max = in_flight_bytes_max
+        self._connections: dict[BookieId, Connection] = {}
+        self._lanes: dict[BookieId, AddLane] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        """See ``Transport.add``."""
+        size = sum(map(len, batch.entries))
+        if size > _BATCH_BYTES_MAX:
+            return AddReply(Status.BAD_REQUEST, f"a batch of {size} bytes is over the limit of {_BATCH_BYTES_MAX}")
+        return await _answered(timeout_s, self._add(bookie, batch, size), AddReply)
+
+    async def _add(self, bookie: BookieId, batch: AddBatch, size: int) -> AddReply:
+        lane = self._lanes.get(bookie)
+        if lane is None:
+            lane = self._lanes[bookie] = AddLane(self._in_flight_bytes_max)
+        async with lane.turn(size):
+            adds = (await self._connection(bookie)).adds
+            add = adds.submit(batch, size)
+        try:
+            return await add.reply
+        finally:
+            adds.forget(add)
+            lane.leave(size)
+
+    async def read(
+        self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId], timeout_s: float
+    ) -> ReadReply:
+        """See ``Transport.read``."""
+        results: list[EntryResult] = []
+
+        async def ask() -> ReadReply:
+            return await (await self._connection(bookie)).read(ledger_id, entry_ids, results, timeout_s)
+
+        return await _answered(timeout_s, ask(), lambda status, detail: ReadReply(status, tuple(results), detail))
+
+    async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
+        """See ``Transport.read_last``."""
+
+        async def ask() -> ReadReply:
+            return await (await self._connection(bookie)).read_last(ledger_id, timeout_s)
+
+        return await _answered(timeout_s, ask(), lambda status, detail: ReadReply(status, detail=detail))
+
+    async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
+        """See ``Transport.fence``."""
+
+        async def ask() -> FenceReply:
+            return await (await self._connection(bookie)).fence(ledger_id, master_key, timeout_s)
+
+        return await _answered(timeout_s, ask(), lambda status, detail: FenceReply(status, detail=detail))
+
+    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
+        """See ``Transport.list_entries``."""
+
+        async def ask() -> ListReply:
+            return await (await self._connection(bookie)).list_entries(ledger_id, timeout_s)
+
+        return await _answered(timeout_s, ask(), lambda status, detail: ListReply(status, detail=detail))
+
+    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
+        """See ``Transport.info``."""
+
+        async def ask() -> InfoReply:
+            return await (await self._connection(bookie)).info(timeout_s)
+
+        return await _answered(timeout_s, ask(), lambda status, detail: InfoReply(status, detail=detail))
+
+    async def close(self) -> None:
+        """See ``Transport.close``. Idempotent; later calls answer UNREACHABLE."""
+        self._is_closed = True
+        for connection in self._connections.values():
+            self._retire(connection)
+        self._connections.clear()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    async def _connection(self, bookie: BookieId) -> Connection:
+        """The connection to where ``bookie`` is now. Another address, or other disks there, means a new one."""
+        address = await self._address(bookie)
+        if self._is_closed:
+            raise asyncio.CancelledError  # as gRPC ends the calls on a channel that is closed
+        current = self._connections.get(bookie)
+        if current is not None and current.address == address:
+            return current
+        fresh = self._connections[bookie] = Connection(address, self._credentials)
+        if current is not None:
+            self._retire(current)
+        return fresh
+
+    async def _address(self, bookie: BookieId) -> BookieAddress:
+        try:
+            address = await self._resolver.resolve(bookie)
+        except BkhealError as error:
+            raise _UnresolvedError(f"the address of bookie {bookie} could not be looked up: {error}") from error
+        if address is None:
+            raise _UnresolvedError(f"bookie {bookie} is not registered")
+        if address.protocol != GRPC_PROTOCOL:
+            raise _UnresolvedError(f"bookie {bookie} speaks {address.protocol}, not {GRPC_PROTOCOL}")
+        return address
+
+    def _retire(self, connection: Connection) -> None:
+        task = guarded("close bookie connection", connection.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+async def _answered(timeout_s: float, ask: Awaitable[Reply], failed: Callable[[Status, str], Reply]) -> Reply:
+    """Await ``ask`` for at most ``timeout_s``; what goes wrong on the way becomes a status."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _uncancelled(ask, failed)
+    except TimeoutError:
+        return failed(Status.TIMEOUT, f"no answer within {timeout_s:g} s")
+    except _UnresolvedError as error:
+        return failed(Status.UNRESOLVED, str(error))
+    except grpc.aio.AioRpcError as error:
+        return failed(*failure_of(error))
+    except (MalformedAnswerError, InvalidAvailabilityError) as error:
+        return failed(Status.IO_ERROR, str(error))
+
+
+async def _uncancelled(ask: Awaitable[Reply], failed: Callable[[Status, str], Reply]) -> Reply:
+    # A call on a channel that closes ends as if this task had been cancelled, which it was only if somebody asked.
+    try:
+        return await ask
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return failed(Status.UNREACHABLE, _CLOSED)

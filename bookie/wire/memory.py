@@ -1,0 +1,190 @@
+"""The transport port without a network: calls a bookie's handler in this process, with faults on demand.
+
+Twin of ``grpc_transport`` (one contract suite holds both): what was sent runs to its end at the bookie, whether or not
+anybody still waits; adds arrive in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from bookie.model.errors import BkhealError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.runtime.tasks import guarded
+from bookie.wire.handler import BookieHandler
+from bookie.wire.port import AddBatch, AddReply, FenceReply, InfoReply, ListReply, ReadReply, Status
+from bookie.wire.resolver import GRPC_PROTOCOL, Resolver
+
+Reply = TypeVar("Reply", covariant=True)
+
+
+class _Failed(Protocol[Reply]):
+    def __call__(self, status: Status, *, detail: str) -> Reply: ...
+
+
+class MemoryNetwork:
+    """Which handler listens where."""
+
+    def __init__(self) -> None:
+        self._listening: dict[tuple[str, int], BookieHandler] = {}
+
+    def listen(self, host: str, port: int, handler: BookieHandler) -> None:
+        """Let ``handler`` answer at ``host:port``, in place of whatever did."""
+        self._listening[host, port] = handler
+
+    def hang_up(self, host: str, port: int) -> None:
+        """Let nobody answer there."""
+        self._listening.pop((host, port), None)
+
+    def at(self, host: str, port: int) -> BookieHandler | None:
+        """Who answers there."""
+        return self._listening.get((host, port))
+
+
+@dataclass(slots=True)
+class Faults:
+    """What is wrong between one transport and one bookie; may be changed at any time."""
+
+    is_unreachable: bool = False
+    """Calls answer UNREACHABLE and have no effect."""
+    is_request_lost: bool = False
+    """Calls have no effect and answer TIMEOUT."""
+    is_reply_lost: bool = False
+    """Calls take effect and answer TIMEOUT."""
+    delay_s: float = 0.0
+    """Before a request arrives."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """One transport's way to one bookie."""
+
+    faults: Faults = field(default_factory=Faults)
+    tail: asyncio.Future[None] | None = None
+    """Completes once the latest request has been delivered or given up; the next is delivered after it."""
+    calls: set[asyncio.Future[str]] = field(default_factory=set)
+    """One for each call in flight; completed with a reason when the connection breaks."""
+
+
+class MemoryTransport:
+    """See the module docstring and ``bookie.wire.port.Transport``."""
+
+    def __init__(self, resolver: Resolver, network: MemoryNetwork) -> None:
+        self._resolver = resolver
+        self._network = network
+        self._lines: dict[BookieId, _Line] = {}
+        self._is_closed = False
+
+    def faults(self, bookie: BookieId) -> Faults:
+        """The faults towards ``bookie``, to be set by a test or simulation."""
+        return self._line(bookie).faults
+
+    def cut(self, bookie: BookieId) -> None:
+        """Break the connection: calls in flight answer UNREACHABLE; what was sent still takes effect."""
+        for call in self._line(bookie).calls:
+            if not call.done():
+                call.set_result("the connection broke")
+
+    async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        """See ``Transport.add``."""
+        return await self._ask(bookie, lambda to, incarnation: to.add(incarnation, batch), AddReply, timeout_s)
+
+    async def read(
+        self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId], timeout_s: float
+    ) -> ReadReply:
+        """See ``Transport.read``."""
+        return await self._ask(
+            bookie, lambda to, incarnation: to.read(incarnation, ledger_id, entry_ids), ReadReply, timeout_s
+        )
+
+    async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
+        """See ``Transport.read_last``."""
+        return await self._ask(
+            bookie, lambda to, incarnation: to.read_last(incarnation, ledger_id), ReadReply, timeout_s
+        )
+
+    async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
+        """See ``Transport.fence``."""
+        return await self._ask(
+            bookie, lambda to, incarnation: to.fence(incarnation, ledger_id, master_key), FenceReply, timeout_s
+        )
+
+    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
+        """See ``Transport.list_entries``."""
+        return await self._ask(
+            bookie, lambda to, incarnation: to.list_entries(incarnation, ledger_id), ListReply, timeout_s
+        )
+
+    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
+        """See ``Transport.info``."""
+        return await self._ask(bookie, lambda to, incarnation: to.info(incarnation), InfoReply, timeout_s)
+
+    async def close(self) -> None:
+        """See ``Transport.close``. Idempotent."""
+        self._is_closed = True
+        for bookie in self._lines:
+            self.cut(bookie)
+
+    def _line(self, bookie: BookieId) -> _Line:
+        return self._lines.setdefault(bookie, _Line())
+
+    async def _ask(
+        self,
+        bookie: BookieId,
+        ask: Callable[[BookieHandler, str], Coroutine[Any, Any, Reply]],
+        failed: _Failed[Reply],
+        timeout_s: float,
+    ) -> Reply:
+        line = self._line(bookie)
+        broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        line.calls.add(broken)
+        try:
+            async with asyncio.timeout(timeout_s):
+                sent = await self._in_turn(bookie, line, ask)
+                if isinstance(sent, tuple):
+                    return failed(sent[0], detail=sent[1])
+                outcomes: tuple[asyncio.Future[Any], ...] = (sent, broken)
+                await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
+                if broken.done():
+                    return failed(Status.UNREACHABLE, detail=broken.result())
+                if line.faults.is_reply_lost:
+                    return failed(Status.UNREACHABLE, detail=await broken)
+                return sent.result()
+        except TimeoutError:
+            return failed(Status.TIMEOUT, detail=f"no answer within {timeout_s:g} s")
+        finally:
+            line.calls.discard(broken)
+
+    async def _in_turn(
+        self, bookie: BookieId, line: _Line, ask: Callable[[BookieHandler, str], Coroutine[Any, Any, Reply]]
+    ) -> asyncio.Future[Reply] | tuple[Status, str]:
+        """Deliver after everything that was called before, while the delays of many requests overlap."""
+        before, line.tail = line.tail, asyncio.get_running_loop().create_future()
+        delivered = line.tail
+        try:
+            if line.faults.delay_s:
+                await asyncio.sleep(line.faults.delay_s)
+            if before is not None and not before.done():
+                await asyncio.wait([before])
+            return await self._deliver(bookie, line.faults, ask)
+        finally:
+            delivered.set_result(None)
+
+    async def _deliver(
+        self, bookie: BookieId, faults: Faults, ask: Callable[[BookieHandler, str], Coroutine[Any, Any, Reply]]
+    ) -> asyncio.Future[Reply] | tuple[Status, str]:
+        try:
+            address = await self._resolver.resolve(bookie)
+        except BkhealError as error:
+            return Status.UNRESOLVED, f"the address of bookie {bookie} could not be looked up: {error}"
+        if address is None or address.protocol != GRPC_PROTOCOL:
+            return Status.UNRESOLVED, f"bookie {bookie} has no {GRPC_PROTOCOL} endpoint"
+        if faults.is_request_lost:
+            return asyncio.get_running_loop().create_future()
+        handler = self._network.at(address.host, address.port)
+        if self._is_closed or faults.is_unreachable or handler is None:
+            return Status.UNREACHABLE, f"nobody answers for bookie {bookie} at {address.host}:{address.port}"
+        return guarded("request to bookie", ask(handler, address.incarnation))

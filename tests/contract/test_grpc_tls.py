@@ -1,0 +1,116 @@
+"""TLS between transport and bookie: both sides prove who they are, or nothing passes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bookie.model.ids import BookieId
+from bookie.runtime.clock import SystemClock
+from bookie.server.grpc_server import GrpcServer
+from bookie.server.service import BookieIdentity, BookieService
+from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.port import Status
+from bookie.wire.resolver import BookieAddress
+from bookie.wire.tls import TlsFilesError, TlsSettings, channel_credentials, server_credentials
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+
+BOOKIE = BookieId("b")
+DEADLINE_S = 20.0
+"""Never reached where the test passes."""
+
+
+def openssl(*arguments: str, directory: Path) -> None:
+    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+
+
+def make_ca(directory: Path, name: str) -> None:
+    subject = ["-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem"]
+    openssl(
+        "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *subject, directory=directory
+    )
+
+
+def make_certificate(directory: Path, name: str, ca: str, host: str) -> TlsSettings:
+    request = ["-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr"]
+    openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *request, directory=directory)
+    (directory / f"{name}.ext").write_text(f"subjectAltName={host}\n")
+    signing = ["-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", f"{name}.ext"]
+    openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing, directory=directory)
+    return TlsSettings(directory / f"{ca}.pem", directory / f"{name}.pem", directory / f"{name}.key")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsSettings]:
+    directory = tmp_path_factory.mktemp("certificates")
+    make_ca(directory, "our-ca")
+    make_ca(directory, "strange-ca")
+    return {
+        "bookie": make_certificate(directory, "bookie", "our-ca", "IP:127.0.0.1"),
+        "elsewhere": make_certificate(directory, "elsewhere", "our-ca", "DNS:another.example"),
+        "client": make_certificate(directory, "client", "our-ca", "DNS:client"),
+        "stranger": make_certificate(directory, "stranger", "strange-ca", "IP:127.0.0.1"),
+    }
+
+
+class Directory:
+    def __init__(self, port: int) -> None:
+        self._address = BookieAddress("127.0.0.1", port)
+
+    async def resolve(self, bookie: BookieId) -> BookieAddress | None:
+        return self._address
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[BookieService]:
+    ledgers = MemoryDisk()
+    storage = await LedgerStorage.open(MemoryDisk(), ledgers, MemoryIndex(), StorageSettings(), SystemClock())
+    yield BookieService(storage, ledgers, BookieIdentity("uuid", "1"))
+    await storage.abort()
+
+
+async def info_status(service: BookieService, server_tls: TlsSettings, client_tls: TlsSettings | None) -> Status:
+    server = GrpcServer(concurrent_requests_max=10)
+    port = server.bind("127.0.0.1", 0, server_tls)
+    await server.start(service)
+    transport = GrpcTransport(Directory(port), tls=client_tls, is_plaintext=client_tls is None)
+    try:
+        return (await transport.info(BOOKIE, DEADLINE_S)).status
+    finally:
+        await transport.close()
+        await server.stop()
+
+
+async def test_both_sides_with_certificates_of_one_authority_talk(
+    service: BookieService, certificates: dict[str, TlsSettings]
+) -> None:
+    assert await info_status(service, certificates["bookie"], certificates["client"]) is Status.OK
+
+
+async def test_nobody_else_does(service: BookieService, certificates: dict[str, TlsSettings]) -> None:
+    bookie, client, stranger = (certificates[name] for name in ("bookie", "client", "stranger"))
+    no_certificate = TlsSettings(client.ca)
+    stranger_who_trusts_us = TlsSettings(client.ca, stranger.cert, stranger.key)
+    for other in (stranger, stranger_who_trusts_us, no_certificate, None):
+        assert await info_status(service, bookie, other) is Status.UNREACHABLE
+    assert await info_status(service, certificates["elsewhere"], client) is Status.UNREACHABLE  # another host's name
+    assert await info_status(service, stranger, client) is Status.UNREACHABLE
+
+
+def test_incomplete_files_are_refused_with_their_names(certificates: dict[str, TlsSettings], tmp_path: Path) -> None:
+    client = certificates["client"]
+    with pytest.raises(TlsFilesError, match="key"):
+        channel_credentials(TlsSettings(client.ca, client.cert))
+    with pytest.raises(TlsFilesError, match="certificate"):
+        server_credentials(TlsSettings(client.ca))
+    with pytest.raises(TlsFilesError, match=re.escape(str(tmp_path / "missing.pem"))):
+        channel_credentials(TlsSettings(tmp_path / "missing.pem"))

@@ -1,0 +1,388 @@
+"""One suite for the transport port: in memory, and over gRPC on the loopback interface.
+
+Behind both is the same request handling on the same storage, on disks in memory whose faults produce every status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from bookie.model.availability import EntryRuns
+from bookie.model.digest import digest_for
+from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType
+from bookie.model.packet import ENTRY_PAYLOAD_MAX, pack
+from bookie.runtime.clock import SystemClock
+from bookie.server.grpc_server import GrpcServer
+from bookie.server.service import BookieIdentity, BookieService, ServiceLimits
+from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.port import DiskError
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.memory import MemoryNetwork, MemoryTransport
+from bookie.wire.port import (
+    BATCH_BYTES_MAX,
+    BATCH_ENTRIES_MAX,
+    READ_BYTES_MAX,
+    READ_ENTRIES_MAX,
+    AddBatch,
+    AddReply,
+    BookieInfo,
+    EntryResult,
+    FenceReply,
+    InfoReply,
+    ReadReply,
+    Status,
+    Transport,
+)
+from bookie.wire.resolver import BookieAddress
+
+BOOKIE = BookieId("bookie-1")
+LEDGER = LedgerId(7)
+KEY = b"k" * 20
+INCARNATION = "0b5c7e9e-0000-4000-8000-000000000001"
+DEADLINE_S = 20.0
+"""Never reached where the test passes."""
+SOON_S = 0.2
+"""For calls that must time out."""
+DIGEST = digest_for(DigestType.CRC32C, b"")
+
+
+class StuckDisk:
+    """A ``before`` hook: journal writes hang until ``release``."""
+
+    def __init__(self) -> None:
+        self.has_begun = asyncio.Event()
+        self._may_go = asyncio.Event()
+
+    async def __call__(self, operation: Operation, path: str) -> None:
+        if operation in (Operation.APPEND, Operation.SYNC):
+            self.has_begun.set()
+            await self._may_go.wait()
+
+    def release(self) -> None:
+        self._may_go.set()
+
+
+async def broken_disk(operation: Operation, path: str) -> None:
+    if operation in (Operation.APPEND, Operation.SYNC, Operation.INDEX_READ):
+        raise DiskError("the disk is broken")
+
+
+@dataclass
+class Directory:
+    """A resolver that says what the test says."""
+
+    address: BookieAddress | None = None
+
+    async def resolve(self, bookie: BookieId) -> BookieAddress | None:
+        return self.address if bookie == BOOKIE else None
+
+
+@dataclass
+class World:
+    """One bookie, and a transport that reaches it."""
+
+    transport: Transport
+    directory: Directory
+    service: BookieService
+    storage: LedgerStorage
+    journal: MemoryDisk
+    ledgers: MemoryDisk
+    index: MemoryIndex
+    stop_listening: Callable[[], Awaitable[None]]
+    stuck: list[StuckDisk] = field(default_factory=list)
+
+    def stick(self) -> StuckDisk:
+        stuck = StuckDisk()
+        self.journal.before = stuck
+        self.stuck.append(stuck)
+        return stuck
+
+    async def add(self, *entries: bytes, is_recovery: bool = False, key: bytes = KEY) -> AddReply:
+        return await self.transport.add(BOOKIE, AddBatch(LEDGER, key, entries, is_recovery), DEADLINE_S)
+
+    async def read(self, *entry_ids: int) -> ReadReply:
+        return await self.transport.read(BOOKIE, LEDGER, [EntryId(entry_id) for entry_id in entry_ids], DEADLINE_S)
+
+
+def entry(entry_id: int, payload: bytes = b"payload") -> bytes:
+    return pack(DIGEST, LEDGER, EntryId(entry_id), NO_ENTRY, len(payload), payload)
+
+
+def ok(*entry_ids: int) -> list[EntryResult]:
+    return [EntryResult(EntryId(entry_id), Status.OK, entry(entry_id)) for entry_id in entry_ids]
+
+
+@pytest.fixture(params=["memory", "grpc"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
+    storage = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), SystemClock())
+    identity = BookieIdentity(INCARNATION, "1.2.3")
+    service = BookieService(storage, ledgers, identity, ServiceLimits(add_bytes_max=10_000_000))
+    directory = Directory()
+    transport: Transport
+    server = GrpcServer(concurrent_requests_max=100)
+    if request.param == "grpc":
+        port = server.bind("127.0.0.1", 0, None)
+        await server.start(service)
+        stop_listening = server.stop
+        transport = GrpcTransport(directory, is_plaintext=True)
+    else:
+        port = 3181
+        network = MemoryNetwork()
+        network.listen("127.0.0.1", port, service)
+        transport = MemoryTransport(directory, network)
+
+        async def stop_listening() -> None:
+            network.hang_up("127.0.0.1", port)
+
+    directory.address = BookieAddress("127.0.0.1", port, incarnation=INCARNATION)
+    world = World(transport, directory, service, storage, journal, ledgers, index, stop_listening)
+    yield world
+    for stuck in world.stuck:
+        stuck.release()
+    await transport.close()
+    await server.stop()
+    assert await service.drain(DEADLINE_S)
+    await storage.abort()
+
+
+async def test_what_was_added_is_read_back_byte_for_byte(world: World) -> None:
+    assert await world.add(entry(0), entry(1), entry(5)) == AddReply(Status.OK)
+    reply = await world.read(0, 1, 5)
+    assert (reply.status, list(reply.results)) == (Status.OK, ok(0, 1, 5))
+
+
+async def test_absent_corrupt_and_unknown_are_told_apart(world: World) -> None:
+    assert [result.status for result in (await world.read(0)).results] == [Status.NO_LEDGER]
+    await world.add(entry(0), entry(2))
+    await world.storage.checkpoint()
+    [log] = world.ledgers.paths()
+    world.ledgers.flip_bit(log, 8 * world.ledgers.content(log).index(entry(2)) + 300)
+    reply = await world.read(0, 1, 2)
+    assert [result.status for result in reply.results] == [Status.OK, Status.NO_ENTRY, Status.CORRUPT]
+    await world.storage.set_limbo([LEDGER])
+    assert [result.status for result in (await world.read(0, 1)).results] == [Status.OK, Status.LIMBO]
+
+
+async def test_reads_cover_a_prefix_within_the_bound_and_at_least_one_entry(world: World) -> None:
+    payload = bytes(ENTRY_PAYLOAD_MAX)
+    for entry_id in range(10):
+        assert (await world.add(entry(entry_id, payload))).status is Status.OK
+    reply = await world.read(*range(10))
+    assert reply.status is Status.OK
+    assert [result.entry_id for result in reply.results] == list(range(len(reply.results)))
+    assert all(result.packet == entry(result.entry_id, payload) for result in reply.results)
+    assert 1 <= len(reply.results) < 10
+    assert sum(len(result.packet) for result in reply.results) <= READ_BYTES_MAX + len(payload) + 100
+
+
+async def test_the_last_entry_comes_with_its_true_id(world: World) -> None:
+    assert [r.status for r in (await world.transport.read_last(BOOKIE, LEDGER, DEADLINE_S)).results] == [
+        Status.NO_LEDGER
+    ]
+    await world.add(entry(3), entry(9))
+    reply = await world.transport.read_last(BOOKIE, LEDGER, DEADLINE_S)
+    assert (reply.status, list(reply.results)) == (Status.OK, ok(9))
+
+
+async def test_a_fence_tells_the_last_entry_and_stops_all_but_recovery(world: World) -> None:
+    assert await world.transport.fence(BOOKIE, LedgerId(8), KEY, DEADLINE_S) == FenceReply(Status.OK, None)
+    await world.add(entry(4))
+    assert await world.transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S) == FenceReply(Status.OK, ok(4)[0])
+    assert (await world.add(entry(5))).status is Status.FENCED
+    assert (await world.add(entry(5), is_recovery=True)).status is Status.OK
+
+
+async def test_another_master_key_is_unauthorized(world: World) -> None:
+    await world.add(entry(0))
+    assert (await world.add(entry(1), key=b"other")).status is Status.UNAUTHORIZED
+    assert (await world.transport.fence(BOOKIE, LEDGER, b"other", DEADLINE_S)).status is Status.UNAUTHORIZED
+
+
+async def test_listings_name_the_entries(world: World) -> None:
+    assert (await world.transport.list_entries(BOOKIE, LEDGER, DEADLINE_S)).status is Status.NO_LEDGER
+    await world.add(*(entry(entry_id) for entry_id in (0, 1, 2, 7, 9)))
+    reply = await world.transport.list_entries(BOOKIE, LEDGER, DEADLINE_S)
+    assert (reply.status, reply.entries) == (Status.OK, EntryRuns(((0, 2), (7, 7), (9, 9))))
+
+
+async def test_info_describes_the_bookie(world: World) -> None:
+    await world.add(entry(0))
+    world.service.is_read_only = True
+    total, free = await world.ledgers.space()
+    expected = BookieInfo(INCARNATION, "1.2.3", True, total, free, ledger_count=1)
+    assert await world.transport.info(BOOKIE, DEADLINE_S) == InfoReply(Status.OK, expected)
+
+
+async def test_read_only_bookies_take_recovery_adds_fences_and_reads(world: World) -> None:
+    await world.add(entry(0))
+    world.service.is_read_only = True
+    assert (await world.add(entry(1))).status is Status.READ_ONLY
+    assert (await world.add(entry(1), is_recovery=True)).status is Status.OK
+    assert (await world.read(0, 1)).status is Status.OK
+    assert (await world.transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S)).status is Status.OK
+    world.service.is_read_only = False
+    assert (await world.transport.add(BOOKIE, AddBatch(LEDGER, KEY, [entry(2)], True), DEADLINE_S)).status is Status.OK
+
+
+async def every_request(world: World) -> list[Status]:
+    entries = [EntryId(0)]
+    replies = await asyncio.gather(
+        world.add(entry(0)),
+        world.transport.read(BOOKIE, LEDGER, entries, DEADLINE_S),
+        world.transport.read_last(BOOKIE, LEDGER, DEADLINE_S),
+        world.transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S),
+        world.transport.list_entries(BOOKIE, LEDGER, DEADLINE_S),
+        world.transport.info(BOOKIE, DEADLINE_S),
+    )
+    return [reply.status for reply in replies]
+
+
+async def test_requests_for_other_disks_under_this_id_are_refused(world: World) -> None:
+    assert world.directory.address is not None
+    address = world.directory.address
+    world.directory.address = BookieAddress(address.host, address.port, incarnation="another")
+    assert await every_request(world) == [Status.WRONG_INCARNATION] * 6
+    assert world.storage.ledger_count == 0
+    world.directory.address = BookieAddress(address.host, address.port, incarnation="")
+    assert Status.WRONG_INCARNATION not in await every_request(world)
+
+
+async def test_a_bookie_that_shuts_down_refuses_everything(world: World) -> None:
+    world.service.refuse_everything()
+    assert await every_request(world) == [Status.SHUTTING_DOWN] * 6
+
+
+async def test_a_bookie_that_does_not_listen_is_unreachable(world: World) -> None:
+    await world.stop_listening()
+    assert await every_request(world) == [Status.UNREACHABLE] * 6
+
+
+async def test_a_bookie_without_an_address_is_unresolved(world: World) -> None:
+    world.directory.address = None
+    assert await every_request(world) == [Status.UNRESOLVED] * 6
+
+
+async def test_a_bookie_with_only_another_protocol_is_unresolved(world: World) -> None:
+    world.directory.address = BookieAddress("127.0.0.1", 1, protocol="bookie-rpc")
+    assert await every_request(world) == [Status.UNRESOLVED] * 6
+
+
+async def test_a_broken_disk_is_an_io_error(world: World) -> None:
+    world.journal.before = broken_disk
+    assert (await world.add(entry(0))).status is Status.IO_ERROR
+    world.index.before = broken_disk
+    assert (await world.read(0)).status is Status.IO_ERROR
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        AddBatch(LEDGER, KEY, []),
+        AddBatch(LEDGER, KEY, [b"short"]),
+        AddBatch(LEDGER, KEY, [entry(0)] * (BATCH_ENTRIES_MAX + 1)),
+        AddBatch(LEDGER, KEY, [entry(0, bytes(BATCH_BYTES_MAX // 2))] * 4),
+        AddBatch(LEDGER, KEY, [entry(0, bytes(ENTRY_PAYLOAD_MAX + 5000))]),
+        AddBatch(LedgerId(8), KEY, [entry(0)]),
+        AddBatch(LedgerId(-1), KEY, [entry(0)]),
+    ],
+    ids=["empty", "no header", "too many", "too large", "large entry", "other ledger", "negative ledger"],
+)
+async def test_impossible_adds_are_refused_and_store_nothing(world: World, batch: AddBatch) -> None:
+    assert (await world.transport.add(BOOKIE, batch, DEADLINE_S)).status is Status.BAD_REQUEST
+    assert world.storage.ledger_count == 0
+
+
+@pytest.mark.parametrize("entry_ids", [[], [-1], [1, 1], [2, 1], list(range(READ_ENTRIES_MAX + 1))])
+async def test_impossible_reads_are_refused(world: World, entry_ids: list[int]) -> None:
+    assert (await world.read(*entry_ids)).status is Status.BAD_REQUEST
+
+
+async def test_the_largest_allowed_batches_are_stored(world: World) -> None:
+    many = [entry(entry_id) for entry_id in range(BATCH_ENTRIES_MAX)]
+    overshooting = [*(entry(entry_id, bytes(1000)) for entry_id in range(1000)), entry(1000, bytes(ENTRY_PAYLOAD_MAX))]
+    assert (await world.add(*many)).status is Status.OK
+    assert (await world.add(*overshooting)).status is Status.OK
+
+
+async def test_large_batches_at_once_do_not_disturb_each_other(world: World) -> None:
+    payload = bytes(ENTRY_PAYLOAD_MAX)
+    batches = [AddBatch(LedgerId(7), KEY, [entry(n, payload), entry(n + 10, bytes(900_000))]) for n in range(3)]
+    calls = (world.transport.add(BOOKIE, batch, DEADLINE_S) for batch in batches)
+    assert [reply.status for reply in await asyncio.gather(*calls)] == [Status.OK] * 3
+
+
+async def test_more_bytes_than_a_bookie_takes_at_once_are_refused(world: World) -> None:
+    stuck = world.stick()
+    calls = [asyncio.create_task(world.add(entry(n, bytes(900_000)))) for n in range(12)]
+    refused, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    assert [call.result().status for call in refused] == [Status.TOO_MANY_REQUESTS]
+    stuck.release()
+    assert [call.result().status for call in (await asyncio.wait(waiting))[0]] == [Status.OK] * 11
+
+
+async def test_an_add_without_an_answer_is_a_timeout_and_may_have_taken_effect(world: World) -> None:
+    stuck = world.stick()
+    batch = AddBatch(LEDGER, KEY, [entry(0)])
+    assert (await world.transport.add(BOOKIE, batch, SOON_S)).status is Status.TIMEOUT
+    await stuck.has_begun.wait()
+    stuck.release()
+    assert (await world.add(entry(1))).status is Status.OK
+    assert list((await world.read(0, 1)).results) == ok(0, 1)
+
+
+async def test_a_fence_without_an_answer_is_a_timeout_and_still_done(world: World) -> None:
+    stuck = world.stick()
+    assert (await world.transport.fence(BOOKIE, LEDGER, KEY, SOON_S)).status is Status.TIMEOUT
+    stuck.release()
+    assert (await world.add(entry(0))).status is Status.FENCED
+
+
+async def test_adds_of_one_transport_arrive_in_the_order_of_the_calls(world: World) -> None:
+    replies = await asyncio.gather(*(world.add(entry(0, bytes([n]))) for n in range(100)))
+    assert {reply.status for reply in replies} == {Status.OK}
+    reply = await world.read(0)
+    assert reply.results[0].packet == entry(0, bytes([99]))  # the last one replaced the others
+
+
+async def test_adds_overlap(world: World) -> None:
+    stuck = world.stick()
+    calls = [asyncio.create_task(world.add(entry(n))) for n in range(10)]
+    await stuck.has_begun.wait()
+    stuck.release()
+    assert [reply.status for reply in await asyncio.gather(*calls)] == [Status.OK] * 10
+
+
+async def test_closing_the_transport_answers_calls_in_flight(world: World) -> None:
+    stuck = world.stick()
+    calls = [
+        asyncio.create_task(world.add(entry(0))),
+        asyncio.create_task(world.transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S)),
+    ]
+    await stuck.has_begun.wait()
+    await world.transport.close()
+    assert [reply.status for reply in await asyncio.gather(*calls)] == [Status.UNREACHABLE] * 2  # type: ignore[attr-defined]
+    assert (await world.transport.info(BOOKIE, DEADLINE_S)).status is Status.UNREACHABLE
+    await world.transport.close()
+
+
+async def test_a_cancelled_caller_leaves_the_bookie_working(world: World) -> None:
+    stuck = world.stick()
+    calls = [
+        asyncio.create_task(world.add(entry(0))),
+        asyncio.create_task(world.transport.fence(BOOKIE, LedgerId(9), KEY, DEADLINE_S)),
+    ]
+    await stuck.has_begun.wait()
+    for call in calls:
+        call.cancel()
+    assert all(isinstance(r, asyncio.CancelledError) for r in await asyncio.gather(*calls, return_exceptions=True))
+    stuck.release()
+    world.journal.before = give_way
+    assert (await world.add(entry(1))).status is Status.OK

@@ -1,0 +1,306 @@
+"""Who may start as which bookie: every row of the decision table, and a first start interrupted anywhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.cookies import Cookie, CookieStore, ForeignClusterError, encode_cookie
+from bookie.metadata.incarnations import Incarnation, Incarnations
+from bookie.metadata.layout import cookie_path
+from bookie.metadata.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.model.ids import BookieId
+from bookie.runtime.clock import SystemClock
+from bookie.server.admission import Admitted, Place, admit
+from bookie.server.directories import INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role, look
+from bookie.server.identity import Evidence, IdentityError, KnownBookie, NewBookie, Refusal, decide
+from bookie.storage.files import FileDisk
+
+OURS = Cookie(BookieId("bookie-1"), ("/journal",), ("/ledgers",), "this-cluster")
+OTHER_BOOKIE = replace(OURS, bookie_id=BookieId("bookie-2"))
+OTHER_CLUSTER = replace(OURS, instance_id="another-cluster")
+MOVED = replace(OURS, ledger_dirs=("/elsewhere",))
+NEW, OLD = "incarnation-new", "incarnation-old"
+
+EMPTY_JOURNAL = LocalDirectory(Role.JOURNAL, "/journal")
+EMPTY_LEDGERS = LocalDirectory(Role.LEDGERS, "/ledgers")
+
+
+def stamped(directory: LocalDirectory, cookie: Cookie = OURS, incarnation: str | None = NEW) -> LocalDirectory:
+    return replace(directory, version=encode_cookie(cookie), incarnation=incarnation, has_data=True)
+
+
+def begun(directory: LocalDirectory, *, has_version: bool = False) -> LocalDirectory:
+    """As an interrupted first start leaves it."""
+    return replace(directory, version=encode_cookie(OURS) if has_version else None, incarnation=NEW)
+
+
+JOURNAL, LEDGERS = stamped(EMPTY_JOURNAL), stamped(EMPTY_LEDGERS)
+
+
+@pytest.mark.parametrize(
+    ("stored", "history", "directories", "decision"),
+    [
+        (None, [], [EMPTY_JOURNAL, EMPTY_LEDGERS], NewBookie(None)),
+        (None, [OLD], [EMPTY_JOURNAL, EMPTY_LEDGERS], NewBookie(None)),
+        (OURS, [NEW], [JOURNAL, LEDGERS], KnownBookie(NEW)),
+        (OURS, [OLD, NEW], [JOURNAL, LEDGERS], KnownBookie(NEW)),
+        (None, [], [begun(EMPTY_JOURNAL), EMPTY_LEDGERS], NewBookie(None)),
+        (None, [], [begun(EMPTY_JOURNAL), begun(EMPTY_LEDGERS)], NewBookie(NEW)),
+        (None, [OLD, NEW], [begun(EMPTY_JOURNAL), begun(EMPTY_LEDGERS)], NewBookie(NEW)),
+        (OURS, [NEW], [begun(EMPTY_JOURNAL), begun(EMPTY_LEDGERS)], NewBookie(NEW)),
+        (OURS, [NEW], [begun(EMPTY_JOURNAL, has_version=True), begun(EMPTY_LEDGERS)], NewBookie(NEW)),
+        (
+            OURS,
+            [NEW],
+            [begun(EMPTY_JOURNAL, has_version=True), begun(EMPTY_LEDGERS, has_version=True)],
+            KnownBookie(NEW),
+        ),
+    ],
+)
+def test_new_known_and_interrupted_bookies_start(
+    stored: Cookie | None, history: list[str], directories: list[LocalDirectory], decision: NewBookie | KnownBookie
+) -> None:
+    assert decide(Evidence(OURS, stored, history, directories)) == decision
+
+
+@pytest.mark.parametrize(
+    ("refusal", "stored", "history", "directories", "advice"),
+    [
+        (Refusal.COOKIE_GONE, None, [NEW], [JOURNAL, LEDGERS], "restore the metadata"),
+        (Refusal.COOKIE_GONE, None, [], [JOURNAL, EMPTY_LEDGERS], "restore the metadata"),
+        (Refusal.UNMARKED_DATA, None, [], [replace(EMPTY_JOURNAL, has_data=True), EMPTY_LEDGERS], "empty directory"),
+        (Refusal.UNMARKED_DATA, None, [], [EMPTY_JOURNAL, replace(EMPTY_LEDGERS, has_data=True)], "empty directory"),
+        (Refusal.EMPTY_DISKS, OURS, [OLD], [EMPTY_JOURNAL, EMPTY_LEDGERS], "another bookie id"),
+        (Refusal.EMPTY_DISKS, OURS, [OLD], [begun(EMPTY_JOURNAL), begun(EMPTY_LEDGERS)], "data-integrity repair"),
+        (Refusal.EMPTY_JOURNAL, OURS, [NEW], [EMPTY_JOURNAL, LEDGERS], "mount the disk"),
+        (Refusal.EMPTY_JOURNAL, OURS, [NEW], [replace(JOURNAL, version=None), LEDGERS], "mount the disk"),
+        (Refusal.EMPTY_LEDGERS, OURS, [NEW], [JOURNAL, EMPTY_LEDGERS], "mount the disk"),
+        (Refusal.EMPTY_LEDGERS, OURS, [NEW], [JOURNAL, begun(EMPTY_LEDGERS)], "mount the disk"),
+        (Refusal.OTHER_CLUSTER, OTHER_CLUSTER, [NEW], [EMPTY_JOURNAL, EMPTY_LEDGERS], "metadata URI"),
+        (Refusal.OTHER_CLUSTER, OURS, [NEW], [stamped(EMPTY_JOURNAL, OTHER_CLUSTER), LEDGERS], "metadata URI"),
+        (Refusal.OTHER_CLUSTER, None, [], [JOURNAL, stamped(EMPTY_LEDGERS, OTHER_CLUSTER)], "metadata URI"),
+        (Refusal.OTHER_BOOKIE, OURS, [NEW], [JOURNAL, stamped(EMPTY_LEDGERS, OTHER_BOOKIE)], "bookie-2"),
+        (Refusal.OTHER_BOOKIE, None, [], [stamped(EMPTY_JOURNAL, OTHER_BOOKIE), EMPTY_LEDGERS], "bookie-2"),
+        (Refusal.OTHER_DIRECTORIES, MOVED, [NEW], [JOURNAL, LEDGERS], "/elsewhere"),
+        (Refusal.OTHER_DIRECTORIES, OURS, [NEW], [JOURNAL, stamped(EMPTY_LEDGERS, MOVED)], "it was made with"),
+        (Refusal.OTHER_INCARNATION, OURS, [NEW], [JOURNAL, stamped(EMPTY_LEDGERS, OURS, OLD)], OLD),
+        (Refusal.OTHER_INCARNATION, OURS, [NEW], [stamped(EMPTY_JOURNAL, OURS, None), LEDGERS], "nothing"),
+        (Refusal.OTHER_INCARNATION, OURS, [NEW, OLD], [JOURNAL, LEDGERS], "last ran on"),
+        (Refusal.NOT_OURS, OURS, [], [JOURNAL, LEDGERS], "Apache"),
+        (Refusal.NOT_OURS, OURS, [], [EMPTY_JOURNAL, EMPTY_LEDGERS], "another bookie id"),
+        (Refusal.DAMAGED_COOKIE, OURS, [NEW], [replace(JOURNAL, version=b"\0\0"), LEDGERS], "/journal"),
+        (Refusal.DAMAGED_COOKIE, None, [], [EMPTY_JOURNAL, replace(LEDGERS, version=b"")], "/ledgers"),
+    ],
+)
+def test_everything_else_is_refused_with_advice(
+    refusal: Refusal, stored: Cookie | None, history: list[str], directories: list[LocalDirectory], advice: str
+) -> None:
+    with pytest.raises(IdentityError) as refused:
+        decide(Evidence(OURS, stored, history, directories))
+    assert refused.value.refusal is refusal
+    assert advice in str(refused.value)
+
+
+versions = st.sampled_from([None, *map(encode_cookie, (OURS, OTHER_BOOKIE, OTHER_CLUSTER, MOVED)), b"damaged"])
+incarnations = st.sampled_from([None, NEW, OLD])
+directories = st.tuples(
+    *(
+        st.builds(
+            LocalDirectory, st.just(place.role), st.just(place.path), versions, incarnations, has_data=st.booleans()
+        )
+        for place in (EMPTY_JOURNAL, EMPTY_LEDGERS)
+    )
+)
+histories = st.lists(st.sampled_from([NEW, OLD]), max_size=2)
+stored_cookies = st.sampled_from([None, OURS, OTHER_CLUSTER, MOVED])
+
+
+@given(stored_cookies, histories, directories)
+def test_no_bookie_starts_that_may_have_lost_something(
+    stored: Cookie | None, history: list[str], found: tuple[LocalDirectory, ...]
+) -> None:
+    try:
+        decision = decide(Evidence(OURS, stored, history, found))
+    except IdentityError:
+        return
+    if isinstance(decision, KnownBookie):
+        assert stored == OURS
+        assert {directory.version for directory in found} == {encode_cookie(OURS)}
+        assert {directory.incarnation for directory in found} == {decision.incarnation} == {history[-1]}
+        return
+    assert not any(directory.has_data for directory in found)
+    if stored is None:
+        assert {directory.version for directory in found} == {None}
+    else:
+        assert decision.incarnation == history[-1]
+    if decision.incarnation is not None:
+        assert {directory.incarnation for directory in found} == {decision.incarnation}
+
+
+class Interrupted(Exception):  # noqa: N818
+    """Stands for the death of the process."""
+
+
+class MortalDisk(FileDisk):
+    """A disk of a process that may die before or after a file is written."""
+
+    change: Callable[[], None]
+
+    async def replace(self, path: str, data: bytes) -> None:
+        self.change()
+        await super().replace(path, data)
+        self.change()
+
+
+@dataclass
+class Machine:
+    """Two directories and a cluster, and a count of what was changed there, to die at."""
+
+    root: Path
+    store: MemoryStore
+    cluster: Cluster
+    dies_at: int | None = None
+    changes: count[int] = field(default_factory=count)
+
+    def change(self) -> None:
+        if next(self.changes) == self.dies_at:
+            raise Interrupted
+
+    async def start(self, wanted_id: str = "bookie-1", default_id: str = "default") -> Admitted:
+        places = []
+        disks = []
+        for role, name in ((Role.JOURNAL, "journal"), (Role.LEDGERS, "ledgers")):
+            disk = await MortalDisk.acquire(self.root / name / "current")
+            assert isinstance(disk, MortalDisk)
+            disk.change = self.change
+            disks.append(disk)
+            places.append(Place(role, self.root / name, disk))
+        try:
+            return await admit(self.store, self.cluster, places, wanted_id, default_id, SystemClock(), random.Random(1))
+        finally:
+            for disk in disks:
+                await disk.close()
+
+    async def history(self, bookie: str) -> tuple[Incarnation, ...]:
+        return await Incarnations(self.store, self.cluster.root).read(BookieId(bookie))
+
+
+@pytest.fixture
+async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
+    store = MemoryStore(MemoryCell())
+    await format_cluster(store, "/ledgers", rng=random.Random(2))
+    machine = Machine(tmp_path, store, await open_cluster(store, "/ledgers"))
+
+    async def die_at_writes(operation: str, path: str) -> Fault | None:
+        if operation in ("create", "set", "multi"):
+            machine.change()
+        return None
+
+    store.fault_hook = die_at_writes
+    yield machine
+    await store.close()
+
+
+async def test_a_new_bookie_is_written_down_everywhere_and_known_from_then_on(machine: Machine) -> None:
+    first = await machine.start()
+    [recorded] = await machine.history("bookie-1")
+    assert first == Admitted(BookieId("bookie-1"), recorded.uuid)
+    stored = await CookieStore(machine.store, machine.cluster).read(BookieId("bookie-1"))
+    assert stored is not None
+    for name in ("journal", "ledgers"):
+        current = machine.root / name / "current"
+        assert (current / VERSION_FILE).read_bytes() == encode_cookie(stored.cookie)
+        assert (current / INCARNATION_FILE).read_text() == recorded.uuid
+    assert await machine.start() == first
+    assert len(await machine.history("bookie-1")) == 1
+
+
+async def test_without_an_id_the_directories_decide_and_then_the_address(machine: Machine) -> None:
+    assert (await machine.start("", "host:3181")).bookie_id == "host:3181"
+    assert (await machine.start("", "host:9999")).bookie_id == "host:3181"
+
+
+async def test_a_first_start_may_be_interrupted_anywhere(machine: Machine) -> None:
+    machine.dies_at = 0
+    for moment in count():
+        for name in ("journal", "ledgers"):
+            for file in (machine.root / name / "current").glob("[!.]*"):
+                file.unlink()
+        bookie, machine.changes, machine.dies_at = f"bookie-{moment}", count(), moment
+        try:
+            await machine.start(bookie)
+        except Interrupted:
+            machine.dies_at = None
+            again = await machine.start(bookie)
+            assert await machine.start(bookie) == again
+            assert [i.uuid for i in await machine.history(bookie)] == [again.incarnation]
+        else:
+            break
+    assert moment > 8  # each of four files before and after, and what is written to the store
+
+
+@pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.LOSE_ANSWER])
+async def test_a_first_start_survives_a_store_that_fails_now_and_then(machine: Machine, fault: Fault) -> None:
+    rng = random.Random(3)
+
+    async def fail_often(operation: str, path: str) -> Fault | None:
+        return fault if rng.random() < 0.3 else None
+
+    machine.store.fault_hook = fail_often
+    for _ in range(1000):
+        try:
+            admitted = await machine.start()
+            break
+        except (StoreUnavailableError, WriteOutcomeUnknownError):
+            continue
+    machine.store.fault_hook = None
+    assert await machine.start() == admitted
+    assert [i.uuid for i in await machine.history("bookie-1")] == [admitted.incarnation]
+
+
+async def test_lost_disks_are_refused(machine: Machine) -> None:
+    await machine.start()
+    for path in (machine.root / "ledgers" / "current").glob("[!.]*"):
+        path.unlink()
+    (machine.root / "journal" / "current" / "journal").mkdir()
+    with pytest.raises(IdentityError, match="ledger directory"):
+        await machine.start()
+
+
+async def test_a_damaged_cookie_in_the_store_is_refused(machine: Machine) -> None:
+    await machine.start()
+    await machine.store.set(cookie_path("/ledgers", BookieId("bookie-1")), b"garbage", -1)
+    with pytest.raises(IdentityError, match="VERSION") as refused:
+        await machine.start()
+    assert refused.value.refusal is Refusal.DAMAGED_COOKIE
+
+
+async def test_a_cluster_of_apaches_bookies_is_refused(machine: Machine) -> None:
+    await CookieStore(machine.store, machine.cluster).create(replace(OURS, bookie_id=BookieId("apache:3181")))
+    with pytest.raises(ForeignClusterError, match="apache:3181"):
+        await machine.start()
+    assert await Incarnations(machine.store, machine.cluster.root).known() == frozenset()
+
+
+async def test_what_counts_as_data(tmp_path: Path) -> None:
+    disk = await FileDisk.acquire(tmp_path)
+    try:
+        assert await look(Role.JOURNAL, "/j", disk) == LocalDirectory(Role.JOURNAL, "/j")
+        await disk.replace(VERSION_FILE, b"version")
+        await disk.replace(INCARNATION_FILE, b"uuid\n")
+        (tmp_path / f"{VERSION_FILE}.tmp").touch()
+        assert await look(Role.JOURNAL, "/j", disk) == LocalDirectory(Role.JOURNAL, "/j", b"version", "uuid")
+        await disk.make_directory("journal")
+        assert (await look(Role.JOURNAL, "/j", disk)).has_data
+    finally:
+        await disk.close()

@@ -1,0 +1,160 @@
+"""Messages to values and back: nothing is lost, and what a peer gets wrong is never taken for an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.packet import ENTRY_PAYLOAD_MAX
+from bookie.wire import bookie_pb2 as pb
+from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX
+from bookie.wire.grpc_codec import (
+    CHUNK_BYTES,
+    MalformedAnswerError,
+    ack_from_wire,
+    ack_to_wire,
+    add_from_wire,
+    add_to_wire,
+    entries_from_wire,
+    fence_from_wire,
+    fence_to_wire,
+    info_from_wire,
+    info_to_wire,
+    list_from_wire,
+    list_to_wire,
+    read_last_to_wire,
+    read_to_wire,
+    status_from_wire,
+    status_to_wire,
+)
+from bookie.wire.port import (
+    AddBatch,
+    AddReply,
+    BookieInfo,
+    EntryResult,
+    FenceReply,
+    InfoReply,
+    ListReply,
+    ReadReply,
+    Status,
+)
+
+ENTRY_BYTES_MAX = ENTRY_PAYLOAD_MAX + 4096
+WIRE_STATUSES = [status for status in Status if status < 100]
+ids = st.integers(0, (1 << 63) - 1)
+statuses = st.sampled_from(WIRE_STATUSES)
+
+
+@st.composite
+def results(draw: st.DrawFn) -> EntryResult:
+    status = draw(statuses)
+    packet = draw(st.binary(max_size=50)) if status is Status.OK else b""
+    return EntryResult(EntryId(draw(ids)), status, packet)
+
+
+def joined(messages: Sequence[pb.EntryBatch]) -> ReadReply:
+    found = tuple(result for message in messages for result in entries_from_wire(message))
+    return ReadReply(status_from_wire(messages[-1].status), found, messages[-1].detail)
+
+
+def test_wire_statuses_are_the_ports_statuses_below_100() -> None:
+    on_the_wire = {name.removeprefix("STATUS_"): number for name, number in pb.Status.items()}
+    assert on_the_wire == {status.name: int(status) for status in WIRE_STATUSES}
+
+
+@pytest.mark.parametrize("status", [status for status in Status if status >= 100])
+def test_what_only_a_client_can_find_out_does_not_travel(status: Status) -> None:
+    with pytest.raises(KeyError):
+        status_to_wire(status)
+
+
+@pytest.mark.parametrize("number", [-1, 13, 99, 100, 101, 102, 2**31 - 1])
+def test_unknown_status_numbers_say_that_something_failed(number: int) -> None:
+    assert status_from_wire(number) is Status.IO_ERROR
+
+
+@given(ids, st.binary(max_size=20), st.lists(st.binary(max_size=50)), st.booleans())
+def test_add_batches_survive_the_wire(ledger_id: int, key: bytes, entries: list[bytes], is_recovery: bool) -> None:
+    batch = AddBatch(LedgerId(ledger_id), key, entries, is_recovery)
+    message = pb.AddBatch.FromString(add_to_wire(7, batch).SerializeToString())
+    assert (add_from_wire(message), message.request_id) == (batch, 7)
+
+
+@given(statuses, st.text(max_size=50))
+def test_acks_survive_the_wire_and_name_their_request(status: Status, detail: str) -> None:
+    message = pb.AddBatch(request_id=9, ledger_id=4)
+    ack = pb.AddAck.FromString(ack_to_wire(message, AddReply(status, detail)).SerializeToString())
+    assert (ack_from_wire(ack), ack.request_id, ack.ledger_id) == (AddReply(status, detail), 9, 4)
+
+
+@given(st.lists(results(), max_size=20), statuses, st.text(max_size=50))
+def test_read_answers_survive_the_wire(found: list[EntryResult], status: Status, detail: str) -> None:
+    reply = ReadReply(status, tuple(found), detail)
+    messages = list(read_to_wire(reply))
+    assert joined(messages) == reply
+    assert [message.is_last for message in messages] == [False] * (len(messages) - 1) + [True]
+
+
+@given(st.lists(st.sampled_from([0, 10, CHUNK_BYTES - 1, CHUNK_BYTES, ENTRY_BYTES_MAX]), max_size=6))
+def test_read_answers_are_cut_into_messages_that_fit(sizes: list[int]) -> None:
+    reply = ReadReply(Status.OK, tuple(EntryResult(EntryId(n), Status.OK, bytes(size)) for n, size in enumerate(sizes)))
+    messages = list(read_to_wire(reply))
+    assert joined(messages) == reply
+    assert all(message.ByteSize() <= MESSAGE_BYTES_MAX for message in messages)
+
+
+def test_a_huge_last_entry_is_answered_in_one_message() -> None:
+    reply = ReadReply(Status.OK, (EntryResult(EntryId(3), Status.OK, bytes(ENTRY_BYTES_MAX)),))
+    assert joined([read_last_to_wire(reply)]) == reply
+
+
+def test_a_packet_beside_an_error_is_not_believed() -> None:
+    message = pb.EntryBatch(entry_ids=[1], packets=[b"stale"])
+    message.statuses.append(status_to_wire(Status.CORRUPT))
+    assert entries_from_wire(message) == [EntryResult(EntryId(1), Status.CORRUPT, b"")]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.EntryBatch(entry_ids=[1, 2], packets=[b"x"]),
+        pb.EntryBatch(entry_ids=[1], packets=[b"x", b"y"]),
+        pb.EntryBatch(entry_ids=[1, 2], packets=[b"x", b"y"], statuses=[pb.STATUS_OK]),
+    ],
+)
+def test_lists_of_different_lengths_are_no_answer(message: pb.EntryBatch) -> None:
+    with pytest.raises(MalformedAnswerError):
+        entries_from_wire(message)
+
+
+@given(statuses, st.one_of(st.none(), results()), st.text(max_size=50))
+def test_fence_answers_survive_the_wire(status: Status, last: EntryResult | None, detail: str) -> None:
+    reply = FenceReply(status, last, detail)
+    assert fence_from_wire(pb.FenceResponse.FromString(fence_to_wire(reply).SerializeToString())) == reply
+
+
+@pytest.mark.parametrize("count", [0, 1, 100_000])
+def test_listings_survive_the_wire_whatever_their_size(count: int) -> None:
+    reply = ListReply(Status.OK, EntryRuns(tuple((n * 3, n * 3 + 1) for n in range(count))), "detail")
+    *pieces, last = list_to_wire(reply)
+    assert list_from_wire([piece.availability for piece in pieces], last) == reply
+    assert all(piece.ByteSize() < MESSAGE_BYTES_MAX and not piece.is_last for piece in pieces)
+
+
+@pytest.mark.parametrize("entries", [EntryRuns(()), EntryRuns(((0, 5),))])
+@pytest.mark.parametrize("status", [Status.LIMBO, Status.NO_LEDGER, Status.IO_ERROR])
+def test_a_listing_that_is_not_ok_may_have_entries(status: Status, entries: EntryRuns) -> None:
+    reply = ListReply(status, entries, "lost a disk")
+    *pieces, last = list_to_wire(reply)
+    assert list_from_wire([piece.availability for piece in pieces], last) == reply
+
+
+def test_info_survives_the_wire() -> None:
+    info = BookieInfo("uuid", "1.2", is_read_only=True, disk_total_bytes=1 << 50, disk_free_bytes=5, ledger_count=9)
+    for reply in (InfoReply(Status.OK, info), InfoReply(Status.SHUTTING_DOWN, None, "stopping")):
+        assert info_from_wire(pb.InfoResponse.FromString(info_to_wire(reply).SerializeToString())) == reply

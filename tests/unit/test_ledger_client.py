@@ -1,0 +1,676 @@
+"""Writer and reader on the in-memory twins of store, network and disks: what an application is promised."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from bookie.client import sync
+from bookie.client.bookkeeper import BookKeeper, InvalidQuorumError, LedgerOptions
+from bookie.client.connect import connect
+from bookie.client.errors import (
+    AddOutcomeUnknownError,
+    CloseOutcomeUnknownError,
+    EntryTooLargeError,
+    EntryUnavailableError,
+    LedgerFencedError,
+    NoSuchEntryError,
+    NotEnoughBookiesError,
+    WriterClosedError,
+    WrongPasswordError,
+)
+from bookie.client.ports import ClientPorts
+from bookie.client.resolve import RegistrationResolver
+from bookie.client.settings import ClientSettings
+from bookie.client.writer import LedgerWriter
+from bookie.metadata.cluster import format_cluster, open_cluster
+from bookie.metadata.ledgers import LedgerStore, NoSuchLedgerError, Versioned
+from bookie.metadata.memory import Fault, MemoryStore
+from bookie.metadata.memory_cell import MemoryCell
+from bookie.metadata.registration import Registrations
+from bookie.metadata.service_info import Endpoint, ServiceInfo
+from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.model.digest import master_key
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType, LedgerState
+from bookie.model.packet import ENTRY_PAYLOAD_MAX
+from bookie.model.schedule import write_set
+from bookie.runtime.clock import SystemClock
+from bookie.server.service import BookieIdentity, BookieService
+from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.memory import MemoryNetwork, MemoryTransport
+from bookie.wire.port import AddBatch, AddReply, Status
+from bookie.wire.tls import TlsFilesError, TlsSettings
+
+ROOT = "/ledgers"
+BOOKIES = tuple(BookieId(f"b{i}") for i in range(7))
+SETTINGS = ClientSettings(add_timeout_s=2, read_timeout_s=2, close_timeout_s=2, busy_backoff_s=0.001)
+
+
+class World:
+    """A cluster of seven bookies in this process, and one client."""
+
+    def __init__(self) -> None:
+        self.cell = MemoryCell()
+        self.network = MemoryNetwork()
+        self.storages: dict[BookieId, LedgerStorage] = {}
+        self.store = MemoryStore(self.cell)
+        self.client: BookKeeper
+        self.transport: MemoryTransport
+
+    async def start(self) -> None:
+        rng, clock = random.Random(1), SystemClock()
+        await format_cluster(self.store, ROOT, rng=rng)
+        cluster = await open_cluster(self.store, ROOT)
+        registrations = Registrations(self.store, cluster)
+        for port, bookie in enumerate(BOOKIES, start=1):
+            disk = MemoryDisk()
+            storage = await LedgerStorage.open(MemoryDisk(), disk, MemoryIndex(), StorageSettings(), clock)
+            self.storages[bookie] = storage
+            self.network.listen("host", port, BookieService(storage, disk, BookieIdentity("", "test")))
+            info = ServiceInfo((Endpoint("bookie", "host", port, "bookie-grpc"),), ())
+            await registrations.register(bookie, info, is_read_only=False, takeover_deadline_s=1)
+        self.transport = MemoryTransport(RegistrationResolver(registrations, clock), self.network)
+        tasks = UnderReplication(self.store, cluster, clock)
+        await tasks.initialize()
+        ledgers = LedgerStore(self.store, cluster, rng)
+        self.client = BookKeeper(ClientPorts(ledgers, registrations, tasks, self.transport, clock, rng, SETTINGS))
+
+    async def stop(self) -> None:
+        await self.transport.close()
+        for storage in self.storages.values():
+            await storage.close()
+        await self.store.close()
+
+    def break_bookie(self, bookie: BookieId, *, is_broken: bool = True) -> None:
+        self.transport.faults(bookie).is_unreachable = is_broken
+
+    def client_with(self, **settings: float) -> BookKeeper:
+        changed = dataclasses.replace(SETTINGS, **settings)  # type: ignore[arg-type]  # the fields' own types
+        return BookKeeper(dataclasses.replace(self.client.ports, settings=changed))
+
+    async def repair(self, ledger_id: LedgerId, position: int, target: BookieId, entry_ids: Sequence[EntryId]) -> None:
+        """Copy entries of the first fragment to ``target`` and let it take over ``position``."""
+        ledger = await self.client.ports.ledgers.read(ledger_id)
+        source = ledger.metadata.fragments[0].members[position]
+        found = await self.transport.read(source, ledger_id, entry_ids, 1)
+        copies = AddBatch(ledger_id, master_key(b""), [result.packet for result in found.results], is_recovery=True)
+        assert (await self.transport.add(target, copies, 1)).status is Status.OK
+        await self.client.ports.ledgers.write(
+            ledger_id, ledger.metadata.with_member(0, position, target), ledger.version
+        )
+
+    async def payloads(self, writer: LedgerWriter) -> list[bytes]:
+        reader = await self.client.open_ledger(writer.ledger_id)
+        return [entry.payload async for entry in reader.read_all()]
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    await world.start()
+    yield world
+    await world.stop()
+
+
+def payload(index: int) -> bytes:
+    return f"entry {index} ".encode() * (index % 7)
+
+
+async def fill(writer: LedgerWriter, first: int, count: int) -> None:
+    waiters = [await writer.submit(payload(index)) for index in range(first, first + count)]
+    assert await asyncio.gather(*waiters) == list(range(first, first + count))
+
+
+@pytest.mark.parametrize("digest", DigestType)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 3, 2), (3, 2, 2), (5, 3, 2)])
+async def test_what_is_appended_reads_back(world: World, shape: tuple[int, int, int], digest: DigestType) -> None:
+    options = LedgerOptions(*shape, digest_type=digest)
+    async with await world.client.create_ledger(options, password=b"secret", custom={"a": b"1"}) as writer:
+        await fill(writer, 0, 50)
+    assert await world.payloads(writer) == [payload(index) for index in range(50)]
+    metadata = (await world.client.ports.ledgers.read(writer.ledger_id)).metadata
+    assert (metadata.state, metadata.last_entry_id) == (LedgerState.CLOSED, 49)
+    assert metadata.length == sum(len(payload(index)) for index in range(50))
+    assert metadata.custom_map == {"a": b"1"}
+
+
+async def test_each_entry_is_on_exactly_its_write_set_after_close(world: World) -> None:
+    async with await world.client.create_ledger(LedgerOptions(5, 3, 2)) as writer:
+        await fill(writer, 0, 23)
+    members = writer.metadata.last_fragment.members
+    for position, bookie in enumerate(members):
+        held = await world.storages[bookie].list_entries(writer.ledger_id)
+        assert list(held.entries) == [n for n in range(23) if position in write_set(n, 5, 3)]
+
+
+async def test_an_empty_ledger_closes_at_minus_one(world: World) -> None:
+    async with await world.client.create_ledger() as writer:
+        pass
+    assert writer.metadata.last_entry_id == -1
+    assert await world.payloads(writer) == []
+
+
+async def test_the_writer_replaces_a_failed_bookie_and_loses_nothing(world: World) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(3, 3, 2))
+    await fill(writer, 0, 10)
+    await writer.settle()
+    dead = writer.metadata.last_fragment.members[1]
+    world.break_bookie(dead)
+    await fill(writer, 10, 10)
+    metadata = await writer.close()
+    assert [fragment.first_entry_id for fragment in metadata.fragments] == [0, 10]
+    assert dead not in metadata.last_fragment.members
+    assert len(set(metadata.last_fragment.members)) == 3
+    assert await world.payloads(writer) == [payload(index) for index in range(20)]
+
+
+async def test_an_empty_fragment_is_replaced_in_place(world: World) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(3, 2, 2))
+    dead = writer.metadata.last_fragment.members[0]
+    world.break_bookie(dead)
+    await fill(writer, 0, 5)
+    metadata = await writer.close()
+    assert len(metadata.fragments) == 1
+    assert dead not in metadata.members()
+
+
+async def test_several_failures_at_once_are_replaced_together(world: World) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(5, 3, 2))
+    await fill(writer, 0, 10)
+    await writer.settle()
+    dead = set(writer.metadata.last_fragment.members[:2])
+    for bookie in dead:
+        world.break_bookie(bookie)
+    await fill(writer, 10, 10)
+    metadata = await writer.close()
+    assert not dead & set(metadata.last_fragment.members)
+    assert await world.payloads(writer) == [payload(index) for index in range(20)]
+
+
+async def test_without_a_spare_bookie_pending_adds_are_in_doubt_and_the_ledger_closes_at_the_last_ack(
+    world: World,
+) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(7, 7, 7))
+    await fill(writer, 0, 4)
+    world.break_bookie(writer.metadata.last_fragment.members[3])
+    with pytest.raises(AddOutcomeUnknownError, match="no writable bookie is left"):
+        await writer.append(b"lost")
+    metadata = await writer.close()
+    assert metadata.last_entry_id == 3
+    assert await world.payloads(writer) == [payload(index) for index in range(4)]
+
+
+async def test_a_bookie_short_of_a_confirmed_entry_is_marked_for_repair_at_close(world: World) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(3, 3, 2))
+    slow = writer.metadata.last_fragment.members[2]
+    world.transport.faults(slow).is_request_lost = True
+    await fill(writer, 0, 3)
+    await writer.close()
+    task = await world.client.ports.tasks.read(writer.ledger_id)
+    assert task is not None
+    assert task.missing == (slow,)
+
+
+async def test_a_fenced_writer_is_told_that_the_outcome_is_unknown_and_never_closes(world: World) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(3, 2, 2), password=b"p")
+    await fill(writer, 0, 3)
+    for bookie in writer.metadata.last_fragment.members:
+        await world.transport.fence(bookie, writer.ledger_id, master_key(b"p"), 1)
+    with pytest.raises(LedgerFencedError):
+        await writer.append(b"too late")
+    for _ in range(2):
+        with pytest.raises(CloseOutcomeUnknownError):
+            await writer.close()
+    assert (await world.client.ports.ledgers.read(writer.ledger_id)).metadata.state is LedgerState.OPEN
+
+
+async def test_each_refusal_is_an_error_of_its_own(world: World) -> None:
+    """One that is raised again and again would collect a traceback, and with it every payload that was refused."""
+    writer = await world.client.create_ledger(LedgerOptions(3, 2, 2), password=b"p")
+    for bookie in writer.metadata.last_fragment.members:
+        await world.transport.fence(bookie, writer.ledger_id, master_key(b"p"), 1)
+    errors = []
+    for _ in range(3):
+        with pytest.raises(LedgerFencedError) as refusal:
+            await writer.append(b"x")
+        errors.append(refusal.value)
+    assert len(set(map(id, errors))) == 3
+    await writer.abandon()
+
+
+async def test_an_ensemble_change_stops_when_another_client_recovers(world: World) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(3, 2, 2))
+    await fill(writer, 0, 3)
+    ledger = await world.client.ports.ledgers.read(writer.ledger_id)
+    recovering = dataclasses.replace(ledger.metadata, state=LedgerState.IN_RECOVERY)
+    await world.client.ports.ledgers.write(writer.ledger_id, recovering, ledger.version)
+    world.break_bookie(writer.metadata.last_fragment.members[0])
+    world.break_bookie(writer.metadata.last_fragment.members[1])
+    with pytest.raises(LedgerFencedError):
+        await writer.append(b"x")
+
+
+async def test_an_ensemble_change_keeps_what_repair_changed_in_an_older_fragment(world: World) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(3, 3, 2))
+    await fill(writer, 0, 3)
+    await writer.settle()
+    world.break_bookie(writer.metadata.last_fragment.members[0])
+    await fill(writer, 3, 3)
+    await writer.settle()
+    ledger = await world.client.ports.ledgers.read(writer.ledger_id)
+    spare = next(b for b in BOOKIES if b not in ledger.metadata.members())
+    repaired = await world.client.ports.ledgers.write(
+        writer.ledger_id, ledger.metadata.with_member(0, 0, spare), ledger.version
+    )
+    world.break_bookie(ledger.metadata.last_fragment.members[1])
+    await fill(writer, 6, 3)
+    metadata = await writer.close()
+    assert metadata.fragments[0] == repaired.metadata.fragments[0]
+    assert [fragment.first_entry_id for fragment in metadata.fragments] == [0, 3, 6]
+
+
+async def test_a_change_whose_answer_was_lost_is_recognised_as_our_own(world: World) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(3, 2, 2))
+    await fill(writer, 0, 3)
+    await writer.settle()
+    lost = 0
+
+    async def lose_one_answer(operation: str, path: str) -> Fault | None:
+        nonlocal lost
+        if operation == "set" and not lost:
+            lost += 1
+            return Fault.LOSE_ANSWER
+        return None
+
+    world.store.fault_hook = lose_one_answer
+    world.break_bookie(writer.metadata.last_fragment.members[1])
+    await fill(writer, 3, 3)
+    metadata = await writer.close()
+    assert lost == 1
+    assert [fragment.first_entry_id for fragment in metadata.fragments] == [0, 3]
+    assert await world.payloads(writer) == [payload(index) for index in range(6)]
+
+
+async def test_a_change_in_doubt_is_recognised_even_when_it_is_seen_late(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(3, 2, 2))
+    await fill(writer, 0, 3)
+    await writer.settle()
+    ledgers = world.client.ports.ledgers
+    before = await ledgers.read(writer.ledger_id)
+    ledger_path = ledgers.path(writer.ledger_id)
+    stages = ["set", "sync"]  # the write's answer is lost, and the read that would settle it fails
+
+    async def lose_answers(operation: str, path: str) -> Fault | None:
+        if path != ledger_path or operation not in stages:
+            return None
+        stages.remove(operation)
+        return Fault.LOSE_ANSWER
+
+    async def lagging_once(ledger_id: LedgerId) -> Versioned:
+        monkeypatch.undo()
+        return before
+
+    world.store.fault_hook = lose_answers
+    monkeypatch.setattr(ledgers, "read", lagging_once)
+    world.break_bookie(writer.metadata.last_fragment.members[1])
+    await fill(writer, 3, 3)
+    metadata = await writer.close()
+    assert not stages
+    assert [fragment.first_entry_id for fragment in metadata.fragments] == [0, 3]
+    assert await world.payloads(writer) == [payload(index) for index in range(6)]
+
+
+async def test_the_last_allowed_round_of_a_change_counts(world: World) -> None:
+    writer = await world.client_with(ensemble_change_attempts_max=1).create_ledger(LedgerOptions(3, 2, 2))
+    world.break_bookie(writer.metadata.last_fragment.members[1])
+    await fill(writer, 0, 5)
+    await writer.close()
+
+
+async def test_a_bookie_that_is_back_may_be_chosen_again_after_its_quarantine(world: World) -> None:
+    writer = await world.client_with(failed_bookie_quarantine_s=0).create_ledger(LedgerOptions(6, 3, 2))
+    first, second = writer.metadata.last_fragment.members[:2]
+    world.break_bookie(first)
+    await fill(writer, 0, 6)
+    world.break_bookie(first, is_broken=False)
+    world.break_bookie(second)
+    await fill(writer, 6, 6)
+    assert first in writer.metadata.last_fragment.members
+    await writer.close()
+
+
+async def test_a_change_under_way_ends_when_the_writer_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(3, 3, 2))
+    before = writer.metadata
+    members = before.last_fragment.members
+    may_list, add = asyncio.Event(), world.transport.add
+
+    async def wait_with_the_list(operation: str, path: str) -> Fault | None:
+        if operation == "children":
+            await may_list.wait()
+        return None
+
+    async def refused(bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        if bookie != members[1]:
+            return await add(bookie, batch, timeout_s)
+        await asyncio.sleep(0.01)
+        return AddReply(Status.UNAUTHORIZED)
+
+    world.store.fault_hook = wait_with_the_list
+    monkeypatch.setattr(world.transport, "add", refused)
+    world.break_bookie(members[0])
+    with pytest.raises(AddOutcomeUnknownError, match="wrong password"):
+        await writer.append(b"x")
+    may_list.set()
+    await asyncio.sleep(0.02)
+    assert (await world.client.ports.ledgers.read(writer.ledger_id)).metadata == before
+    await writer.abandon()
+
+
+async def test_an_unexpected_error_of_the_transport_fails_the_writer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = await world.client.create_ledger()
+
+    async def broken(bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(world.transport, "add", broken)
+    with pytest.raises(AddOutcomeUnknownError, match="a bug"):
+        await asyncio.wait_for(writer.append(b"x"), 1)
+    assert (await writer.close()).last_entry_id == -1
+
+
+async def test_an_unexpected_error_of_an_ensemble_change_fails_the_writer(world: World) -> None:
+    writer = await world.client.create_ledger()
+
+    async def broken(operation: str, path: str) -> Fault | None:
+        if operation == "children":
+            raise RuntimeError("a bug")
+        return None
+
+    world.store.fault_hook = broken
+    world.break_bookie(writer.metadata.last_fragment.members[0])
+    with pytest.raises(AddOutcomeUnknownError, match="a bug"):
+        await asyncio.wait_for(asyncio.gather(*[writer.append(b"x") for _ in range(3)]), 1)
+    assert (await writer.close()).last_entry_id == -1
+
+
+async def test_an_entry_that_is_on_its_way_when_the_writer_is_abandoned_is_in_doubt(world: World) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(3, 3, 3))
+    waiter = await writer.submit(b"x")
+    await writer.abandon()
+    with pytest.raises(AddOutcomeUnknownError):
+        await waiter
+    with pytest.raises(WriterClosedError):
+        await writer.append(b"y")
+
+
+async def test_closing_twice_is_one_close(world: World) -> None:
+    writer = await world.client.create_ledger()
+    await fill(writer, 0, 2)
+    assert await writer.close() == await writer.close()
+    with pytest.raises(WriterClosedError):
+        await writer.append(b"x")
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 3), (3, 3, 2)])
+async def test_a_cancelled_close_acknowledges_nothing_beyond_the_end_of_the_next_one(
+    world: World, shape: tuple[int, int, int]
+) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(*shape))
+    await fill(writer, 0, 3)
+    for bookie in writer.metadata.last_fragment.members:
+        world.transport.faults(bookie).delay_s = 0.05
+    waiter = await writer.submit(b"late")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(writer.close(), 0.01)
+    assert (await writer.close()).last_entry_id == 3
+    assert await waiter == 3
+
+
+async def test_two_closes_at_once_agree(world: World) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(3, 3, 3))
+    for bookie in writer.metadata.last_fragment.members:
+        world.transport.faults(bookie).delay_s = 0.02
+    waiter = await writer.submit(b"x")
+    first, second = await asyncio.gather(writer.close(), writer.close())
+    assert first == second
+    assert first.last_entry_id == await waiter == 0
+
+
+async def test_closing_a_ledger_that_another_client_sealed_elsewhere_is_in_doubt(world: World) -> None:
+    writer = await world.client.create_ledger()
+    await fill(writer, 0, 2)
+    ledger = await world.client.ports.ledgers.read(writer.ledger_id)
+    await world.client.ports.ledgers.write(writer.ledger_id, ledger.metadata.closed(EntryId(0), 0), ledger.version)
+    with pytest.raises(CloseOutcomeUnknownError):
+        await writer.close()
+
+
+async def test_the_reader_goes_on_to_the_next_replica(world: World) -> None:
+    async with await world.client.create_ledger(LedgerOptions(3, 3, 2)) as writer:
+        await fill(writer, 0, 20)
+    for bookie in writer.metadata.last_fragment.members[:2]:
+        world.break_bookie(bookie)
+    assert await world.payloads(writer) == [payload(index) for index in range(20)]
+
+
+async def test_an_entry_that_no_replica_serves_is_unavailable_not_absent(world: World) -> None:
+    async with await world.client.create_ledger(LedgerOptions(3, 2, 2)) as writer:
+        await fill(writer, 0, 5)
+    for bookie in writer.metadata.last_fragment.members:
+        world.break_bookie(bookie)
+    reader = await world.client.open_ledger(writer.ledger_id)
+    with pytest.raises(EntryUnavailableError) as failure:
+        await reader.read(EntryId(2))
+    assert set(failure.value.evidence.values()) == {Status.UNREACHABLE}
+
+
+async def test_a_reader_opened_before_a_repair_finds_the_replaced_members(world: World) -> None:
+    async with await world.client.create_ledger(LedgerOptions(2, 2, 2)) as writer:
+        await fill(writer, 0, 5)
+    reader = await world.client.open_ledger(writer.ledger_id)
+    old = writer.metadata.last_fragment.members
+    spares = [bookie for bookie in BOOKIES if bookie not in old]
+    for position in range(2):
+        await world.repair(writer.ledger_id, position, spares[position], [EntryId(n) for n in range(5)])
+        world.break_bookie(old[position])
+    assert (await reader.read(EntryId(3))).payload == payload(3)
+    assert reader.metadata.last_fragment.members == tuple(spares[:2])
+
+
+async def test_a_reader_opened_before_an_ensemble_change_does_not_call_entries_lost(world: World) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(3, 2, 2))
+    await fill(writer, 0, 10)
+    await writer.settle()
+    reader = await world.client.open_ledger(writer.ledger_id)
+    kept, *replaced = writer.metadata.last_fragment.members
+    for bookie in replaced:
+        world.break_bookie(bookie)
+    await fill(writer, 10, 10)
+    await writer.append(b"carries the last add confirmed of the entries before")
+    for bookie in replaced:
+        world.break_bookie(bookie, is_broken=False)
+    assert kept in writer.metadata.last_fragment.members
+    assert await reader.last_entry_id() >= 10
+    assert (await reader.read(EntryId(10))).payload == payload(10)  # its write set were the two that were replaced
+    await writer.close()
+
+
+async def test_a_reader_finds_the_end_although_every_member_that_it_knew_was_replaced(world: World) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(2, 2, 1))
+    reader = await world.client.open_ledger(writer.ledger_id)
+    for bookie in writer.metadata.last_fragment.members:
+        world.break_bookie(bookie)
+    await fill(writer, 0, 5)
+    await writer.append(b"carries the last add confirmed of the entries before")
+    assert await reader.last_entry_id() == 4
+    await writer.close()
+
+
+async def test_reading_a_ledger_that_was_deleted_meanwhile_says_so(world: World) -> None:
+    async with await world.client.create_ledger() as writer:
+        await fill(writer, 0, 1)
+    reader = await world.client.open_ledger(writer.ledger_id)
+    await world.client.delete_ledger(writer.ledger_id)
+    for bookie in BOOKIES:
+        world.break_bookie(bookie)
+    with pytest.raises(NoSuchLedgerError):
+        await reader.read(EntryId(0))
+
+
+async def test_the_readable_end_of_an_open_ledger_never_goes_back(world: World) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(3, 3, 2))
+    *fast, slow = writer.metadata.last_fragment.members
+    world.transport.faults(slow).is_request_lost = True
+    await fill(writer, 0, 5)
+    await writer.append(b"carries the last add confirmed of the entries before")
+    reader = await world.client.open_ledger(writer.ledger_id)
+    world.transport.faults(slow).is_request_lost = False
+    assert await reader.last_entry_id() == 4
+    for bookie in fast:
+        world.break_bookie(bookie)
+    assert await reader.refresh() == 4
+    await writer.abandon()
+
+
+async def test_an_open_ledger_is_readable_up_to_a_confirmed_entry(world: World) -> None:
+    writer = await world.client.create_ledger(LedgerOptions(3, 2, 2))
+    await fill(writer, 0, 5)
+    await writer.append(b"carries the last add confirmed of the entry before")
+    reader = await world.client.open_ledger(writer.ledger_id)
+    last = await reader.last_entry_id()
+    assert last == 4
+    assert (await reader.read(EntryId(4))).payload == payload(4)
+    with pytest.raises(NoSuchEntryError):
+        await reader.read(EntryId(6))
+    await writer.close()
+    assert await reader.refresh() == 5
+
+
+async def test_the_wrong_password_is_refused(world: World) -> None:
+    async with await world.client.create_ledger(password=b"right") as writer:
+        await fill(writer, 0, 1)
+    with pytest.raises(WrongPasswordError):
+        await world.client.open_ledger(writer.ledger_id, password=b"wrong")
+
+
+async def test_bad_requests_are_refused_before_anything_is_stored(world: World) -> None:
+    with pytest.raises(InvalidQuorumError, match="ensemble size >= write quorum"):
+        await world.client.create_ledger(LedgerOptions(2, 3, 2))
+    with pytest.raises(NotEnoughBookiesError, match="needs 8 bookies and 7 are registered"):
+        await world.client.create_ledger(LedgerOptions(8, 2, 2))
+    assert [ledger async for ledger in world.client.ledgers()] == []
+    writer = await world.client.create_ledger()
+    with pytest.raises(EntryTooLargeError):
+        await writer.append(bytes(ENTRY_PAYLOAD_MAX + 1))
+    assert await writer.append(bytes(ENTRY_PAYLOAD_MAX)) == 0
+    await writer.close()
+
+
+async def test_a_deleted_ledger_is_gone_and_deleting_it_again_is_fine(world: World) -> None:
+    async with await world.client.create_ledger() as writer:
+        pass
+    await world.client.delete_ledger(writer.ledger_id)
+    await world.client.delete_ledger(writer.ledger_id)
+    assert [ledger async for ledger in world.client.ledgers()] == []
+
+
+async def test_an_abandoned_ledger_stays_open(world: World) -> None:
+    writer = await world.client.create_ledger()
+    await fill(writer, 0, 3)
+    await writer.abandon()
+    with pytest.raises(WriterClosedError, match="abandoned"):
+        await writer.close()
+    assert (await world.client.ports.ledgers.read(writer.ledger_id)).metadata.state is LedgerState.OPEN
+
+
+async def test_a_slow_bookie_does_not_let_the_pipeline_grow_without_bound(world: World) -> None:
+    writer = await world.client_with(pipeline_entries_max=10).create_ledger(LedgerOptions(3, 3, 2))
+    world.transport.faults(writer.metadata.last_fragment.members[0]).is_request_lost = True
+    waiters = [await writer.submit(b"x") for _ in range(10)]
+    eleventh = asyncio.ensure_future(writer.submit(b"x"))
+    await asyncio.gather(*waiters)
+    assert not eleventh.done()
+    await (await eleventh)
+    await writer.close()
+
+
+async def test_a_late_caller_does_not_overtake_one_that_waits_for_room(world: World) -> None:
+    writer = await world.client_with(pipeline_entries_max=1).create_ledger(LedgerOptions(1, 1, 1))
+    first = await writer.submit(b"0")
+    second = asyncio.ensure_future(writer.submit(b"1"))
+    await asyncio.sleep(0)
+    await first
+    third = await writer.submit(b"2")
+    assert [await (await second), await third] == [1, 2]
+    await writer.close()
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_for_room_holds_up_nobody(world: World) -> None:
+    writer = await world.client_with(pipeline_entries_max=1).create_ledger(LedgerOptions(1, 1, 1))
+    world.transport.faults(writer.metadata.last_fragment.members[0]).delay_s = 0.02
+    first = await writer.submit(b"0")
+    second, third = (asyncio.ensure_future(writer.append(b"x")) for _ in range(2))
+    await asyncio.sleep(0)
+    second.cancel()
+    assert [await first, await third] == [0, 1]
+    await writer.close()
+
+
+class HandClock(SystemClock):
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+async def test_a_known_address_stands_while_the_store_is_silent(world: World) -> None:
+    clock = HandClock()
+    resolver = RegistrationResolver(world.client.ports.registrations, clock, patience_s=0.01)
+    known = await resolver.resolve(BOOKIES[0])
+    world.store.suspend()
+    clock.now_s += 60
+    assert await asyncio.wait_for(resolver.resolve(BOOKIES[0]), 1) == known is not None
+    world.store.resume()
+
+
+async def test_a_client_that_cannot_be_made_leaves_no_session_behind(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def session(hosts: str, *, session_timeout_s: float) -> MemoryStore:
+        return store
+
+    store = MemoryStore(world.cell)
+    monkeypatch.setattr(ZooKeeperStore, "connect", session)
+    missing = TlsSettings(ca=tmp_path / "none")
+    with pytest.raises(TlsFilesError):
+        await connect("zk+hierarchical://host:1/ledgers", tls=missing)
+    assert not store.session.is_connected
+
+
+def test_the_synchronous_client_leaves_no_caller_waiting_when_it_is_closed() -> None:
+    loop = sync._Loop()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(loop.run, asyncio.sleep(3600))
+        loop.run(asyncio.sleep(0.01))
+        loop.stop()
+        loop.stop()
+        with pytest.raises(concurrent.futures.CancelledError):
+            waiting.result(1)

@@ -1,0 +1,150 @@
+"""Faults of the in-process transport, which tests and simulations rely on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from bookie.model.errors import TransientError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.wire.memory import MemoryNetwork, MemoryTransport
+from bookie.wire.port import AddBatch, AddReply, FenceReply, InfoReply, ListReply, ReadReply, Status
+from bookie.wire.resolver import BookieAddress
+
+BOOKIE = BookieId("b")
+DEADLINE_S = 20.0
+"""Never reached where the test passes."""
+SOON_S = 0.1
+"""For calls that must time out."""
+
+
+@dataclass
+class RecordingBookie:
+    """Accepts everything, in the order of arrival."""
+
+    payloads: list[bytes] = field(default_factory=list)
+    incarnations: set[str] = field(default_factory=set)
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    has_received: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
+        self.incarnations.add(incarnation)
+        self.payloads.extend(batch.entries)
+        self.has_received.set()
+        await self.may_answer.wait()
+        return AddReply(Status.OK)
+
+    async def read(self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
+        return ReadReply(Status.OK)
+
+    async def read_last(self, incarnation: str, ledger_id: LedgerId) -> ReadReply:
+        return ReadReply(Status.OK)
+
+    async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
+        return FenceReply(Status.OK)
+
+    async def list_entries(self, incarnation: str, ledger_id: LedgerId) -> ListReply:
+        return ListReply(Status.OK)
+
+    async def info(self, incarnation: str) -> InfoReply:
+        return InfoReply(Status.OK)
+
+
+@dataclass
+class Directory:
+    address: BookieAddress | None = field(default_factory=lambda: BookieAddress("host", 1, incarnation="uuid"))
+    error: TransientError | None = None
+
+    async def resolve(self, bookie: BookieId) -> BookieAddress | None:
+        if self.error is not None:
+            raise self.error
+        return self.address
+
+
+@pytest.fixture
+def bookie() -> RecordingBookie:
+    bookie = RecordingBookie()
+    bookie.may_answer.set()
+    return bookie
+
+
+@pytest.fixture
+def directory() -> Directory:
+    return Directory()
+
+
+@pytest.fixture
+def transport(bookie: RecordingBookie, directory: Directory) -> MemoryTransport:
+    network = MemoryNetwork()
+    network.listen("host", 1, bookie)
+    return MemoryTransport(directory, network)
+
+
+async def add(transport: MemoryTransport, payload: bytes = b"x", timeout_s: float = DEADLINE_S) -> Status:
+    return (await transport.add(BOOKIE, AddBatch(LedgerId(1), b"", [payload]), timeout_s)).status
+
+
+async def test_the_incarnation_travels_with_the_request(transport: MemoryTransport, bookie: RecordingBookie) -> None:
+    assert await add(transport) is Status.OK
+    assert bookie.incarnations == {"uuid"}
+
+
+async def test_unreachable_bookies_receive_nothing(transport: MemoryTransport, bookie: RecordingBookie) -> None:
+    transport.faults(BOOKIE).is_unreachable = True
+    assert await add(transport) is Status.UNREACHABLE
+    assert bookie.payloads == []
+
+
+async def test_lost_requests_time_out_without_effect(transport: MemoryTransport, bookie: RecordingBookie) -> None:
+    transport.faults(BOOKIE).is_request_lost = True
+    assert await add(transport, timeout_s=SOON_S) is Status.TIMEOUT
+    assert bookie.payloads == []
+
+
+async def test_lost_replies_time_out_with_effect(transport: MemoryTransport, bookie: RecordingBookie) -> None:
+    transport.faults(BOOKIE).is_reply_lost = True
+    assert await add(transport, timeout_s=SOON_S) is Status.TIMEOUT
+    assert bookie.payloads == [b"x"]
+
+
+async def test_a_cut_breaks_what_is_in_flight_and_nothing_later(
+    transport: MemoryTransport, bookie: RecordingBookie
+) -> None:
+    bookie.may_answer.clear()
+    call = asyncio.create_task(add(transport))
+    await bookie.has_received.wait()
+    transport.cut(BOOKIE)
+    assert await call is Status.UNREACHABLE
+    bookie.may_answer.set()
+    assert await add(transport) is Status.OK
+
+
+async def test_delays_overlap_and_keep_the_order(transport: MemoryTransport, bookie: RecordingBookie) -> None:
+    payloads = [bytes([n]) for n in range(10)]
+    calls = []
+    for payload, delay_s in zip(payloads, [0.02, 0.0] * 5, strict=True):
+        transport.faults(BOOKIE).delay_s = delay_s
+        calls.append(asyncio.create_task(add(transport, payload)))
+        await asyncio.sleep(0)
+    assert [await call for call in calls] == [Status.OK] * 10
+    assert bookie.payloads == payloads
+
+
+async def test_an_add_that_timed_out_on_its_way_does_not_hold_up_the_next(
+    transport: MemoryTransport, bookie: RecordingBookie
+) -> None:
+    transport.faults(BOOKIE).delay_s = 100.0
+    late = asyncio.create_task(add(transport, b"late", timeout_s=SOON_S))
+    await asyncio.sleep(0)
+    transport.faults(BOOKIE).delay_s = 0.0
+    assert await add(transport, b"next") is Status.OK
+    assert await late is Status.TIMEOUT
+    assert bookie.payloads == [b"next"]
+
+
+async def test_a_resolver_that_cannot_tell_is_an_answer(transport: MemoryTransport, directory: Directory) -> None:
+    directory.error = TransientError("the store is silent")
+    assert await add(transport) is Status.UNRESOLVED

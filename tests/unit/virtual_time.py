@@ -1,0 +1,80 @@
+"""An event loop whose time costs nothing: for tests of code that waits, without waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from asyncio import base_events
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class VirtualTimeLoop(base_events.BaseEventLoop):
+    """Runs what is ready at once and jumps to the next timer; ``turns`` counts how often it looked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 1000.0
+        self._selector = self
+        self.turns = 0
+
+    def time(self) -> float:
+        return self._now_s
+
+    def select(self, timeout: float | None) -> list[Any]:
+        self.turns += 1
+        if timeout is None:
+            raise RuntimeError("nothing can ever happen again")
+        self._now_s += timeout
+        return []
+
+    def _process_events(self, events: list[Any]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+
+class VirtualClock:
+    """The loop's time."""
+
+    def monotonic_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def epoch_ms(self) -> int:
+        return 1_700_000_000_000 + int(self.monotonic_s() * 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a coroutine test on a loop of its own whose time costs nothing."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_virtual(test(*args, **kwargs))
+
+    return run
+
+
+def run_virtual(main: Coroutine[Any, Any, T]) -> T:
+    loop = VirtualTimeLoop()
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 600) -> None:
+    """Wait for something to become true."""
+    async with asyncio.timeout(seconds):
+        while not await condition():  # noqa: ASYNC110 (virtual time: looking costs nothing)
+            await asyncio.sleep(0.1)
