@@ -1,0 +1,60 @@
+"""``python -m replicator``: the replicator with nothing else loaded."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bookie.runtime.logs import setup_logging
+from bookie.runtime.settings import ConfigurationError, resolve_metadata_uri
+from replicator.main import ExitCode, run_replicator
+from replicator.settings import ReplicatorSettings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse ``arguments`` (default: the command line), run, and return the exit code."""
+    given = _parser().parse_args(arguments)
+    setup_logging(given.log_level)
+    try:
+        settings = ReplicatorSettings(
+            metadata_uri=resolve_metadata_uri(given.metadata_uri, os.environ, given.config),
+            ledgers_in_flight=given.ledgers_in_flight,
+            copy_bytes_per_second=given.copy_bytes_per_second,
+            poll_interval_s=given.poll_interval,
+            grace_s=given.grace,
+            once=given.once,
+            is_output_json=given.output == "json",
+        )
+    except ConfigurationError as error:
+        sys.stderr.write(f"{error}\n")
+        return ExitCode.CONFIGURATION
+    return asyncio.run(run_replicator(settings))
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = ReplicatorSettings("unused")
+    parser = argparse.ArgumentParser(prog="python -m replicator", description="Repair ledgers that are marked for it.")
+    parser.add_argument("--metadata-uri", help="the cluster, such as zk://host1:2181;host2:2181/ledgers")
+    parser.add_argument("--config", type=Path, help="configuration file that names the cluster")
+    parser.add_argument("--ledgers-in-flight", type=int, default=default.ledgers_in_flight, help="default %(default)s")
+    parser.add_argument(
+        "--copy-bytes-per-second", type=int, default=default.copy_bytes_per_second, help="0 (default): unlimited"
+    )
+    parser.add_argument(
+        "--poll-interval", type=float, default=default.poll_interval_s, metavar="SECONDS", help="default %(default)s"
+    )
+    parser.add_argument(
+        "--grace", type=float, default=default.grace_s, metavar="SECONDS", help="on SIGTERM; default %(default)s"
+    )
+    parser.add_argument("--once", action="store_true", help="end when every task is repaired or parked")
+    parser.add_argument("--output", choices=("text", "json"), default="text", help="what standard output carries")
+    parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

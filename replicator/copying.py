@@ -1,0 +1,222 @@
+"""Copying what one lost position stores to its new bookie: exactly those entries, verified, byte for byte (S10).
+
+A copy runs as a few lanes that each take the next chunk, read it, and send it on, so that reading and storing
+overlap; what is in memory is bounded by the process's ``ByteBudget``, what is sent per second by its ``Throttle``.
+Copies carry the recovery flag (S3). How a copy went is a value: nothing that a bookie does raises here.
+
+A copy stops early once it cannot succeed (an entry that nobody serves, a target that refuses), so that a hopeless
+position is not copied again and again to no end (reliability R38). Adds that were made are left behind: they are
+idempotent, and garbage unless the metadata comes to name the target.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.ledgers import Versioned
+from bookie.model.availability import EntryRuns
+from bookie.model.digest import digest_for
+from bookie.model.errors import BkhealError, InvariantError
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.packet import HEADER_SIZE
+from bookie.runtime.clock import Clock
+from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Transport
+from replicator.evidence import Answer, CorruptCopy, UnreadableEntry
+from replicator.sources import EntrySource, Fetched, Orders
+from replicator.steps import CopyPosition
+from replicator.target import Target
+from replicator.throttle import ByteBudget, Throttle
+
+LANES_MAX: Final = 4
+"""Chunks of one position on their way: enough to read, store and sync at the same time."""
+REPORTED_MAX: Final = 100
+"""Unreadable entries and corrupt copies kept with their answers; beyond it they are only counted."""
+_ENTRY_BYTES_GUESS: Final = 1024
+_SOURCE_PAUSES_S: Final = (0.5, 2.0)
+"""Pauses before entries are asked for again whose holders did not answer."""
+
+NOTHING_HELD: Final = EntryRuns(())
+
+MayContinue = Callable[[], Awaitable[bool]]
+"""Asked before each chunk: False stops the copy (disabled, session over, stopping)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOutcome:
+    """How the copying of one position went."""
+
+    entries: int = 0
+    """Entries that are durable on the target now."""
+    bytes: int = 0
+    unreadable: tuple[UnreadableEntry, ...] = ()
+    unreadable_count: int = 0
+    corrupt: tuple[CorruptCopy, ...] = ()
+    """Damaged copies met on the way, whether or not another holder helped out."""
+    target_failure: Answer | None = None
+    is_interrupted: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every entry was stored on the target."""
+        return not self.unreadable_count and self.target_failure is None and not self.is_interrupted
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether some entry was refused for good by every live holder."""
+        return any(entry.is_final for entry in self.unreadable)
+
+
+class Copier:
+    """Copies positions. One for the whole process, because the bounds are shared."""
+
+    def __init__(self, transport: Transport, clock: Clock, throttle: Throttle, budget: ByteBudget) -> None:
+        self.transport = transport
+        self.clock = clock
+        self.throttle = throttle
+        self.budget = budget
+
+    async def copy(
+        self, ledger: Versioned, step: CopyPosition, may_continue: MayContinue, held: EntryRuns = NOTHING_HELD
+    ) -> CopyOutcome:
+        """Copy the entries of ``step`` that ``held`` (what the target has) does not name.
+
+        The target must still be asked for its list afterwards: an outcome is what it acknowledged.
+
+        Raises:
+            BkhealError: what ``may_continue`` raised.
+        """
+        run = _CopyRun(self, ledger, step, may_continue, held)
+        outcome = await run.run()
+        expected = sum(entry_id not in held for entry_id in step.entries()) if held.runs else step.entry_count
+        if outcome.is_complete and outcome.entries != expected:
+            raise InvariantError(f"copied {outcome.entries} entries of ledger {ledger.ledger_id}, not {expected}")
+        return outcome
+
+
+class _CopyRun:
+    """The state of one copy, shared by its lanes."""
+
+    def __init__(
+        self, copier: Copier, ledger: Versioned, step: CopyPosition, may_continue: MayContinue, held: EntryRuns
+    ) -> None:
+        metadata = ledger.metadata
+        if metadata.password is None or metadata.digest_type is None:
+            raise InvariantError(f"ledger {ledger.ledger_id} was planned for copying without a password")
+        self._copier = copier
+        self._ledger_id = ledger.ledger_id
+        self._step = step
+        self._may_continue = may_continue
+        digest = digest_for(metadata.digest_type, metadata.password)
+        self._source = EntrySource(copier.transport, ledger.ledger_id, digest)
+        self._entry_ids = _without(step.entries(), held)
+        self._entry_bytes = HEADER_SIZE + digest.size + _average_payload(metadata)
+        self._turn = int(ledger.ledger_id)
+        self._holders = [step.holders(start) for start in range(len(step.sources))]
+        self._suspects: set[BookieId] = set()
+        self._target = Target(copier.transport, copier.clock, copier.throttle, step.target, ledger)
+        self._unreadable: list[UnreadableEntry] = []
+        self._unreadable_count = 0
+        self._corrupt: list[CorruptCopy] = []
+        self._target_failure: Answer | None = None
+        self._is_interrupted = False
+        self._error: BkhealError | None = None
+
+    async def run(self) -> CopyOutcome:
+        lanes = min(LANES_MAX, 1 + self._step.entry_count // self._chunk_entries())
+        async with asyncio.TaskGroup() as group:
+            for _ in range(lanes):
+                group.create_task(self._lane())
+        if self._error is not None:
+            raise self._error
+        return CopyOutcome(
+            self._target.entries,
+            self._target.bytes,
+            tuple(self._unreadable),
+            self._unreadable_count,
+            tuple(self._corrupt),
+            self._target_failure,
+            self._is_interrupted,
+        )
+
+    def _is_over(self) -> bool:
+        return bool(self._is_interrupted or self._error or self._unreadable_count or self._target_failure)
+
+    async def _lane(self) -> None:
+        while not self._is_over():
+            chunk = list(itertools.islice(self._entry_ids, self._chunk_entries()))
+            if not chunk:
+                return
+            try:
+                if not await self._may_continue():
+                    self._is_interrupted = True
+            except BkhealError as error:  # a task group would wrap it; the first one is raised as it is
+                self._error = self._error or error
+            if self._is_over():
+                return
+            self._turn += 1
+            async with self._copier.budget.hold(len(chunk) * self._entry_bytes):
+                await self._copy_chunk(chunk, self._turn)
+
+    def _chunk_entries(self) -> int:
+        """Entries that make about one full batch, so that a chunk is one request to the target."""
+        return max(1, min(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX // self._entry_bytes))
+
+    async def _copy_chunk(self, chunk: Sequence[EntryId], turn: int) -> None:
+        waiting = chunk
+        while waiting and not self._is_over():
+            fetched = await self._fetch(waiting, turn)
+            self._corrupt.extend(fetched.corrupt[: REPORTED_MAX - len(self._corrupt)])
+            self._unreadable.extend(fetched.unreadable[: REPORTED_MAX - len(self._unreadable)])
+            self._unreadable_count += len(fetched.unreadable)
+            if self._is_over():
+                return
+            await self._send([fetched.packets[entry_id] for entry_id in sorted(fetched.packets)])
+            waiting = fetched.rest
+
+    async def _fetch(self, entry_ids: Sequence[EntryId], turn: int) -> Fetched:
+        """Read the entries; those whose holders did not answer are asked for again a few times."""
+        fetched = await self._source.fetch(self._orders(entry_ids, turn))
+        for pause_s in _SOURCE_PAUSES_S:
+            self._suspects.update(fetched.silent)
+            if not fetched.unreadable or any(entry.is_final for entry in fetched.unreadable):
+                break
+            await self._copier.clock.sleep(pause_s)
+            silent = [entry.entry_id for entry in fetched.unreadable]
+            again = await self._source.fetch(self._orders(silent, turn))
+            fetched.packets.update(again.packets)
+            fetched.rest = sorted((*fetched.rest, *again.rest))
+            fetched.corrupt.extend(again.corrupt)
+            fetched.unreadable = again.unreadable
+        return fetched
+
+    def _orders(self, entry_ids: Sequence[EntryId], turn: int) -> Orders:
+        """Whom to ask: the first holder changes from chunk to chunk, bookies that did not answer come last."""
+        size = len(self._holders)
+        rotated = [sorted(_rotate(holders, turn), key=self._suspects.__contains__) for holders in self._holders]
+        return {entry_id: rotated[entry_id % size] for entry_id in entry_ids}
+
+    async def _send(self, packets: Sequence[bytes]) -> None:
+        self._target_failure = await self._target.store(packets) or self._target_failure
+        if self._target.entries:
+            self._entry_bytes = max(1, self._target.bytes // self._target.entries)
+
+
+def _without(entry_ids: Iterator[EntryId], held: EntryRuns) -> Iterator[EntryId]:
+    return (entry_id for entry_id in entry_ids if entry_id not in held) if held.runs else entry_ids
+
+
+def _average_payload(metadata: LedgerMetadata) -> int:
+    """A first guess, corrected by what is read: a closed ledger's length is its payload bytes, or 0 (formats 7.5)."""
+    if metadata.length and metadata.last_entry_id is not None:
+        return metadata.length // (metadata.last_entry_id + 1)
+    return _ENTRY_BYTES_GUESS
+
+
+def _rotate(holders: tuple[BookieId, ...], turn: int) -> tuple[BookieId, ...]:
+    cut = turn % len(holders) if holders else 0
+    return holders[cut:] + holders[:cut]

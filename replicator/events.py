@@ -1,0 +1,87 @@
+"""What a replicator reports: how each task ended, and damaged copies it met."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+from bookie.metadata.own_state import ParkReason
+from bookie.model.ids import LedgerId
+from replicator.evidence import CorruptCopy
+
+
+class Ending(enum.Enum):
+    """How the work on one task ended."""
+
+    REPAIRED = "repaired"
+    """Something was repaired, nothing is missing any more, the task is deleted."""
+    NOTHING_MISSING = "nothing_missing"
+    """There was nothing to do (any more); the task is deleted."""
+    LEDGER_DELETED = "ledger_deleted"
+    """The ledger is gone, and so is its task (S15)."""
+    PARKED = "parked"
+    """What could be repaired is; the rest waits for the cluster to change."""
+    MARKED_AGAIN = "marked_again"
+    """Nothing is missing, but the task stays and has its turn again: it was marked again, or its lock went."""
+    BUSY = "busy"
+    """Somebody else has the lock, or has finished the task."""
+    STOPPED = "stopped"
+    """Left as it was: repair was disabled, the lock or the session ended, or the process stops."""
+    FAILED = "failed"
+    """Something did not work that may work later; tried again after a pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """The end of one task's turn. Figures count what metadata names now, not what was copied in vain."""
+
+    ledger_id: LedgerId
+    ending: Ending
+    fragments: int = 0
+    entries: int = 0
+    bytes: int = 0
+    """Stored bytes (header, digest and payload)."""
+    seconds: float = 0.0
+    reason: ParkReason | None = None
+    detail: str = ""
+
+    def fields(self) -> dict[str, str | int | float]:
+        """As plain values, for logs and JSON; only those that say something."""
+        values: dict[str, str | int | float] = {"ledger_id": self.ledger_id, "ending": self.ending.value}
+        if self.fragments:
+            values |= {"fragments": self.fragments, "entries": self.entries, "bytes": self.bytes}
+        if self.reason is not None:
+            values["reason"] = self.reason.value
+        if self.detail:
+            values["detail"] = self.detail
+        return values | {"seconds": round(self.seconds, 3)}
+
+
+class EventSink(Protocol):
+    """Told of everything worth telling. Must not block or raise."""
+
+    def task_ended(self, result: TaskResult) -> None:
+        """A task's turn is over."""
+        ...
+
+    def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
+        """A stored copy does not verify; another one was used where there is one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fanout:
+    """Passes every event to several sinks, in order."""
+
+    sinks: tuple[EventSink, ...]
+
+    def task_ended(self, result: TaskResult) -> None:
+        """See ``EventSink``."""
+        for sink in self.sinks:
+            sink.task_ended(result)
+
+    def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
+        """See ``EventSink``."""
+        for sink in self.sinks:
+            sink.copy_corrupt(ledger_id, copy)

@@ -1,0 +1,63 @@
+"""What bookies answered about entries that could not be read: the ground on which a repair is given up or parked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.model.ids import BookieId, EntryId
+from bookie.wire.port import Status
+
+SHOWN_MAX: Final = 5
+"""Entries named in a text; the rest is counted."""
+
+_FINAL: Final = frozenset({Status.NO_ENTRY, Status.NO_LEDGER, Status.CORRUPT, Status.LIMBO, Status.UNAUTHORIZED})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One bookie's answer for one entry. A copy whose digest or ids are wrong is CORRUPT, whoever noticed."""
+
+    bookie: BookieId
+    status: Status
+    detail: str = ""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether asking the same bookie again soon is pointless. Only then may a task be parked over it (S6)."""
+        return self.status in _FINAL
+
+    def __str__(self) -> str:
+        return f"{self.bookie}={self.status.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableEntry:
+    """An entry that no live holder served, with every holder's answer."""
+
+    entry_id: EntryId
+    answers: tuple[Answer, ...]
+
+    @property
+    def is_final(self) -> bool:
+        """Whether every holder gave an answer that will not change by itself."""
+        return all(answer.is_final for answer in self.answers)
+
+    def __str__(self) -> str:
+        return f"entry {self.entry_id}: {', '.join(map(str, self.answers)) or 'no live holder'}"
+
+
+@dataclass(frozen=True, slots=True)
+class CorruptCopy:
+    """A stored copy that does not verify: a finding about that bookie's disk."""
+
+    bookie: BookieId
+    entry_id: EntryId
+    detail: str
+
+
+def describe(unreadable: tuple[UnreadableEntry, ...], count: int) -> str:
+    """Text for people: the first entries with their answers, and how many there are in all."""
+    shown = "; ".join(str(entry) for entry in unreadable[:SHOWN_MAX])
+    more = count - min(len(unreadable), SHOWN_MAX)
+    return f"{shown}; and {more} more" if more > 0 else shown

@@ -1,0 +1,129 @@
+"""The moment a copy begins to count: verified on the target, looked at once more, and named by compare-and-set.
+
+The order is the safety argument (S4, S11, I17, I20): the target lists every entry; then the lock, the old bookie, the
+target and its incarnation are looked at again; then the metadata is written at the version that the plan was made
+from. Whatever changed in between makes a step drop out, never a write that was not decided on current data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bookie.metadata.ledgers import Versioned
+from bookie.metadata.registration import Bookies
+from bookie.model.errors import InvariantError
+from bookie.model.ids import BookieId
+from bookie.model.metadata import LedgerMetadata
+from bookie.wire.port import Status
+from replicator.evidence import Answer
+from replicator.holdings import Holdings
+from replicator.lease import Lease
+from replicator.ports import RepairPorts
+from replicator.steps import Cause, CopyPosition, Step, SwapMember
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A step whose entries the target acknowledged, and the incarnation that did ("" if it has none to tell)."""
+
+    step: Step
+    incarnation: str = ""
+    entries: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What came of an installation."""
+
+    ledger: Versioned
+    """The metadata now."""
+    done: tuple[Copied, ...]
+    """Steps that count: named by the metadata, or filled up in place."""
+    refusals: tuple[Answer, ...] = ()
+    """Targets that turned out not to hold everything, or not to be there any more."""
+
+
+class Installer:
+    """Installs copies of one ledger under its lock."""
+
+    def __init__(self, ports: RepairPorts, holdings: Holdings, lease: Lease) -> None:
+        self._ports = ports
+        self._holdings = holdings
+        self._lease = lease
+
+    async def install(self, ledger: Versioned, copied: Sequence[Copied]) -> Installed:
+        """Make ``copied`` count, all in one write of the metadata.
+
+        Raises:
+            MetadataConflictError: the metadata is not at ``ledger.version`` any more; nothing was changed.
+            NoSuchLedgerError: the ledger was deleted.
+            LeaseLostError: the lock is not ours any more; nothing was changed.
+            TransientError: the store did not answer; nothing was changed.
+            OutcomeUnknownError: the write was sent and nobody can say what became of it.
+        """
+        whole: list[Copied] = []
+        refusals: list[Answer] = []
+        for copy in copied:
+            refusal = await self._lacking(ledger, copy)
+            if refusal is None:
+                whole.append(copy)
+            else:
+                refusals.append(refusal)
+        await self._lease.ensure_ours()
+        bookies = await self._ports.registrations.list()
+        refusals.extend(_gone_targets(whole, bookies))
+        done = [copy for copy in whole if await self._is_still_wanted(copy, bookies)]
+        changes = [copy.step for copy in done if not _is_in_place(copy.step)]
+        if changes:
+            wanted = with_steps(ledger.metadata, changes)
+            self._lease.ensure_session()
+            ledger = await self._ports.ledgers.write(ledger.ledger_id, wanted, ledger.version)
+        return Installed(ledger, tuple(done), tuple(refusals))
+
+    async def incarnation(self, bookie: BookieId) -> str | None:
+        """Incarnation that a bookie is registered with; None if it is not registered."""
+        info = await self._ports.registrations.service_info(bookie)
+        return None if info is None else info.incarnation
+
+    async def _lacking(self, ledger: Versioned, copy: Copied) -> Answer | None:
+        if isinstance(copy.step, SwapMember):
+            return None
+        return await self._holdings.missing_on_target(ledger.ledger_id, copy.step)
+
+    async def _is_still_wanted(self, copy: Copied, bookies: Bookies) -> bool:
+        step = copy.step
+        was_unregistered = isinstance(step, SwapMember) or step.cause is Cause.UNREGISTERED
+        if was_unregistered and step.old in bookies.registered:
+            return False  # R5: it came back, with its copies
+        if step.target not in bookies.writable:
+            return False
+        # R30: other disks under the target's name would not hold what was copied.
+        return isinstance(step, SwapMember) or await self.incarnation(step.target) == copy.incarnation
+
+
+def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadata:
+    """The metadata with every step's target in its place, and nothing else changed.
+
+    Raises:
+        InvariantError: a step does not fit the metadata, or its target is a member of the fragment already (S9).
+    """
+    for step in steps:
+        members = metadata.fragments[step.fragment_index].members
+        if members[step.position] != step.old or step.target in members:
+            raise InvariantError(f"{step} does not fit an ensemble of {', '.join(members)}")
+        metadata = metadata.with_member(step.fragment_index, step.position, step.target)
+    return metadata
+
+
+def _gone_targets(copied: Iterable[Copied], bookies: Bookies) -> Iterable[Answer]:
+    return (
+        Answer(copy.step.target, Status.UNRESOLVED, "not registered as writable any more")
+        for copy in copied
+        if copy.step.target not in bookies.writable
+    )
+
+
+def _is_in_place(step: Step) -> bool:
+    return isinstance(step, CopyPosition) and step.is_in_place

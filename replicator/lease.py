@@ -1,0 +1,118 @@
+"""The lock of one task, as long as it is ours: the right to go on, asked again and again.
+
+The lock ends with the store's session (S14), whether or not this process has noticed, so nothing is decided from the
+lock alone: every change is a compare-and-set (S16). What this adds is that work stops soon when it has become
+pointless or unwanted, and that a new session never continues what an old one began.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from bookie.metadata.layout import lock_path
+from bookie.metadata.port import SessionState
+from bookie.metadata.underreplication import HeldTask
+from bookie.model.errors import BkhealError, ConflictError
+from bookie.runtime.clock import within
+from bookie.runtime.retry import Backoff, retry_transient
+from replicator.ports import RepairPorts
+
+_log = logging.getLogger(__name__)
+
+_SUSPENDED_S_MAX: Final = 60.0
+"""A session is either back or lost well before; ZooKeeper's largest usual session timeout is 40 s."""
+_PATIENCE: Final = Backoff(attempts=5)
+"""One lost answer of the store must not cost a copy of many gigabytes."""
+_RELEASE_ATTEMPTS: Final = 4
+_RELEASE_PAUSE_S: Final = 0.5
+
+
+class LeaseLostError(ConflictError):
+    """The lock is not ours any more: nothing may be changed on its ground."""
+
+
+class Lease:
+    """One held lock. Used by one task of the loop."""
+
+    def __init__(self, ports: RepairPorts, held: HeldTask, epoch: int) -> None:
+        """Take over a lock that was taken in the session numbered ``epoch``."""
+        self._ports = ports
+        self.held = held
+        self._epoch = epoch
+        self._is_given_back = False
+
+    @property
+    def is_session_over(self) -> bool:
+        """Whether the session that holds the lock is known to have ended."""
+        session = self._ports.store.session
+        return session.epoch != self._epoch or session.state is SessionState.LOST
+
+    async def may_continue(self) -> bool:
+        """Whether the next copy may start: same session, connected, and repair not disabled (S7).
+
+        Waits while the connection is down, as the session may survive that.
+
+        Raises:
+            StoreUnavailableError: whether repair is disabled could not be read.
+        """
+        store = self._ports.store
+        try:
+            while not self.is_session_over and not store.session.is_connected:
+                await within(_SUSPENDED_S_MAX, store.wait_session_changed(store.session))
+        except TimeoutError:
+            return False
+        if self.is_session_over:
+            return False
+        is_disabled = self._ports.tasks.is_disabled
+        return not await retry_transient(is_disabled, _PATIENCE, self._ports.clock, self._ports.rng)
+
+    async def ensure_ours(self) -> None:
+        """Check with the store that the lock is still the node we created.
+
+        Raises:
+            LeaseLostError: it is not.
+            StoreUnavailableError: no answer.
+        """
+        self.ensure_session()
+        stat = await self._ports.store.stat(lock_path(self._ports.cluster.root, self.held.task.ledger_id))
+        if stat is None or stat.czxid != self.held.lock_czxid:
+            raise LeaseLostError(f"the lock of ledger {self.held.task.ledger_id} is gone; its repair starts over later")
+
+    def ensure_session(self) -> None:
+        """Check that the session of the lock is not known to be over. To be called right before every write.
+
+        Raises:
+            LeaseLostError: it is.
+        """
+        if self.is_session_over:
+            raise LeaseLostError(f"the session that held ledger {self.held.task.ledger_id} is over; its task stays")
+
+    async def complete(self) -> bool:
+        """Delete the task as it was seen under the lock (S5); False if it stays. The lock is given back either way.
+
+        Raises:
+            LeaseLostError: the session is over.
+        """
+        self.ensure_session()
+        is_deleted = await self._ports.tasks.complete(self.held)
+        self._is_given_back = True
+        return is_deleted
+
+    async def release(self) -> bool:
+        """Give the lock back; True if it is not held any more, be it by the end of its session.
+
+        False if the store does not answer: to be called again, as a lock left behind would keep everybody off the
+        ledger for as long as this process lives. Raises nothing.
+        """
+        for _ in range(_RELEASE_ATTEMPTS):
+            if self._is_given_back or self.is_session_over:
+                return True
+            try:
+                await self._ports.tasks.release(self.held)
+                self._is_given_back = True
+            except BkhealError as error:
+                fields = {"ledger_id": self.held.task.ledger_id, "error": str(error)}
+                _log.warning("lock could not be released, trying again", extra=fields)
+                await self._ports.clock.sleep(_RELEASE_PAUSE_S)
+        return self._is_given_back or self.is_session_over

@@ -1,0 +1,132 @@
+"""Wiring: a worker on a real cluster, over kazoo and gRPC, with signals and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import json
+import logging
+import random
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+from bookie.client.resolve import RegistrationResolver
+from bookie.metadata.cluster import open_cluster
+from bookie.metadata.ledgers import LedgerStore
+from bookie.metadata.own_state import ParkedTasks
+from bookie.metadata.registration import Registrations
+from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.uri import MetadataUri, parse_uri
+from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.model.errors import BkhealError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.runtime.clock import SystemClock
+from bookie.wire.grpc_transport import GrpcTransport
+from replicator.events import EventSink, Fanout
+from replicator.ports import RepairPorts
+from replicator.settings import ReplicatorSettings
+from replicator.status import JsonEvents, LogEvents, Progress, Snapshot
+from replicator.worker import RunEnd, Worker
+
+_log = logging.getLogger(__name__)
+
+
+class ExitCode(enum.IntEnum):
+    """How a replicator process ends."""
+
+    OK = 0
+    """Stopped as asked; with ``once``: every task is repaired or parked."""
+    STORE_UNAVAILABLE = 3
+    """The metadata store did not answer at the start: try again."""
+    BROKEN = 70
+    """A rule that our own code must keep was broken; look at the log."""
+    UNSETTLED = 75
+    """Only with ``once``: tasks are left that neither worked nor could be parked, or repair is disabled."""
+    CONFIGURATION = 78
+    """Settings do not fit: a person must change something."""
+
+
+async def run_replicator(settings: ReplicatorSettings) -> int:
+    """Repair until SIGTERM or SIGINT (or, with ``once``, until nothing is left to repair) and return the exit code."""
+    try:
+        uri = parse_uri(settings.metadata_uri)
+        store = await ZooKeeperStore.connect(uri.hosts)
+        try:
+            return await _run_on(store, uri, settings)
+        finally:
+            await store.close()
+    except PermanentError as error:
+        _log.error("replicator cannot start", extra={"error": str(error)})
+        return ExitCode.CONFIGURATION
+    except (TransientError, OutcomeUnknownError) as error:
+        _log.error("metadata store is not available", extra={"error": str(error)})
+        return ExitCode.STORE_UNAVAILABLE
+    except BkhealError:
+        _log.exception("replicator stopped")
+        return ExitCode.BROKEN
+
+
+async def _run_on(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSettings) -> ExitCode:
+    ports = await _ports(store, uri)
+    progress = Progress()
+    try:
+        events = _sinks(settings, progress, sys.stdout)
+        worker = Worker(ports, settings, events, owner=socket.gethostname())
+        with _stopping_on_signals(worker):
+            _say_ready(settings, sys.stdout)
+            end = await worker.run()
+    finally:
+        await ports.transport.close()
+        _log.info("replicator ended", extra=_totals(progress.snapshot()))
+    return ExitCode.UNSETTLED if end is RunEnd.UNSETTLED else ExitCode.OK
+
+
+async def _ports(store: ZooKeeperStore, uri: MetadataUri) -> RepairPorts:
+    clock, rng = SystemClock(), random.SystemRandom()
+    cluster = await open_cluster(store, uri)
+    registrations = Registrations(store, cluster)
+    tasks = UnderReplication(store, cluster, clock)
+    await tasks.initialize()
+    return RepairPorts(
+        store=store,
+        cluster=cluster,
+        ledgers=LedgerStore(store, cluster, rng),
+        registrations=registrations,
+        tasks=tasks,
+        parked=ParkedTasks(store, cluster.root),
+        transport=GrpcTransport(RegistrationResolver(registrations, clock), is_plaintext=True),
+        clock=clock,
+        rng=rng,
+    )
+
+
+def _sinks(settings: ReplicatorSettings, progress: Progress, stdout: TextIO) -> EventSink:
+    sinks: tuple[EventSink, ...] = (progress, LogEvents())
+    return Fanout((*sinks, JsonEvents(stdout)) if settings.is_output_json else sinks)
+
+
+def _say_ready(settings: ReplicatorSettings, stdout: TextIO) -> None:
+    """The line that whoever started this process waits for."""
+    stdout.write(json.dumps({"event": "ready"}) + "\n" if settings.is_output_json else "replicator ready\n")
+    stdout.flush()
+
+
+def _totals(snapshot: Snapshot) -> dict[str, int]:
+    totals = {ending.value: count for ending, count in snapshot.endings}
+    return totals | {"fragments": snapshot.fragments, "entries": snapshot.entries, "bytes": snapshot.bytes}
+
+
+@contextlib.contextmanager
+def _stopping_on_signals(worker: Worker) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, worker.stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

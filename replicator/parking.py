@@ -1,0 +1,122 @@
+"""When to try a task again that was parked, or that failed. Nothing here is ever tried in a hot loop.
+
+A parked task is worth another try when the planner, a pure function, would now do something else than block: that
+covers new bookies, members that came back, and metadata that changed. Unreadable entries are no matter of planning,
+so there a bookie must have come that was not there before. In either case the same process does not try the same
+state twice, except after half an hour: a disk may have been mended, or the tail of an open ledger been written,
+without any trace in the store.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.ledgers import Unreadable, Versioned
+from bookie.metadata.own_state import ParkedTask, ParkReason
+from bookie.metadata.registration import Bookies
+from bookie.metadata.underreplication import Task
+from bookie.model.ids import LedgerId
+from bookie.runtime.clock import Clock
+from replicator.plan import Choose, plan_repair
+
+RECHECK_S: Final = 1800.0
+"""How long a parked task rests while nothing has changed that the store would show."""
+_BACKOFF_S: Final = 5.0
+_BACKOFF_S_MAX: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the store shows of a task's circumstances. The same again promises the same outcome."""
+
+    task_version: int
+    ledger_version: int
+    """-1 where there is no metadata to compare."""
+    bookies: Bookies
+
+
+def seen(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> Seen:
+    """The comparable part of what was listed; holds no metadata, as there may be a million tasks."""
+    return Seen(task.version, ledger.version if isinstance(ledger, Versioned) else -1, bookies)
+
+
+def would_act(
+    task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies, parked: ParkedTask, choose: Choose
+) -> bool:
+    """Whether trying a parked task has something new to offer; ``ledger`` is None where it is gone."""
+    if task.version != parked.task_version or ledger is None:
+        return True
+    if isinstance(ledger, Unreadable):
+        return parked.reason is not ParkReason.UNREADABLE_METADATA
+    plan = plan_repair(ledger, bookies, choose)
+    if parked.reason is ParkReason.UNREADABLE_ENTRIES:
+        return plan.is_nothing_missing or bool(bookies.writable - parked.bookies_seen)
+    return plan.is_nothing_missing or bool(plan.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failures:
+    count: int
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Resting:
+    seen: Seen
+    since_s: float
+
+
+class Memory:
+    """What this process remembers of tasks that did not end well. Bounded by the number of tasks."""
+
+    def __init__(self, clock: Clock, rng: random.Random) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._failures: dict[LedgerId, _Failures] = {}
+        self._resting: dict[LedgerId, _Resting] = {}
+
+    def failed(self, ledger_id: LedgerId) -> None:
+        """Note a failure; the pause that follows doubles from 5 s to 5 minutes."""
+        count = self.failures(ledger_id) + 1
+        pause_s = min(_BACKOFF_S * 2 ** (count - 1), _BACKOFF_S_MAX) * (0.75 + 0.5 * self._rng.random())
+        self._failures[ledger_id] = _Failures(count, self._clock.monotonic_s() + pause_s)
+
+    def parked(self, ledger_id: LedgerId, circumstances: Seen) -> None:
+        """Note that a task was parked, or found parked, under these circumstances."""
+        self._failures.pop(ledger_id, None)
+        self._resting[ledger_id] = _Resting(circumstances, self._clock.monotonic_s())
+
+    def succeeded(self, ledger_id: LedgerId) -> None:
+        """Forget everything about a ledger."""
+        self._failures.pop(ledger_id, None)
+        self._resting.pop(ledger_id, None)
+
+    def failures(self, ledger_id: LedgerId) -> int:
+        """Failures in a row."""
+        known = self._failures.get(ledger_id)
+        return known.count if known is not None else 0
+
+    def due_in_s(self, ledger_id: LedgerId) -> float:
+        """Seconds until a failed task may be tried again; 0 or less where it may be now."""
+        known = self._failures.get(ledger_id)
+        return known.until_s - self._clock.monotonic_s() if known is not None else 0.0
+
+    def is_resting(self, ledger_id: LedgerId, circumstances: Seen) -> bool:
+        """Whether the task was noted as parked under the same circumstances, less than ``RECHECK_S`` ago."""
+        known = self._resting.get(ledger_id)
+        return (
+            known is not None and known.seen == circumstances and self._clock.monotonic_s() - known.since_s < RECHECK_S
+        )
+
+    def is_rested(self, ledger_id: LedgerId) -> bool:
+        """Whether the task was noted as parked ``RECHECK_S`` ago, so that it may be tried for that reason alone."""
+        known = self._resting.get(ledger_id)
+        return known is not None and self._clock.monotonic_s() - known.since_s >= RECHECK_S
+
+    def keep_only(self, ledger_ids: Collection[LedgerId]) -> None:
+        """Forget every ledger that has no task any more."""
+        self._failures = {i: known for i, known in self._failures.items() if i in ledger_ids}
+        self._resting = {i: known for i, known in self._resting.items() if i in ledger_ids}

@@ -1,0 +1,222 @@
+"""What to do about one ledger: a pure function of its metadata and of who is registered.
+
+The invariants that the plan keeps: a fragment that may still grow is never touched (S2); a target is writable, not a
+member of the fragment (S9) and not planned for another position of it; positions are kept; read-only bookies are
+sources and never targets, and not missing (S8). What cannot be repaired now is a ``Blocked`` with its reason, beside
+whatever can. The under-replication task is a hint that made us look, never an instruction (reliability R1), so it is
+no argument here: every unregistered member counts, and an empty plan means that nothing is missing.
+
+Not decided here: whether copies can really be read. Copying finds that out and is told back through ``Knowledge``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from bookie.metadata.ledgers import Versioned
+from bookie.metadata.own_state import ParkReason
+from bookie.metadata.registration import Bookies
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.schedule import occurring_starts, stored_count
+from replicator.steps import Cause, CopyPosition, Step, SwapMember
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A position that lost its bookie and cannot be repaired now."""
+
+    fragment_index: int
+    position: int
+    bookie: BookieId
+    reason: ParkReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class PositionKey:
+    """Names a lost position across metadata versions: fragments keep their first entry, not their index."""
+
+    first_entry_id: EntryId
+    position: int
+    bookie: BookieId
+
+
+Choose = Callable[[PositionKey, Sequence[BookieId], Sequence[BookieId]], BookieId | None]
+"""Picks a target for a position: (position, members of its fragment, sorted candidates) -> a candidate, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What was found out by asking bookies, which metadata does not say. Empty: nothing is known."""
+
+    is_tail_written: bool = False
+    """The last fragment of this unclosed ledger is known to hold an entry, so the one before it is complete."""
+    incomplete: frozenset[PositionKey] = frozenset()
+    """Positions whose registered bookie lacks entries."""
+    unreadable: tuple[tuple[PositionKey, str], ...] = ()
+    """Positions with an entry that every live holder denied, and the evidence."""
+    failed_targets: frozenset[BookieId] = frozenset()
+    """Bookies that would not take copies of this ledger a moment ago."""
+
+    def evidence(self, key: PositionKey) -> str | None:
+        """Why the position's entries cannot be read, if that is known."""
+        return next((text for known, text in self.unreadable if known == key), None)
+
+
+NOTHING_KNOWN = Knowledge()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The verdict on one ledger at one version of its metadata."""
+
+    ledger: Versioned
+    steps: tuple[Step, ...] = ()
+    blocked: tuple[Blocked, ...] = ()
+
+    @property
+    def is_nothing_missing(self) -> bool:
+        """Whether every position of every fragment has its bookie, so that the task is done (I18)."""
+        return not self.steps and not self.blocked
+
+
+def plan_repair(ledger: Versioned, bookies: Bookies, choose: Choose, knowledge: Knowledge = NOTHING_KNOWN) -> Plan:
+    """Decide what to copy where, and what must wait.
+
+    Args:
+        ledger: metadata, read before ``bookies`` were listed (R2).
+        bookies: who is registered.
+        choose: picks targets; called once per step.
+        knowledge: what earlier rounds found out.
+    """
+    metadata = ledger.metadata
+    steps: list[Step] = []
+    blocked: list[Blocked] = []
+    for index in range(len(metadata.fragments)):
+        fragment = _FragmentPlan(metadata, index, bookies, knowledge)
+        for verdict in fragment.verdicts(choose):
+            if isinstance(verdict, Blocked):
+                blocked.append(verdict)
+            else:
+                steps.append(verdict)
+    return Plan(ledger, tuple(steps), tuple(blocked))
+
+
+def lost_positions(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[tuple[int, int]]:
+    """(fragment index, position) of every unregistered member."""
+    registered = bookies.registered
+    for index, fragment in enumerate(metadata.fragments):
+        for position, member in enumerate(fragment.members):
+            if member not in registered:
+                yield index, position
+
+
+def closed_fragment_last(metadata: LedgerMetadata, index: int, *, is_tail_written: bool) -> EntryId | None:
+    """Last entry of a fragment that can never change again, or None for one that still may (S2, S19).
+
+    The last fragment of an unclosed ledger belongs to its writer. The one before it counts as unclosed too while the
+    last one is not known to hold an entry: with the old protocol its end may not be confirmed yet (formats 7.9, #3917).
+    """
+    if not metadata.is_closed and index >= len(metadata.fragments) - (1 if is_tail_written else 2):
+        return None
+    last = metadata.fragment_last_entry_id(index)
+    if last is None or metadata.last_entry_id is None:
+        return last
+    return min(last, metadata.last_entry_id)
+
+
+def needs_tail_evidence(metadata: LedgerMetadata, bookies: Bookies) -> bool:
+    """Whether it matters for the plan that the last fragment of an unclosed ledger holds an entry."""
+    before_last = len(metadata.fragments) - 2
+    return not metadata.is_closed and any(index == before_last for index, _ in lost_positions(metadata, bookies))
+
+
+@dataclass(slots=True)
+class _FragmentPlan:
+    metadata: LedgerMetadata
+    index: int
+    bookies: Bookies
+    knowledge: Knowledge
+    taken: list[BookieId] = field(default_factory=list)
+
+    def verdicts(self, choose: Choose) -> Iterator[Step | Blocked]:
+        last = closed_fragment_last(self.metadata, self.index, is_tail_written=self.knowledge.is_tail_written)
+        fragment = self.metadata.fragments[self.index]
+        for position, member in enumerate(fragment.members):
+            cause = self._cause(position, member, last)
+            if cause is not None:
+                yield self._verdict(position, cause, last, choose)
+
+    def _cause(self, position: int, member: BookieId, last: EntryId | None) -> Cause | None:
+        if member not in self.bookies.registered:
+            return Cause.UNREGISTERED
+        is_incomplete = last is not None and self._key(position) in self.knowledge.incomplete
+        return Cause.INCOMPLETE if is_incomplete else None
+
+    def _verdict(self, position: int, cause: Cause, last: EntryId | None, choose: Choose) -> Step | Blocked:
+        first = self.metadata.fragments[self.index].first_entry_id
+        old = self.metadata.fragments[self.index].members[position]
+        if last is None:
+            return self._blocked(position, ParkReason.NEEDS_RECOVERY, "may still grow: the ledger is not closed")
+        size, quorum = self.metadata.ensemble_size, self.metadata.write_quorum
+        has_entries = stored_count(position, first, last, size, quorum) > 0
+        if has_entries:
+            refusal = self._unreadable(position, first, last)
+            if refusal is not None:
+                return refusal
+        target = self._target(position, cause, choose)
+        if target is None:
+            return self._no_candidate(position)
+        self.taken.append(target)
+        if not has_entries:
+            return SwapMember(self.index, position, old, target)
+        return CopyPosition(
+            self.index, position, old, target, cause, first, last, quorum, sources=self._sources(position)
+        )
+
+    def _unreadable(self, position: int, first: EntryId, last: EntryId) -> Blocked | None:
+        evidence = self.knowledge.evidence(self._key(position))
+        if evidence is not None:
+            return self._blocked(position, ParkReason.UNREADABLE_ENTRIES, evidence)
+        if self.metadata.password is None:
+            detail = "the metadata carries neither password nor digest type, so no copy can be verified"
+            return self._blocked(position, ParkReason.UNREADABLE_METADATA, detail)
+        size, quorum = self.metadata.ensemble_size, self.metadata.write_quorum
+        sources = self._sources(position)
+        for start in sorted(occurring_starts(first, last, size)):
+            write_set = [(start + i) % size for i in range(quorum)]
+            if position in write_set and all(sources[p] is None for p in write_set):
+                detail = f"no registered bookie holds entries of positions {write_set} in entries {first}..{last}"
+                return self._blocked(position, ParkReason.NO_LIVE_COPY, detail)
+        return None
+
+    def _target(self, position: int, cause: Cause, choose: Choose) -> BookieId | None:
+        failed = self.knowledge.failed_targets
+        old = self.metadata.fragments[self.index].members[position]
+        if cause is Cause.INCOMPLETE and old in self.bookies.writable and old not in failed:
+            return old
+        members = self.metadata.fragments[self.index].members
+        candidates = sorted(self.bookies.writable - set(members) - set(self.taken) - failed)
+        return choose(self._key(position), members, candidates) if candidates else None
+
+    def _no_candidate(self, position: int) -> Blocked:
+        failed = self.knowledge.failed_targets
+        detail = "no writable bookie is registered outside the ensemble"
+        if failed:
+            detail += f", not counting {', '.join(sorted(failed))} which just refused copies"
+        return self._blocked(position, ParkReason.NO_CANDIDATE_BOOKIE, detail)
+
+    def _sources(self, position: int) -> tuple[BookieId | None, ...]:
+        members = self.metadata.fragments[self.index].members
+        registered = self.bookies.registered
+        return tuple(m if p != position and m in registered else None for p, m in enumerate(members))
+
+    def _key(self, position: int) -> PositionKey:
+        fragment = self.metadata.fragments[self.index]
+        return PositionKey(fragment.first_entry_id, position, fragment.members[position])
+
+    def _blocked(self, position: int, reason: ParkReason, detail: str) -> Blocked:
+        member = self.metadata.fragments[self.index].members[position]
+        return Blocked(self.index, position, member, reason, f"fragment {self.index} position {position}: {detail}")

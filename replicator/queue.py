@@ -1,0 +1,227 @@
+"""The tasks of the cluster as this worker sees them: which one to take next, and which ones must wait.
+
+Tasks, locks, parked tasks and metadata are read in bulk. A listing is a hint: the lock and a fresh look decide.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.ledgers import Unreadable, Versioned
+from bookie.metadata.own_state import ParkedTask
+from bookie.metadata.registration import Bookies
+from bookie.metadata.underreplication import Task
+from bookie.model.ids import LedgerId
+from replicator.events import Ending
+from replicator.ordering import Candidate, in_order, surviving_copies
+from replicator.parking import Memory, Seen, seen, would_act
+from replicator.ports import RepairPorts
+from replicator.repair import target_chooser
+
+READ_LEDGERS: Final = 1000
+"""Ledgers whose metadata is read and judged at a time: bounds memory, and how long the loop is kept from other work."""
+ATTEMPTS_MAX: Final = 5
+"""Failures in a row after which a run that should end (``once``) does not wait for a task any more."""
+REFRESH_SHARE: Final = 0.05
+"""Largest share of time spent on renewing the list while there is other work."""
+
+_UNCHANGED: Final = frozenset({Ending.BUSY, Ending.STOPPED, Ending.FAILED})
+
+
+class _Verdict(enum.Enum):
+    ELIGIBLE = enum.auto()
+    LOCKED = enum.auto()
+    BACKING_OFF = enum.auto()
+    PARKED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the last listing showed."""
+
+    eligible: int = 0
+    locked: int = 0
+    backing_off: int = 0
+    """Failed a while ago, to be tried again."""
+    given_up: int = 0
+    """Of those, failed ``ATTEMPTS_MAX`` times or more."""
+    parked: int = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every task is parked, or fails again and again."""
+        return not self.eligible and not self.locked and self.backing_off == self.given_up
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A task's turn to be worked on."""
+
+    ledger_id: LedgerId
+    seen: Seen
+    """The circumstances as listed."""
+
+
+class TaskQueue:
+    """See the module docstring. Used by one worker; ``refresh`` must not run twice at a time."""
+
+    def __init__(self, ports: RepairPorts, poll_interval_s: float) -> None:
+        self._ports = ports
+        self._poll_interval_s = poll_interval_s
+        self._memory = Memory(ports.clock, ports.rng)
+        self._order: deque[LedgerId] = deque()
+        self._seen: dict[LedgerId, Seen] = {}
+        self._bookies = Bookies(frozenset(), frozenset())
+        self._unsettled_locks: set[LedgerId] = set()
+        self._is_changed = True
+        self._changes_noted = 0
+        self._renew_after_change_s = -1.0
+        self._renew_anyway_s = -1.0
+        self.outlook = Outlook()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the list should be renewed before the next task is taken."""
+        return self._renewal_in_s() <= 0
+
+    @property
+    def next_look_s(self) -> float:
+        """Seconds until the list is stale, if nothing happens before."""
+        return max(0.0, self._renewal_in_s())
+
+    def _renewal_in_s(self) -> float:
+        is_used_up = self._is_changed and not self._order
+        due_s = self._renew_after_change_s if is_used_up else self._renew_anyway_s
+        return due_s - self._ports.clock.monotonic_s()
+
+    def note_change(self) -> None:
+        """Something happened that may make other tasks eligible: renew the list at once."""
+        self._changes_noted += 1
+        self._renew_anyway_s = -1.0
+
+    def take(self) -> Turn | None:
+        """The next task to work on, or None."""
+        if not self._order:
+            return None
+        ledger_id = self._order.popleft()
+        return Turn(ledger_id, self._seen.pop(ledger_id))
+
+    def settle(self, turn: Turn, ending: Ending) -> None:
+        """Note how a turn ended."""
+        if ending is Ending.FAILED:
+            self._memory.failed(turn.ledger_id)
+        elif ending is Ending.PARKED:
+            self._memory.parked(turn.ledger_id, turn.seen)
+        elif ending not in _UNCHANGED:
+            self._memory.succeeded(turn.ledger_id)
+        self._is_changed |= ending not in _UNCHANGED
+
+    def note_lock(self, ledger_id: LedgerId, *, is_settled: bool) -> None:
+        """Note whether an attempt to lock was answered. If not, the lock may be ours: only trying again can tell."""
+        if is_settled:
+            self._unsettled_locks.discard(ledger_id)
+        else:
+            self._unsettled_locks.add(ledger_id)
+
+    async def refresh(self) -> None:
+        """List everything again.
+
+        Raises:
+            StoreUnavailableError: no answer; the old list stands.
+        """
+        started_s, changes_noted = self._ports.clock.monotonic_s(), self._changes_noted
+        self._is_changed = False
+        tasks = await self._ports.tasks.list()
+        locked = await self._ports.tasks.locked()
+        parked = {record.ledger_id: record for record in await self._ports.parked.list()}
+        verdicts: dict[LedgerId, _Verdict] = {}
+        candidates: list[Candidate] = []
+        circumstances: dict[LedgerId, Seen] = {}
+        for part in _parts(tasks):
+            ledgers = await self._ports.ledgers.read_many([task.ledger_id for task in part])
+            bookies = self._same_if_equal(await self._ports.registrations.list())
+            for task, ledger in zip(part, ledgers, strict=True):
+                verdict = self._judge(task, ledger, bookies, task.ledger_id in locked, parked.get(task.ledger_id))
+                verdicts[task.ledger_id] = verdict
+                if verdict is _Verdict.ELIGIBLE:
+                    circumstances[task.ledger_id] = seen(task, ledger, bookies)
+                    candidates.append(self._candidate(task, ledger, bookies))
+        self._order, self._seen = deque(in_order(candidates, self._ports.rng)), circumstances
+        self._memory.keep_only(verdicts.keys())
+        self._sum_up(verdicts)
+        await self._forget_orphans(parked, verdicts)
+        self._plan_renewal(started_s, (i for i, verdict in verdicts.items() if verdict is _Verdict.BACKING_OFF))
+        if changes_noted != self._changes_noted:  # and part of the list may be older than the change
+            self._renew_anyway_s = self._renew_after_change_s
+
+    def _same_if_equal(self, bookies: Bookies) -> Bookies:
+        """The object of the last listing if nothing changed: a million comparisons with it then cost nothing."""
+        if bookies != self._bookies:
+            self._bookies = bookies
+        return self._bookies
+
+    def _judge(
+        self,
+        task: Task,
+        ledger: Versioned | Unreadable | None,
+        bookies: Bookies,
+        is_locked: bool,
+        parked: ParkedTask | None,
+    ) -> _Verdict:
+        ledger_id = task.ledger_id
+        if is_locked and ledger_id not in self._unsettled_locks:
+            return _Verdict.LOCKED
+        if self._memory.due_in_s(ledger_id) > 0:
+            return _Verdict.BACKING_OFF
+        if parked is None or self._memory.is_rested(ledger_id):
+            return _Verdict.ELIGIBLE
+        circumstances = seen(task, ledger, bookies)
+        if self._memory.is_resting(ledger_id, circumstances):
+            return _Verdict.PARKED
+        if would_act(task, ledger, bookies, parked, target_chooser(ledger_id)):
+            return _Verdict.ELIGIBLE
+        self._memory.parked(ledger_id, circumstances)
+        return _Verdict.PARKED
+
+    def _candidate(self, task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> Candidate:
+        failures = self._memory.failures(task.ledger_id)
+        return Candidate(task.ledger_id, surviving_copies(ledger, bookies), task.ctime_ms, failures)
+
+    def _sum_up(self, verdicts: Mapping[LedgerId, _Verdict]) -> None:
+        counts = dict.fromkeys(_Verdict, 0)
+        for verdict in verdicts.values():
+            counts[verdict] += 1
+        backing_off = [i for i, verdict in verdicts.items() if verdict is _Verdict.BACKING_OFF]
+        self.outlook = Outlook(
+            counts[_Verdict.ELIGIBLE],
+            counts[_Verdict.LOCKED],
+            len(backing_off),
+            sum(self._memory.failures(ledger_id) >= ATTEMPTS_MAX for ledger_id in backing_off),
+            counts[_Verdict.PARKED],
+        )
+
+    def _plan_renewal(self, started_s: float, backing_off: Iterable[LedgerId]) -> None:
+        """Renew after a poll interval or when a failed task is due, but spend little of the time on it."""
+        now_s = self._ports.clock.monotonic_s()
+        due_in_s = min(map(self._memory.due_in_s, backing_off), default=self._poll_interval_s)
+        self._renew_after_change_s = now_s + (now_s - started_s) / REFRESH_SHARE
+        self._renew_anyway_s = max(self._renew_after_change_s, now_s + min(self._poll_interval_s, due_in_s))
+
+    async def _forget_orphans(
+        self, parked: Mapping[LedgerId, ParkedTask], verdicts: Mapping[LedgerId, _Verdict]
+    ) -> None:
+        """Parked records whose task is gone: another program finished it."""
+        for ledger_id in sorted(parked.keys() - verdicts.keys()):
+            await self._ports.parked.unpark(ledger_id)
+
+
+def _parts(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
+    for start in range(0, len(tasks), READ_LEDGERS):
+        yield tasks[start : start + READ_LEDGERS]

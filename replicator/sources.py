@@ -1,0 +1,184 @@
+"""Reading entries from the bookies that hold them, verified, in whatever way still works.
+
+An entry counts as read only when its digest and ids verify (S10). Each entry is asked of one holder after another
+until one serves it; every refusal on the way is kept as evidence. A DUMMY digest proves nothing, so there a copy
+counts when a second holder has the same, or when no other holder has one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bookie.model.digest import Digest
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType
+from bookie.model.packet import HEADER_SIZE, DamagedEntry, unpack
+from bookie.wire.port import ReadReply, Status, Transport
+from replicator.evidence import Answer, CorruptCopy, UnreadableEntry
+
+READ_TIMEOUT_S: Final = 15.0
+_LAC: Final = slice(16, 24)
+"""Header bytes that may differ between good copies: Apache's recovery re-encodes the LAC field (formats 7.5, 7.11)."""
+
+Orders = Mapping[EntryId, Sequence[BookieId]]
+"""Per entry the bookies to ask, in that order."""
+Answers = tuple[Answer, ...]
+
+
+@dataclass(slots=True)
+class Fetched:
+    """What a round of reading brought. Every entry asked for is in exactly one of the first three."""
+
+    packets: dict[EntryId, bytes] = field(default_factory=dict, repr=False)
+    rest: list[EntryId] = field(default_factory=list)
+    """Not read, because an answer reached its bound on bytes; ask again."""
+    unreadable: list[UnreadableEntry] = field(default_factory=list)
+    corrupt: list[CorruptCopy] = field(default_factory=list)
+    served_by: dict[EntryId, BookieId] = field(default_factory=dict)
+    silent: set[BookieId] = field(default_factory=set)
+    """Bookies that gave no proper answer: better asked last from now on."""
+
+
+class EntrySource:
+    """Reads one ledger's entries."""
+
+    def __init__(self, transport: Transport, ledger_id: LedgerId, digest: Digest) -> None:
+        self._transport = transport
+        self._ledger_id = ledger_id
+        self._digest = digest
+
+    async def fetch(self, orders: Orders) -> Fetched:
+        """Read every entry of ``orders``; see ``Fetched``. Never raises for what bookies do."""
+        fetched = await _Round(self, orders).run()
+        if self._digest.type is DigestType.DUMMY:
+            await self._compare(fetched, orders)
+        return fetched
+
+    async def ask(self, bookie: BookieId, entry_ids: Sequence[EntryId]) -> ReadReply:
+        """One request to one bookie."""
+        return await self._transport.read(bookie, self._ledger_id, entry_ids, READ_TIMEOUT_S)
+
+    def damage(self, packet: bytes, entry_id: EntryId) -> str | None:
+        """What is wrong with stored bytes, or None."""
+        try:
+            entry = unpack(self._digest, packet, self._ledger_id, entry_id)
+        except DamagedEntry as error:
+            return str(error)
+        if entry.length < len(entry.payload):
+            return f"ledger length {entry.length} in the header is below the payload's {len(entry.payload)} bytes"
+        return None
+
+    async def _compare(self, fetched: Fetched, orders: Orders) -> None:
+        """Hold each copy against another holder's; a third decides between two that differ."""
+        others = {
+            entry_id: [bookie for bookie in orders[entry_id] if bookie != served_by]
+            for entry_id, served_by in fetched.served_by.items()
+        }
+        second = await _Round(self, others).run()
+        fetched.corrupt.extend(second.corrupt)
+        for entry_id in second.rest:
+            del fetched.packets[entry_id]
+            fetched.rest.append(entry_id)
+        differing = {i: p for i, p in second.packets.items() if not _is_same(p, fetched.packets[i])}
+        if not differing:
+            return
+        third = await _Round(self, {i: [b for b in others[i] if b != second.served_by[i]] for i in differing}).run()
+        unknown = {entry.entry_id: entry.answers for entry in third.unreadable}
+        for entry_id, packet in differing.items():
+            if entry_id in third.rest:
+                del fetched.packets[entry_id]
+                fetched.rest.append(entry_id)
+                continue
+            witness = third.packets.get(entry_id, b"")
+            self._settle(fetched, entry_id, _Copy(second.served_by[entry_id], packet), witness, unknown)
+
+    def _settle(
+        self, fetched: Fetched, entry_id: EntryId, other: _Copy, witness: bytes, unknown: Mapping[EntryId, Answers]
+    ) -> None:
+        first = _Copy(fetched.served_by[entry_id], fetched.packets[entry_id])
+        for good, bad in ((first, other), (other, first)):
+            if witness and _is_same(witness, good.packet):
+                fetched.packets[entry_id] = good.packet
+                fetched.corrupt.append(CorruptCopy(bad.bookie, entry_id, "differs from two other copies"))
+                return
+        del fetched.packets[entry_id]
+        answers = tuple(Answer(copy.bookie, Status.CORRUPT, "copies differ") for copy in (first, other))
+        fetched.unreadable.append(UnreadableEntry(entry_id, answers + unknown.get(entry_id, ())))
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    bookie: BookieId
+    packet: bytes = field(repr=False)
+
+
+class _Round:
+    """One pass over the holders of some entries."""
+
+    def __init__(self, source: EntrySource, orders: Orders) -> None:
+        self._source = source
+        self._orders = orders
+        self._answers: dict[EntryId, list[Answer]] = {}
+        self._result = Fetched()
+
+    async def run(self) -> Fetched:
+        waiting = sorted(self._orders)
+        while waiting:
+            waiting = await self._ask_next_holders(waiting)
+        self._result.rest.sort()
+        return self._result
+
+    async def _ask_next_holders(self, waiting: Sequence[EntryId]) -> list[EntryId]:
+        groups: dict[BookieId, list[EntryId]] = {}
+        for entry_id in waiting:
+            answers = self._answers.get(entry_id, ())
+            order = self._orders[entry_id]
+            if len(answers) < len(order):
+                groups.setdefault(order[len(answers)], []).append(entry_id)
+            else:
+                self._result.unreadable.append(UnreadableEntry(entry_id, tuple(answers)))
+        replies = await asyncio.gather(*(self._source.ask(bookie, ids) for bookie, ids in groups.items()))
+        refused: list[EntryId] = []
+        for (bookie, ids), reply in zip(groups.items(), replies, strict=True):
+            refused.extend(self._sort_out(bookie, ids, reply))
+        return sorted(refused)
+
+    def _sort_out(self, bookie: BookieId, ids: Sequence[EntryId], reply: ReadReply) -> list[EntryId]:
+        refused: list[EntryId] = []
+        packets, served_by = self._result.packets, self._result.served_by
+        for entry_id, result in zip(ids, reply.results, strict=False):
+            damage = self._source.damage(result.packet, entry_id) if result.status is Status.OK else None
+            if result.status is Status.OK and damage is None:
+                packets[entry_id] = result.packet
+                served_by[entry_id] = bookie
+                continue
+            status = result.status if damage is None else Status.CORRUPT
+            if status is Status.CORRUPT:
+                detail = damage or "the bookie found its own copy damaged"
+                self._result.corrupt.append(CorruptCopy(bookie, entry_id, detail))
+            refused.append(self._refuse(entry_id, Answer(bookie, status, damage or "")))
+        uncovered = ids[len(reply.results) :]
+        if reply.status is Status.OK and reply.results:
+            self._result.rest.extend(uncovered)
+            return refused
+        status = Status.BAD_REQUEST if reply.status is Status.OK else reply.status
+        if uncovered and not Answer(bookie, status).is_final:
+            self._result.silent.add(bookie)
+        refused.extend(self._refuse(entry_id, Answer(bookie, status, reply.detail)) for entry_id in uncovered)
+        return refused
+
+    def _refuse(self, entry_id: EntryId, answer: Answer) -> EntryId:
+        self._answers.setdefault(entry_id, []).append(answer)
+        return entry_id
+
+
+def _is_same(one: bytes, other: bytes) -> bool:
+    """Whether two copies are the same entry: equal but for the LAC field. Only for digests of size 0."""
+    return (
+        one[: _LAC.start] == other[: _LAC.start]
+        and one[_LAC.stop : HEADER_SIZE] == other[_LAC.stop : HEADER_SIZE]
+        and one[HEADER_SIZE:] == other[HEADER_SIZE:]
+    )

@@ -1,0 +1,115 @@
+"""Counting and logging what happens: the sinks that every replicator has."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, TextIO
+
+from bookie.metadata.own_state import ParkReason
+from bookie.model.ids import LedgerId
+from replicator.events import Ending, TaskResult
+from replicator.evidence import CorruptCopy
+
+_log = logging.getLogger(__name__)
+
+_LEVELS: Final = {
+    Ending.REPAIRED: logging.INFO,
+    Ending.NOTHING_MISSING: logging.INFO,
+    Ending.LEDGER_DELETED: logging.INFO,
+    Ending.PARKED: logging.WARNING,
+    Ending.MARKED_AGAIN: logging.INFO,
+    Ending.BUSY: logging.DEBUG,
+    Ending.STOPPED: logging.INFO,
+    Ending.FAILED: logging.WARNING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Counters since the process started."""
+
+    endings: tuple[tuple[Ending, int], ...]
+    parked: tuple[tuple[ParkReason, int], ...]
+    fragments: int
+    entries: int
+    bytes: int
+    corrupt_copies: int
+
+    def count(self, ending: Ending) -> int:
+        """How many turns ended so."""
+        return dict(self.endings).get(ending, 0)
+
+
+class Progress:
+    """Counts events."""
+
+    def __init__(self) -> None:
+        self._endings: Counter[Ending] = Counter()
+        self._parked: Counter[ParkReason] = Counter()
+        self._fragments = 0
+        self._entries = 0
+        self._bytes = 0
+        self._corrupt_copies = 0
+
+    def task_ended(self, result: TaskResult) -> None:
+        """See ``EventSink``."""
+        self._endings[result.ending] += 1
+        if result.reason is not None:
+            self._parked[result.reason] += 1
+        self._fragments += result.fragments
+        self._entries += result.entries
+        self._bytes += result.bytes
+
+    def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
+        """See ``EventSink``."""
+        self._corrupt_copies += 1
+
+    def snapshot(self) -> Snapshot:
+        """The counters now."""
+        return Snapshot(
+            tuple(self._endings.items()),
+            tuple(self._parked.items()),
+            self._fragments,
+            self._entries,
+            self._bytes,
+            self._corrupt_copies,
+        )
+
+
+class LogEvents:
+    """Writes events to the process's log."""
+
+    def task_ended(self, result: TaskResult) -> None:
+        """See ``EventSink``."""
+        _log.log(_LEVELS[result.ending], "task ended", extra=result.fields())
+
+    def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
+        """See ``EventSink``."""
+        _log.error("stored copy is damaged", extra=_corrupt_fields(ledger_id, copy))
+
+
+class JsonEvents:
+    """Writes one JSON object a line, for programs that watch a run. Turns that found a task taken are left out."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def task_ended(self, result: TaskResult) -> None:
+        """See ``EventSink``."""
+        if result.ending is not Ending.BUSY:
+            self._write({"event": "task_ended", **result.fields()})
+
+    def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
+        """See ``EventSink``."""
+        self._write({"event": "copy_corrupt", **_corrupt_fields(ledger_id, copy)})
+
+    def _write(self, values: dict[str, str | int | float]) -> None:
+        self._stream.write(json.dumps(values) + "\n")
+        self._stream.flush()
+
+
+def _corrupt_fields(ledger_id: LedgerId, copy: CorruptCopy) -> dict[str, str | int | float]:
+    return {"ledger_id": ledger_id, "bookie_id": copy.bookie, "entry_id": copy.entry_id, "detail": copy.detail}

@@ -1,0 +1,74 @@
+"""What a repair consists of: copies of positions, and changes of metadata alone. Values, no decisions."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.schedule import stored_count, stored_entries, stores
+
+
+class Cause(enum.Enum):
+    """Why a position needs a copy."""
+
+    UNREGISTERED = "unregistered"
+    """Its bookie is not registered."""
+    INCOMPLETE = "incomplete"
+    """Its bookie is registered and said itself that it lacks entries it should store (reliability R31)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPosition:
+    """Copy to ``target`` what ``position`` stores of ``first..last`` (inclusive), then let it take the place."""
+
+    fragment_index: int
+    position: int
+    old: BookieId
+    target: BookieId
+    """Equal to ``old`` for an incomplete bookie, which is filled up in place."""
+    cause: Cause
+    first: EntryId
+    last: EntryId
+    write_quorum: int
+    sources: tuple[BookieId | None, ...]
+    """Per ensemble position the registered bookie that may be read; None where there is none, as at ``position``."""
+
+    @property
+    def entry_count(self) -> int:
+        """How many entries the position stores."""
+        return stored_count(self.position, self.first, self.last, len(self.sources), self.write_quorum)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the metadata stays as it is."""
+        return self.old == self.target
+
+    def entries(self) -> Iterator[EntryId]:
+        """The entries that the position stores, ascending."""
+        return stored_entries(self.position, self.first, self.last, len(self.sources), self.write_quorum)
+
+    def holders(self, start: int) -> tuple[BookieId, ...]:
+        """Who may be read for entries with ``entry_id mod E == start``: distinct, nearest position above ours first.
+
+        The order starts behind our own position, not at the write set's first, so that neighbouring entries have the
+        same holder first wherever they can, and a request covers a run of entries.
+        """
+        size = len(self.sources)
+        around = ((self.position + step) % size for step in range(1, size))
+        named = (self.sources[p] for p in around if stores(p, start, size, self.write_quorum))
+        return tuple(dict.fromkeys(bookie for bookie in named if bookie is not None and bookie != self.target))
+
+
+@dataclass(frozen=True, slots=True)
+class SwapMember:
+    """Name ``target`` instead of ``old``, which stores nothing of the fragment: a change of metadata alone."""
+
+    fragment_index: int
+    position: int
+    old: BookieId
+    target: BookieId
+
+
+Step = CopyPosition | SwapMember

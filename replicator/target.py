@@ -1,0 +1,84 @@
+"""Storing copies on their new bookie: in full batches, throttled, offered again while the bookie is busy."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from bookie.metadata.ledgers import Versioned
+from bookie.model.digest import master_key
+from bookie.model.errors import InvariantError
+from bookie.model.ids import BookieId
+from bookie.runtime.clock import Clock
+from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, AddBatch, AddReply, Status, Transport
+from replicator.evidence import Answer
+from replicator.throttle import Throttle
+
+ADD_TIMEOUT_S: Final = 15.0
+_BUSY_ATTEMPTS_MAX: Final = 8
+_BROKEN_ATTEMPTS_MAX: Final = 3
+"""Adds to a target that does not answer: enough to ride out a broken connection, not a dead bookie."""
+_BROKEN: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE})
+_BACKOFF_S: Final = 0.1
+_BACKOFF_S_MAX: Final = 2.0
+
+
+class Target:
+    """One bookie as the target of copies of one ledger. Shared by the lanes of a copy."""
+
+    def __init__(
+        self, transport: Transport, clock: Clock, throttle: Throttle, bookie: BookieId, ledger: Versioned
+    ) -> None:
+        if ledger.metadata.password is None:
+            raise InvariantError(f"ledger {ledger.ledger_id} was planned for copying without a password")
+        self._transport = transport
+        self._clock = clock
+        self._throttle = throttle
+        self._bookie = bookie
+        self._ledger_id = ledger.ledger_id
+        self._master_key = master_key(ledger.metadata.password)
+        self.entries = 0
+        """Entries acknowledged, so durable there (S11)."""
+        self.bytes = 0
+
+    async def store(self, packets: Sequence[bytes]) -> Answer | None:
+        """Store copies, as they are and with the recovery flag (S3, S10); the refusal, if there was one."""
+        for batch in batches(packets):
+            size = sum(map(len, batch))
+            await self._throttle.take(size)
+            reply = await self._add(batch)
+            if reply.status is not Status.OK:
+                return Answer(self._bookie, reply.status, reply.detail)
+            self.entries += len(batch)
+            self.bytes += size
+        return None
+
+    async def _add(self, packets: Sequence[bytes]) -> AddReply:
+        batch = AddBatch(self._ledger_id, self._master_key, packets, is_recovery=True)
+        for attempt in itertools.count(1):
+            reply = await self._transport.add(self._bookie, batch, ADD_TIMEOUT_S)
+            if attempt >= _attempts_max(reply.status):
+                return reply
+            await self._clock.sleep(min(_BACKOFF_S * 2**attempt, _BACKOFF_S_MAX))
+        raise AssertionError("unreachable: counting has no end")
+
+
+def batches(packets: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Cut entries into batches of at most ``BATCH_ENTRIES_MAX``, closed once they hold ``BATCH_BYTES_MAX``."""
+    batch: list[bytes] = []
+    size = 0
+    for packet in packets:
+        batch.append(packet)
+        size += len(packet)
+        if size >= BATCH_BYTES_MAX or len(batch) == BATCH_ENTRIES_MAX:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _attempts_max(status: Status) -> int:
+    if status is Status.TOO_MANY_REQUESTS:
+        return _BUSY_ATTEMPTS_MAX
+    return _BROKEN_ATTEMPTS_MAX if status in _BROKEN else 1

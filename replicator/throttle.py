@@ -1,0 +1,101 @@
+"""Two bounds that all copying of a process shares: bytes per second, and bytes in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from bookie.runtime.clock import Clock
+
+BURST_S: Final = 0.25
+"""How many seconds of unused rate may be saved up: short, so that the rate also holds over any one second."""
+_SLICE_S: Final = 0.5
+"""Longest single sleep, so that a new rate takes effect soon."""
+_NAP_S: Final = 0.001
+"""Shortest one: a debt of a rounding error must not become a sleep that does not move the clock."""
+
+
+class Throttle:
+    """A token bucket of bytes. First come, first served; safe to share between tasks of one loop.
+
+    Over any span of ``t`` seconds at most ``rate * (t + BURST_S)`` bytes plus one request pass. A request larger than
+    the bucket passes once the bucket is not empty and leaves a debt that later ones wait out.
+    """
+
+    def __init__(self, clock: Clock, bytes_per_second: int = 0) -> None:
+        self._clock = clock
+        self._rate = _checked(bytes_per_second)
+        self._tokens = bytes_per_second * BURST_S
+        self._filled_at_s = clock.monotonic_s()
+        self._turn = asyncio.Lock()
+
+    @property
+    def bytes_per_second(self) -> int:
+        """The rate; 0 means unlimited."""
+        return self._rate
+
+    def set_rate(self, bytes_per_second: int) -> None:
+        """Change the rate (0: unlimited). Whoever waits now feels it within half a second.
+
+        Raises:
+            ValueError: negative.
+        """
+        self._fill()
+        self._rate = _checked(bytes_per_second)
+
+    async def take(self, size_bytes: int) -> None:
+        """Wait until ``size_bytes`` more may be sent. Cancelled while waiting, it takes nothing."""
+        if self._rate == 0:
+            return
+        async with self._turn:
+            while self._rate and (wait_s := self._wait_s()) > 0:
+                await self._clock.sleep(max(_NAP_S, min(wait_s, _SLICE_S)))
+            self._tokens -= size_bytes
+
+    def _wait_s(self) -> float:
+        self._fill()
+        return -self._tokens / self._rate if self._tokens < 0 else 0.0
+
+    def _fill(self) -> None:
+        now_s = self._clock.monotonic_s()
+        earned = (now_s - self._filled_at_s) * self._rate
+        self._tokens = min(self._tokens + earned, self._rate * BURST_S)
+        self._filled_at_s = now_s
+
+
+class ByteBudget:
+    """At most ``limit`` bytes held at a time; first come, first served. One request above the limit counts as it."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._held = 0
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes held now."""
+        return self._held
+
+    @asynccontextmanager
+    async def hold(self, size_bytes: int) -> AsyncIterator[None]:
+        """Hold ``size_bytes`` while the context lasts, waiting for them first."""
+        size = min(size_bytes, self._limit)
+        async with self._turn:
+            while self._held + size > self._limit:
+                self._freed.clear()
+                await self._freed.wait()
+            self._held += size
+        try:
+            yield
+        finally:
+            self._held -= size
+            self._freed.set()
+
+
+def _checked(bytes_per_second: int) -> int:
+    if bytes_per_second < 0:
+        raise ValueError(f"bytes per second must be 0 (unlimited) or more, not {bytes_per_second}")
+    return bytes_per_second

@@ -1,0 +1,220 @@
+"""The worker: takes tasks while it may, repairs several ledgers at a time, and lets go of everything in good order.
+
+One failing ledger never ends it, and neither does a store that is away for a while. The end of the store's session
+cancels all work in flight at once (S14); the next session begins with a new listing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from bookie.metadata.port import Session, SessionState
+from bookie.metadata.registration import Bookies
+from bookie.model.errors import FatalError, OutcomeUnknownError, TransientError
+from bookie.model.ids import LedgerId
+from bookie.runtime.tasks import cancel, guarded
+from replicator.copying import Copier
+from replicator.events import Ending, EventSink, TaskResult
+from replicator.lease import Lease
+from replicator.ports import RepairPorts
+from replicator.queue import TaskQueue, Turn
+from replicator.repair import LedgerRepair
+from replicator.settings import ReplicatorSettings
+from replicator.throttle import ByteBudget, Throttle
+from replicator.waiting import all_over, first_of
+
+_log = logging.getLogger(__name__)
+
+IN_FLIGHT_BYTES: Final = 64 << 20
+"""Entries read and not yet stored, over all ledgers in flight."""
+STORE_PAUSE_S: Final = 1.0
+"""Before the store is asked again after it did not answer."""
+LETTING_GO_S: Final = 10.0
+"""How long cancelled work may take to release its locks; what is left goes with the session."""
+
+
+class RunEnd(enum.Enum):
+    """Why a run came to its end."""
+
+    STOPPED = "stopped"
+    SETTLED = "settled"
+    """Only with ``once``: every task is repaired or parked."""
+    UNSETTLED = "unsettled"
+    """Only with ``once``: some tasks fail again and again, or repair is disabled."""
+
+
+class Worker:
+    """See the module docstring. ``run`` is called once."""
+
+    def __init__(self, ports: RepairPorts, settings: ReplicatorSettings, events: EventSink, owner: str) -> None:
+        """Prepare a worker; ``owner`` is what its locks say to people, usually the host's name."""
+        self._ports = ports
+        self._settings = settings
+        self._events = events
+        self._owner = owner
+        self.throttle = Throttle(ports.clock, settings.copy_bytes_per_second)
+        self._copier = Copier(ports.transport, ports.clock, self.throttle, ByteBudget(IN_FLIGHT_BYTES))
+        self._queue = TaskQueue(ports, settings.poll_interval_s)
+        self._running: dict[LedgerId, asyncio.Task[None]] = {}
+        self._stop = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._unreleased: list[Lease] = []
+        self._fatal: FatalError | None = None
+
+    def stop(self) -> None:
+        """Take no more tasks; what is in flight may end within the grace period, the rest is let go. Idempotent."""
+        self._stop.set()
+        self._wake.set()
+
+    async def run(self) -> RunEnd:
+        """Work until ``stop``, or with ``once`` until every task is settled.
+
+        Raises:
+            FatalError: a rule that our own code must keep was broken; everything was let go.
+        """
+        watchers = [guarded("session watch", self._watch_session()), guarded("bookie watch", self._watch_bookies())]
+        try:
+            end = await self._dispatch()
+            await self._finish(0.0 if self._fatal is not None else self._settings.grace_s)
+        finally:
+            for watcher in watchers:
+                await cancel(watcher)
+            self._abandon()
+            await self._finish(LETTING_GO_S)
+        if self._fatal is not None:
+            raise self._fatal
+        return end
+
+    async def _dispatch(self) -> RunEnd:
+        while not self._stop.is_set():
+            self._wake.clear()
+            try:
+                end = await self._look()
+            except (TransientError, OutcomeUnknownError) as error:
+                _log.warning("store did not answer, trying again", extra={"error": str(error)})
+                await first_of([self._wake.wait(), self._ports.clock.sleep(STORE_PAUSE_S)])
+                continue
+            if end is not None:
+                return end
+        return RunEnd.STOPPED
+
+    async def _look(self) -> RunEnd | None:
+        """One look at the situation, and a wait until it may be different."""
+        session = self._ports.store.session
+        if not session.is_connected:
+            await first_of([self._ports.store.wait_session_changed(session), self._wake.wait()])
+            return None
+        if await self._ports.tasks.is_disabled():
+            if self._settings.once and not self._running:
+                _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
+                return RunEnd.UNSETTLED
+            await first_of([self._ports.tasks.wait_enabled(), self._wake.wait()], self._running.values())
+            return None
+        await self._give_back_again()
+        if self._queue.is_stale:
+            await self._queue.refresh()
+        self._start_turns()
+        if self._settings.once and not self._running and not self._queue.is_stale and self._queue.outlook.is_settled:
+            return RunEnd.UNSETTLED if self._queue.outlook.given_up else RunEnd.SETTLED
+        if not self._running and self._queue.is_stale:
+            return None
+        await first_of([self._wake.wait(), self._ports.clock.sleep(self._queue.next_look_s)], self._running.values())
+        return None
+
+    def _start_turns(self) -> None:
+        while len(self._running) < self._settings.ledgers_in_flight and not self._stop.is_set():
+            turn = self._queue.take()
+            if turn is None:
+                return
+            if turn.ledger_id not in self._running:
+                work = guarded(f"repair of ledger {turn.ledger_id}", self._work(turn))
+                self._running[turn.ledger_id] = work
+                work.add_done_callback(partial(self._ended, turn.ledger_id))
+
+    def _ended(self, ledger_id: LedgerId, work: asyncio.Task[None]) -> None:
+        del self._running[ledger_id]
+
+    async def _work(self, turn: Turn) -> None:
+        """One task's turn, from lock to release. Its failure is its own."""
+        started_s = self._ports.clock.monotonic_s()
+        try:
+            result = await self._repair(turn.ledger_id)
+        except FatalError as error:
+            self._fatal = error
+            self.stop()
+            return
+        except Exception as error:  # noqa: BLE001 (task boundary: one bad ledger must not end the worker)
+            is_ours = isinstance(error, (TransientError, OutcomeUnknownError))
+            _log.warning("repair failed", extra={"ledger_id": turn.ledger_id}, exc_info=None if is_ours else error)
+            result = TaskResult(turn.ledger_id, Ending.FAILED, detail=f"{type(error).__name__}: {error}")
+        self._queue.settle(turn, result.ending)
+        self._events.task_ended(replace(result, seconds=self._ports.clock.monotonic_s() - started_s))
+
+    async def _repair(self, ledger_id: LedgerId) -> TaskResult:
+        lease = await self._lock(ledger_id)
+        if lease is None:
+            return TaskResult(ledger_id, Ending.BUSY)
+        try:
+            return await LedgerRepair(self._ports, self._copier, lease, self._events).run()
+        finally:
+            await self._give_back(lease)
+
+    async def _lock(self, ledger_id: LedgerId) -> Lease | None:
+        epoch = self._ports.store.session.epoch
+        try:
+            held = await self._ports.tasks.lock(ledger_id, self._owner)
+        except (TransientError, OutcomeUnknownError):
+            self._queue.note_lock(ledger_id, is_settled=False)
+            raise
+        self._queue.note_lock(ledger_id, is_settled=True)
+        return None if held is None else Lease(self._ports, held, epoch)
+
+    async def _give_back(self, lease: Lease) -> None:
+        if not await lease.release():
+            self._unreleased.append(lease)
+
+    async def _give_back_again(self) -> None:
+        """Release what could not be released before."""
+        leases, self._unreleased = self._unreleased, []
+        for lease in leases:
+            await self._give_back(lease)
+
+    async def _watch_session(self) -> None:
+        store = self._ports.store
+        known: Session = store.session
+        while True:
+            session = await store.wait_session_changed(known)
+            if session.state is SessionState.LOST or session.epoch != known.epoch:
+                _log.warning("session with the store ended, letting go of all work", extra={"epoch": known.epoch})
+                self._abandon()
+                self._queue.note_change()
+            known = session
+            self._wake.set()
+
+    async def _watch_bookies(self) -> None:
+        """Look again as soon as a bookie comes or goes: it may wake parked tasks or cancel others."""
+        seen: Bookies | None = None
+        while True:
+            try:
+                if seen is None:
+                    seen = await self._ports.registrations.list()
+                seen = await self._ports.registrations.wait_changed(seen)
+            except TransientError:
+                await self._ports.clock.sleep(STORE_PAUSE_S)
+                continue
+            self._queue.note_change()
+            self._wake.set()
+
+    def _abandon(self) -> None:
+        for work in self._running.values():
+            work.cancel()
+
+    async def _finish(self, seconds: float) -> None:
+        """Wait for the work in flight, up to ``seconds``."""
+        if self._running and seconds > 0:
+            await first_of([all_over(self._running.values()), self._ports.clock.sleep(seconds)])

@@ -1,0 +1,272 @@
+"""The repair plan: what it decides in named situations, and what it never does in any."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.metadata.ledgers import Versioned
+from bookie.metadata.own_state import ParkReason
+from bookie.metadata.registration import Bookies
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.model.schedule import write_set
+from replicator.install import with_steps
+from replicator.plan import (
+    Blocked,
+    Knowledge,
+    Plan,
+    PositionKey,
+    needs_tail_evidence,
+    plan_repair,
+)
+from replicator.repair import target_chooser
+from replicator.steps import Cause, CopyPosition, SwapMember
+
+LEDGER = LedgerId(7)
+
+
+def names(text: str) -> tuple[BookieId, ...]:
+    return tuple(map(BookieId, text.split()))
+
+
+def bookies(writable: str, read_only: str = "") -> Bookies:
+    return Bookies(frozenset(names(writable)), frozenset(names(read_only)))
+
+
+def ledger(*fragments: tuple[int, str], quorum: tuple[int, int] = (2, 2), last: int | None = None) -> Versioned:
+    """A ledger with these (first entry, members); closed at ``last`` unless that is None."""
+    parts = tuple(Fragment(EntryId(first), names(members)) for first, members in fragments)
+    metadata = LedgerMetadata(len(parts[0].members), *quorum, parts)
+    if last is not None:
+        metadata = metadata.closed(EntryId(last), max(0, last + 1))
+    return Versioned(LEDGER, metadata, 3)
+
+
+def first_candidate(key: PositionKey, members: Sequence[BookieId], candidates: Sequence[BookieId]) -> BookieId:
+    return candidates[0]
+
+
+def plan(of: Versioned, registered: Bookies, knowledge: Knowledge | None = None) -> Plan:
+    return plan_repair(of, registered, first_candidate, knowledge or Knowledge())
+
+
+def reasons(result: Plan) -> list[tuple[int, int, ParkReason]]:
+    return [(b.fragment_index, b.position, b.reason) for b in result.blocked]
+
+
+def test_nothing_is_planned_while_every_member_is_registered() -> None:
+    assert plan(ledger((0, "a b c"), last=9), bookies("a c", "b")).is_nothing_missing
+
+
+def test_a_lost_position_is_copied_from_the_registered_members_to_a_bookie_outside() -> None:
+    result = plan(ledger((0, "a b c"), last=9), bookies("a d", "c"))
+    a, b, c, d = names("a b c d")
+    (step,) = result.steps
+    assert step == CopyPosition(0, 1, b, d, Cause.UNREGISTERED, EntryId(0), EntryId(9), 2, (a, None, c))
+    assert result.blocked == ()
+
+
+def test_read_only_bookies_are_no_targets() -> None:
+    assert reasons(plan(ledger((0, "a b c"), last=9), bookies("a c", "d"))) == [(0, 1, ParkReason.NO_CANDIDATE_BOOKIE)]
+
+
+def test_each_lost_position_of_a_fragment_gets_a_target_of_its_own() -> None:
+    result = plan(ledger((0, "a b c d"), quorum=(3, 2), last=9), bookies("a d e f"))
+    assert [(step.position, step.target) for step in result.steps] == [(1, "e"), (2, "f")]
+
+
+def test_what_has_a_target_is_repaired_and_the_rest_is_blocked() -> None:
+    result = plan(ledger((0, "a b c d"), quorum=(3, 2), last=9), bookies("a d e"))
+    assert [step.position for step in result.steps] == [1]
+    assert reasons(result) == [(0, 2, ParkReason.NO_CANDIDATE_BOOKIE)]
+
+
+def test_a_position_with_an_entry_that_nobody_else_holds_is_blocked_and_its_neighbours_are_not() -> None:
+    result = plan(ledger((0, "a b c d e"), last=99), bookies("c e x y z"))
+    assert reasons(result) == [(0, 0, ParkReason.NO_LIVE_COPY), (0, 1, ParkReason.NO_LIVE_COPY)]
+    assert [step.position for step in result.steps] == [3]
+
+
+def test_only_entries_that_exist_count_as_lost() -> None:
+    only_entry_2 = plan(ledger((2, "a b c d e"), last=2), bookies("c e x y z"))
+    assert reasons(only_entry_2) == []
+    assert [type(step) for step in only_entry_2.steps] == [SwapMember, SwapMember, CopyPosition]
+
+
+def test_an_empty_last_fragment_is_a_matter_of_metadata() -> None:
+    result = plan(ledger((0, "a c"), (5, "a b"), last=4), bookies("a c d"))
+    assert result.steps == (SwapMember(1, 1, BookieId("b"), BookieId("c")),)
+
+
+def test_an_empty_ledger_without_any_live_member_is_repaired_all_the_same() -> None:
+    result = plan(ledger((0, "a b"), last=-1), bookies("c d"))
+    assert [type(step) for step in result.steps] == [SwapMember, SwapMember]
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+def test_the_last_fragment_of_an_unclosed_ledger_is_not_touched(state: LedgerState) -> None:
+    fragment = Fragment(EntryId(0), names("a b"))
+    unclosed = Versioned(LEDGER, LedgerMetadata(2, 2, 2, (fragment,), state=state), 0)
+    result = plan(unclosed, bookies("a c"))
+    assert result.steps == ()
+    assert reasons(result) == [(0, 1, ParkReason.NEEDS_RECOVERY)]
+
+
+def test_older_fragments_of_an_unclosed_ledger_are_repaired() -> None:
+    result = plan(ledger((0, "a b"), (10, "a b"), (20, "a b")), bookies("a c"), Knowledge(is_tail_written=True))
+    assert [step.fragment_index for step in result.steps] == [0, 1]
+    assert reasons(result) == [(2, 1, ParkReason.NEEDS_RECOVERY)]
+
+
+def test_the_fragment_before_an_empty_last_one_counts_as_unclosed() -> None:
+    open_ledger = ledger((0, "a b"), (10, "a b"), (20, "a c"))
+    assert needs_tail_evidence(open_ledger.metadata, bookies("a c d"))
+    result = plan(open_ledger, bookies("a c d"), Knowledge(is_tail_written=False))
+    assert [step.fragment_index for step in result.steps] == [0]
+    assert reasons(result) == [(1, 1, ParkReason.NEEDS_RECOVERY)]
+
+
+def test_the_tail_is_no_question_where_the_fragment_before_it_is_whole() -> None:
+    assert not needs_tail_evidence(ledger((0, "a b"), (10, "a c"), (20, "a b")).metadata, bookies("a c"))
+    assert not needs_tail_evidence(ledger((0, "a b"), (10, "a c"), last=20).metadata, bookies("a c"))
+
+
+def test_metadata_without_a_password_is_blocked_but_an_empty_fragment_needs_none() -> None:
+    fragments = (Fragment(EntryId(0), names("a b")), Fragment(EntryId(5), names("a b")))
+    old = LedgerMetadata(2, 2, 2, fragments, digest_type=None, password=None).closed(EntryId(4), 5)
+    result = plan(Versioned(LEDGER, old, 0), bookies("a c"))
+    assert reasons(result) == [(0, 1, ParkReason.UNREADABLE_METADATA)]
+    assert [type(step) for step in result.steps] == [SwapMember]
+
+
+def test_what_is_known_to_be_unreadable_is_blocked_with_its_evidence() -> None:
+    key = PositionKey(EntryId(0), 1, BookieId("b"))
+    result = plan(ledger((0, "a b"), last=9), bookies("a c"), Knowledge(unreadable=((key, "entry 3: a=NO_ENTRY"),)))
+    assert result.blocked == (
+        Blocked(0, 1, BookieId("b"), ParkReason.UNREADABLE_ENTRIES, "fragment 0 position 1: entry 3: a=NO_ENTRY"),
+    )
+
+
+def test_targets_that_refused_are_not_chosen_again() -> None:
+    known = Knowledge(failed_targets=frozenset(names("c")))
+    assert [step.target for step in plan(ledger((0, "a b"), last=9), bookies("a c d"), known).steps] == ["d"]
+
+
+def test_an_incomplete_bookie_is_filled_up_in_place_if_it_can_be() -> None:
+    whole = ledger((0, "a b"), last=9)
+    known = Knowledge(incomplete=frozenset({PositionKey(EntryId(0), 1, BookieId("b"))}))
+    in_place = plan(whole, bookies("a b c"), known).steps[0]
+    assert isinstance(in_place, CopyPosition)
+    assert (in_place.target, in_place.cause) == ("b", Cause.INCOMPLETE)
+    assert in_place.is_in_place
+    replaced = plan(whole, bookies("a c", "b"), known).steps[0]
+    assert replaced.target == "c"
+
+
+def test_the_same_position_gets_the_same_target_from_every_worker() -> None:
+    choose = target_chooser(LEDGER)
+    key = PositionKey(EntryId(0), 1, BookieId("b"))
+    chosen = {choose(key, names("a b"), names("c d e f")) for _ in range(10)}
+    assert len(chosen) == 1
+
+
+BOOKIES = names("a b c d e f g h")
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[Versioned, Bookies, Knowledge]:
+    size = draw(st.integers(1, 5))
+    quorum = draw(st.integers(1, size))
+    starts = sorted(draw(st.sets(st.integers(0, 30), min_size=1, max_size=4)))
+    ensembles = st.permutations(BOOKIES).map(lambda order: tuple(order[:size]))
+    fragments = tuple(Fragment(EntryId(start), draw(ensembles)) for start in starts)
+    metadata = LedgerMetadata(size, quorum, draw(st.integers(0, quorum)), fragments)
+    if draw(st.booleans()):
+        last = draw(st.integers(starts[-1] - 1, starts[-1] + 20))
+        metadata = metadata.closed(EntryId(last), last + 1)
+    roles = [draw(st.sampled_from("wwrd")) for _ in BOOKIES]
+    registered = Bookies(
+        frozenset(b for b, role in zip(BOOKIES, roles, strict=True) if role == "w"),
+        frozenset(b for b, role in zip(BOOKIES, roles, strict=True) if role == "r"),
+    )
+    failed = frozenset(draw(st.sets(st.sampled_from(BOOKIES), max_size=2)))
+    knowledge = Knowledge(is_tail_written=draw(st.booleans()), failed_targets=failed)
+    return Versioned(LEDGER, metadata, 0), registered, knowledge
+
+
+def closed_range(metadata: LedgerMetadata, index: int, is_tail_written: bool) -> range | None:
+    """The slow twin: entries of a fragment that can never change, or None."""
+    count = len(metadata.fragments)
+    if not metadata.is_closed and (index == count - 1 or (index == count - 2 and not is_tail_written)):
+        return None
+    last = metadata.fragments[index + 1].first_entry_id - 1 if index + 1 < count else metadata.last_entry_id
+    assert last is not None
+    return range(metadata.fragments[index].first_entry_id, last + 1)
+
+
+@given(situations(), st.integers())
+def test_a_plan_keeps_every_rule(situation: tuple[Versioned, Bookies, Knowledge], seed: int) -> None:
+    of, registered, knowledge = situation
+    rng = random.Random(seed)
+    result = plan_repair(of, registered, lambda key, members, candidates: rng.choice(candidates), knowledge)
+    metadata = of.metadata
+    size, quorum = metadata.ensemble_size, metadata.write_quorum
+
+    lost = {
+        (index, position)
+        for index, fragment in enumerate(metadata.fragments)
+        for position, member in enumerate(fragment.members)
+        if member not in registered.registered
+    }
+    decided = [(each.fragment_index, each.position) for each in (*result.steps, *result.blocked)]
+    assert sorted(decided) == sorted(lost)
+
+    for step in result.steps:
+        entries = closed_range(metadata, step.fragment_index, knowledge.is_tail_written)
+        assert entries is not None
+        assert step.target in registered.writable - knowledge.failed_targets
+        assert step.target not in metadata.fragments[step.fragment_index].members
+        stored = [e for e in entries if step.position in write_set(e, size, quorum)]
+        if isinstance(step, SwapMember):
+            assert stored == []
+            continue
+        assert list(step.entries()) == stored
+        assert step.entry_count == len(stored) > 0
+        members = metadata.fragments[step.fragment_index].members
+        for entry in stored:
+            live = {members[p] for p in write_set(entry, size, quorum)} & registered.registered
+            assert set(step.holders(entry % size)) == live
+            assert live
+
+    repaired = with_steps(metadata, result.steps)
+    for before, after in zip(metadata.fragments, repaired.fragments, strict=True):
+        assert before.first_entry_id == after.first_entry_id
+        assert len(set(after.members)) == size
+    changed = {(step.fragment_index, step.position) for step in result.steps}
+    for index, fragment in enumerate(metadata.fragments):
+        for position, member in enumerate(fragment.members):
+            is_same = repaired.fragments[index].members[position] == member
+            assert is_same != ((index, position) in changed)
+
+
+@given(situations())
+def test_blocked_positions_have_the_right_reason(situation: tuple[Versioned, Bookies, Knowledge]) -> None:
+    of, registered, knowledge = situation
+    metadata = of.metadata
+    for blocked in plan_repair(of, registered, first_candidate, knowledge).blocked:
+        entries = closed_range(metadata, blocked.fragment_index, knowledge.is_tail_written)
+        members = metadata.fragments[blocked.fragment_index].members
+        if entries is None:
+            assert blocked.reason is ParkReason.NEEDS_RECOVERY
+            continue
+        write_sets = [write_set(e, metadata.ensemble_size, metadata.write_quorum) for e in entries]
+        is_lost = any(
+            blocked.position in positions and not {members[p] for p in positions} & registered.registered
+            for positions in write_sets
+        )
+        assert blocked.reason is (ParkReason.NO_LIVE_COPY if is_lost else ParkReason.NO_CANDIDATE_BOOKIE)
