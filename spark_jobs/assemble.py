@@ -1,0 +1,98 @@
+"""Put a run's outcome together into its summary. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from bookie.metadata.registration import Bookies
+from bookie.model.ids import BookieId
+from spark_jobs.bookie_state import state_of
+from spark_jobs.completeness import ScanTotals
+from spark_jobs.publish import Published, PublishOutcome
+from spark_jobs.summary import BookieCount, ClusterName, FindingSums, LedgerCounts, RunSummary, WorstLedger
+
+_HELD = Published(PublishOutcome.HELD)
+_NOT_SCANNED = "no ledger was read, because the brake holds"
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """What reading the metadata gave."""
+
+    totals: ScanTotals
+    bookies: Bookies
+    """Listed after the last metadata was read."""
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the check found, and what became of it."""
+
+    bookies: Bookies
+    """The latest listing."""
+    sums: FindingSums = field(default_factory=FindingSums)
+    worst: tuple[WorstLedger, ...] = ()
+    published: Published = _HELD
+
+
+@dataclass(frozen=True, slots=True)
+class RunName:
+    """Which run of which cluster, and when; epoch milliseconds."""
+
+    run_id: str
+    cluster: ClusterName
+    started_ms: int
+    finished_ms: int
+
+
+def assemble(
+    run: RunName, cookies: AbstractSet[BookieId], scanned: Scanned | None, checked: Checked, held_because: str | None
+) -> RunSummary:
+    """Return the summary of a run; ``scanned`` is None where the brake held before anything was read."""
+    return RunSummary(
+        run_id=run.run_id,
+        cluster=run.cluster,
+        started_ms=run.started_ms,
+        finished_ms=run.finished_ms,
+        counts=_counts(scanned),
+        severities=checked.sums.severities,
+        bookies=_bookies(cookies, scanned, checked),
+        worst_ledgers=checked.worst,
+        published=checked.published,
+        problems=(_NOT_SCANNED,) if scanned is None else scanned.problems,
+        held_because=held_because,
+    )
+
+
+def _counts(scanned: Scanned | None) -> LedgerCounts:
+    if scanned is None:
+        return LedgerCounts(0, 0, 0, 0, 0, 0, 0)
+    totals = scanned.totals
+    return LedgerCounts(
+        ledgers=totals.ledgers + totals.unreadable,
+        fragments=totals.fragments,
+        unreadable=totals.unreadable,
+        vanished=totals.vanished,
+        open=totals.open,
+        in_recovery=totals.in_recovery,
+        closed=totals.closed,
+    )
+
+
+def _bookies(cookies: AbstractSet[BookieId], scanned: Scanned | None, checked: Checked) -> tuple[BookieCount, ...]:
+    ledgers = {} if scanned is None else scanned.totals.ledgers_by_bookie
+    fragments = {} if scanned is None else scanned.totals.fragments_by_bookie
+    known = cookies | checked.bookies.registered | {BookieId(bookie) for bookie in ledgers}
+    return tuple(
+        BookieCount(
+            bookie,
+            state_of(bookie, checked.bookies),
+            bookie in cookies,
+            ledgers.get(bookie, 0),
+            fragments.get(bookie, 0),
+            *checked.sums.by_bookie.get(bookie, (0, 0)),
+        )
+        for bookie in sorted(known)
+    )

@@ -1,0 +1,30 @@
+"""Columns of findings, the same for every check, and the names of their kinds. Importable without Spark."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+
+class FindingKind(enum.Enum):
+    """What a finding is about."""
+
+    MISSING_BOOKIE = "MISSING_BOOKIE"
+    """A fragment names a bookie that is not registered."""
+    UNREADABLE_METADATA = "UNREADABLE_METADATA"
+    """A ledger's metadata cannot be read, so nothing is known about its copies."""
+
+
+FINDING_DDL: Final = """
+    kind string, ledger_id bigint, fragment_index int, fragment_first_entry_id bigint, fragment_last_entry_id bigint,
+    is_last_fragment boolean, state string, missing_positions array<int>, missing array<string>, copies_min int,
+    severity string, severity_rank int, entries bigint, bytes_estimate bigint, detail string
+"""
+"""Columns in order. Per kind some are null: an unreadable ledger has no fragment, severity or missing bookie.
+
+``fragment_last_entry_id`` is null where only the writer knows, and below the first entry for an empty fragment.
+``missing_positions`` are ensemble positions, ascending; ``missing`` the bookies there, each once. ``severity`` is a
+name of ``bookie.model.severity.Severity`` and ``severity_rank`` its value: smaller is worse. ``entries`` counts the
+fragment's entries, null where unknown. ``bytes_estimate`` is the payload that has to be copied, from the ledger's mean
+entry size; null unless the ledger is closed.
+"""

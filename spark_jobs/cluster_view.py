@@ -1,0 +1,92 @@
+"""What the driver asks of a cluster between its Spark jobs, as plain calls on one ZooKeeper session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.ledger_tree import LedgerTree
+from bookie.metadata.registration import Bookies, Registrations
+from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.uri import MetadataUri, parse_uri
+from bookie.model.ids import BookieId
+from bookie.runtime.clock import Clock, SystemClock
+from spark_jobs.connect import CONNECT_TIMEOUT_S, Connection, connected
+from spark_jobs.datasource.ledgers import leaf_parents
+from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.publish import Marking, Publisher
+from spark_jobs.settings import AuditSettings
+
+
+class ClusterView:
+    """Blocking calls; use it from one thread. Every call may raise StoreUnavailableError."""
+
+    def __init__(self, runner: asyncio.Runner, connection: Connection, clock: Clock) -> None:
+        self._runner = runner
+        self._connection = connection
+        self._registrations = Registrations(connection.store, connection.cluster)
+        self._publisher = Publisher(UnderReplication(connection.store, connection.cluster, clock))
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster's root, layout and instance id."""
+        return self._connection.cluster
+
+    def leaf_parents(self) -> tuple[LeafParent, ...]:
+        """Nodes that hold ledgers, with the number of ledgers in each."""
+        return self._runner.run(leaf_parents(self._connection))
+
+    def count_ledgers(self, paths: Sequence[str]) -> Mapping[str, int]:
+        """Ledgers directly under each of ``paths`` now."""
+        return self._runner.run(self._count_ledgers(paths))
+
+    def bookies(self) -> Bookies:
+        """The registered bookies, no older than this call."""
+        return self._runner.run(self._registrations.list())
+
+    def bookies_with_cookies(self) -> frozenset[BookieId]:
+        """Every bookie that ever joined."""
+        return self._runner.run(self._registrations.known())
+
+    def is_disabled(self) -> bool:
+        """Whether auto-recovery is disabled cluster-wide."""
+        return self._runner.run(self._publisher.is_disabled())
+
+    def mark(self, batch: Sequence[Marking]) -> int | None:
+        """Mark a batch of ledgers; see ``Publisher.mark``."""
+        return self._runner.run(self._publisher.mark(batch))
+
+    async def _count_ledgers(self, paths: Sequence[str]) -> Mapping[str, int]:
+        listings = await LedgerTree(self._connection.store, self.cluster).ids_under_many(paths)
+        return {path: len(ids) for path, ids in zip(paths, listings, strict=True)}
+
+
+def check_cluster(settings: AuditSettings) -> None:
+    """Connect once and look at the cluster's root, to fail early.
+
+    Raises:
+        StoreUnavailableError: no answer from the hosts.
+        NotAClusterError: there is no cluster at the root.
+    """
+    with opened_cluster(parse_uri(settings.metadata_uri), SystemClock(), settings.connect_timeout_s):
+        pass
+
+
+@contextmanager
+def opened_cluster(
+    uri: MetadataUri, clock: Clock, connect_timeout_s: float = CONNECT_TIMEOUT_S
+) -> Iterator[ClusterView]:
+    """Connect to the cluster, and disconnect at the end.
+
+    Raises:
+        StoreUnavailableError: no answer from the hosts.
+        NotAClusterError: there is no cluster at the root.
+    """
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            yield ClusterView(runner, runner.run(stack.enter_async_context(connected(uri, connect_timeout_s))), clock)
+        finally:
+            runner.run(stack.aclose())

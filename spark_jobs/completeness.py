@@ -1,0 +1,74 @@
+"""Whether a scan saw every ledger it should have seen (S20, R20). Pure.
+
+A scan is planned from the number of children of each metadata node. Whatever was planned must have been listed when
+the node was read, or must be gone for good: deleted ledgers are normal (S15), a listing that is merely short is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from spark_jobs.datasource.partitions import LeafParent
+
+_NAMED_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ScanTotals:
+    """Counts of all partitions of one scan together; see ``ScanCounts``."""
+
+    ledgers: int
+    fragments: int
+    unreadable: int
+    vanished: int
+    skipped: int
+    returned: int
+    open: int
+    in_recovery: int
+    closed: int
+    listed: Mapping[str, tuple[int, ...]]
+    """Per node that was read, how many ledgers it listed; one number per time it was read, which should be once."""
+    ledgers_by_bookie: Mapping[str, int]
+    fragments_by_bookie: Mapping[str, int]
+
+
+def short_parents(plan: Sequence[LeafParent], totals: ScanTotals) -> list[LeafParent]:
+    """Nodes that listed fewer ledgers than planned. Count them again to tell deleted from unseen."""
+    return [parent for parent in plan if sum(totals.listed.get(parent.path, ())) < parent.planned]
+
+
+def problems(plan: Sequence[LeafParent], totals: ScanTotals, recount: Mapping[str, int]) -> tuple[str, ...]:
+    """Say what is missing from a scan, one sentence each; nothing for a complete one.
+
+    Args:
+        plan: what was to be read.
+        totals: what was read.
+        recount: ledgers now under each of ``short_parents``, counted after the scan.
+    """
+    found = []
+    unread = [parent.path for parent in plan if parent.path not in totals.listed]
+    if unread:
+        found.append(f"{len(unread)} metadata nodes were not read: {_some(unread)}")
+    twice = [path for path, counts in totals.listed.items() if len(counts) > 1]
+    if twice:
+        found.append(f"{len(twice)} metadata nodes were read more than once: {_some(twice)}")
+    short = {
+        parent.path: min(parent.planned, recount.get(parent.path, 0)) - sum(totals.listed.get(parent.path, ()))
+        for parent in short_parents(plan, totals)
+        if parent.path in totals.listed
+    }
+    unseen = {path: count for path, count in short.items() if count > 0}
+    if unseen:
+        found.append(f"{sum(unseen.values())} ledgers exist and were not listed, under {_some(list(unseen))}")
+    seen = totals.ledgers + totals.unreadable + totals.vanished + totals.skipped
+    listed = sum(sum(counts) for counts in totals.listed.values())
+    if seen != listed:
+        found.append(f"{listed} ledgers were listed, and {seen} accounted for")
+    return tuple(found)
+
+
+def _some(paths: Sequence[str]) -> str:
+    named = ", ".join(paths[:_NAMED_MAX])
+    return named if len(paths) <= _NAMED_MAX else f"{named} and {len(paths) - _NAMED_MAX} more"

@@ -1,0 +1,39 @@
+"""The one place of this package that opens a connection: ZooKeeper for the driver and for each partition of a scan."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.cluster import Cluster, open_cluster
+from bookie.metadata.port import MetadataStore
+from bookie.metadata.uri import MetadataUri
+from bookie.metadata.zookeeper import ZooKeeperStore
+
+CONNECT_TIMEOUT_S: Final = 15.0
+"""Longer than an election in the ZooKeeper ensemble takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An open store and the cluster in it."""
+
+    store: MetadataStore
+    cluster: Cluster
+
+
+@asynccontextmanager
+async def connected(uri: MetadataUri, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> AsyncIterator[Connection]:
+    """Connect, look at the cluster's root, and close at the end.
+
+    Raises:
+        StoreUnavailableError: no answer from the hosts.
+        NotAClusterError: there is no cluster at the root, or one of another layout than the URI's.
+    """
+    store = await ZooKeeperStore.connect(uri.hosts, connect_timeout_s=connect_timeout_s)
+    try:
+        yield Connection(store, await open_cluster(store, uri))
+    finally:
+        await store.close()

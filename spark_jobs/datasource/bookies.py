@@ -1,0 +1,65 @@
+"""``bk_bookies``: one row per bookie that is registered or ever joined the cluster.
+
+``state`` is a name of ``BookieState``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from bookie.metadata.registration import Registrations
+from bookie.metadata.uri import MetadataUri
+from spark_jobs.bookie_state import state_of
+from spark_jobs.connect import connected
+from spark_jobs.datasource.options import source_uri
+
+NAME: Final = "bk_bookies"
+BOOKIES_DDL: Final = "bookie_id string, state string, is_registered boolean, has_cookie boolean"
+
+
+class BookieSource(DataSource):
+    """See the module docstring. Option: ``metadata_uri``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Format name."""
+        return NAME
+
+    def schema(self) -> str:
+        """Columns."""
+        return BOOKIES_DDL
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader."""
+        return BookieReader(source_uri(self.options))
+
+
+class BookieReader(DataSourceReader):
+    """Reads all bookies in one partition: a cluster has hundreds."""
+
+    def __init__(self, uri: MetadataUri) -> None:
+        self._uri = uri
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[str, str, bool, bool]]:
+        """Read the listings.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        return iter(asyncio.run(_rows(self._uri)))
+
+
+async def _rows(uri: MetadataUri) -> list[tuple[str, str, bool, bool]]:
+    async with connected(uri) as connection:
+        registrations = Registrations(connection.store, connection.cluster)
+        known = await registrations.known()
+        bookies = await registrations.list()
+    return [
+        (bookie, state_of(bookie, bookies).value, bookie in bookies.registered, bookie in known)
+        for bookie in sorted(known | bookies.registered)
+    ]

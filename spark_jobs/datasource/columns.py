@@ -1,0 +1,195 @@
+"""Ledger metadata bytes straight into Arrow columns: the inner loop of every scan.
+
+``bookie.metadata.serde`` is the reference; the usual form of metadata takes a shorter way to the same columns (see
+``usual_metadata``), and property tests hold the two equal. Bytes that cannot be read become a row with an error: one
+damaged ledger never ends a scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final
+
+import pyarrow as pa
+
+from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
+from bookie.metadata.serde import UnreadableMetadataError, decode
+from bookie.model.ids import InvalidIdError, bookie_id
+from bookie.model.metadata import DigestType, LedgerState
+from spark_jobs.datasource.counts import ScanCounts
+from spark_jobs.datasource.ledger_schema import FRAGMENT_TYPE, LEDGER_FIELDS, SUMMARY_FIELD, ledger_schema
+from spark_jobs.datasource.usual_metadata import usual_message
+
+_KNOWN_MEMBERS_MAX: Final = 100_000
+"""Far more bookies than any cluster has; a bound against metadata that names a new one each time."""
+_STATES: Final = {state.value: state.name for state in LedgerState}
+_DIGESTS: Final = {digest.value: digest.name for digest in DigestType}
+_CLOSED: Final = LedgerState.CLOSED.value
+
+_Row = tuple[
+    int, str | None, int | None, int | None, int | None, int | None, int | None, str | None, int | None, int | None
+]
+"""The columns before ``fragments``, in their order."""
+
+
+class LedgerColumns:
+    """Collects ledgers and gives them out as record batches. Not shared between threads."""
+
+    def __init__(self, live_bookies: frozenset[str] | None = None, *, is_summarized: bool = False) -> None:
+        """With ``live_bookies``, readable ledgers that name no other bookie are counted and left out."""
+        self.counts = ScanCounts()
+        self._live = None if live_bookies is None else frozenset(filter(_is_bookie_id, live_bookies))
+        self._schema = ledger_schema(is_summarized=is_summarized)
+        self._known_members: set[str] = set()
+        """Names that the reference decoder accepted; those of live bookies need no such look."""
+        self._clear()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, ledger_id: int, data: bytes) -> None:
+        """Take one ledger's metadata. Bytes that cannot be read become a row with an error."""
+        message = usual_message(data)
+        if message is None or not self._add_usual(ledger_id, message):
+            self._add_by_reference(ledger_id, data)
+
+    def add_unreadable(self, ledger_id: int, reason: str) -> None:
+        """Take one ledger whose metadata cannot be had, as a row with an error."""
+        self.counts.unreadable += 1
+        self._rows.append((ledger_id, None, None, None, None, None, None, None, None, None))
+        self._fragment_counts.append(0)
+        self._errors.append(reason)
+
+    def take_batch(self) -> pa.RecordBatch:
+        """Return what was collected since the last call, possibly nothing, as one batch."""
+        values = [*zip(*self._rows, strict=True)] or [()] * 10
+        arrays = [pa.array(column, field.type) for column, field in zip(values, LEDGER_FIELDS, strict=False)]
+        arrays += [self._fragments(), pa.array(self._errors, pa.string())]
+        rows = len(self)
+        self.counts.returned += rows
+        self._clear()
+        return self._batch(arrays, rows)
+
+    def take_summary(self) -> pa.RecordBatch:
+        """Return the row of counts that ends a partition; nothing may be added after it."""
+        nulls = [pa.nulls(1, field.type) for field in LEDGER_FIELDS]
+        return self._batch([*nulls, pa.array([self.counts.summary()], SUMMARY_FIELD.type)], 1)
+
+    def _add_usual(self, ledger_id: int, message: LedgerMetadataFormat) -> bool:
+        """Take a message whose fragments keep the rules too; False, and nothing done, for any other."""
+        size, known, live = message.ensembleSize, self._known_members, self._live
+        starts: list[int] = []
+        ensembles: list[Sequence[str]] = []
+        previous = -1
+        is_returned = False
+        for segment in message.segment:
+            start, members = segment.firstEntryId, tuple(segment.ensembleMember)
+            if start <= previous or len(members) != size:
+                return False
+            if live is None or not live.issuperset(members):
+                if not known.issuperset(members):
+                    return False
+                is_returned = True
+            starts.append(start)
+            ensembles.append(members)
+            previous = start
+        if not starts:
+            return False
+        state = message.state
+        self.counts.add(state, ensembles)
+        if is_returned:
+            last_entry_id, length = (message.lastEntryId, message.length) if state == _CLOSED else (None, None)
+            self._append(
+                (
+                    ledger_id,
+                    _STATES[state],
+                    size,
+                    message.quorumSize,
+                    message.ackQuorumSize,
+                    last_entry_id,
+                    length,
+                    _DIGESTS[message.digestType],
+                    message.ctime if message.HasField("ctime") else None,
+                    3,
+                ),
+                starts,
+                ensembles,
+            )
+        return True
+
+    def _add_by_reference(self, ledger_id: int, data: bytes) -> None:
+        try:
+            metadata = decode(data)
+        except UnreadableMetadataError as error:
+            self.add_unreadable(ledger_id, str(error))
+            return
+        if len(self._known_members) > _KNOWN_MEMBERS_MAX:
+            self._known_members.clear()
+        self._known_members |= metadata.members()
+        ensembles = [fragment.members for fragment in metadata.fragments]
+        self.counts.add(metadata.state.value, ensembles)
+        if self._live is None or not metadata.members() <= self._live:
+            self._append(
+                (
+                    ledger_id,
+                    metadata.state.name,
+                    metadata.ensemble_size,
+                    metadata.write_quorum,
+                    metadata.ack_quorum,
+                    metadata.last_entry_id,
+                    metadata.length,
+                    None if metadata.digest_type is None else metadata.digest_type.name,
+                    metadata.ctime_ms,
+                    metadata.format_version,
+                ),
+                [fragment.first_entry_id for fragment in metadata.fragments],
+                ensembles,
+            )
+
+    def _append(self, row: _Row, starts: Sequence[int], ensembles: Sequence[Sequence[str]]) -> None:
+        self._rows.append(row)
+        self._errors.append(None)
+        self._fragment_counts.append(len(starts))
+        self._starts.extend(starts)
+        self._ends.extend([start - 1 for start in starts[1:]])
+        self._ends.append(row[5])
+        for members in ensembles:
+            self._member_counts.append(len(members))
+            self._members.extend(members)
+
+    def _fragments(self) -> pa.Array:
+        members = pa.ListArray.from_arrays(_offsets(self._member_counts), pa.array(self._members, pa.string()))
+        fragments = pa.StructArray.from_arrays(
+            [pa.array(self._starts, pa.int64()), pa.array(self._ends, pa.int64()), members], fields=list(FRAGMENT_TYPE)
+        )
+        is_error = pa.array([error is not None for error in self._errors], pa.bool_())
+        return pa.ListArray.from_arrays(_offsets(self._fragment_counts), fragments, mask=is_error)
+
+    def _clear(self) -> None:
+        self._rows: list[_Row] = []
+        self._errors: list[str | None] = []
+        self._fragment_counts: list[int] = []
+        self._starts: list[int] = []
+        self._ends: list[int | None] = []
+        self._member_counts: list[int] = []
+        self._members: list[str] = []
+
+    def _batch(self, arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
+        missing = [pa.nulls(rows, field.type) for field in list(self._schema)[len(arrays) :]]
+        cast = [
+            array.cast(field.type) for array, field in zip([*arrays, *missing], self._schema, strict=True)
+        ]  # list types differ in the name of their element alone
+        return pa.RecordBatch.from_arrays(cast, schema=self._schema)
+
+
+def _is_bookie_id(text: str) -> bool:
+    try:
+        bookie_id(text)
+    except InvalidIdError:
+        return False
+    return True
+
+
+def _offsets(lengths: Sequence[int]) -> pa.Array:
+    return pa.array([0, *accumulate(lengths)], pa.int32())

@@ -1,0 +1,77 @@
+"""What one partition of a scan counted. Values for the summary row; no I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final
+
+from bookie.model.metadata import LedgerState
+
+_SINGLE_MAX: Final = 10_000
+"""Ensembles kept until they are counted, which is several times faster in bulk than one at a time."""
+
+
+@dataclass(slots=True)
+class ScanCounts:
+    """Counts of one partition, filled while it is read. ``listed = ledgers + unreadable + vanished + skipped``."""
+
+    ledgers: int = 0
+    """Ledgers whose metadata was read and understood."""
+    fragments: int = 0
+    unreadable: int = 0
+    vanished: int = 0
+    """Deleted between listing and reading, which is normal (S15)."""
+    skipped: int = 0
+    """Outside the range of ids that was asked for; not read."""
+    returned: int = 0
+    """Rows that the source gave out, the unreadable ones included."""
+    parents: list[tuple[str, int, int]] = field(default_factory=list)
+    """Path, children planned, ledgers listed: of each node that was read to its end."""
+    _states: list[int] = field(default_factory=lambda: [0] * (1 + max(state.value for state in LedgerState)))
+    _ledgers_by_bookie: Counter[str] = field(default_factory=Counter)
+    _fragments_by_bookie: Counter[str] = field(default_factory=Counter)
+    _single: list[Sequence[str]] = field(default_factory=list)
+    """Ensembles of ledgers with one fragment, not counted yet."""
+
+    def add(self, state: int, ensembles: Sequence[Sequence[str]]) -> None:
+        """Count one ledger in the state with this wire value, made of fragments with these ensembles."""
+        self.ledgers += 1
+        self._states[state] += 1
+        if len(ensembles) == 1:
+            self._single.append(ensembles[0])
+            if len(self._single) > _SINGLE_MAX:
+                self._count_single()
+        else:
+            self.fragments += len(ensembles)
+            self._ledgers_by_bookie.update(set().union(*ensembles))
+            self._fragments_by_bookie.update(chain.from_iterable(map(set, ensembles)))
+
+    def summary(self) -> Mapping[str, Any]:
+        """The counts as the value of the column ``summary``."""
+        self._count_single()
+        return {
+            "parents": [{"path": path, "planned": planned, "listed": listed} for path, planned, listed in self.parents],
+            "ledgers": self.ledgers,
+            "fragments": self.fragments,
+            "unreadable": self.unreadable,
+            "vanished": self.vanished,
+            "skipped": self.skipped,
+            "returned": self.returned,
+            "open": self._states[LedgerState.OPEN.value],
+            "in_recovery": self._states[LedgerState.IN_RECOVERY.value],
+            "closed": self._states[LedgerState.CLOSED.value],
+            "bookies": [
+                {"bookie_id": bookie, "ledgers": ledgers, "fragments": self._fragments_by_bookie[bookie]}
+                for bookie, ledgers in sorted(self._ledgers_by_bookie.items())
+            ],
+        }
+
+    def _count_single(self) -> None:
+        counts = Counter(chain.from_iterable(map(set, self._single)))
+        self._ledgers_by_bookie.update(counts)
+        self._fragments_by_bookie.update(counts)
+        self.fragments += len(self._single)
+        self._single.clear()

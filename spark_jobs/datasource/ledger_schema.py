@@ -1,0 +1,68 @@
+"""Columns of ``bk_ledgers``, for Spark (DDL) and for Arrow; a test keeps the two equal."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+LEDGER_DDL: Final = """
+    ledger_id bigint, state string, ensemble_size int, write_quorum int, ack_quorum int, last_entry_id bigint,
+    length bigint, digest_type string, ctime_ms bigint, format_version int,
+    fragments array<struct<first_entry_id: bigint, last_entry_id: bigint, members: array<string>>>,
+    error string
+"""
+SUMMARY_DDL: Final = """
+    summary struct<
+        parents: array<struct<path: string, planned: bigint, listed: bigint>>,
+        ledgers: bigint, fragments: bigint, unreadable: bigint, vanished: bigint, skipped: bigint, returned: bigint,
+        open: bigint, in_recovery: bigint, closed: bigint,
+        bookies: array<struct<bookie_id: string, ledgers: bigint, fragments: bigint>>>
+"""
+
+
+def _list(element: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("element", element))
+
+
+def _longs(*names: str) -> list[pa.Field]:
+    return [pa.field(name, pa.int64()) for name in names]
+
+
+FRAGMENT_TYPE: Final = pa.struct([*_longs("first_entry_id", "last_entry_id"), pa.field("members", _list(pa.string()))])
+LEDGER_FIELDS: Final = [
+    pa.field("ledger_id", pa.int64()),
+    pa.field("state", pa.string()),
+    pa.field("ensemble_size", pa.int32()),
+    pa.field("write_quorum", pa.int32()),
+    pa.field("ack_quorum", pa.int32()),
+    *_longs("last_entry_id", "length"),
+    pa.field("digest_type", pa.string()),
+    *_longs("ctime_ms"),
+    pa.field("format_version", pa.int32()),
+    pa.field("fragments", _list(FRAGMENT_TYPE)),
+    pa.field("error", pa.string()),
+]
+_PARENT_TYPE: Final = pa.struct([pa.field("path", pa.string()), *_longs("planned", "listed")])
+_BOOKIE_TYPE: Final = pa.struct([pa.field("bookie_id", pa.string()), *_longs("ledgers", "fragments")])
+SUMMARY_FIELD: Final = pa.field(
+    "summary",
+    pa.struct(
+        [
+            pa.field("parents", _list(_PARENT_TYPE)),
+            *_longs("ledgers", "fragments", "unreadable", "vanished", "skipped", "returned"),
+            *_longs("open", "in_recovery", "closed"),
+            pa.field("bookies", _list(_BOOKIE_TYPE)),
+        ]
+    ),
+)
+
+
+def ledger_ddl(*, is_summarized: bool) -> str:
+    """Spark schema of the source."""
+    return f"{LEDGER_DDL}, {SUMMARY_DDL}" if is_summarized else LEDGER_DDL
+
+
+def ledger_schema(*, is_summarized: bool) -> pa.Schema:
+    """Arrow schema of the source's batches."""
+    return pa.schema([*LEDGER_FIELDS, SUMMARY_FIELD] if is_summarized else LEDGER_FIELDS)

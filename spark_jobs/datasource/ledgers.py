@@ -1,0 +1,129 @@
+"""``bk_ledgers``: one row per ledger, straight from its metadata node.
+
+    spark.read.format("bk_ledgers").option("metadata_uri", "zk://zk1:2181/ledgers").load()
+
+Each ``load()`` plans anew, and what it returns is read when an action runs: it is not one point in time. A ledger that
+is deleted meanwhile has no row; one whose metadata cannot be read has a row with an ``error``. Filters are not pushed
+down; give a range as ``first_ledger`` and ``last_ledger``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from bookie.metadata.layout import ledger_id_of
+from bookie.metadata.ledger_tree import LedgerTree
+from spark_jobs.connect import Connection, connected
+from spark_jobs.datasource.ledger_schema import ledger_ddl
+from spark_jobs.datasource.options import LedgerOptions, ledger_options
+from spark_jobs.datasource.partitions import LeafParent, balance, partition_count
+from spark_jobs.datasource.scan import scan
+
+NAME: Final = "bk_ledgers"
+_LEDGERS_PER_LEAF: Final = 10_000
+"""Four digits: what one node of the hierarchical layouts can hold (formats 1.7)."""
+
+
+@dataclass(frozen=True)
+class LedgerPartition(InputPartition):
+    """Nodes that one task reads."""
+
+    parents: tuple[LeafParent, ...]
+
+
+class LedgerSource(DataSource):
+    """See the module docstring. Options: ``spark_jobs.datasource.options``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Format name."""
+        return NAME
+
+    def schema(self) -> str:
+        """Columns, with ``summary`` last if it is asked for."""
+        return ledger_ddl(is_summarized=ledger_options(self.options).is_summarized)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader; a schema given by the caller must be the source's own."""
+        return LedgerReader(ledger_options(self.options))
+
+
+class LedgerReader(DataSourceReader):
+    """Plans and reads one scan. No ``pushFilters``, see ``options``."""
+
+    def __init__(self, options: LedgerOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Groups of metadata nodes with about equally many ledgers."""
+        parents = self._options.plan
+        if parents is None:
+            parents = asyncio.run(_list_parents(self._options))
+        count = self._options.num_partitions or partition_count(parents, os.cpu_count() or 1)
+        return [LedgerPartition(group) for group in balance(parents, count)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one partition with a connection of its own.
+
+        Raises:
+            StoreUnavailableError: no answer; the task fails and Spark repeats it.
+        """
+        # Spark reads one partition of its own making where there is none, that is, in an empty cluster.
+        return read_parents(self._options, partition.parents if isinstance(partition, LedgerPartition) else ())
+
+
+def read_parents(options: LedgerOptions, parents: Sequence[LeafParent]) -> Iterator[pa.RecordBatch]:
+    """Read the ledgers under ``parents`` with a connection of its own, batch by batch as they are asked for.
+
+    Raises:
+        StoreUnavailableError: no answer; nothing of what was read may be used.
+    """
+    with asyncio.Runner() as runner:
+        batches = _read(options, parents)
+        try:
+            while (batch := runner.run(_next(batches))) is not None:
+                yield batch
+        finally:
+            runner.run(batches.aclose())
+
+
+async def leaf_parents(connection: Connection) -> tuple[LeafParent, ...]:
+    """List the nodes that hold ledgers, with the number of ledgers in each."""
+    tree = LedgerTree(connection.store, connection.cluster)
+    return tuple(LeafParent(path, count) for path, count in await tree.leaf_parents())
+
+
+async def _list_parents(options: LedgerOptions) -> tuple[LeafParent, ...]:
+    async with connected(options.uri, options.connect_timeout_s) as connection:
+        parents = await leaf_parents(connection)
+    return tuple(parent for parent in parents if _may_hold(connection, options, parent))
+
+
+def _may_hold(connection: Connection, options: LedgerOptions, parent: LeafParent) -> bool:
+    cluster = connection.cluster
+    first = ledger_id_of(cluster.kind, cluster.root, f"{parent.path}/L0000")
+    if first is None:  # a flat root, which holds every id
+        return True
+    return first <= options.last_ledger and options.first_ledger < first + _LEDGERS_PER_LEAF
+
+
+async def _read(options: LedgerOptions, parents: Sequence[LeafParent]) -> AsyncGenerator[pa.RecordBatch, None]:
+    async with (
+        connected(options.uri, options.connect_timeout_s) as connection,
+        aclosing(scan(connection.store, connection.cluster, parents, options)) as batches,
+    ):
+        async for batch in batches:
+            yield batch
+
+
+async def _next(batches: AsyncIterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+    return await anext(batches, None)

@@ -1,0 +1,54 @@
+"""Cut a scan into partitions of about equal size, along the nodes that hold ledgers.
+
+Pure arithmetic. A node's children are listed by one request anyway, so a node is never cut in two.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+LEDGERS_PER_PARTITION_MAX: Final = 250_000
+"""A partition is what is read again after a lost connection: seconds of work, not minutes."""
+PARTITIONS_PER_CORE: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LeafParent:
+    """A metadata node that directly holds ledgers."""
+
+    path: str
+    planned: int
+    """Number of its children when the scan was planned."""
+
+
+def partition_count(parents: Sequence[LeafParent], cores: int) -> int:
+    """How many partitions suit ``cores`` parallel readers; at least one."""
+    total = sum(parent.planned for parent in parents)
+    wanted = max(cores * PARTITIONS_PER_CORE, -(-total // LEDGERS_PER_PARTITION_MAX))
+    return max(1, min(wanted, len(parents)))
+
+
+def balance(parents: Sequence[LeafParent], count: int) -> list[tuple[LeafParent, ...]]:
+    """Split ``parents`` into at most ``count`` groups with about equally many ledgers.
+
+    Every parent is in exactly one group, empty parents too: a count of zero may be stale. The largest group exceeds
+    the smallest by no more than the largest parent. Within a group the order of ``parents`` is kept. The result
+    depends on the arguments alone.
+
+    Raises:
+        ValueError: ``count`` is below 1.
+    """
+    if count < 1:
+        raise ValueError(f"cannot split into {count} groups, need at least 1")
+    order = sorted(range(len(parents)), key=lambda index: (-parents[index].planned, index))
+    groups: list[list[int]] = [[] for _ in range(min(count, len(parents)))]
+    # Largest first onto the lightest group; ties by number of parents, so that empty parents spread as well.
+    heap = [(0, 0, number) for number in range(len(groups))]
+    for index in order:
+        ledgers, size, number = heapq.heappop(heap)
+        groups[number].append(index)
+        heapq.heappush(heap, (ledgers + parents[index].planned, size + 1, number))
+    return [tuple(parents[index] for index in sorted(group)) for group in groups]

@@ -1,0 +1,21 @@
+"""Make the data sources known to a Spark session."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.datasource.bookies import BookieSource
+from spark_jobs.datasource.ledgers import LedgerSource
+from spark_jobs.datasource.tasks import TaskSource
+
+_REGISTERED: Final = "bkheal.sources.registered"
+
+
+def register(spark: SparkSession) -> None:
+    """Register ``bk_ledgers``, ``bk_bookies`` and ``bk_tasks``, once per session: Spark warns of a repetition."""
+    if spark.conf.get(_REGISTERED, None) is None:
+        for source in (LedgerSource, BookieSource, TaskSource):
+            spark.dataSource.register(source)
+        spark.conf.set(_REGISTERED, "true")

@@ -1,0 +1,134 @@
+"""Read all ledgers of some metadata nodes as record batches. Core on the store port; runs inside an executor.
+
+Requests are kept ahead of the decoding, a fixed number of them, so memory stays bounded. Any failure of the store ends
+the scan with its error: a partition is read whole or, by Spark, again; never in part (R20).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Final
+
+import pyarrow as pa
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import LayoutKind, ledger_path
+from bookie.metadata.ledger_tree import LedgerTree
+from bookie.metadata.port import AccessDeniedError, MetadataStore, NoNodeError
+from bookie.model.ids import LedgerId
+from bookie.runtime.tasks import cancel, guarded
+from spark_jobs.datasource.columns import LedgerColumns
+from spark_jobs.datasource.counts import ScanCounts
+from spark_jobs.datasource.options import LedgerOptions
+from spark_jobs.datasource.partitions import LeafParent
+
+ROWS_MAX: Final = 10_000
+"""Rows in a batch; Spark's own default."""
+_CHUNK: Final = 2_000
+_CHUNKS_AHEAD: Final = 2
+"""Two chunks of some 200 bytes a ledger keep ZooKeeper busy while a third is decoded, in about one megabyte."""
+_LEAF_DIGITS: Final = 4
+"""Digits in the name of a ledger's node in the hierarchical layouts (formats 1.7)."""
+_DENIED: Final = "access denied: the node's ACL does not let this session read it"
+
+_Chunk = tuple[Sequence[LedgerId], Sequence[bytes | str | None]]
+"""Ids, and for each its bytes, or None if the node is gone, or the reason why it may not be read."""
+
+
+async def scan(
+    store: MetadataStore, cluster: Cluster, parents: Sequence[LeafParent], options: LedgerOptions
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Yield the ledgers directly under ``parents``, then the summary row if one is asked for.
+
+    Raises:
+        StoreUnavailableError: no answer; nothing of this scan may be used.
+    """
+    columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized)
+    listed = _listed(store, cluster, parents, options, columns.counts)
+    async with aclosing(_read_ahead(store, cluster, listed)) as chunks:
+        async for ids, found in chunks:
+            if len(columns) + len(ids) > ROWS_MAX:
+                yield columns.take_batch()
+            _add(columns, ids, found)
+    if len(columns):
+        yield columns.take_batch()
+    if options.is_summarized:
+        yield columns.take_summary()
+
+
+def _add(columns: LedgerColumns, ids: Sequence[LedgerId], found: Sequence[bytes | str | None]) -> None:
+    add = columns.add
+    for ledger_id, data in zip(ids, found, strict=True):
+        if data is None:
+            columns.counts.vanished += 1
+        elif isinstance(data, str):
+            columns.add_unreadable(ledger_id, data)
+        else:
+            add(ledger_id, data)
+
+
+async def _listed(
+    store: MetadataStore,
+    cluster: Cluster,
+    parents: Sequence[LeafParent],
+    options: LedgerOptions,
+    counts: ScanCounts,
+) -> AsyncGenerator[Sequence[LedgerId], None]:
+    """Ids to read, in chunks; counts what was listed."""
+    tree = LedgerTree(store, cluster)
+    await store.sync(cluster.root)  # this session's server may lag behind the one that the scan was planned on
+    for parent in parents:
+        (ids,) = await tree.ids_under_many([parent.path])
+        wanted = [ledger_id for ledger_id in ids if options.is_wanted(ledger_id)]
+        counts.parents.append((parent.path, parent.planned, len(ids)))
+        counts.skipped += len(ids) - len(wanted)
+        for start in range(0, len(wanted), _CHUNK):
+            yield wanted[start : start + _CHUNK]
+
+
+async def _read_ahead(
+    store: MetadataStore, cluster: Cluster, listed: AsyncGenerator[Sequence[LedgerId], None]
+) -> AsyncGenerator[_Chunk, None]:
+    ahead: deque[tuple[Sequence[LedgerId], asyncio.Task[Sequence[bytes | str | None]]]] = deque()
+    try:
+        async for ids in listed:
+            ahead.append((ids, guarded("read ledger metadata", _read(store, cluster, ids))))
+            if len(ahead) > _CHUNKS_AHEAD:
+                first, reading = ahead.popleft()
+                yield first, await reading
+        while ahead:
+            first, reading = ahead.popleft()
+            yield first, await reading
+    finally:
+        await listed.aclose()
+        for _, reading in ahead:
+            await cancel(reading)
+
+
+async def _read(store: MetadataStore, cluster: Cluster, ids: Sequence[LedgerId]) -> Sequence[bytes | str | None]:
+    paths = _paths(cluster, ids)
+    try:
+        return await store.get_many_data(paths)
+    except AccessDeniedError:
+        return [await _read_one(store, path) for path in paths]
+
+
+def _paths(cluster: Cluster, ids: Sequence[LedgerId]) -> list[str]:
+    """Paths of ledgers with one parent. Only the first is worked out in full."""
+    first = ledger_path(cluster.kind, cluster.root, ids[0])
+    if cluster.kind is LayoutKind.FLAT:
+        return [ledger_path(cluster.kind, cluster.root, ledger_id) for ledger_id in ids]
+    prefix = first[:-_LEAF_DIGITS]
+    return [f"{prefix}{ledger_id % 10_000:04d}" for ledger_id in ids]
+
+
+async def _read_one(store: MetadataStore, path: str) -> bytes | str | None:
+    try:
+        return (await store.get(path)).data
+    except NoNodeError:
+        return None
+    except AccessDeniedError:
+        return _DENIED

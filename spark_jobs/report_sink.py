@@ -1,0 +1,95 @@
+"""What of a report Spark computes: the table of findings, its sums, and the order of marking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
+
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.severity import Severity
+from spark_jobs.publish import Marking
+from spark_jobs.report import FINDINGS
+from spark_jobs.summary import FindingSums, SeverityCount, WorstLedger
+
+_LEDGER: Final = (
+    "min(severity_rank) AS severity_rank",
+    "array_sort(array_distinct(flatten(collect_list(missing)))) AS missing",
+    "count(*) AS fragments",
+    "sum(CAST(coalesce(bytes_estimate, 0) AS double)) AS bytes_estimate",
+    "collect_list(struct(*)) AS found",
+)
+
+
+def _fact(severity_rank: str, bookie_id: str, ledgers: int, fragments: int, size: str) -> str:
+    return (
+        f"named_struct('severity_rank', CAST({severity_rank} AS int), 'bookie_id', CAST({bookie_id} AS string), "
+        f"'ledgers', {ledgers}L, 'fragments', {fragments}L, 'bytes', CAST({size} AS double))"
+    )
+
+
+# What one ledger adds to the sums: itself at its worst severity, its fragments at theirs, and both to each bookie.
+_FACTS: Final = f"""
+    inline(concat(
+        array({_fact("severity_rank", "NULL", 1, 0, "0")}),
+        transform(found, f -> {_fact("f.severity_rank", "NULL", 0, 1, "coalesce(f.bytes_estimate, 0)")}),
+        transform(missing, bookie -> {_fact("NULL", "bookie", 1, 0, "0")}),
+        transform(flatten(found.missing), bookie -> {_fact("NULL", "bookie", 0, 1, "0")})))
+"""
+
+
+def write_findings(ledgers: DataFrame, others: DataFrame, directory: Path) -> None:
+    """Write all findings into the run's directory, with the run's id, which is its name, as first column.
+
+    Args:
+        ledgers: ``ledgers_found``.
+        others: findings of any other kind.
+        directory: of the run.
+    """
+    findings = ledgers.selectExpr("inline(found)").unionByName(others)
+    named = findings.select(F.lit(directory.name).alias("run_id"), "*")
+    named.write.parquet((directory / FINDINGS).resolve().as_uri())
+
+
+def ledgers_found(findings: DataFrame) -> DataFrame:
+    """Return one row per ledger in findings of missing bookies: worst severity, missing bookies, and its findings."""
+    return findings.groupBy("ledger_id").agg(*map(F.expr, _LEDGER))
+
+
+def sums(ledgers: DataFrame) -> FindingSums:
+    """Sum ``ledgers_found`` by severity and by bookie, in one pass."""
+    groups = ledgers.selectExpr(_FACTS).groupBy("severity_rank", "bookie_id")
+    rows = groups.agg(*[F.expr(f"sum({name}) AS {name}") for name in ("ledgers", "fragments", "bytes")]).collect()
+    by_severity = sorted((row for row in rows if row["bookie_id"] is None), key=lambda row: row["severity_rank"])
+    return FindingSums(
+        tuple(
+            SeverityCount(Severity(row["severity_rank"]), row["ledgers"], row["fragments"], int(row["bytes"]))
+            for row in by_severity
+        ),
+        {row["bookie_id"]: (row["ledgers"], row["fragments"]) for row in rows if row["bookie_id"] is not None},
+    )
+
+
+def worst_ledgers(ledgers: DataFrame, count: int) -> tuple[WorstLedger, ...]:
+    """The ``count`` ledgers of ``ledgers_found`` to look at first: by severity, then by bytes."""
+    order = ledgers.orderBy("severity_rank", F.desc("bytes_estimate"), "ledger_id").drop("found").limit(count)
+    return tuple(
+        WorstLedger(
+            row["ledger_id"],
+            Severity(row["severity_rank"]),
+            row["fragments"],
+            int(row["bytes_estimate"]),
+            tuple(row["missing"]),
+        )
+        for row in order.collect()
+    )
+
+
+def markings(ledgers: DataFrame) -> Iterator[Marking]:
+    """Stream ``ledgers_found`` to the driver, most severe first, one partition in memory at a time."""
+    ordered = ledgers.select("severity_rank", "ledger_id", "missing").orderBy("severity_rank", "ledger_id")
+    for row in ordered.toLocalIterator():
+        yield LedgerId(row["ledger_id"]), tuple(map(BookieId, row["missing"]))

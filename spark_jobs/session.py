@@ -1,0 +1,123 @@
+"""One Spark session for an audit, with every setting that its results or its log depend on made explicit.
+
+Defaults of Spark differ between 4.0 and 4.3 (Arrow transfer among them), and PySpark starts the first ``python3`` on
+the path as its worker unless told otherwise; nothing of that is left to chance here. Inside ``spark-submit`` the master
+and the memory are those that it was given.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from typing import TYPE_CHECKING, Final
+
+from bookie.runtime.java import find_java, java_environment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOOPBACK: Final = "127.0.0.1"
+TASK_ATTEMPTS: Final = 4
+"""Spark's default on a cluster. A local master tries once unless told: one lost connection would end a run."""
+ROWS_PER_BATCH: Final = 10_000
+_GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """How to start Spark."""
+
+    master: str | None = None
+    """Spark master; None for all cores of this machine, or for what ``spark-submit`` was given."""
+    app_name: str = "bkheal-audit"
+    is_ui_enabled: bool = False
+    driver_memory: str = "1g"
+    """Java heap of the driver, which in local mode is all there is. Ignored inside ``spark-submit``."""
+    shuffle_partitions: int | None = None
+    """Default: 4 in local mode, where more only cost time; Spark's own elsewhere."""
+    extra: tuple[tuple[str, str], ...] = ()
+    """Any other Spark settings; they win."""
+
+
+@contextmanager
+def spark_session(settings: SessionSettings | None = None) -> Iterator[SparkSession]:
+    """Start a session, or join the one ``spark-submit`` prepared, and stop it at the end.
+
+    Raises:
+        JavaNotFoundError: there is no Java to run Spark on.
+    """
+    settings = settings or SessionSettings()
+    with as_file(files("spark_jobs").joinpath("log4j2.properties")) as log_settings:
+        _prepare_environment(settings)
+        from pyspark.sql import SparkSession  # a second of imports, wanted only here
+
+        builder = SparkSession.Builder().appName(settings.app_name)
+        for name, value in spark_conf(settings, str(log_settings)).items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+def spark_conf(settings: SessionSettings, log_settings_path: str) -> Mapping[str, str]:
+    """Return the Spark settings of a session, by name."""
+    conf = {
+        "spark.python.worker.reuse": "true",
+        "spark.sql.ansi.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
+        "spark.sql.debug.maxToStringFields": "200",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.pythonUDF.arrow.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": str(settings.is_ui_enabled).lower(),
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if not _is_submitted():
+        conf["spark.master"] = _with_retries(settings.master or "local[*]")
+        conf["spark.driver.memory"] = settings.driver_memory
+        # An audit is over before the optimizing compiler pays for itself: without it a first run takes two thirds of
+        # the processor time, and later runs no more.
+        conf["spark.driver.extraJavaOptions"] = (
+            f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{log_settings_path}"
+        )
+    if _is_local(conf.get("spark.master", "")):
+        conf["spark.driver.bindAddress"] = LOOPBACK
+        conf["spark.driver.host"] = LOOPBACK
+        conf["spark.sql.shuffle.partitions"] = "4"
+    if settings.shuffle_partitions is not None:
+        conf["spark.sql.shuffle.partitions"] = str(settings.shuffle_partitions)
+    return conf | dict(settings.extra)
+
+
+def _prepare_environment(settings: SessionSettings) -> None:
+    """Set what the JVM and the Python workers are started with; it must be there before the JVM is."""
+    if not _is_submitted():
+        os.environ.update(java_environment(find_java()))
+    if not _is_submitted() and _is_local(settings.master or "local"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["SPARK_LOCAL_IP"] = LOOPBACK  # else Spark looks the host's name up, and warns about what it finds
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def _is_submitted() -> bool:
+    return _GATEWAY in os.environ
+
+
+def _is_local(master: str) -> bool:
+    return master == "local" or master.startswith("local[")
+
+
+def _with_retries(master: str) -> str:
+    """Let a local master repeat a failed task, as every other master does."""
+    if master == "local":
+        return f"local[1,{TASK_ATTEMPTS}]"
+    if _is_local(master) and "," not in master:
+        return f"{master[:-1]},{TASK_ATTEMPTS}]"
+    return master

@@ -1,0 +1,316 @@
+"""Whole audit runs on a real ZooKeeper: what is marked, what is reported, and when nothing is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.cluster import Cluster, NotAClusterError, format_cluster, open_cluster
+from bookie.metadata.layout import bookie_path, cookie_path, ledger_path
+from bookie.metadata.ledgers import LedgerStore
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.registration import Bookies
+from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.severity import Severity
+from bookie.runtime.clock import SystemClock
+from spark_jobs import audit as audit_module
+from spark_jobs import command, report
+from spark_jobs.audit import AuditResult, run_audit
+from spark_jobs.cluster_view import ClusterView
+from spark_jobs.progress import Phase, ProgressEvent
+from spark_jobs.publish import PublishOutcome
+from spark_jobs.settings import AuditSettings, ExitCode, FailOn
+from spark_jobs.summary import Verdict
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+T = TypeVar("T")
+
+
+def closed(*members: str, last: int = 9) -> LedgerMetadata:
+    fragment = Fragment(EntryId(0), tuple(map(BookieId, members)))
+    return LedgerMetadata(len(members), 2, 2, (fragment,)).closed(EntryId(last), 100 * (last + 1))
+
+
+HEALTHY = closed("a:1", "b:1", "ro:1")
+LEDGERS = {
+    1: HEALTHY,
+    2: closed("a:1", "x:1"),
+    3: closed("x:1", "y:1"),
+    4: closed("a:1", "x:1", last=-1),
+    5: LedgerMetadata(2, 2, 1, (Fragment(EntryId(0), (BookieId("a:1"), BookieId("y:1"))),)),
+    1 << 33: closed("y:1", "b:1", "c:1"),
+}
+LOST = {2: ["x:1"], 3: ["x:1", "y:1"], 4: ["x:1"], 5: ["y:1"], 1 << 33: ["y:1"]}
+
+
+class Place:
+    """One cluster in the shared ZooKeeper, looked at through a session of its own."""
+
+    def __init__(self, runner: asyncio.Runner, store: ZooKeeperStore, cluster: Cluster, hosts: str, path: Path) -> None:
+        self.uri = f"zk://{hosts}{cluster.root}"
+        self.report_dir = path / "reports"
+        self.cluster = cluster
+        self._runner = runner
+        self._store = store
+        self.tasks = UnderReplication(store, cluster, SystemClock())
+
+    def do(self, work: Awaitable[T]) -> T:
+        async def awaited() -> T:
+            return await work
+
+        return self._runner.run(awaited())
+
+    def create(self, ledgers: dict[int, LedgerMetadata]) -> None:
+        store = LedgerStore(self._store, self.cluster, random.Random(1))
+        self.do(store.create_many([(LedgerId(number), metadata) for number, metadata in ledgers.items()]))
+
+    def damage(self, ledger_id: int) -> None:
+        self.do(self._store.set(ledger_path(self.cluster.kind, self.cluster.root, ledger_id), b"damage", -1))
+
+    def register(self, *bookies: str, is_read_only: bool = False) -> None:
+        for bookie in bookies:
+            path = bookie_path(self.cluster.root, BookieId(bookie), is_read_only=is_read_only)
+            self.do(self._store.create(path, is_ephemeral=True))
+
+    def unregister(self, bookie: str) -> None:
+        self.do(self._store.delete(bookie_path(self.cluster.root, BookieId(bookie), is_read_only=False)))
+
+    def add_cookies(self, *bookies: str) -> None:
+        self.do(self._store.create(f"{self.cluster.root}/cookies"))
+        for bookie in bookies:
+            self.do(self._store.create(cookie_path(self.cluster.root, BookieId(bookie))))
+
+    def marked(self) -> dict[int, list[str]]:
+        return {task.ledger_id: sorted(task.missing) for task in self.do(self.tasks.list())}
+
+    def audit(self, spark: SparkSession, **settings: Any) -> AuditResult:
+        return run_audit(spark, AuditSettings(self.uri, self.report_dir, **settings))
+
+
+@contextmanager
+def opened(hosts: str, root: str, path: Path) -> Iterator[Place]:
+    async def prepare() -> tuple[ZooKeeperStore, Cluster]:
+        store = await ZooKeeperStore.connect(hosts)
+        await format_cluster(store, root, rng=random.Random(root))
+        return store, await open_cluster(store, root)
+
+    with asyncio.Runner() as runner:
+        store, cluster = runner.run(prepare())
+        try:
+            yield Place(runner, store, cluster, hosts, path)
+        finally:
+            runner.run(store.close())
+
+
+@pytest.fixture
+def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
+    """Ledgers of which ``LOST`` name the bookies x and y, which are gone; ro is read-only."""
+    with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
+        place.register("a:1", "b:1", "c:1")
+        place.register("ro:1", is_read_only=True)
+        place.create(LEDGERS)
+        yield place
+
+
+def test_lost_copies_are_marked_and_reported(spark: SparkSession, place: Place) -> None:
+    place.add_cookies("a:1", "x:1", "old:1")
+    result = place.audit(spark)
+
+    assert place.marked() == LOST
+    summary = result.summary
+    assert (summary.verdict, summary.is_complete) == (Verdict.NO_LIVE_COPY, True)
+    assert (summary.counts.ledgers, summary.counts.fragments, summary.counts.open) == (6, 6, 1)
+    assert {count.severity: (count.ledgers, count.fragments) for count in summary.severities} == {
+        Severity.NO_LIVE_COPY: (1, 1),
+        Severity.CRITICAL: (3, 3),
+        Severity.METADATA_ONLY: (1, 1),
+    }
+    assert (summary.published.outcome, summary.published.ledgers) == (PublishOutcome.PUBLISHED, 5)
+    assert summary.worst_ledgers[0].ledger_id == 3
+    assert [bookie.bookie_id for bookie in summary.bookies] == ["a:1", "b:1", "c:1", "old:1", "ro:1", "x:1", "y:1"]
+    assert {b.bookie_id: b.ledgers_found for b in summary.bookies if b.ledgers_found} == {"x:1": 3, "y:1": 3}
+
+    document = json.loads(result.summary_path.read_bytes())
+    assert (document["run_id"], document["complete"]) == (result.run_id, True)
+    findings = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
+    assert {row["ledger_id"]: row["missing"] for row in findings} == LOST
+    assert {row["run_id"] for row in findings} == {result.run_id}
+    assert (result.exit_code(), result.exit_code(FailOn.CRITICAL)) == (ExitCode.OK, ExitCode.FINDINGS)
+
+
+def test_a_second_run_changes_nothing_and_adds_to_the_history(spark: SparkSession, place: Place) -> None:
+    first, second = place.audit(spark), place.audit(spark)
+    assert (first.summary.published.tasks_changed, second.summary.published.tasks_changed) == (5, 0)
+    assert place.marked() == LOST
+    runs = pq.read_table(place.report_dir / report.HISTORY / "runs").to_pylist()
+    assert {run["run_id"] for run in runs} == {first.run_id, second.run_id}
+
+
+def test_a_dry_run_reports_and_marks_nothing(spark: SparkSession, place: Place) -> None:
+    result = place.audit(spark, is_dry_run=True)
+    assert place.marked() == {}
+    assert result.summary.published.outcome is PublishOutcome.DRY_RUN
+    assert sum(count.ledgers for count in result.summary.severities) == 5
+
+
+def test_while_auto_recovery_is_disabled_nothing_is_marked(spark: SparkSession, place: Place) -> None:
+    place.do(place.tasks.initialize())
+    place.do(place.tasks.disable())
+    result = place.audit(spark)
+    assert place.marked() == {}
+    assert (result.summary.published.outcome, result.exit_code()) == (PublishOutcome.DISABLED, ExitCode.OK)
+
+
+def test_a_clean_cluster_is_clean(spark: SparkSession, place: Place) -> None:
+    place.register("x:1", "y:1")
+    result = place.audit(spark)
+    assert (result.summary.verdict, result.exit_code(FailOn.ANY)) == (Verdict.CLEAN, ExitCode.OK)
+    assert result.summary.published.outcome is PublishOutcome.NOTHING_TO_PUBLISH
+    assert pq.read_table(result.summary_path.parent / report.FINDINGS).num_rows == 0
+
+
+def test_unreadable_metadata_is_a_finding_and_stops_nothing(spark: SparkSession, place: Place) -> None:
+    place.damage(1)
+    result = place.audit(spark)
+    assert place.marked() == LOST
+    assert (result.summary.counts.unreadable, result.summary.is_complete) == (1, True)
+    findings = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
+    assert [row["ledger_id"] for row in findings if row["kind"] == "UNREADABLE_METADATA"] == [1]
+
+
+@pytest.mark.parametrize("cookies", [("p:1", "q:1", "r:1", "s:1", "t:1"), ()])
+def test_the_brake_holds_when_most_bookies_are_gone(spark: SparkSession, place: Place, cookies: Sequence[str]) -> None:
+    place.add_cookies(*cookies)
+    if not cookies:  # then only the metadata names those that are gone
+        place.create({6: closed("p:1", "q:1", "r:1")})
+    result = place.audit(spark)
+    assert place.marked() == {}
+    assert (result.summary.verdict, result.exit_code(FailOn.ANY)) == (Verdict.HELD, ExitCode.HELD)
+    assert result.summary.held_because is not None
+    assert "known bookies are not registered" in result.summary.held_because
+    assert place.audit(spark, missing_share_max=0.9).summary.published.ledgers >= 5
+
+
+def test_the_brake_holds_when_every_ledger_is_gone(spark: SparkSession, place: Place) -> None:
+    place.create(dict.fromkeys(range(100, 200), HEALTHY))
+    place.audit(spark, is_dry_run=True)
+    store = LedgerStore(place._store, place.cluster, random.Random(1))
+    for number in [*LEDGERS, *range(100, 200)]:
+        place.do(store.delete(LedgerId(number)))
+    result = place.audit(spark)
+    assert result.exit_code() is ExitCode.HELD
+    assert "last complete report saw 106" in str(result.summary.held_because)
+
+
+def test_a_bookie_that_comes_back_before_publishing_is_not_reported(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_listing(monkeypatch, 2, lambda: place.register("x:1"))
+    result = place.audit(spark)
+    assert place.marked() == {3: ["y:1"], 5: ["y:1"], 1 << 33: ["y:1"]}
+    assert sum(count.ledgers for count in result.summary.severities) == 3
+
+
+def test_a_bookie_that_leaves_during_the_scan_is_found(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_listing(monkeypatch, 1, lambda: place.unregister("b:1"))
+    result = place.audit(spark, missing_share_max=0.6)
+    assert place.marked()[1] == ["b:1"]
+    assert result.summary.is_complete
+
+
+def test_bookies_that_keep_leaving_make_the_run_incomplete(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_module, "SCANS_MAX", 1)
+    after_listing(monkeypatch, 1, lambda: place.unregister("b:1"))
+    result = place.audit(spark, missing_share_max=0.6)
+    assert "b:1 left while ledgers were read" in result.summary.problems[0]
+    assert result.exit_code(FailOn.ANY) is ExitCode.PARTIAL
+    assert set(place.marked()) >= set(LOST), "what was found is marked all the same"
+
+
+def test_ledgers_that_were_not_listed_make_the_run_incomplete(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ClusterView.leaf_parents
+    monkeypatch.setattr(
+        ClusterView,
+        "leaf_parents",
+        lambda self: tuple(type(parent)(parent.path, parent.planned + 2) for parent in real(self)),
+    )
+    monkeypatch.setattr(ClusterView, "count_ledgers", lambda self, paths: dict.fromkeys(paths, 1_000))
+    result = place.audit(spark)
+    assert "ledgers exist and were not listed" in result.summary.problems[0]
+    assert result.exit_code() is ExitCode.PARTIAL
+    assert place.marked() == LOST
+
+
+def test_progress_is_told_phase_by_phase(spark: SparkSession, place: Place) -> None:
+    events: list[ProgressEvent] = []
+    run_audit(spark, AuditSettings(place.uri, place.report_dir), events.append)
+    phases = list(dict.fromkeys(event.phase for event in events))
+    assert phases == [Phase.PLAN, Phase.SCAN, Phase.CHECK, Phase.REPORT, Phase.PUBLISH, Phase.DONE]
+    assert [event.total for event in events if event.phase is Phase.PUBLISH] == [5]
+
+
+def test_no_cluster_and_no_store_are_different_errors(
+    spark: SparkSession, zookeeper: EmbeddedZooKeeper, tmp_path: Path
+) -> None:
+    with pytest.raises(NotAClusterError) as missing:
+        run_audit(spark, AuditSettings(f"zk://{zookeeper.connect_string}/nothing/here", tmp_path))
+    assert command.exit_code_of(missing.value) is ExitCode.CONFIGURATION
+    with pytest.raises(StoreUnavailableError) as unreachable:
+        run_audit(spark, AuditSettings("zk://127.0.0.1:9/ledgers", tmp_path, connect_timeout_s=0.2))
+    assert command.exit_code_of(unreachable.value) is ExitCode.STORE_UNREACHABLE
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_prints_the_summary_and_returns_the_exit_code(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def running(settings: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(command, "spark_session", running)
+    arguments = ["--metadata-uri", place.uri, "--report-dir", str(place.report_dir), "--dry-run"]
+    assert audit_module.main([*arguments, "--output", "json", "--fail-on", "critical"]) == ExitCode.FINDINGS
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["verdict"] == "no live copy"
+    assert "reading ledger metadata" in printed.err
+    assert audit_module.main([*arguments, "--quiet"]) == ExitCode.OK
+    assert "dry run: nothing was marked" in capsys.readouterr().out
+    assert audit_module.main([*arguments, "--missing-share-max", "7"]) == ExitCode.CONFIGURATION
+    assert "missing_share_max" in capsys.readouterr().err
+
+
+def after_listing(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[], None]) -> None:
+    """Do something once the audit has listed the bookies ``count`` times."""
+    real = ClusterView.bookies
+    listings = 0
+
+    def bookies(self: ClusterView) -> Bookies:
+        nonlocal listings
+        result = real(self)
+        listings += 1
+        if listings == count:
+            act()
+        return result
+
+    monkeypatch.setattr(ClusterView, "bookies", bookies)

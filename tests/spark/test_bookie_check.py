@@ -1,0 +1,174 @@
+"""The bookie check on literal tables: one shape of ledger after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs.checks.bookie_check import bookie_check
+from spark_jobs.checks.findings import FINDING_DDL
+from spark_jobs.checks.lint import unreadable_metadata
+from spark_jobs.datasource.ledger_schema import LEDGER_DDL
+
+pytestmark = pytest.mark.spark
+
+LIVE = ["a", "b", "c", "d"]
+
+
+def ledger(
+    fragments: Sequence[tuple[int, int | None, str]],
+    *,
+    quorums: tuple[int, int] = (2, 2),
+    state: str = "CLOSED",
+    length: int | None = 1000,
+    ledger_id: int = 1,
+) -> tuple[Any, ...]:
+    """A row; members are one letter each."""
+    size = len(fragments[0][2])
+    last = fragments[-1][1]
+    rows = [(first, end, list(members)) for first, end, members in fragments]
+    return (ledger_id, state, size, *quorums, last, length, "CRC32C", None, 3, rows, None)
+
+
+def table(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
+    return spark.createDataFrame(list(rows), LEDGER_DDL)
+
+
+def check(spark: SparkSession, *rows: tuple[Any, ...], live: Sequence[str] = LIVE) -> list[dict[str, Any]]:
+    return [
+        row.asDict() for row in bookie_check(table(spark, *rows), live).orderBy("ledger_id", "fragment_index").collect()
+    ]
+
+
+def test_ledgers_on_registered_bookies_have_no_finding(spark: SparkSession) -> None:
+    assert check(spark, ledger([(0, 9, "abc")]), ledger([(0, 9, "a")], quorums=(1, 1), ledger_id=2)) == []
+
+
+def test_a_finding_names_fragment_positions_and_bookies(spark: SparkSession) -> None:
+    found = check(spark, ledger([(0, 4, "abc"), (5, 9, "axy"), (10, 19, "bcd")], length=2000))
+    assert found == [
+        {
+            "kind": "MISSING_BOOKIE",
+            "ledger_id": 1,
+            "fragment_index": 1,
+            "fragment_first_entry_id": 5,
+            "fragment_last_entry_id": 9,
+            "is_last_fragment": False,
+            "state": "CLOSED",
+            "missing_positions": [1, 2],
+            "missing": ["x", "y"],
+            "copies_min": 0,
+            "severity": "NO_LIVE_COPY",
+            "severity_rank": 1,
+            "entries": 5,
+            # 5 entries of 100 bytes, two of three positions, each with two thirds of the entries
+            "bytes_estimate": 667,
+            "detail": None,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("members", "quorums", "copies", "severity"),
+    [
+        ("x", (1, 1), 0, "NO_LIVE_COPY"),
+        ("ax", (2, 2), 1, "CRITICAL"),
+        ("abx", (3, 3), 2, "BELOW_ACK_QUORUM"),
+        ("abx", (3, 2), 2, "BELOW_WRITE_QUORUM"),
+        ("abx", (2, 2), 1, "CRITICAL"),
+        ("abcxd", (1, 1), 0, "NO_LIVE_COPY"),
+        ("xx", (2, 2), 0, "NO_LIVE_COPY"),
+        ("aax", (3, 2), 2, "BELOW_WRITE_QUORUM"),
+    ],
+)
+def test_severity_follows_the_entry_with_the_fewest_copies(
+    spark: SparkSession, members: str, quorums: tuple[int, int], copies: int, severity: str
+) -> None:
+    (found,) = check(spark, ledger([(0, 99, members)], quorums=quorums))
+    assert (found["copies_min"], found["severity"]) == (copies, severity)
+
+
+def test_a_striped_fragment_too_short_to_reach_the_missing_bookie_lacks_no_copy(spark: SparkSession) -> None:
+    # Entry 6 of E=5, Qw=2 is on positions 1 and 2.
+    (found,) = check(spark, ledger([(6, 6, "abcxd")]))
+    assert (found["copies_min"], found["severity"], found["missing_positions"]) == (2, "METADATA_ONLY", [3])
+
+
+def test_an_open_last_fragment_is_judged_as_if_every_entry_were_there(spark: SparkSession) -> None:
+    row = ledger([(0, 9, "abc"), (10, None, "abx")], state="OPEN", length=None)
+    (found,) = check(spark, row)
+    assert found["fragment_last_entry_id"] is None
+    assert found["is_last_fragment"]
+    assert (found["copies_min"], found["severity"], found["entries"], found["bytes_estimate"]) == (
+        1,
+        "CRITICAL",
+        None,
+        None,
+    )
+
+
+def test_an_empty_ledger_needs_its_metadata_changed_only(spark: SparkSession) -> None:
+    (found,) = check(spark, ledger([(0, -1, "xyz")], length=0))
+    assert (found["severity"], found["entries"], found["bytes_estimate"]) == ("METADATA_ONLY", 0, 0)
+
+
+def test_a_closed_last_fragment_beyond_the_last_entry_is_empty(spark: SparkSession) -> None:
+    first, last = check(spark, ledger([(0, 9, "abx"), (10, 9, "abx")]))
+    assert (first["severity"], first["entries"]) == ("CRITICAL", 10)
+    assert (last["severity"], last["entries"], last["is_last_fragment"]) == ("METADATA_ONLY", 0, True)
+
+
+def test_a_bookie_at_two_positions_is_named_once(spark: SparkSession) -> None:
+    (found,) = check(spark, ledger([(0, 9, "xax")], quorums=(3, 2)))
+    assert (found["missing_positions"], found["missing"]) == ([0, 2], ["x"])
+
+
+def test_registered_bookies_may_come_as_a_table(spark: SparkSession) -> None:
+    # Read-only bookies are registered: the table holds both kinds.
+    bookies = spark.createDataFrame([("a", "WRITABLE"), ("b", "READ_ONLY")], "bookie_id string, state string")
+    rows = table(spark, ledger([(0, 9, "ab")]), ledger([(0, 9, "ax")], ledger_id=2))
+    assert [row["ledger_id"] for row in bookie_check(rows, bookies).collect()] == [2]
+
+
+def test_any_text_may_be_a_bookie_id(spark: SparkSession) -> None:
+    odd = ["back\\slash", "quo'te", "b\\'oth", "{brace}", "%s"]
+    row = (1, "CLOSED", 6, 2, 2, 9, 10, "CRC32C", None, 3, [(0, 9, [*odd, "x"])], None)
+    assert check(spark, row, live=[*odd, "x"]) == []
+    (found,) = check(spark, row, live=odd)
+    assert found["missing"] == ["x"]
+
+
+def test_no_registered_bookie_means_that_all_are_missing(spark: SparkSession) -> None:
+    (found,) = check(spark, ledger([(0, 9, "ab")]), live=[])
+    assert (found["missing"], found["severity"]) == (["a", "b"], "NO_LIVE_COPY")
+
+
+def test_extreme_numbers_end_no_run(spark: SparkSession) -> None:
+    huge = (1 << 63) - 1
+    rows = [
+        ledger([(0, huge, "ax")], length=huge),
+        ledger([(huge, huge, "ax")], length=huge, ledger_id=2),
+        ledger([(huge, -huge, "ax")], length=-huge, ledger_id=3),
+        ledger([(0, huge - 1, "x"), (huge, None, "x")], quorums=(1, 1), state="OPEN", length=None, ledger_id=4),
+    ]
+    severities = [found["severity"] for found in check(spark, *rows)]
+    assert severities == ["CRITICAL", "CRITICAL", "METADATA_ONLY", "NO_LIVE_COPY", "NO_LIVE_COPY"]
+
+
+def test_unreadable_metadata_is_a_finding_of_its_own(spark: SparkSession) -> None:
+    damaged = (7, *[None] * 10, "cut short")
+    rows = table(spark, damaged, ledger([(0, 9, "ax")]))
+    assert [row["ledger_id"] for row in bookie_check(rows, LIVE).collect()] == [1]
+    (found,) = unreadable_metadata(rows).collect()
+    assert (found["kind"], found["ledger_id"], found["detail"]) == ("UNREADABLE_METADATA", 7, "cut short")
+    assert found["severity"] is None
+
+
+def test_all_checks_give_the_same_columns(spark: SparkSession) -> None:
+    expected = spark.createDataFrame([], FINDING_DDL).dtypes
+    rows = table(spark, ledger([(0, 9, "ax")]))
+    assert bookie_check(rows, LIVE).dtypes == expected
+    assert unreadable_metadata(rows).dtypes == expected

@@ -1,0 +1,74 @@
+"""Severity in Spark SQL equals the pure function: thousands of random fragments in one Spark job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from bookie.model.severity import fragment_health
+from spark_jobs.checks.bookie_check import bookie_check
+from spark_jobs.datasource.ledger_schema import LEDGER_DDL
+
+pytestmark = pytest.mark.spark
+
+LIVE = ["live-0", "live-1", "live-2"]
+GONE = ["gone-0", "gone-1"]
+
+
+@st.composite
+def fragment_row(draw: st.DrawFn) -> tuple[Any, ...]:
+    """A ledger of one fragment: ensembles up to 7, short, long, empty and unknown ranges, few and huge entry ids."""
+    size = draw(st.integers(1, 7))
+    write_quorum = draw(st.integers(1, size))
+    ack_quorum = draw(st.integers(0, write_quorum))
+    members = draw(st.lists(st.sampled_from([*LIVE, *GONE]), min_size=size, max_size=size))
+    first = draw(st.integers(0, 20) | st.integers(0, (1 << 63) - 100))
+    last = draw(st.none() | st.integers(-3, 12).map(lambda more: first + more) | st.just(-1))
+    state = "OPEN" if last is None else "CLOSED"
+    length = None if last is None else draw(st.integers(0, 1 << 40))
+    return (state, size, write_quorum, ack_quorum, last, length, "CRC32C", None, 3, [(first, last, members)], None)
+
+
+def drawn_rows(count: int) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+
+    @seed(20)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(fragment_row())
+    def collect(row: tuple[Any, ...]) -> None:
+        rows.append((len(rows), *row))
+
+    collect()
+    return rows
+
+
+def test_severity_equals_the_pure_function(spark: SparkSession) -> None:
+    rows = drawn_rows(2_000)
+    found = {row["ledger_id"]: row for row in bookie_check(spark.createDataFrame(rows, LEDGER_DDL), LIVE).collect()}
+    expected = {}
+    for ledger_id, _, _, write_quorum, ack_quorum, *_, fragments, _ in rows:
+        ((first, last, members),) = fragments
+        health = fragment_health([member in LIVE for member in members], write_quorum, ack_quorum, first, last)
+        if health.severity is not None:
+            expected[ledger_id] = (
+                list(health.missing_positions),
+                health.copies_min,
+                health.severity.name,
+                health.severity,
+            )
+    actual = {
+        ledger_id: (row["missing_positions"], row["copies_min"], row["severity"], row["severity_rank"])
+        for ledger_id, row in found.items()
+    }
+    assert actual == expected
+    assert len({severity for _, _, severity, _ in expected.values()}) == 5, "every severity of this check was drawn"

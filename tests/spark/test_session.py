@@ -1,0 +1,52 @@
+"""The Spark session's settings, as far as results or logs depend on them."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from spark_jobs.datasource.ledger_schema import ledger_ddl, ledger_schema
+from spark_jobs.session import SessionSettings, spark_conf
+
+
+@pytest.mark.spark
+def test_workers_run_this_python_in_utc_and_try_again(spark: SparkSession) -> None:
+    assert spark.sparkContext.pythonExec == sys.executable
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.sparkContext.master == "local[2,4]"
+    assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("is_summarized", [False, True])
+def test_arrow_and_spark_schemas_are_the_same(spark: SparkSession, is_summarized: bool) -> None:
+    schema = spark.createDataFrame([], ledger_ddl(is_summarized=is_summarized)).schema
+    assert ledger_schema(is_summarized=is_summarized).equals(to_arrow_schema(schema))
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"),
+    [
+        (None, "local[*,4]"),
+        ("local", "local[1,4]"),
+        ("local[3]", "local[3,4]"),
+        ("local[3,1]", "local[3,1]"),
+        ("spark://host:7077", "spark://host:7077"),
+    ],
+)
+def test_a_local_master_repeats_failed_tasks(
+    master: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    assert spark_conf(SessionSettings(master=master), "log4j2.properties")["spark.master"] == expected
+
+
+def test_spark_submit_keeps_its_master_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "4711")
+    conf = spark_conf(SessionSettings(extra=(("spark.ui.enabled", "true"),)), "log4j2.properties")
+    assert "spark.master" not in conf
+    assert "spark.driver.memory" not in conf
+    assert conf["spark.ui.enabled"] == "true"

@@ -1,0 +1,162 @@
+"""Planning of scans: balance, options, completeness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.metadata.uri import InvalidUriError
+from bookie.model.ids import LEDGER_ID_MAX
+from spark_jobs.completeness import ScanTotals, problems, short_parents
+from spark_jobs.datasource.options import InvalidOptionError, ledger_options, plan_text
+from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent, balance, partition_count
+
+PARENTS = st.lists(st.integers(0, 10_000), max_size=40).map(
+    lambda counts: [LeafParent(f"/ledgers/00/{number:04d}", count) for number, count in enumerate(counts)]
+)
+
+
+@given(PARENTS, st.integers(1, 12))
+def test_every_parent_is_in_exactly_one_group(parents: list[LeafParent], count: int) -> None:
+    groups = balance(parents, count)
+    assert len(groups) == min(count, len(parents))
+    assert all(groups)
+    assert sorted((parent for group in groups for parent in group), key=lambda p: p.path) == parents
+
+
+@given(PARENTS, st.integers(1, 12))
+def test_groups_differ_by_no_more_than_the_largest_parent(parents: list[LeafParent], count: int) -> None:
+    sizes = [sum(parent.planned for parent in group) for group in balance(parents, count)] or [0]
+    assert max(sizes) - min(sizes) <= max((parent.planned for parent in parents), default=0)
+
+
+def test_a_group_keeps_the_order_of_the_tree() -> None:
+    parents = [LeafParent(path, planned) for path, planned in (("a", 1), ("b", 5), ("c", 3), ("d", 1))]
+    assert balance(parents, 1) == [tuple(parents)]
+
+
+def test_no_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        balance([], 0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "cores", "expected"),
+    [([], 4, 1), ([0], 4, 1), ([5, 5], 4, 2), ([5] * 9, 4, 4), ([10_000] * 100, 2, 4)],
+)
+def test_partitions_follow_cores_and_then_ledgers(counts: list[int], cores: int, expected: int) -> None:
+    assert LEDGERS_PER_PARTITION_MAX == 250_000
+    assert partition_count([LeafParent(str(count), count) for count in counts], cores) == expected
+
+
+URI = {"metadata_uri": "zk://zk1/ledgers"}
+
+
+def test_options_have_defaults() -> None:
+    options = ledger_options(URI)
+    assert (options.first_ledger, options.last_ledger) == (0, LEDGER_ID_MAX)
+    assert (options.num_partitions, options.live_bookies, options.plan) == (None, None, None)
+    assert not options.is_summarized
+    assert options.is_wanted(0)
+    assert options.is_wanted(LEDGER_ID_MAX)
+
+
+def test_options_are_read() -> None:
+    plan = (LeafParent("/ledgers/00/0001", 7),)
+    text = {
+        "first_ledger": "5",
+        "last_ledger": "6",
+        "num_partitions": "3",
+        "live_bookies": "a:1,b:2",
+        "with_summary": "TRUE",
+    }
+    options = ledger_options(URI | text | {"plan": plan_text(plan)})
+    assert [ledger_id for ledger_id in range(10) if options.is_wanted(ledger_id)] == [5, 6]
+    assert (options.num_partitions, options.live_bookies, options.plan) == (3, frozenset({"a:1", "b:2"}), plan)
+    assert options.is_summarized
+
+
+def test_an_empty_list_of_bookies_is_not_no_list() -> None:
+    assert ledger_options(URI | {"live_bookies": ""}).live_bookies == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"metadata_uri": ""}, "metadata_uri is missing"),
+        ({"first_ledger": "x"}, "'x' is not a whole number"),
+        ({"first_ledger": "-1"}, "out of range"),
+        ({"first_ledger": "9", "last_ledger": "8"}, "leave no ledger"),
+        ({"num_partitions": "0"}, "out of range"),
+        ({"connect_timeout_s": "soon"}, "not a number of seconds"),
+        ({"connect_timeout_s": "0"}, "out of range"),
+        ({"connect_timeout_s": "nan"}, "out of range"),
+        ({"plan": "["}, "plan"),
+        ({"plan": "[1]"}, "plan"),
+    ],
+)
+def test_wrong_options_are_named(wrong: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidOptionError, match=text):
+        ledger_options(URI | wrong)
+
+
+def test_a_wrong_uri_is_refused() -> None:
+    with pytest.raises(InvalidUriError):
+        ledger_options({"metadata_uri": "http://zk1/ledgers"})
+
+
+def totals(listed: Mapping[str, tuple[int, ...]], **counts: int) -> ScanTotals:
+    names = ("ledgers", "fragments", "unreadable", "vanished", "skipped", "returned", "open", "in_recovery", "closed")
+    zero = dict.fromkeys(names, 0) | {"ledgers": sum(map(sum, listed.values()))}
+    return ScanTotals(**(zero | counts), listed=listed, ledgers_by_bookie={}, fragments_by_bookie={})
+
+
+PLAN = (LeafParent("/a", 10), LeafParent("/b", 20))
+
+
+def test_a_scan_that_listed_what_was_planned_is_complete() -> None:
+    assert problems(PLAN, totals({"/a": (10,), "/b": (20,)}), {}) == ()
+
+
+def test_ledgers_created_meanwhile_are_no_problem() -> None:
+    assert problems(PLAN, totals({"/a": (10,), "/b": (25,)}), {}) == ()
+
+
+def test_ledgers_deleted_before_they_were_listed_are_no_problem() -> None:
+    seen = totals({"/a": (10,), "/b": (15,)})
+    assert short_parents(PLAN, seen) == [PLAN[1]]
+    assert problems(PLAN, seen, {"/b": 15}) == ()
+
+
+def test_ledgers_deleted_before_they_were_read_are_no_problem() -> None:
+    assert problems(PLAN, totals({"/a": (10,), "/b": (20,)}, ledgers=27, vanished=2, unreadable=1), {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("listed", "recount", "text"),
+    [
+        ({"/a": (10,)}, {"/b": 20}, "1 metadata nodes were not read: /b"),
+        ({"/a": (10,)}, {"/b": 0}, "1 metadata nodes were not read: /b"),
+        ({"/a": (10,), "/b": (15,)}, {"/b": 18}, "3 ledgers exist and were not listed, under /b"),
+        ({"/a": (10,), "/b": (10, 10)}, {}, "read more than once: /b"),
+    ],
+)
+def test_what_was_not_seen_is_said(
+    listed: Mapping[str, tuple[int, ...]], recount: Mapping[str, int], text: str
+) -> None:
+    (problem,) = problems(PLAN, totals(listed), recount)
+    assert text in problem
+
+
+def test_ledgers_lost_on_the_way_are_said() -> None:
+    (problem,) = problems(PLAN, totals({"/a": (10,), "/b": (20,)}, ledgers=29), {})
+    assert problem == "30 ledgers were listed, and 29 accounted for"
+
+
+def test_many_unread_nodes_are_not_all_named() -> None:
+    plan = [LeafParent(f"/{number}", 1) for number in range(5)]
+    (problem,) = problems(plan, totals({}), dict.fromkeys((parent.path for parent in plan), 1))
+    assert problem == "5 metadata nodes were not read: /0, /1, /2 and 2 more"

@@ -1,0 +1,76 @@
+"""Publishing: batches, the disable switch, a store that stops answering. On the real core and the in-memory store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.model.ids import BookieId, LedgerId
+from spark_jobs.publish import Marking, Published, PublishOutcome, publish
+
+
+def marking(number: int) -> Marking:
+    return LedgerId(number), (BookieId("gone:3181"),)
+
+
+class Tasks:
+    """Stands for the under-replication tree: remembers what it was given; fails or is disabled after some batches."""
+
+    def __init__(self, batches_max: int | None = None, error: Exception | None = None) -> None:
+        self.marked: dict[LedgerId, tuple[BookieId, ...]] = {}
+        self._batches_left = batches_max
+        self._error = error
+
+    def mark(self, batch: Sequence[Marking]) -> int | None:
+        if self._batches_left is not None:
+            if self._batches_left == 0:
+                if self._error is not None:
+                    raise self._error
+                return None
+            self._batches_left -= 1
+        changed = sum(self.marked.get(ledger_id) != missing for ledger_id, missing in batch)
+        self.marked.update(dict(batch))
+        return changed
+
+
+def test_everything_is_marked_in_order() -> None:
+    tasks = Tasks()
+    published = publish((marking(number) for number in (5, 3, 9)), tasks, 2)
+    assert published == Published(PublishOutcome.PUBLISHED, 3, 3)
+    assert list(tasks.marked) == [5, 3, 9]
+
+
+def test_publishing_again_changes_nothing() -> None:
+    tasks = Tasks()
+    publish([marking(1), marking(2)], tasks)
+    assert publish([marking(1), marking(2)], tasks) == Published(PublishOutcome.PUBLISHED, 2, 0)
+
+
+def test_nothing_found_is_nothing_published() -> None:
+    assert publish([], Tasks()) == Published(PublishOutcome.NOTHING_TO_PUBLISH, 0, 0)
+
+
+def test_disabling_stops_before_the_next_batch() -> None:
+    tasks = Tasks(batches_max=1)
+    assert publish([marking(number) for number in range(5)], tasks, 2) == Published(PublishOutcome.DISABLED, 2, 2)
+    assert list(tasks.marked) == [0, 1]
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("no answer"), WriteOutcomeUnknownError("answer lost")])
+def test_a_store_that_stops_answering_ends_it_with_what_was_marked(error: Exception) -> None:
+    published = publish([marking(number) for number in range(5)], Tasks(2, error), 2)
+    assert published == Published(PublishOutcome.INTERRUPTED, 4, 4)
+
+
+def test_no_more_than_a_batch_is_taken_ahead() -> None:
+    taken = []
+
+    def markings() -> object:
+        for number in range(10):
+            taken.append(number)
+            yield marking(number)
+
+    publish(markings(), Tasks(batches_max=0), 3)  # type: ignore[arg-type]
+    assert taken == [0, 1, 2]

@@ -1,0 +1,123 @@
+"""Reading a partition of ledgers, on the in-memory store: deletions, denied nodes, a store that stops answering."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.layout import LayoutKind, ledger_path
+from bookie.metadata.ledgers import LedgerStore
+from bookie.metadata.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.port import StoreUnavailableError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from spark_jobs.datasource import scan as scan_module
+from spark_jobs.datasource.options import LedgerOptions, ledger_options
+from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.datasource.scan import scan
+
+ROOT = "/ledgers"
+
+
+async def cluster_of(ids: Sequence[int], kind: LayoutKind = LayoutKind.HIERARCHICAL) -> tuple[MemoryStore, Cluster]:
+    store = MemoryStore(MemoryCell())
+    await format_cluster(store, ROOT, kind, rng=random.Random(1))
+    cluster = await open_cluster(store, ROOT)
+    metadata = LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BookieId("a"),)),))
+    await LedgerStore(store, cluster, random.Random(1)).create_many([(LedgerId(number), metadata) for number in ids])
+    return store, cluster
+
+
+def options(**more: str) -> LedgerOptions:
+    return ledger_options({"metadata_uri": "zk://unused/ledgers", "with_summary": "true"} | more)
+
+
+async def read(store: MemoryStore, cluster: Cluster, **more: str) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
+    """All rows, and the summary."""
+    ledgers = LedgerStore(store, cluster, random.Random(1))
+    parents = [LeafParent(path, count) for path, count in await ledgers.leaf_parents()]
+    rows: list[Mapping[str, Any]] = []
+    async for batch in scan(store, cluster, parents, options(**more)):
+        assert 0 < len(batch) <= scan_module.ROWS_MAX
+        rows += batch.to_pylist()
+    return rows[:-1], rows[-1]["summary"]
+
+
+async def test_every_ledger_is_read_once_and_counted() -> None:
+    ids = [*range(25_000), 2147483646, 2147483647, (1 << 63) - 1]
+    rows, summary = await read(*await cluster_of(ids))
+    assert sorted(row["ledger_id"] for row in rows) == ids
+    assert (summary["ledgers"], summary["returned"], summary["open"]) == (25_003, 25_003, 25_003)
+    assert {parent["path"]: (parent["planned"], parent["listed"]) for parent in summary["parents"]} == {
+        "/ledgers/00/0000": (10_000, 10_000),
+        "/ledgers/00/0001": (10_000, 10_000),
+        "/ledgers/00/0002": (5_000, 5_000),
+        "/ledgers/21/4748": (1, 1),
+        "/ledgers/000/0000/0021/4748": (1, 1),
+        "/ledgers/922/3372/0368/5477": (1, 1),
+    }
+
+
+async def test_a_range_is_read_alone() -> None:
+    rows, summary = await read(*await cluster_of(range(20)), first_ledger="5", last_ledger="7")
+    assert [row["ledger_id"] for row in rows] == [5, 6, 7]
+    assert (summary["ledgers"], summary["skipped"]) == (3, 17)
+
+
+async def test_ledgers_deleted_between_listing_and_reading_are_counted() -> None:
+    store, cluster = await cluster_of(range(10))
+
+    async def delete_after_listing(operation: str, path: str) -> Fault | None:
+        if operation == "get_many" and path.endswith("/L0000"):
+            for number in (3, 4):
+                store.cell.delete(ledger_path(cluster.kind, ROOT, number), -1)
+        return None
+
+    store.fault_hook = delete_after_listing
+    rows, summary = await read(store, cluster)
+    assert [row["ledger_id"] for row in rows] == [0, 1, 2, 5, 6, 7, 8, 9]
+    assert (summary["ledgers"], summary["vanished"]) == (8, 2)
+
+
+async def test_a_ledger_that_may_not_be_read_is_a_row_with_an_error() -> None:
+    store, cluster = await cluster_of(range(3))
+    store.cell.deny(ledger_path(cluster.kind, ROOT, 1))
+    rows, summary = await read(store, cluster, live_bookies="a")
+    assert [(row["ledger_id"], row["error"][:13]) for row in rows] == [(1, "access denied")]
+    assert (summary["ledgers"], summary["unreadable"]) == (2, 1)
+
+
+@pytest.mark.parametrize("failing", ["get_many", "children_many", "sync"])
+async def test_a_store_that_stops_answering_ends_the_scan(failing: str) -> None:
+    store, cluster = await cluster_of(range(5_000))
+    parents = [LeafParent("/ledgers/00/0000", 5_000)]
+    left = {"get_many": 2}
+
+    async def fail(operation: str, path: str) -> Fault | None:
+        if operation != failing:
+            return None
+        left[operation] = left.get(operation, 1) - 1
+        return Fault.FAIL_BEFORE if left[operation] <= 0 else None
+
+    store.fault_hook = fail
+    with pytest.raises(StoreUnavailableError):
+        async for _ in scan(store, cluster, parents, options()):
+            pass
+
+
+async def test_a_reader_that_stops_early_leaves_nothing_running() -> None:
+    store, cluster = await cluster_of(range(15_000))
+    batches = scan(store, cluster, [LeafParent("/ledgers/00/0000", 1), LeafParent("/ledgers/00/0001", 1)], options())
+    assert len(await anext(batches)) == scan_module.ROWS_MAX
+    await batches.aclose()
+
+
+async def test_a_parent_that_vanished_lists_nothing() -> None:
+    store, cluster = await cluster_of([1])
+    batches = [batch async for batch in scan(store, cluster, [LeafParent("/ledgers/00/0009", 4)], options())]
+    (summary,) = batches[0].to_pylist()
+    assert summary["summary"]["parents"] == [{"path": "/ledgers/00/0009", "planned": 4, "listed": 0}]
