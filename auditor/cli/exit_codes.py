@@ -1,0 +1,53 @@
+"""Exit codes of ``bkheal``, the same in every command; documented in the README."""
+
+from __future__ import annotations
+
+import enum
+
+from bookie.client.errors import EntryLostError, WrongPasswordError
+from bookie.metadata.cluster import NotAClusterError
+from bookie.metadata.cookies import ForeignClusterError
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.uri import InvalidUriError
+from bookie.model.errors import BkhealError, ConflictError, FatalError, OutcomeUnknownError, TransientError
+from bookie.runtime.settings import ConfigurationError
+
+
+class ExitCode(enum.IntEnum):
+    """What a script can rely on."""
+
+    OK = 0
+    FAILED = 1
+    """The command could not do its work; or ``--fail-on`` found what it was told to look for."""
+    USAGE = 2
+    STORE_UNREACHABLE = 3
+    DATA_LOSS = 4
+    PARTIAL = 5
+    """A run ended without having seen everything."""
+    BRAKE = 6
+    """So many bookies are missing that nothing was published."""
+    UNAVAILABLE = 69
+    """A service that the command needs did not answer, or its answer was lost; try again."""
+    INTERNAL = 70
+    """Spark, a child process or this program failed; the log says how."""
+    CONFIGURATION = 78
+    INTERRUPTED = 130
+
+
+def exit_code_of(error: BkhealError) -> ExitCode:
+    """The exit code that tells a script what kind of failure ``error`` is."""
+    match error:
+        case StoreUnavailableError():
+            return ExitCode.STORE_UNREACHABLE
+        case EntryLostError():
+            return ExitCode.DATA_LOSS
+        case InvalidUriError() | NotAClusterError() | ForeignClusterError() | ConfigurationError():
+            return ExitCode.CONFIGURATION
+        case WrongPasswordError() | ConflictError():
+            return ExitCode.FAILED
+        case TransientError() | OutcomeUnknownError():
+            return ExitCode.UNAVAILABLE
+        case FatalError():
+            return ExitCode.INTERNAL
+        case _:
+            return ExitCode.FAILED

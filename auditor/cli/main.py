@@ -1,0 +1,67 @@
+"""The ``bkheal`` command. Each command imports what it needs when it runs, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from auditor.cli import audit, bench, bookies, ledger, processes, quickstart, recovery, status
+from auditor.cli.exit_codes import exit_code_of
+from auditor.cli.output import print_error, print_line
+from bookie.model.errors import BkhealError
+from bookie.runtime.logs import setup_logging
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC prints failures of its own, which our errors tell better
+
+app = typer.Typer(
+    name="bkheal",
+    help="Keep the ledgers of a BookKeeper cluster fully replicated: audit, repair, and see what is going on.",
+    epilog="Start with `bkheal quickstart`: it builds a cluster on this machine, kills a bookie and heals it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("quickstart")(quickstart.quickstart)
+app.command("status")(status.status)
+app.command("audit")(audit.audit)
+app.command("bookies")(bookies.bookies)
+app.command("bookie")(processes.bookie)
+app.command("replicator")(processes.replicator)
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(status.underreplicated_app, name="underreplicated")
+app.add_typer(recovery.app, name="recovery")
+app.add_typer(bookies.cluster_app, name="cluster")
+app.add_typer(bench.app, name="bench")
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR; logs go to stderr.")] = "WARNING",
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Options before the command apply to all commands."""
+    if version:
+        from importlib.metadata import version as installed
+
+        print_line(f"bkheal {installed('bkheal')}")
+        raise typer.Exit
+    if log_level.upper() not in logging.getLevelNamesMapping():
+        raise typer.BadParameter(f"{log_level!r} is no log level; use DEBUG, INFO, WARNING or ERROR")
+    setup_logging(log_level.upper())
+
+
+def main() -> None:
+    """Entry point: an error of ours ends the process with one sentence and its exit code, not with a traceback."""
+    try:
+        app()
+    except BkhealError as error:
+        print_error(str(error))
+        sys.exit(exit_code_of(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Shared by all commands: options for the connection, and running a coroutine to a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from auditor.cli.exit_codes import ExitCode
+from auditor.cli.output import OutputFormat
+from bookie.model.errors import BkhealError
+from bookie.runtime.settings import resolve_metadata_uri
+
+T = TypeVar("T")
+
+MetadataUriOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metadata-uri",
+        help="The cluster: zk+hierarchical://host:port/ledgers. Default: $BKHEAL_METADATA_URI, then the config file.",
+        show_default=False,
+    ),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="Config file (TOML). Default: $BKHEAL_CONFIG, then ~/.config/bkheal/config.toml."),
+]
+OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="A table for people, or JSON.")]
+
+
+def metadata_uri(flag: str | None, config: Path | None) -> str:
+    """The URI to use: flag, environment, config file, in that order.
+
+    Raises:
+        ConfigurationError: none of them names one, or the file is wrong.
+    """
+    return resolve_metadata_uri(flag, os.environ, config)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work``; Ctrl-C, SIGTERM and a closed terminal cancel it, let it clean up, and exit with 128 + signal.
+
+    Work that handles signals itself takes precedence. Of errors that ended several tasks at once, the first of ours is
+    raised.
+    """
+    try:
+        return asyncio.run(_cancelled_by_signals(work))
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    except BaseExceptionGroup as group:
+        ours = group.subgroup(BkhealError)
+        if ours is None:
+            raise
+        raise _first(ours) from group
+
+
+async def _cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+    caught: list[int] = []
+
+    def cancel(number: int) -> None:
+        caught.append(number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, cancel, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if caught:
+            raise typer.Exit(128 + caught[0]) from None
+        raise
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,132 @@
+"""Steps 2 and 3: write ledgers in every shape, then kill a bookie under running writers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from auditor.progress import Display, Step
+from auditor.quickstart import workload_plan as plan
+from auditor.quickstart.proof import ProofFailedError, prove_readable
+from auditor.quickstart.workload import LiveLedger, WrittenLedger, write_and_close
+from bookie.embedded.cluster import EmbeddedBookie
+from bookie.model.ids import BookieId
+
+if TYPE_CHECKING:
+    from auditor.quickstart.run import Tour
+
+_HALF: Final = 80
+_KILL_AFTER: Final = 40
+"""Acknowledged entries per live writer before the kill; each has ten times as many to write."""
+_REGISTRATION_DEADLINE_S: Final = 60.0
+
+
+async def write_ledgers(tour: Tour, display: Display) -> None:
+    """Write and close the settled ledgers, and the ones whose writers meet a stopped bookie half-way."""
+    settled, fragmented = plan.settled_ledgers(tour.rng), plan.fragmented_ledgers(tour.rng)
+    with display.step("write ledgers in every shape") as step:
+        step.total(len(settled) + len(fragmented))
+        tour.written += await write_and_close(tour.client, settled, lambda _: step.advance())
+        ledgers = [await LiveLedger.create(tour.client, spec) for spec in fragmented]
+        await asyncio.gather(*(ledger.write(_HALF) for ledger in ledgers))
+        await asyncio.gather(*(ledger.writer.settle() for ledger in ledgers))
+        stopped = _most_used(tour, ledgers)
+        await stopped.stop()
+        step.note(f"stopped bookie {stopped.bookie_id} under {len(ledgers)} writers: ensembles change")
+        await asyncio.gather(*(ledger.write() for ledger in ledgers))
+        await _close(ledgers, step)
+        await stopped.start()
+        tour.written += [ledger.written for ledger in ledgers]
+        changed = sum(len(ledger.writer.metadata.fragments) > 1 for ledger in ledgers)
+        if not changed:
+            raise ProofFailedError("no writer changed its ensemble although one of its bookies was stopped")
+        step.note(f"{changed} ledgers have several fragments; the bookie is back and registered")
+        _sum_up(step, tour.written)
+
+
+async def kill_a_bookie(tour: Tour, display: Display) -> None:
+    """Kill a bookie while writers run; they go on, close, and one ledger stays open on the dead bookie."""
+    with display.step("kill -9 a bookie under running writers") as step:
+        live = [await LiveLedger.create(tour.client, spec) for spec in plan.live_ledgers(tour.rng)]
+        left_open = await LiveLedger.create(tour.client, plan.left_open_ledger(tour.rng))
+        await left_open.write()
+        victim = tour.victim = await _choose_victim(tour, left_open)
+        step.total(sum(ledger.remaining for ledger in live))
+        await _write_through_the_kill(live, victim, step)
+        step.note(f"killed bookie {victim.bookie_id}; {len(live)} writers went on")
+        await _close(live, None)
+        await left_open.writer.abandon()
+        written = [ledger.written for ledger in live]
+        tour.written += written
+        tour.left_open = left_open.written
+        await _wait_unregistered(tour, victim.bookie_id)
+        guarded = [known for known in tour.written if known.spec.options.ack_quorum >= 2 and known.hashes]
+        count = await prove_readable(tour.client, guarded)
+        step.note(f"{count} entries with two or more acknowledged copies were read back, all intact")
+        _sum_up(step, written)
+
+
+async def _write_through_the_kill(live: list[LiveLedger], victim: EmbeddedBookie, step: Step) -> None:
+    """Kill once every writer has had entries acknowledged; each still has most of its entries to write."""
+    acked: Counter[int] = Counter()
+    may_kill = asyncio.Event()
+
+    def on_ack(writer: int) -> None:
+        acked[writer] += 1
+        step.advance()
+        if len(acked) == len(live) and min(acked.values()) >= _KILL_AFTER:
+            may_kill.set()
+
+    async def kill() -> None:
+        await may_kill.wait()
+        await victim.kill9()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(kill())
+        for index, ledger in enumerate(live):
+            group.create_task(ledger.write_one_by_one(lambda index=index: on_ack(index)))  # type: ignore[misc]
+
+
+async def _choose_victim(tour: Tour, left_open: LiveLedger) -> EmbeddedBookie:
+    """The member of the open ledger that holds the most single-copy ledgers, so that every outcome is shown."""
+    singles = [known.ledger_id for known in tour.written if known.spec.options.write_quorum == 1 and known.hashes]
+    holders: Counter[BookieId] = Counter()
+    for ledger in await tour.client.ports.ledgers.read_many(singles):
+        holders.update(getattr(ledger, "metadata").members())  # noqa: B009
+    chosen = max(left_open.members, key=lambda member: (holders[member], member))
+    return _process_of(tour, chosen)
+
+
+def _most_used(tour: Tour, ledgers: list[LiveLedger]) -> EmbeddedBookie:
+    uses = Counter(member for ledger in ledgers for member in ledger.members)
+    return _process_of(tour, uses.most_common(1)[0][0])
+
+
+def _process_of(tour: Tour, bookie: BookieId) -> EmbeddedBookie:
+    return next(process for process in tour.cluster.bookies if process.bookie_id == bookie)
+
+
+async def _close(ledgers: list[LiveLedger], step: Step | None) -> None:
+    for ledger in ledgers:
+        await ledger.writer.close()
+        if step is not None:
+            step.advance()
+
+
+async def _wait_unregistered(tour: Tour, bookie: BookieId) -> None:
+    registrations = tour.client.ports.registrations
+    try:
+        async with asyncio.timeout(_REGISTRATION_DEADLINE_S):
+            seen = await registrations.list()
+            while bookie in seen.registered:
+                seen = await registrations.wait_changed(seen)
+    except TimeoutError:
+        deadline = f"{_REGISTRATION_DEADLINE_S:g} s"
+        raise ProofFailedError(f"the killed bookie {bookie} is still registered after {deadline}") from None
+
+
+def _sum_up(step: Step, written: list[WrittenLedger]) -> None:
+    entries = sum(len(known.hashes) for known in written)
+    step.result.count = f"{len(written)} ledgers, {entries} entries"
+    step.result.size_bytes = sum(known.payload_bytes for known in written)

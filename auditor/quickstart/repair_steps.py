@@ -1,0 +1,178 @@
+"""Steps 4 to 6: audit with Spark, repair with two replicator processes, prove the result."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow.parquet as parquet
+
+from auditor.cli.output import size
+from auditor.progress import Display, Step
+from auditor.quickstart.proof import Expected, ProofFailedError, prove_copies, recount_loss
+from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
+from bookie.metadata.own_state import ParkReason
+from bookie.model.metadata import LedgerState
+from bookie.model.severity import Severity
+
+if TYPE_CHECKING:
+    from auditor.quickstart.run import Tour
+
+REPLICATORS: Final = 2
+_AUDIT_DEADLINE_S: Final = 300.0
+_REPAIR_DEADLINE_S: Final = 300.0
+_POLL_S: Final = 0.2
+
+
+async def audit(tour: Tour, display: Display) -> None:
+    """Run the Spark audit, and check its findings against a plain recount of the metadata.
+
+    It is a process of its own: pyspark forks, which a process with gRPC's threads must not do.
+    """
+    with display.step("audit all ledger metadata with Spark") as step:
+        known = [*tour.written, *([tour.left_open] if tour.left_open else [])]
+        tour.loss = await recount_loss(tour.client, known)
+        report = await _run_audit(tour)
+        found = _found(report)
+        if found != tour.loss.findings:
+            raise ProofFailedError(
+                f"the audit's findings differ from a plain recount: {len(found - tour.loss.findings)} unexpected, "
+                f"{len(tour.loss.findings - found)} missing; see {report}"
+            )
+        severities = Counter(finding.severity for finding in found)
+        for severity in sorted(severities):
+            step.note(f"{severities[severity]} fragments {severity.name}")
+        if tour.is_kept:
+            step.note(f"report: {report}")
+        step.result.count = f"{len({finding.ledger_id for finding in found})} ledgers, {len(found)} fragments found"
+
+
+async def repair(tour: Tour, display: Display) -> None:
+    """Start the replicators and wait until every task is repaired or parked."""
+    with display.step(f"repair with {REPLICATORS} replicator processes") as step:
+        before = {task.ledger_id for task in await tour.client.ports.tasks.list()}
+        processes = [_start_replicator(tour, number + 1) for number in range(REPLICATORS)]
+        try:
+            await _wait_repaired(tour, processes, len(before), step)
+        finally:
+            await asyncio.gather(*(process.stop() for process in processes))
+        parks = await tour.client.parked.list()
+        tour.parked = {park.ledger_id: park.reason.value for park in parks}
+        for reason, explained in _EXPLAINED.items():
+            ids = sorted(park.ledger_id for park in parks if park.reason is reason)
+            if ids:
+                step.note(f"parked, {explained}: {'ledgers' if len(ids) > 1 else 'ledger'} {', '.join(map(str, ids))}")
+        marked = {task.ledger_id for task in await tour.client.ports.tasks.list()}
+        if marked != set(tour.parked):
+            raise ProofFailedError(f"tasks {sorted(marked ^ set(tour.parked))} are neither repaired nor parked")
+        healed = before - marked
+        tour.repaired = [known for known in tour.written if known.ledger_id in healed]
+        tour.repaired_fragments = sum(finding.ledger_id in healed for finding in tour.loss.findings)
+        tour.repaired_bytes = sum(tour.loss.payload_bytes[ledger_id] for ledger_id in healed)
+        step.result.size_bytes = tour.repaired_bytes
+        step.result.count = f"{len(healed)} ledgers repaired, {len(parks)} parked"
+
+
+async def prove(tour: Tour, display: Display) -> None:
+    """Compare every copy of every repaired ledger with what was written, and the parked ones with what they must be."""
+    with display.step("prove it, copy by copy") as step:
+        step.total(len(tour.repaired))
+        assert tour.victim is not None
+        proof = await prove_copies(tour.client, tour.repaired, tour.victim.bookie_id, step.advance)
+        await _prove_parked(tour)
+        step.result.count = f"{proof.entries} entries, {proof.copies} copies compared"
+        step.result.size_bytes = proof.copied_bytes
+
+
+def summarize(tour: Tour, display: Display) -> None:
+    """Print the table of steps and the last line."""
+    display.line("")
+    width = max(len(result.title) for result in display.results)
+    for result in display.results:
+        volume = size(result.size_bytes) if result.size_bytes is not None else ""
+        display.line(f"  {result.title:<{width}}  {result.seconds:6.1f} s  {volume:>10}  {result.count}")
+    seconds = sum(result.seconds for result in display.results[3:5])
+    display.line("")
+    display.line(
+        f"healed: {len(tour.repaired)} ledgers, {tour.repaired_fragments} fragments, "
+        f"{tour.repaired_bytes / (1 << 20):.1f} MiB in {seconds:.1f} s"
+    )
+
+
+_EXPLAINED: Final = {
+    ParkReason.NO_LIVE_COPY: "no live copy (the only one was on the dead bookie; the task stays)",
+    ParkReason.NEEDS_RECOVERY: "needs recovery (never closed; untouched)",
+}
+
+
+async def _run_audit(tour: Tour) -> Path:
+    """Run it to its end and return the directory of its report."""
+    reports = tour.directory / "reports"
+    arguments = [sys.executable, "-m", "spark_jobs.audit", "--metadata-uri", tour.cluster.metadata_uri]
+    process = ManagedProcess.start(
+        "audit", [*arguments, "--report-dir", str(reports)], log_path=tour.directory / "audit" / "log.txt"
+    )
+    async with process:
+        exit_code = await process.wait(_AUDIT_DEADLINE_S)
+    if exit_code:
+        raise EmbeddedProcessError(
+            f"the audit ended with exit code {exit_code}; its log ends with:\n{process.log_tail()}"
+        )
+    return next(summary.parent for summary in reports.glob("*/summary.json"))
+
+
+def _found(report: Path) -> set[Expected]:
+    table = parquet.read_table(
+        report / "findings.parquet", columns=["ledger_id", "fragment_first_entry_id", "severity"]
+    )
+    return {
+        Expected(row["ledger_id"], row["fragment_first_entry_id"], Severity[row["severity"]])
+        for row in table.to_pylist()
+        if row["severity"] in Severity.__members__
+    }
+
+
+def _start_replicator(tour: Tour, number: int) -> ManagedProcess:
+    arguments = [sys.executable, "-m", "replicator", "--metadata-uri", tour.cluster.metadata_uri]
+    return ManagedProcess.start(
+        f"replicator-{number}", arguments, log_path=tour.directory / f"replicator-{number}" / "log.txt"
+    )
+
+
+async def _wait_repaired(tour: Tour, processes: list[ManagedProcess], total: int, step: Step) -> None:
+    step.total(total)
+    try:
+        async with asyncio.timeout(_REPAIR_DEADLINE_S):
+            while True:
+                marked = {task.ledger_id for task in await tour.client.ports.tasks.list()}
+                parked = {park.ledger_id for park in await tour.client.parked.list()} & marked
+                step.done(total - len(marked) + len(parked))
+                if marked == parked and not await tour.client.ports.tasks.locked() & marked:
+                    return
+                for process in processes:
+                    if not process.is_running:
+                        raise EmbeddedProcessError(f"{process.name} ended; its log ends with:\n{process.log_tail()}")
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise EmbeddedProcessError(
+            f"{len(marked - parked)} ledgers were neither repaired nor parked within {_REPAIR_DEADLINE_S:g} s; "
+            f"see {processes[0].log_path}"
+        ) from None
+
+
+async def _prove_parked(tour: Tour) -> None:
+    assert tour.left_open is not None
+    if tour.parked.get(tour.left_open.ledger_id) != ParkReason.NEEDS_RECOVERY.value:
+        raise ProofFailedError(f"the open ledger {tour.left_open.ledger_id} is not parked as needing recovery")
+    ledger = await tour.client.ports.ledgers.read(tour.left_open.ledger_id)
+    if ledger.metadata.state is not LedgerState.OPEN:
+        raise ProofFailedError(f"the open ledger {ledger.ledger_id} was touched: it is {ledger.metadata.state.name}")
+    single = {known.ledger_id for known in tour.written if known.spec.options.write_quorum == 1}
+    for ledger_id, reason in tour.parked.items():
+        if ledger_id != tour.left_open.ledger_id and (
+            reason != ParkReason.NO_LIVE_COPY.value or ledger_id not in single
+        ):
+            raise ProofFailedError(f"ledger {ledger_id} is parked without need: {reason}")

@@ -1,0 +1,96 @@
+"""The tour itself: seven steps, each on real processes, each checked before the next begins."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from auditor.progress import Display
+from auditor.quickstart import cluster_steps, repair_steps
+from auditor.quickstart.proof import Loss
+from auditor.quickstart.settings import BOOKIES, QuickstartSettings
+from auditor.quickstart.workload import WrittenLedger
+from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
+from bookie.model.ids import LedgerId
+from bookie.runtime.java import find_java
+
+STEPS: Final = 6
+
+
+@dataclass(slots=True)
+class Tour:
+    """What the steps hand on to each other."""
+
+    directory: Path
+    cluster: EmbeddedCluster
+    client: ConnectedBookKeeper
+    rng: random.Random
+    is_kept: bool
+    """Whether the directory stays, so that a path into it is worth printing."""
+    written: list[WrittenLedger] = field(default_factory=list)
+    left_open: WrittenLedger | None = None
+    victim: EmbeddedBookie | None = None
+    loss: Loss = field(default_factory=lambda: Loss(frozenset(), {}))
+    parked: dict[LedgerId, str] = field(default_factory=dict)
+    repaired: list[WrittenLedger] = field(default_factory=list)
+    repaired_fragments: int = 0
+    repaired_bytes: int = 0
+
+
+async def quickstart(settings: QuickstartSettings, display: Display) -> None:
+    """Run the tour. Leaves no process behind however it ends, and no directory unless asked to keep it.
+
+    Raises:
+        BkhealError: something did not work; the text says what, and the logs stay where ``failed_directory`` tells.
+    """
+    with _directory(settings) as directory:
+        with display.step(f"start ZooKeeper and {BOOKIES} bookies") as step:
+            cluster = await EmbeddedCluster.start(directory, bookies=BOOKIES, java=await asyncio.to_thread(find_java))
+            step.result.count = f"{BOOKIES} bookies, {BOOKIES + 1} processes"
+        async with cluster, await connect(cluster.metadata_uri, session_timeout_s=6.0) as client:
+            tour = Tour(directory, cluster, client, random.Random(settings.seed), settings.keep is not None)
+            await cluster_steps.write_ledgers(tour, display)
+            await cluster_steps.kill_a_bookie(tour, display)
+            await repair_steps.audit(tour, display)
+            await repair_steps.repair(tour, display)
+            await repair_steps.prove(tour, display)
+            repair_steps.summarize(tour, display)
+            if settings.is_serving:
+                await _serve(tour, display)
+
+
+@contextlib.contextmanager
+def _directory(settings: QuickstartSettings) -> Iterator[Path]:
+    """The tour's directory; kept when asked for, and after a failure, because the logs are in it."""
+    if settings.keep is not None:
+        yield settings.keep.resolve()
+        return
+    directory = Path(tempfile.mkdtemp(prefix="bkheal-quickstart-"))
+    try:
+        yield directory
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    except BaseException:
+        sys.stderr.write(f"The logs of all processes are kept in {directory}\n")
+        raise
+    shutil.rmtree(directory)
+
+
+async def _serve(tour: Tour, display: Display) -> None:
+    uri = tour.cluster.metadata_uri
+    display.line("")
+    display.line("The cluster keeps running until Ctrl-C. In another terminal:")
+    display.line(f"  export BKHEAL_METADATA_URI='{uri}'")
+    for command in ("status", "bookies", "underreplicated list", "ledger list --limit 10", "audit --dry-run"):
+        display.line(f"  bkheal {command}")
+    await asyncio.Event().wait()

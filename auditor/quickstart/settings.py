@@ -1,0 +1,20 @@
+"""Options of the tour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+BOOKIES: Final = 7
+"""Two more than the widest ensemble: one to kill, and one that is always outside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuickstartSettings:
+    """See ``bkheal quickstart --help``."""
+
+    keep: Path | None = None
+    """Where the data stays; None: a temporary directory that is removed."""
+    is_serving: bool = False
+    seed: int = 1

@@ -1,0 +1,76 @@
+"""The tour as a person runs it: a child process, judged by its output, its exit code and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+_TOUR = [sys.executable, "-m", "auditor.cli.main", "quickstart"]
+_PREFIX = "bkheal-quickstart-"
+
+
+@pytest.fixture
+def own_temp(tmp_path: Path) -> dict[str, str]:
+    """An environment whose temporary directory is the test's own."""
+    return {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "140"}
+
+
+def processes_using(directory: Path) -> list[str]:
+    """Command lines of live processes that mention ``directory``."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "pid"]):
+        command = " ".join(process.info["cmdline"] or ())
+        if str(directory) in command and process.info["pid"] != os.getpid():
+            found.append(command)
+    return found
+
+
+def test_the_tour_heals_a_cluster_and_leaves_nothing_behind(own_temp: dict[str, str], tmp_path: Path) -> None:
+    result = subprocess.run(_TOUR, env=own_temp, capture_output=True, text=True, timeout=580)
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.strip().splitlines()
+    healed = re.fullmatch(r"healed: (\d+) ledgers, (\d+) fragments, ([\d.]+) MiB in [\d.]+ s", lines[-1])
+    assert healed is not None, lines[-1]
+    assert int(healed[1]) > 50
+    assert int(healed[2]) >= int(healed[1])
+    assert float(healed[3]) > 5
+    assert any("no live copy" in line for line in lines)
+    assert any("needs recovery" in line for line in lines)
+    assert not list(tmp_path.glob(f"{_PREFIX}*"))
+    assert processes_using(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_tour_cleans_up(own_temp: dict[str, str], tmp_path: Path, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        _TOUR, env=own_temp, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("[2/"):
+            break
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, stderr
+    assert "Traceback" not in stderr
+    assert not list(tmp_path.glob(f"{_PREFIX}*"))
+    assert processes_using(tmp_path) == []
+
+
+def test_a_directory_that_is_not_empty_is_refused(own_temp: dict[str, str], tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "mine").write_text("precious")
+    result = subprocess.run([*_TOUR, "--keep", str(kept)], env=own_temp, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert "not empty" in result.stderr
+    assert (kept / "mine").read_text() == "precious"

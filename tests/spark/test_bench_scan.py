@@ -1,0 +1,26 @@
+"""The benchmark of the scan runs, and measures an audit that saw everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from auditor.bench.scan_measurement import BenchSettings, run
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+
+def test_figures_are_given_for_each_way_of_reading(
+    spark: SparkSession, zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
+) -> None:
+    settings = BenchSettings(zookeeper.connect_string, tmp_path, ledgers=300, bookies=5, warm_runs=1, root=fresh_root)
+    figures = run(spark, settings)
+    assert figures["ledgers"] == 300
+    assert (
+        list(figures["ledgers_per_s"]) == list(figures["ratio_to_get_async"]) == ["get_async", "get_many_data", "audit"]
+    )
+    assert figures["ratio_to_get_async"]["get_async"] == 1.0
+    assert len(figures["audit_warm_s"]) == 1

@@ -1,0 +1,64 @@
+"""The replicator's front door: settings, exit codes, what it reports."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from bookie.metadata.own_state import ParkReason
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.runtime.settings import ConfigurationError
+from replicator.__main__ import main
+from replicator.events import Ending, Fanout, TaskResult
+from replicator.evidence import CorruptCopy
+from replicator.settings import ReplicatorSettings
+from replicator.status import JsonEvents, Progress
+
+
+def test_every_problem_of_the_settings_is_named() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        ReplicatorSettings("", ledgers_in_flight=0, copy_bytes_per_second=-1, poll_interval_s=0, grace_s=-1)
+    assert len(raised.value.problems) == 5
+
+
+def test_wrong_settings_and_uris_exit_as_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--metadata-uri", "zk://h/ledgers", "--ledgers-in-flight", "0"]) == 78
+    assert "ledgers_in_flight" in capsys.readouterr().err
+    assert main(["--metadata-uri", "http://h/ledgers"]) == 78
+    assert "only 'zk'" in capsys.readouterr().err
+
+
+def test_a_replicator_process_loads_no_spark_and_no_command_line_framework() -> None:
+    code = "import sys, replicator.__main__; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    top_level = {name.partition(".")[0] for name in loaded}
+    assert not top_level & {"pyspark", "py4j", "typer", "rich", "pandas", "pyarrow", "spark_jobs", "auditor"}
+
+
+def test_events_are_counted_and_written_as_json_lines() -> None:
+    progress, stream = Progress(), io.StringIO()
+    sink = Fanout((progress, JsonEvents(stream)))
+    sink.task_ended(TaskResult(LedgerId(1), Ending.REPAIRED, fragments=2, entries=10, bytes=460, seconds=0.25))
+    sink.task_ended(TaskResult(LedgerId(2), Ending.PARKED, reason=ParkReason.NO_LIVE_COPY, detail="none is left"))
+    sink.task_ended(TaskResult(LedgerId(3), Ending.BUSY))
+    sink.copy_corrupt(LedgerId(1), CorruptCopy(BookieId("b"), EntryId(3), "CRC32C digest mismatch"))
+    snapshot = progress.snapshot()
+    assert snapshot.count(Ending.REPAIRED) == snapshot.count(Ending.BUSY) == 1
+    assert (snapshot.fragments, snapshot.entries, snapshot.bytes, snapshot.corrupt_copies) == (2, 10, 460, 1)
+    assert snapshot.parked == ((ParkReason.NO_LIVE_COPY, 1),)
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event["event"] for event in events] == ["task_ended", "task_ended", "copy_corrupt"]
+    assert events[0] == {
+        "event": "task_ended",
+        "ledger_id": 1,
+        "ending": "repaired",
+        "fragments": 2,
+        "entries": 10,
+        "bytes": 460,
+        "seconds": 0.25,
+    }
+    assert events[1]["reason"] == "no_live_copy"
