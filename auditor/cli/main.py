@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from auditor.cli import audit, bench, bookies, ledger, processes, quickstart, recovery, status
-from auditor.cli.exit_codes import exit_code_of
+from auditor.cli.exit_codes import ExitCode, exit_code_of
 from auditor.cli.output import print_error, print_line
 from bookie.model.errors import BkhealError
 from bookie.runtime.logs import setup_logging
@@ -61,6 +61,9 @@ def main() -> None:
     except BkhealError as error:
         print_error(str(error))
         sys.exit(exit_code_of(error))
+    except OSError as error:
+        print_error(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        sys.exit(ExitCode.FAILED)
 
 
 if __name__ == "__main__":

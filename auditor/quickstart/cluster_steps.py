@@ -54,12 +54,16 @@ async def kill_a_bookie(tour: Tour, display: Display) -> None:
         victim = tour.victim = await _choose_victim(tour, left_open)
         step.total(sum(ledger.remaining for ledger in live))
         await _write_through_the_kill(live, victim, step)
-        step.note(f"killed bookie {victim.bookie_id}; {len(live)} writers went on")
+        replaced = sum(len(ledger.writer.metadata.fragments) > 1 for ledger in live)
+        if not replaced:
+            raise ProofFailedError("no writer replaced the killed bookie")
+        step.note(f"killed bookie {victim.bookie_id}; {len(live)} writers went on, {replaced} of them replaced it")
         await _close(live, None)
         await left_open.writer.abandon()
         written = [ledger.written for ledger in live]
         tour.written += written
         tour.left_open = left_open.written
+        tour.left_open_metadata = left_open.writer.metadata
         await _wait_unregistered(tour, victim.bookie_id)
         guarded = [known for known in tour.written if known.spec.options.ack_quorum >= 2 and known.hashes]
         count = await prove_readable(tour.client, guarded)

@@ -123,6 +123,8 @@ async def prove_readable(client: BookKeeper, written: Sequence[WrittenLedger]) -
 def _check_metadata(ledger: Versioned, known: WrittenLedger, dead: BookieId) -> None:
     if dead in ledger.metadata.members():
         raise ProofFailedError(f"ledger {ledger.ledger_id} still names the dead bookie {dead}")
+    if ledger.metadata.custom != known.spec.custom:
+        raise ProofFailedError(f"ledger {ledger.ledger_id} lost its custom metadata")
     if ledger.metadata.last_entry_id != len(known.hashes) - 1:
         raise ProofFailedError(
             f"ledger {ledger.ledger_id} ends at entry {ledger.metadata.last_entry_id}, "

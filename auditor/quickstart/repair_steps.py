@@ -15,7 +15,6 @@ from auditor.progress import Display, Step
 from auditor.quickstart.proof import Expected, ProofFailedError, prove_copies, recount_loss
 from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
 from bookie.metadata.own_state import ParkReason
-from bookie.model.metadata import LedgerState
 from bookie.model.severity import Severity
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ async def _prove_parked(tour: Tour) -> None:
     if tour.parked.get(tour.left_open.ledger_id) != ParkReason.NEEDS_RECOVERY.value:
         raise ProofFailedError(f"the open ledger {tour.left_open.ledger_id} is not parked as needing recovery")
     ledger = await tour.client.ports.ledgers.read(tour.left_open.ledger_id)
-    if ledger.metadata.state is not LedgerState.OPEN:
+    if ledger.metadata != tour.left_open_metadata:
         raise ProofFailedError(f"the open ledger {ledger.ledger_id} was touched: it is {ledger.metadata.state.name}")
     single = {known.ledger_id for known in tour.written if known.spec.options.write_quorum == 1}
     for ledger_id, reason in tour.parked.items():
