@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bookie.model.spread import InvalidPolicyError, PlacementPolicy
 from bookie.runtime.logs import setup_logging
 from bookie.runtime.settings import ConfigurationError, resolve_metadata_uri
 from replicator.main import ExitCode, run_replicator
@@ -25,11 +26,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ledgers_in_flight=given.ledgers_in_flight,
             copy_bytes_per_second=given.copy_bytes_per_second,
             poll_interval_s=given.poll_interval,
+            open_ledger_grace_s=given.open_ledger_grace,
             grace_s=given.grace,
             once=given.once,
             is_output_json=given.output == "json",
+            placement=PlacementPolicy(
+                given.min_racks, given.min_zones, given.min_regions, is_strict=given.strict_placement
+            ),
+            topology_file=given.topology_file,
         )
-    except ConfigurationError as error:
+    except (ConfigurationError, InvalidPolicyError) as error:
         sys.stderr.write(f"{error}\n")
         return ExitCode.CONFIGURATION
     return asyncio.run(run_replicator(settings))
@@ -48,8 +54,21 @@ def _parser() -> argparse.ArgumentParser:
         "--poll-interval", type=float, default=default.poll_interval_s, metavar="SECONDS", help="default %(default)s"
     )
     parser.add_argument(
+        "--open-ledger-grace",
+        type=float,
+        default=default.open_ledger_grace_s,
+        metavar="SECONDS",
+        help="a bookie of an open ledger is gone for so long before the ledger is recovered; default %(default)s",
+    )
+    parser.add_argument(
         "--grace", type=float, default=default.grace_s, metavar="SECONDS", help="on SIGTERM; default %(default)s"
     )
+    for domain in ("racks", "zones", "regions"):
+        least = getattr(default.placement, f"min_{domain}")
+        text = f"{domain} that each write quorum must span; default {least}"
+        parser.add_argument(f"--min-{domain}", type=int, default=least, metavar="N", help=text)
+    parser.add_argument("--strict-placement", action="store_true", help="park a ledger rather than break that")
+    parser.add_argument("--topology-file", type=Path, help="where bookies stand; default: what ZooKeeper says")
     parser.add_argument("--once", action="store_true", help="end when every task is repaired or parked")
     parser.add_argument("--output", choices=("text", "json"), default="text", help="what standard output carries")
     parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))

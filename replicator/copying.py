@@ -25,6 +25,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import HEADER_SIZE
 from bookie.runtime.clock import Clock
+from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Transport
 from replicator.evidence import Answer, CorruptCopy, UnreadableEntry
 from replicator.sources import EntrySource, Fetched, Orders
@@ -81,16 +82,21 @@ class Copier:
         self.budget = budget
 
     async def copy(
-        self, ledger: Versioned, step: CopyPosition, may_continue: MayContinue, held: EntryRuns = NOTHING_HELD
+        self,
+        ledger: Versioned,
+        step: CopyPosition,
+        may_continue: MayContinue,
+        held: EntryRuns = NOTHING_HELD,
+        incarnation: str = "",
     ) -> CopyOutcome:
-        """Copy the entries of ``step`` that ``held`` (what the target has) does not name.
+        """Copy the entries of ``step`` that ``held`` (what the target has) does not name, to that ``incarnation``.
 
         The target must still be asked for its list afterwards: an outcome is what it acknowledged.
 
         Raises:
             BkhealError: what ``may_continue`` raised.
         """
-        run = _CopyRun(self, ledger, step, may_continue, held)
+        run = _CopyRun(self, ledger, step, may_continue, held, incarnation)
         outcome = await run.run()
         expected = sum(entry_id not in held for entry_id in step.entries()) if held.runs else step.entry_count
         if outcome.is_complete and outcome.entries != expected:
@@ -102,7 +108,13 @@ class _CopyRun:
     """The state of one copy, shared by its lanes."""
 
     def __init__(
-        self, copier: Copier, ledger: Versioned, step: CopyPosition, may_continue: MayContinue, held: EntryRuns
+        self,
+        copier: Copier,
+        ledger: Versioned,
+        step: CopyPosition,
+        may_continue: MayContinue,
+        held: EntryRuns,
+        incarnation: str,
     ) -> None:
         metadata = ledger.metadata
         if metadata.password is None or metadata.digest_type is None:
@@ -118,7 +130,7 @@ class _CopyRun:
         self._turn = int(ledger.ledger_id)
         self._holders = [step.holders(start) for start in range(len(step.sources))]
         self._suspects: set[BookieId] = set()
-        self._target = Target(copier.transport, copier.clock, copier.throttle, step.target, ledger)
+        self._target = Target(copier.transport, copier.clock, copier.throttle, step.target, ledger, incarnation)
         self._unreadable: list[UnreadableEntry] = []
         self._unreadable_count = 0
         self._corrupt: list[CorruptCopy] = []
@@ -164,6 +176,8 @@ class _CopyRun:
 
     def _chunk_entries(self) -> int:
         """Entries that make about one full batch, so that a chunk is one request to the target."""
+        if fault_point("replicator.tiny_batch"):
+            return 1
         return max(1, min(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX // self._entry_bytes))
 
     async def _copy_chunk(self, chunk: Sequence[EntryId], turn: int) -> None:

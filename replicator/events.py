@@ -22,8 +22,11 @@ class Ending(enum.Enum):
     """The ledger is gone, and so is its task (S15)."""
     PARKED = "parked"
     """What could be repaired is; the rest waits for the cluster to change."""
+    DELAYED = "delayed"
+    """The ledger is not closed and a bookie of its last fragment is gone: it waits for the end of the grace period."""
     MARKED_AGAIN = "marked_again"
-    """Nothing is missing, but the task stays and has its turn again: it was marked again, or its lock went."""
+    """Nothing is missing, but the task stays and has its turn again: it was marked again, the ledger changed, or the
+    lock went."""
     BUSY = "busy"
     """Somebody else has the lock, or has finished the task."""
     STOPPED = "stopped"
@@ -42,6 +45,8 @@ class TaskResult:
     entries: int = 0
     bytes: int = 0
     """Stored bytes (header, digest and payload)."""
+    is_recovered: bool = False
+    """Whether the ledger was taken from its writer and closed in this turn."""
     seconds: float = 0.0
     reason: ParkReason | None = None
     detail: str = ""
@@ -51,6 +56,8 @@ class TaskResult:
         values: dict[str, str | int | float] = {"ledger_id": self.ledger_id, "ending": self.ending.value}
         if self.fragments:
             values |= {"fragments": self.fragments, "entries": self.entries, "bytes": self.bytes}
+        if self.is_recovered:
+            values["recovered"] = True
         if self.reason is not None:
             values["reason"] = self.reason.value
         if self.detail:
@@ -58,8 +65,32 @@ class TaskResult:
         return values | {"seconds": round(self.seconds, 3)}
 
 
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the last listing showed."""
+
+    eligible: int = 0
+    locked: int = 0
+    backing_off: int = 0
+    """Failed a while ago, to be tried again."""
+    given_up: int = 0
+    """Of those, failed so often that a run that should end does not wait for them."""
+    delayed: int = 0
+    """Unclosed ledgers that wait for the end of the grace period."""
+    parked: int = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every task is parked, or fails again and again."""
+        return not self.eligible and not self.locked and not self.delayed and self.backing_off == self.given_up
+
+
 class EventSink(Protocol):
     """Told of everything worth telling. Must not block or raise."""
+
+    def tasks_listed(self, outlook: Outlook) -> None:
+        """The tasks were listed."""
+        ...
 
     def task_ended(self, result: TaskResult) -> None:
         """A task's turn is over."""
@@ -75,6 +106,11 @@ class Fanout:
     """Passes every event to several sinks, in order."""
 
     sinks: tuple[EventSink, ...]
+
+    def tasks_listed(self, outlook: Outlook) -> None:
+        """See ``EventSink``."""
+        for sink in self.sinks:
+            sink.tasks_listed(outlook)
 
     def task_ended(self, result: TaskResult) -> None:
         """See ``EventSink``."""

@@ -18,7 +18,7 @@ from bookie.metadata.registration import Bookies
 from bookie.model.availability import EntryRuns
 from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.model.metadata import LedgerMetadata
+from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.packet import DamagedEntry, unpack
 from bookie.model.schedule import stored_count
 from bookie.runtime.clock import Clock
@@ -32,8 +32,8 @@ _ATTEMPTS_MAX: Final = 4
 _BACKOFF_S: Final = 0.25
 _RETRIED: Final = frozenset({Status.TOO_MANY_REQUESTS, Status.TIMEOUT, Status.UNREACHABLE})
 _LISTS: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY, Status.LIMBO})
-"""Answers whose list counts. What a bookie in limbo lists it has; what it does not list is missing, for whatever
-reason, and is copied to it again."""
+"""Answers whose list counts. What a bookie in limbo lists it has: one that lists all it should is whole. What it does
+not list is missing, for whatever reason, and is copied to it again; it is no source for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,9 @@ class Shortfall:
     """Registered bookies that lack entries, by position, with the entries they do list; and those that are unknown."""
 
     positions: frozenset[PositionKey] = frozenset()
+    doubtful: frozenset[PositionKey] = frozenset()
+    """Positions of growing fragments of which only a recovery can tell what they lack: the bookie lost what it held, or
+    a recovery found it short and died."""
     held: tuple[tuple[BookieId, EntryRuns], ...] = ()
     silent: tuple[Answer, ...] = ()
 
@@ -56,6 +59,14 @@ class Holdings:
         self._transport = transport
         self._clock = clock
 
+    async def pin(self, ledger_id: LedgerId, target: BookieId) -> Answer | None:
+        """Ask a target for its list before anything is copied to it, which keeps its collector from the ledger.
+
+        None if it answered, else its answer. What it lists is no reason to copy less: nobody has verified it.
+        """
+        reply = await self._list(target, ledger_id)
+        return None if reply.status in _LISTS else Answer(target, reply.status, reply.detail)
+
     async def missing_on_target(self, ledger_id: LedgerId, step: CopyPosition) -> Answer | None:
         """None if the target lists every entry of ``step``, else its answer."""
         reply = await self._list(step.target, ledger_id)
@@ -68,11 +79,15 @@ class Holdings:
         return Answer(step.target, reply.status, reply.detail)
 
     async def shortfall(self, ledger: Versioned, named: Collection[BookieId], bookies: Bookies) -> Shortfall:
-        """Which of the registered members among ``named`` lack entries of closed fragments."""
+        """Which of the registered members among ``named`` lack entries of closed fragments, or may of others."""
         positions: set[PositionKey] = set()
+        doubtful: set[PositionKey] = set()
         held: list[tuple[BookieId, EntryRuns]] = []
         silent: list[Answer] = []
+        is_in_recovery = ledger.metadata.state is LedgerState.IN_RECOVERY
         for bookie in sorted(set(named) & ledger.metadata.members() & bookies.registered):
+            if is_in_recovery:
+                doubtful.update(_growing_positions(ledger.metadata, bookie))
             reply = await self._list(bookie, ledger.ledger_id)
             if reply.status not in _LISTS:
                 silent.append(Answer(bookie, reply.status, reply.detail))
@@ -81,7 +96,9 @@ class Holdings:
             positions.update(short)
             if short:
                 held.append((bookie, reply.entries))
-        return Shortfall(frozenset(positions), tuple(held), tuple(silent))
+            if reply.status is Status.LIMBO:
+                doubtful.update(_growing_positions(ledger.metadata, bookie))
+        return Shortfall(frozenset(positions), frozenset(doubtful), tuple(held), tuple(silent))
 
     async def is_tail_written(self, ledger: Versioned, bookies: Bookies) -> bool:
         """Whether some bookie serves a verified entry of the last fragment. False also where nobody can tell."""
@@ -110,10 +127,19 @@ class Holdings:
         raise AssertionError("unreachable: counting has no end")
 
 
+def _growing_positions(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[PositionKey]:
+    for index, fragment in enumerate(metadata.fragments):
+        if closed_fragment_last(metadata, index, is_tail_written=False) is None:
+            for position, member in enumerate(fragment.members):
+                if member == bookie:
+                    yield PositionKey(fragment.first_entry_id, position, bookie)
+
+
 def _short_positions(metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns) -> Iterator[PositionKey]:
+    """Also of the last fragment but one of an unclosed ledger: the plan asks for them once it knows that one's end."""
     size, quorum = metadata.ensemble_size, metadata.write_quorum
     for index, fragment in enumerate(metadata.fragments):
-        last = closed_fragment_last(metadata, index, is_tail_written=False)
+        last = closed_fragment_last(metadata, index, is_tail_written=True)
         if last is None:
             continue
         first = fragment.first_entry_id

@@ -2,7 +2,8 @@
 
 The order is the safety argument (S4, S11, I17, I20): the target lists every entry; then the lock, the old bookie, the
 target and its incarnation are looked at again; then the metadata is written at the version that the plan was made
-from. Whatever changed in between makes a step drop out, never a write that was not decided on current data.
+from, in one transaction with a check of the reservation that was made before the first byte was copied (S16). Whatever
+changed in between makes a step drop out, never a write that was not decided on current data.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bookie.metadata.ledgers import Versioned
+from bookie.metadata.port import Check
 from bookie.metadata.registration import Bookies
+from bookie.metadata.reservations import Reserved
 from bookie.model.errors import InvariantError
 from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
@@ -53,11 +56,14 @@ class Installer:
         self._holdings = holdings
         self._lease = lease
 
-    async def install(self, ledger: Versioned, copied: Sequence[Copied]) -> Installed:
-        """Make ``copied`` count, all in one write of the metadata.
+    async def install(self, ledger: Versioned, copied: Sequence[Copied], reserved: Reserved | None) -> Installed:
+        """Make ``copied`` count, all in one write of the metadata that checks that ``reserved`` still stands (S16).
+
+        ``reserved`` may be None where everything was filled up in place.
 
         Raises:
             MetadataConflictError: the metadata is not at ``ledger.version`` any more; nothing was changed.
+            PreconditionFailedError: the reservation is gone, another worker has the ledger; nothing was changed.
             NoSuchLedgerError: the ledger was deleted.
             LeaseLostError: the lock is not ours any more; nothing was changed.
             TransientError: the store did not answer; nothing was changed.
@@ -78,8 +84,11 @@ class Installer:
         changes = [copy.step for copy in done if not _is_in_place(copy.step)]
         if changes:
             wanted = with_steps(ledger.metadata, changes)
+            if reserved is None:
+                raise InvariantError(f"ledger {ledger.ledger_id} was to be changed without a reservation")
             self._lease.ensure_session()
-            ledger = await self._ports.ledgers.write(ledger.ledger_id, wanted, ledger.version)
+            checks = [Check(reserved.path, reserved.version)]
+            ledger = await self._ports.ledgers.write(ledger.ledger_id, wanted, ledger.version, checks=checks)
         return Installed(ledger, tuple(done), tuple(refusals))
 
     async def incarnation(self, bookie: BookieId) -> str | None:

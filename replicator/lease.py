@@ -8,10 +8,11 @@ pointless or unwanted, and that a new session never continues what an old one be
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from bookie.metadata.layout import lock_path
-from bookie.metadata.port import SessionState
+from bookie.metadata.port import Check, SessionState
 from bookie.metadata.underreplication import HeldTask
 from bookie.model.errors import BkhealError, ConflictError
 from bookie.runtime.clock import within
@@ -88,14 +89,17 @@ class Lease:
         if self.is_session_over:
             raise LeaseLostError(f"the session that held ledger {self.held.task.ledger_id} is over; its task stays")
 
-    async def complete(self) -> bool:
+    async def complete(self, checks: Sequence[Check] = ()) -> bool:
         """Delete the task as it was seen under the lock (S5); False if it stays. The lock is given back either way.
+
+        Args:
+            checks: what else must still hold for the task to go (I18).
 
         Raises:
             LeaseLostError: the session is over.
         """
         self.ensure_session()
-        is_deleted = await self._ports.tasks.complete(self.held)
+        is_deleted = await self._ports.tasks.complete(self.held, checks)
         self._is_given_back = True
         return is_deleted
 

@@ -14,16 +14,20 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
+from bookie.client.placement_feed import feed_of, load_placement
 from bookie.client.resolve import RegistrationResolver
+from bookie.client.topology_file import topology_text
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers import LedgerStore
 from bookie.metadata.own_state import ParkedTasks
 from bookie.metadata.registration import Registrations
+from bookie.metadata.reservations import Reservations
 from bookie.metadata.underreplication import UnderReplication
 from bookie.metadata.uri import MetadataUri, parse_uri
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.errors import BkhealError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.runtime.clock import SystemClock
+from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.grpc_transport import GrpcTransport
 from replicator.events import EventSink, Fanout
 from replicator.ports import RepairPorts
@@ -70,8 +74,11 @@ async def run_replicator(settings: ReplicatorSettings) -> int:
 
 
 async def _run_on(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSettings) -> ExitCode:
-    ports = await _ports(store, uri)
+    ports = await _ports(store, uri, settings)
     progress = Progress()
+    is_from_file = settings.topology_file is not None
+    feed = feed_of(ports.placement, store, ports.cluster, ports.transport, ports.clock, is_from_file=is_from_file)
+    following = guarded("placement feed", feed.run())
     try:
         events = _sinks(settings, progress, sys.stdout)
         worker = Worker(ports, settings, events, owner=socket.gethostname())
@@ -79,12 +86,13 @@ async def _run_on(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorS
             _say_ready(settings, sys.stdout)
             end = await worker.run()
     finally:
+        await cancel(following)
         await ports.transport.close()
         _log.info("replicator ended", extra=_totals(progress.snapshot()))
     return ExitCode.UNSETTLED if end is RunEnd.UNSETTLED else ExitCode.OK
 
 
-async def _ports(store: ZooKeeperStore, uri: MetadataUri) -> RepairPorts:
+async def _ports(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSettings) -> RepairPorts:
     clock, rng = SystemClock(), random.SystemRandom()
     cluster = await open_cluster(store, uri)
     registrations = Registrations(store, cluster)
@@ -97,9 +105,11 @@ async def _ports(store: ZooKeeperStore, uri: MetadataUri) -> RepairPorts:
         registrations=registrations,
         tasks=tasks,
         parked=ParkedTasks(store, cluster.root),
+        reservations=Reservations(store, cluster.root),
         transport=GrpcTransport(RegistrationResolver(registrations, clock), is_plaintext=True),
         clock=clock,
         rng=rng,
+        placement=await load_placement(store, cluster, topology_text(settings.topology_file), settings.placement),
     )
 
 
@@ -116,7 +126,8 @@ def _say_ready(settings: ReplicatorSettings, stdout: TextIO) -> None:
 
 def _totals(snapshot: Snapshot) -> dict[str, int]:
     totals = {ending.value: count for ending, count in snapshot.endings}
-    return totals | {"fragments": snapshot.fragments, "entries": snapshot.entries, "bytes": snapshot.bytes}
+    figures = {"fragments": snapshot.fragments, "entries": snapshot.entries, "bytes": snapshot.bytes}
+    return totals | figures | {"recovered": snapshot.recovered}
 
 
 @contextlib.contextmanager

@@ -1,10 +1,10 @@
 """When to try a task again that was parked, or that failed. Nothing here is ever tried in a hot loop.
 
 A parked task is worth another try when the planner, a pure function, would now do something else than block: that
-covers new bookies, members that came back, and metadata that changed. Unreadable entries are no matter of planning,
-so there a bookie must have come that was not there before. In either case the same process does not try the same
-state twice, except after half an hour: a disk may have been mended, or the tail of an open ledger been written,
-without any trace in the store.
+covers new bookies, members that came back, and metadata that changed. Unreadable entries and recoveries that are not
+possible are no matter of planning, so there a bookie must have come that was not there before. In either case the same
+process does not try the same state twice, except after half an hour: a disk may have been mended, or the tail of an
+open ledger been written, without any trace in the store.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def would_act(
     if isinstance(ledger, Unreadable):
         return parked.reason is not ParkReason.UNREADABLE_METADATA
     plan = plan_repair(ledger, bookies, choose)
+    if parked.reason is ParkReason.NEEDS_RECOVERY and bookies.registered - parked.bookies_seen:
+        return True
     if parked.reason is ParkReason.UNREADABLE_ENTRIES:
         return plan.is_nothing_missing or bool(bookies.writable - parked.bookies_seen)
     return plan.is_nothing_missing or bool(plan.steps)

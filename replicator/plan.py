@@ -54,7 +54,9 @@ class Knowledge:
     is_tail_written: bool = False
     """The last fragment of this unclosed ledger is known to hold an entry, so the one before it is complete."""
     incomplete: frozenset[PositionKey] = frozenset()
-    """Positions whose registered bookie lacks entries."""
+    """Positions of closed fragments whose registered bookie lacks entries."""
+    doubtful: frozenset[PositionKey] = frozenset()
+    """Positions of fragments that may still grow whose registered bookie may lack entries: only a recovery can tell."""
     unreadable: tuple[tuple[PositionKey, str], ...] = ()
     """Positions with an entry that every live holder denied, and the evidence."""
     failed_targets: frozenset[BookieId] = frozenset()
@@ -104,6 +106,16 @@ def plan_repair(ledger: Versioned, bookies: Bookies, choose: Choose, knowledge: 
     return Plan(ledger, tuple(steps), tuple(blocked))
 
 
+def growing_losses(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[PositionKey]:
+    """Lost positions that may need a recovery: those of an unclosed ledger's last two fragments."""
+    if metadata.is_closed:
+        return
+    for index, position in lost_positions(metadata, bookies):
+        if closed_fragment_last(metadata, index, is_tail_written=False) is None:
+            fragment = metadata.fragments[index]
+            yield PositionKey(fragment.first_entry_id, position, fragment.members[position])
+
+
 def lost_positions(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[tuple[int, int]]:
     """(fragment index, position) of every unregistered member."""
     registered = bookies.registered
@@ -127,10 +139,15 @@ def closed_fragment_last(metadata: LedgerMetadata, index: int, *, is_tail_writte
     return min(last, metadata.last_entry_id)
 
 
-def needs_tail_evidence(metadata: LedgerMetadata, bookies: Bookies) -> bool:
+def needs_tail_evidence(
+    metadata: LedgerMetadata, bookies: Bookies, doubtful: frozenset[PositionKey] = frozenset()
+) -> bool:
     """Whether it matters for the plan that the last fragment of an unclosed ledger holds an entry."""
     before_last = len(metadata.fragments) - 2
-    return not metadata.is_closed and any(index == before_last for index, _ in lost_positions(metadata, bookies))
+    if metadata.is_closed or before_last < 0:
+        return False
+    first = metadata.fragments[before_last].first_entry_id
+    return any(key.first_entry_id == first for key in (*growing_losses(metadata, bookies), *doubtful))
 
 
 @dataclass(slots=True)
@@ -139,7 +156,8 @@ class _FragmentPlan:
     index: int
     bookies: Bookies
     knowledge: Knowledge
-    taken: list[BookieId] = field(default_factory=list)
+    taken: dict[int, BookieId] = field(default_factory=dict)
+    """Targets planned so far, by position."""
 
     def verdicts(self, choose: Choose) -> Iterator[Step | Blocked]:
         last = closed_fragment_last(self.metadata, self.index, is_tail_written=self.knowledge.is_tail_written)
@@ -152,8 +170,8 @@ class _FragmentPlan:
     def _cause(self, position: int, member: BookieId, last: EntryId | None) -> Cause | None:
         if member not in self.bookies.registered:
             return Cause.UNREGISTERED
-        is_incomplete = last is not None and self._key(position) in self.knowledge.incomplete
-        return Cause.INCOMPLETE if is_incomplete else None
+        known = self.knowledge.doubtful if last is None else self.knowledge.incomplete
+        return Cause.INCOMPLETE if self._key(position) in known else None
 
     def _verdict(self, position: int, cause: Cause, last: EntryId | None, choose: Choose) -> Step | Blocked:
         first = self.metadata.fragments[self.index].first_entry_id
@@ -169,7 +187,7 @@ class _FragmentPlan:
         target = self._target(position, cause, choose)
         if target is None:
             return self._no_candidate(position)
-        self.taken.append(target)
+        self.taken[position] = target
         if not has_entries:
             return SwapMember(self.index, position, old, target)
         return CopyPosition(
@@ -197,13 +215,19 @@ class _FragmentPlan:
         old = self.metadata.fragments[self.index].members[position]
         if cause is Cause.INCOMPLETE and old in self.bookies.writable and old not in failed:
             return old
-        members = self.metadata.fragments[self.index].members
-        candidates = sorted(self.bookies.writable - set(members) - set(self.taken) - failed)
+        candidates = self._candidates()
+        members = [self.taken.get(p, m) for p, m in enumerate(self.metadata.fragments[self.index].members)]
         return choose(self._key(position), members, candidates) if candidates else None
+
+    def _candidates(self) -> list[BookieId]:
+        used = {*self.metadata.fragments[self.index].members, *self.taken.values()}
+        return sorted(self.bookies.writable - used - self.knowledge.failed_targets)
 
     def _no_candidate(self, position: int) -> Blocked:
         failed = self.knowledge.failed_targets
         detail = "no writable bookie is registered outside the ensemble"
+        if self._candidates():
+            detail += " where the placement policy, which is strict, allows a copy"
         if failed:
             detail += f", not counting {', '.join(sorted(failed))} which just refused copies"
         return self._blocked(position, ParkReason.NO_CANDIDATE_BOOKIE, detail)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from bookie.client.placement import Placement
+from bookie.client.ports import ClientPorts
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers import LedgerStore
 from bookie.metadata.own_state import ParkedTasks
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.registration import Registrations
+from bookie.metadata.reservations import Reservations
 from bookie.metadata.underreplication import UnderReplication
 from bookie.runtime.clock import Clock
 from bookie.wire.port import Transport
@@ -25,6 +28,20 @@ class RepairPorts:
     registrations: Registrations
     tasks: UnderReplication
     parked: ParkedTasks
+    reservations: Reservations
     transport: Transport
     clock: Clock
     rng: random.Random
+    placement: Placement = field(default_factory=Placement)
+
+    def client(self) -> ClientPorts:
+        """The same world for the ledger client, which recovers ledgers."""
+        return ClientPorts(
+            ledgers=self.ledgers,
+            registrations=self.registrations,
+            tasks=self.tasks,
+            transport=self.transport,
+            clock=self.clock,
+            rng=self.rng,
+            placement=self.placement,
+        )

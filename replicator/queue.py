@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,9 +16,12 @@ from bookie.metadata.own_state import ParkedTask
 from bookie.metadata.registration import Bookies
 from bookie.metadata.underreplication import Task
 from bookie.model.ids import LedgerId
-from replicator.events import Ending
+from bookie.runtime.fault_points import fault_point
+from replicator.delay import Delays
+from replicator.events import Ending, Outlook
 from replicator.ordering import Candidate, in_order, surviving_copies
 from replicator.parking import Memory, Seen, seen, would_act
+from replicator.plan import growing_losses
 from replicator.ports import RepairPorts
 from replicator.repair import target_chooser
 
@@ -28,6 +31,8 @@ ATTEMPTS_MAX: Final = 5
 """Failures in a row after which a run that should end (``once``) does not wait for a task any more."""
 REFRESH_SHARE: Final = 0.05
 """Largest share of time spent on renewing the list while there is other work."""
+_NAP_S: Final = 0.01
+"""Shortest time to wait for a grace period's end: a rounding error must not become a wait that moves no clock."""
 
 _UNCHANGED: Final = frozenset({Ending.BUSY, Ending.STOPPED, Ending.FAILED})
 
@@ -36,25 +41,8 @@ class _Verdict(enum.Enum):
     ELIGIBLE = enum.auto()
     LOCKED = enum.auto()
     BACKING_OFF = enum.auto()
+    DELAYED = enum.auto()
     PARKED = enum.auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What the last listing showed."""
-
-    eligible: int = 0
-    locked: int = 0
-    backing_off: int = 0
-    """Failed a while ago, to be tried again."""
-    given_up: int = 0
-    """Of those, failed ``ATTEMPTS_MAX`` times or more."""
-    parked: int = 0
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether every task is parked, or fails again and again."""
-        return not self.eligible and not self.locked and self.backing_off == self.given_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +57,9 @@ class Turn:
 class TaskQueue:
     """See the module docstring. Used by one worker; ``refresh`` must not run twice at a time."""
 
-    def __init__(self, ports: RepairPorts, poll_interval_s: float) -> None:
+    def __init__(self, ports: RepairPorts, poll_interval_s: float, delays: Delays) -> None:
         self._ports = ports
+        self._delays = delays
         self._poll_interval_s = poll_interval_s
         self._memory = Memory(ports.clock, ports.rng)
         self._order: deque[LedgerId] = deque()
@@ -110,7 +99,7 @@ class TaskQueue:
         """The next task to work on, or None."""
         if not self._order:
             return None
-        ledger_id = self._order.popleft()
+        ledger_id = self._order.pop() if fault_point("queue.take_last") else self._order.popleft()
         return Turn(ledger_id, self._seen.pop(ledger_id))
 
     def settle(self, turn: Turn, ending: Ending) -> None:
@@ -121,6 +110,8 @@ class TaskQueue:
             self._memory.parked(turn.ledger_id, turn.seen)
         elif ending not in _UNCHANGED:
             self._memory.succeeded(turn.ledger_id)
+        if ending is Ending.DELAYED:
+            self._delays.rest(turn.ledger_id, turn.seen)
         self._is_changed |= ending not in _UNCHANGED
 
     def note_lock(self, ledger_id: LedgerId, *, is_settled: bool) -> None:
@@ -148,6 +139,7 @@ class TaskQueue:
             ledgers = await self._ports.ledgers.read_many([task.ledger_id for task in part])
             bookies = self._same_if_equal(await self._ports.registrations.list())
             for task, ledger in zip(part, ledgers, strict=True):
+                self._observe(task, ledger, bookies)
                 verdict = self._judge(task, ledger, bookies, task.ledger_id in locked, parked.get(task.ledger_id))
                 verdicts[task.ledger_id] = verdict
                 if verdict is _Verdict.ELIGIBLE:
@@ -155,11 +147,19 @@ class TaskQueue:
                     candidates.append(self._candidate(task, ledger, bookies))
         self._order, self._seen = deque(in_order(candidates, self._ports.rng)), circumstances
         self._memory.keep_only(verdicts.keys())
+        self._delays.keep_only(verdicts.keys())
         self._sum_up(verdicts)
         await self._forget_orphans(parked, verdicts)
-        self._plan_renewal(started_s, (i for i, verdict in verdicts.items() if verdict is _Verdict.BACKING_OFF))
+        self._plan_renewal(started_s, verdicts)
         if changes_noted != self._changes_noted:  # and part of the list may be older than the change
             self._renew_anyway_s = self._renew_after_change_s
+
+    def _observe(self, task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> None:
+        """Let the grace period of an unclosed ledger begin as soon as its loss is seen, however long its turn takes."""
+        if isinstance(ledger, Versioned) and not ledger.metadata.is_closed:
+            self._delays.observe(task.ledger_id, growing_losses(ledger.metadata, bookies))
+        else:
+            self._delays.forget(task.ledger_id)
 
     def _same_if_equal(self, bookies: Bookies) -> Bookies:
         """The object of the last listing if nothing changed: a million comparisons with it then cost nothing."""
@@ -178,14 +178,18 @@ class TaskQueue:
         ledger_id = task.ledger_id
         if is_locked and ledger_id not in self._unsettled_locks:
             return _Verdict.LOCKED
-        if self._memory.due_in_s(ledger_id) > 0:
+        if self._memory.due_in_s(ledger_id) > 0 and not self._delays.has_new_bookie(ledger_id, bookies):
             return _Verdict.BACKING_OFF
+        write_quorum = ledger.metadata.write_quorum if isinstance(ledger, Versioned) else 1
+        choose = target_chooser(ledger_id, write_quorum, self._ports.placement)
+        if self._delays.is_resting(ledger_id, seen(task, ledger, bookies), ledger, choose):
+            return _Verdict.DELAYED
         if parked is None or self._memory.is_rested(ledger_id):
             return _Verdict.ELIGIBLE
         circumstances = seen(task, ledger, bookies)
         if self._memory.is_resting(ledger_id, circumstances):
             return _Verdict.PARKED
-        if would_act(task, ledger, bookies, parked, target_chooser(ledger_id)):
+        if would_act(task, ledger, bookies, parked, choose):
             return _Verdict.ELIGIBLE
         self._memory.parked(ledger_id, circumstances)
         return _Verdict.PARKED
@@ -204,15 +208,25 @@ class TaskQueue:
             counts[_Verdict.LOCKED],
             len(backing_off),
             sum(self._memory.failures(ledger_id) >= ATTEMPTS_MAX for ledger_id in backing_off),
+            counts[_Verdict.DELAYED],
             counts[_Verdict.PARKED],
         )
 
-    def _plan_renewal(self, started_s: float, backing_off: Iterable[LedgerId]) -> None:
-        """Renew after a poll interval or when a failed task is due, but spend little of the time on it."""
+    def _plan_renewal(self, started_s: float, verdicts: Mapping[LedgerId, _Verdict]) -> None:
+        """Renew after a poll interval or when a task is due that waits, but spend little of the time on it."""
         now_s = self._ports.clock.monotonic_s()
-        due_in_s = min(map(self._memory.due_in_s, backing_off), default=self._poll_interval_s)
+        due_in_s = min(self._due_in_s(verdicts), default=self._poll_interval_s)
+        if fault_point("queue.renew_early"):
+            due_in_s = _NAP_S
         self._renew_after_change_s = now_s + (now_s - started_s) / REFRESH_SHARE
         self._renew_anyway_s = max(self._renew_after_change_s, now_s + min(self._poll_interval_s, due_in_s))
+
+    def _due_in_s(self, verdicts: Mapping[LedgerId, _Verdict]) -> Iterator[float]:
+        for ledger_id, verdict in verdicts.items():
+            if verdict is _Verdict.BACKING_OFF:
+                yield self._memory.due_in_s(ledger_id)
+            elif verdict is _Verdict.DELAYED:
+                yield max(_NAP_S, self._delays.due_in_s(ledger_id))
 
     async def _forget_orphans(
         self, parked: Mapping[LedgerId, ParkedTask], verdicts: Mapping[LedgerId, _Verdict]

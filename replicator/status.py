@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, TextIO
 
 from bookie.metadata.own_state import ParkReason
 from bookie.model.ids import LedgerId
-from replicator.events import Ending, TaskResult
+from replicator.events import Ending, Outlook, TaskResult
 from replicator.evidence import CorruptCopy
 
 _log = logging.getLogger(__name__)
@@ -20,6 +20,7 @@ _LEVELS: Final = {
     Ending.NOTHING_MISSING: logging.INFO,
     Ending.LEDGER_DELETED: logging.INFO,
     Ending.PARKED: logging.WARNING,
+    Ending.DELAYED: logging.INFO,
     Ending.MARKED_AGAIN: logging.INFO,
     Ending.BUSY: logging.DEBUG,
     Ending.STOPPED: logging.INFO,
@@ -29,7 +30,7 @@ _LEVELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Counters since the process started."""
+    """Counters since the process started, and the tasks as they were listed last."""
 
     endings: tuple[tuple[Ending, int], ...]
     parked: tuple[tuple[ParkReason, int], ...]
@@ -37,6 +38,9 @@ class Snapshot:
     entries: int
     bytes: int
     corrupt_copies: int
+    recovered: int
+    """Ledgers taken from a writer that was gone, and closed."""
+    outlook: Outlook
 
     def count(self, ending: Ending) -> int:
         """How many turns ended so."""
@@ -53,6 +57,12 @@ class Progress:
         self._entries = 0
         self._bytes = 0
         self._corrupt_copies = 0
+        self._recovered = 0
+        self._outlook = Outlook()
+
+    def tasks_listed(self, outlook: Outlook) -> None:
+        """See ``EventSink``."""
+        self._outlook = outlook
 
     def task_ended(self, result: TaskResult) -> None:
         """See ``EventSink``."""
@@ -62,6 +72,7 @@ class Progress:
         self._fragments += result.fragments
         self._entries += result.entries
         self._bytes += result.bytes
+        self._recovered += result.is_recovered
 
     def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
         """See ``EventSink``."""
@@ -76,11 +87,22 @@ class Progress:
             self._entries,
             self._bytes,
             self._corrupt_copies,
+            self._recovered,
+            self._outlook,
         )
 
 
 class LogEvents:
     """Writes events to the process's log."""
+
+    def __init__(self) -> None:
+        self._outlook = Outlook()
+
+    def tasks_listed(self, outlook: Outlook) -> None:
+        """See ``EventSink``. Logged when it differs from the last one."""
+        if outlook != self._outlook:
+            _log.info("tasks listed", extra=asdict(outlook))
+        self._outlook = outlook
 
     def task_ended(self, result: TaskResult) -> None:
         """See ``EventSink``."""
@@ -96,6 +118,13 @@ class JsonEvents:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._outlook = Outlook()
+
+    def tasks_listed(self, outlook: Outlook) -> None:
+        """See ``EventSink``. Written when it differs from the last one."""
+        if outlook != self._outlook:
+            self._write({"event": "tasks_listed", **asdict(outlook)})
+        self._outlook = outlook
 
     def task_ended(self, result: TaskResult) -> None:
         """See ``EventSink``."""

@@ -28,14 +28,22 @@ class Target:
     """One bookie as the target of copies of one ledger. Shared by the lanes of a copy."""
 
     def __init__(
-        self, transport: Transport, clock: Clock, throttle: Throttle, bookie: BookieId, ledger: Versioned
+        self,
+        transport: Transport,
+        clock: Clock,
+        throttle: Throttle,
+        bookie: BookieId,
+        ledger: Versioned,
+        incarnation: str = "",
     ) -> None:
+        """Prepare a target; other disks under its name than those of ``incarnation`` refuse (R30)."""
         if ledger.metadata.password is None:
             raise InvariantError(f"ledger {ledger.ledger_id} was planned for copying without a password")
         self._transport = transport
         self._clock = clock
         self._throttle = throttle
         self._bookie = bookie
+        self._incarnation = incarnation
         self._ledger_id = ledger.ledger_id
         self._master_key = master_key(ledger.metadata.password)
         self.entries = 0
@@ -55,7 +63,7 @@ class Target:
         return None
 
     async def _add(self, packets: Sequence[bytes]) -> AddReply:
-        batch = AddBatch(self._ledger_id, self._master_key, packets, is_recovery=True)
+        batch = AddBatch(self._ledger_id, self._master_key, packets, is_recovery=True, incarnation=self._incarnation)
         for attempt in itertools.count(1):
             reply = await self._transport.add(self._bookie, batch, ADD_TIMEOUT_S)
             if attempt >= _attempts_max(reply.status):

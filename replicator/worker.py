@@ -19,6 +19,7 @@ from bookie.model.errors import FatalError, OutcomeUnknownError, TransientError
 from bookie.model.ids import LedgerId
 from bookie.runtime.tasks import cancel, guarded
 from replicator.copying import Copier
+from replicator.delay import Delays
 from replicator.events import Ending, EventSink, TaskResult
 from replicator.lease import Lease
 from replicator.ports import RepairPorts
@@ -59,7 +60,8 @@ class Worker:
         self._owner = owner
         self.throttle = Throttle(ports.clock, settings.copy_bytes_per_second)
         self._copier = Copier(ports.transport, ports.clock, self.throttle, ByteBudget(IN_FLIGHT_BYTES))
-        self._queue = TaskQueue(ports, settings.poll_interval_s)
+        self._delays = Delays(ports.clock, settings.open_ledger_grace_s)
+        self._queue = TaskQueue(ports, settings.poll_interval_s, self._delays)
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
@@ -118,6 +120,7 @@ class Worker:
         await self._give_back_again()
         if self._queue.is_stale:
             await self._queue.refresh()
+            self._events.tasks_listed(self._queue.outlook)
         self._start_turns()
         if self._settings.once and not self._running and not self._queue.is_stale and self._queue.outlook.is_settled:
             return RunEnd.UNSETTLED if self._queue.outlook.given_up else RunEnd.SETTLED
@@ -160,7 +163,7 @@ class Worker:
         if lease is None:
             return TaskResult(ledger_id, Ending.BUSY)
         try:
-            return await LedgerRepair(self._ports, self._copier, lease, self._events).run()
+            return await LedgerRepair(self._ports, self._copier, lease, self._events, self._delays).run()
         finally:
             await self._give_back(lease)
 

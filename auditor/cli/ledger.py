@@ -1,27 +1,32 @@
-"""``bkheal ledger``: look at ledgers, and write and read them by hand."""
+"""``bkheal ledger``: look at ledgers, close and delete them. Entries are in ``ledger_entries``."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Annotated, Any
+import datetime
+import re
+from typing import Annotated, Any, Final
 
 import typer
 
+from auditor.cli import ledger_entries
+from auditor.cli.ledger_entries import describe
+from auditor.cli.ledger_options import LedgerArgument, PasswordOption, YesOption
 from auditor.cli.output import OutputFormat, print_json, print_line, print_table, size
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
-from bookie.model.ids import EntryId, ledger_id
-from bookie.model.metadata import DigestType, LedgerMetadata
+from bookie.model.ids import bookie_id, ledger_id
+from bookie.model.metadata import LedgerState
 
-app = typer.Typer(help="Ledgers: list, show, read, write, delete.", no_args_is_help=True)
+app = typer.Typer(
+    help="Ledgers: list, show, write, read, follow, recover, delete.",
+    epilog="Try: `echo hello | bkheal ledger write -e 3 -w 2 -a 2`, then `bkheal ledger read ID`.",
+    no_args_is_help=True,
+)
+app.command("write")(ledger_entries.write)
+app.command("read")(ledger_entries.read)
+app.command("tail")(ledger_entries.tail)
 
-LedgerArgument = Annotated[int, typer.Argument(min=0, help="Ledger id.")]
-PasswordOption = Annotated[
-    str, typer.Option(envvar="BKHEAL_PASSWORD", help="Ledger password; better in the environment.", show_envvar=True)
-]
+_AGO: Final = re.compile(r"(\d+)([smhd])")
+_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @app.command("list")
@@ -30,9 +35,36 @@ def list_ledgers(
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
     limit: Annotated[int, typer.Option(min=0, help="Stop after this many; 0 for all.")] = 0,
+    state: Annotated[str | None, typer.Option(help="OPEN, IN_RECOVERY or CLOSED.", show_default=False)] = None,
+    bookie: Annotated[str | None, typer.Option(help="Some fragment is on this bookie.", show_default=False)] = None,
+    custom: Annotated[
+        list[str] | None, typer.Option(help="Custom metadata KEY=VALUE, or KEY with any value; repeatable.")
+    ] = None,
+    created_after: Annotated[
+        str | None, typer.Option(help="2026-01-31T12:00 (UTC), or 30m, 2h, 7d ago.", show_default=False)
+    ] = None,
+    created_before: Annotated[str | None, typer.Option(help="As --created-after.", show_default=False)] = None,
+    prefix: Annotated[str, typer.Option(help="First digits of the id.", show_default=False)] = "",
 ) -> None:
-    """List ledgers with their shape, state and size."""
-    rows = run(_list(metadata_uri(uri, config), limit))
+    """List ledgers with their shape, state and size; all conditions must hold.
+
+    Open ledgers of an application, older than a day: bkheal ledger list --state open --custom app=shop
+    --created-before 1d
+    """
+    from bookie.client.ledger_filter import LedgerFilter
+
+    if state is not None and state.upper() not in LedgerState.__members__:
+        raise typer.BadParameter(f"{state!r} is no state; use one of {', '.join(LedgerState.__members__)}")
+    pairs = (pair.partition("=") for pair in custom or [])
+    where = LedgerFilter(
+        states=None if state is None else frozenset({LedgerState[state.upper()]}),
+        bookie=None if bookie is None else bookie_id(bookie),
+        custom={key: value.encode() if equals else None for key, equals, value in pairs},
+        created_after_ms=_time_ms(created_after),
+        created_before_ms=_time_ms(created_before),
+        id_prefix=prefix,
+    )
+    rows = run(_list(metadata_uri(uri, config), where, limit))
     if output is OutputFormat.JSON:
         print_json("LedgerList", items=rows)
         return
@@ -76,48 +108,36 @@ def show(
     print_line()
 
 
-@app.command("read")
-def read(
+@app.command("recover")
+def recover(
     ledger: LedgerArgument,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    first: Annotated[int, typer.Option(min=0, help="First entry.")] = 0,
-    last: Annotated[int | None, typer.Option(min=0, help="Last entry, inclusive; default: the end.")] = None,
-    to: Annotated[Path | None, typer.Option(help="Write payloads to this file instead of the terminal.")] = None,
-) -> None:
-    """Print entry payloads, one line each; or write them, unseparated, to a file."""
-    count = run(_read(metadata_uri(uri, config), ledger, first, last, to))
-    if to is not None:
-        print_line(f"{count} entries of ledger {ledger} written to {to}")
-
-
-@app.command("write")
-def write(
-    uri: MetadataUriOption = None,
-    config: ConfigOption = None,
-    ensemble_size: Annotated[int, typer.Option("--ensemble-size", "-e", min=1, help="Bookies per fragment.")] = 3,
-    write_quorum: Annotated[int, typer.Option("--write-quorum", "-w", min=1, help="Copies of each entry.")] = 2,
-    ack_quorum: Annotated[int, typer.Option("--ack-quorum", "-a", min=1, help="Copies before the ack.")] = 2,
-    digest: Annotated[str, typer.Option(help="CRC32C, CRC32, HMAC or DUMMY.")] = "CRC32C",
     password: PasswordOption = "",
-    entries: Annotated[int, typer.Option("--entries", "-n", min=0, help="Write this many random entries.")] = 0,
-    entry_bytes: Annotated[int, typer.Option(min=0, max=1 << 20, help="Size of a random entry.")] = 1024,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Create a ledger, write one entry per line of standard input (or --entries random ones), and close it."""
-    if digest.upper() not in DigestType.__members__:
-        raise typer.BadParameter(f"{digest!r} is no digest type; use one of {', '.join(DigestType.__members__)}")
-    if not ensemble_size >= write_quorum >= ack_quorum:
-        raise typer.BadParameter("need ensemble size >= write quorum >= ack quorum")
-    if not entries and sys.stdin.isatty():
-        print_line("Type entries, one a line; end with Ctrl-D.")
-    shape = (ensemble_size, write_quorum, ack_quorum)
-    payloads = _random_payloads(entries, entry_bytes) if entries else _lines()
-    row = run(_write(metadata_uri(uri, config), shape, DigestType[digest.upper()], password.encode(), payloads))
+    """Decide where a ledger ends whose writer is gone, and close it. Safe to repeat; a closed one is left alone.
+
+    Its writer, should it live after all, is fenced out: it cannot add anything from then on. Everything that was
+    acknowledged stays. Exits with 69 while too few bookies answer to know the end; run it again when they are back.
+    """
+    row = run(_recover(metadata_uri(uri, config), ledger, password.encode() or None))
     if output is OutputFormat.JSON:
         print_json("Ledger", **row)
     else:
-        print_line(f"ledger {row['ledger_id']}: {row['last_entry_id'] + 1} entries, {size(row['length'])}, closed")
+        print_line(f"ledger {ledger} is closed: {row['last_entry_id'] + 1} entries, {size(row['length'])}")
+
+
+@app.command("close")
+def close(
+    ledger: LedgerArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    password: PasswordOption = "",
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Close a ledger. Only its writer knows where it ends; for anybody else this is `recover`: fence, find, close."""
+    recover(ledger, uri, config, password, output)
 
 
 @app.command("delete")
@@ -125,53 +145,27 @@ def delete(
     ledger: LedgerArgument,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: YesOption = False,
 ) -> None:
-    """Delete a ledger's metadata. Its entries stay on the bookies' disks until garbage collection exists."""
+    """Delete a ledger for good. Bookies free its entries when they collect garbage."""
     target = metadata_uri(uri, config)
-    run(_show(target, ledger))
+    row = run(_show(target, ledger))
     if not yes:
-        typer.confirm(f"Delete ledger {ledger} for good?", abort=True)
+        typer.confirm(f"Delete ledger {ledger} ({row['state']}, {_or_dash(row['length'])} bytes) for good?", abort=True)
     run(_delete(target, ledger))
     print_line(f"ledger {ledger} deleted")
 
 
-def describe(ledger: int, metadata: LedgerMetadata) -> dict[str, Any]:
-    """Metadata as JSON-ready fields, without the password."""
-    return {
-        "ledger_id": ledger,
-        "state": metadata.state.name,
-        "ensemble_size": metadata.ensemble_size,
-        "write_quorum": metadata.write_quorum,
-        "ack_quorum": metadata.ack_quorum,
-        "digest_type": metadata.digest_type.name if metadata.digest_type else None,
-        "last_entry_id": metadata.last_entry_id,
-        "length": metadata.length,
-        "ctime_ms": metadata.ctime_ms,
-        "format_version": metadata.format_version,
-        "custom_metadata": {key: value.decode(errors="backslashreplace") for key, value in metadata.custom},
-        "fragments": [
-            {"first_entry_id": fragment.first_entry_id, "members": list(fragment.members)}
-            for fragment in metadata.fragments
-        ],
-    }
-
-
-async def _list(uri: str, limit: int) -> list[dict[str, Any]]:
+async def _list(uri: str, where: Any, limit: int) -> list[dict[str, Any]]:
     from bookie.client.connect import connect
     from bookie.metadata.ledgers import Unreadable
 
     rows: list[dict[str, Any]] = []
     async with await connect(uri) as client:
-        ids = []
-        async for found in client.ledgers():
-            ids.append(found)
-            if limit and len(ids) >= limit:
-                break
-        for item in await client.ports.ledgers.read_many(ids):
+        async for item in client.scan_ledgers(where, limit=limit or None):
             if isinstance(item, Unreadable):
                 rows.append({"ledger_id": item.ledger_id, "state": "UNREADABLE", "reason": item.reason})
-            elif item is not None:
+            else:
                 rows.append(describe(item.ledger_id, item.metadata))
     return rows
 
@@ -184,36 +178,11 @@ async def _show(uri: str, ledger: int) -> dict[str, Any]:
         return describe(ledger, found.metadata)
 
 
-async def _read(uri: str, ledger: int, first: int, last: int | None, to: Path | None) -> int:
-    from bookie.client.connect import connect
-
-    count = 0
-    async with await connect(uri) as client:
-        reader = await client.open_ledger(ledger_id(ledger))
-        end = await reader.last_entry_id() if last is None else EntryId(last)
-        if end < first and last is None:
-            return 0
-        with to.open("wb") if to else contextlib.nullcontext(sys.stdout.buffer) as target:
-            async for entry in reader.read_range(EntryId(first), end):
-                target.write(entry.payload if to else entry.payload + b"\n")
-                count += 1
-            target.flush()
-    return count
-
-
-async def _write(
-    uri: str, shape: tuple[int, int, int], digest: DigestType, password: bytes, payloads: AsyncIterator[bytes]
-) -> dict[str, Any]:
-    from bookie.client.bookkeeper import LedgerOptions
+async def _recover(uri: str, ledger: int, password: bytes | None) -> dict[str, Any]:
     from bookie.client.connect import connect
 
     async with await connect(uri) as client:
-        options = LedgerOptions(*shape, digest_type=digest)
-        async with await client.create_ledger(options, password=password) as writer:
-            async for payload in payloads:
-                await writer.submit(payload)
-            metadata = await writer.close()
-        return describe(writer.ledger_id, metadata)
+        return describe(ledger, await client.recover_ledger(ledger_id(ledger), password=password))
 
 
 async def _delete(uri: str, ledger: int) -> None:
@@ -223,17 +192,20 @@ async def _delete(uri: str, ledger: int) -> None:
         await client.delete_ledger(ledger_id(ledger))
 
 
-async def _lines() -> AsyncIterator[bytes]:
-    while line := await asyncio.to_thread(sys.stdin.buffer.readline):
-        yield line.rstrip(b"\n")
-
-
-async def _random_payloads(count: int, entry_bytes: int) -> AsyncIterator[bytes]:
-    import random
-
-    rng = random.Random()
-    for _ in range(count):
-        yield rng.randbytes(entry_bytes)
+def _time_ms(text: str | None) -> int | None:
+    """Epoch milliseconds of a moment in UTC, or of so long ago."""
+    if text is None:
+        return None
+    now = datetime.datetime.now(datetime.UTC)
+    if match := _AGO.fullmatch(text):
+        moment = now - datetime.timedelta(seconds=int(match[1]) * _UNIT_S[match[2]])
+    else:
+        try:
+            moment = datetime.datetime.fromisoformat(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"{text!r} is no time: write 2026-01-31T12:00, or 30m, 2h, 7d") from error
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+    return int(moment.timestamp() * 1000)
 
 
 def _or_dash(value: object) -> object:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from auditor.cli import audit, bench, bookies, ledger, processes, quickstart, recovery, status
+from auditor.cli import audit, bench, bookies, ledger, log, processes, quickstart, recovery, simpletest, status
 from auditor.cli.exit_codes import ExitCode, exit_code_of
 from auditor.cli.output import print_error, print_line
 from bookie.model.errors import BkhealError
@@ -31,7 +31,9 @@ app.command("audit")(audit.audit)
 app.command("bookies")(bookies.bookies)
 app.command("bookie")(processes.bookie)
 app.command("replicator")(processes.replicator)
+app.command("simpletest")(simpletest.simpletest)
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(log.app, name="log")
 app.add_typer(status.underreplicated_app, name="underreplicated")
 app.add_typer(recovery.app, name="recovery")
 app.add_typer(bookies.cluster_app, name="cluster")

@@ -54,6 +54,9 @@ def replicator(
     config: ConfigOption = None,
     ledgers_in_flight: Annotated[int, typer.Option(min=1, max=256, help="Ledgers repaired side by side.")] = 16,
     bytes_per_second: Annotated[int, typer.Option(min=0, help="Copy limit of this process; 0 for none.")] = 0,
+    open_ledger_grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that a bookie of an open ledger is gone before it is recovered.")
+    ] = 30.0,
     once: Annotated[bool, typer.Option("--once", help="End when every task is repaired or parked.")] = False,
 ) -> None:
     """Run a replicator until SIGTERM: lock, copy what is missing, swap the ensemble, delete the task."""
@@ -64,6 +67,7 @@ def replicator(
         metadata_uri=metadata_uri(uri, config),
         ledgers_in_flight=ledgers_in_flight,
         copy_bytes_per_second=bytes_per_second,
+        open_ledger_grace_s=open_ledger_grace,
         once=once,
     )
     raise typer.Exit(run(run_replicator(settings)))

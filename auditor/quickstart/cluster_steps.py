@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from auditor.quickstart.run import Tour
 
 _HALF: Final = 80
+_ACKNOWLEDGED: Final = 120
+"""Entries of the dying writer that are acknowledged for sure; the rest is under way when it dies."""
 _KILL_AFTER: Final = 40
 """Acknowledged entries per live writer before the kill; each has ten times as many to write."""
 _REGISTRATION_DEADLINE_S: Final = 60.0
@@ -46,24 +48,27 @@ async def write_ledgers(tour: Tour, display: Display) -> None:
 
 
 async def kill_a_bookie(tour: Tour, display: Display) -> None:
-    """Kill a bookie while writers run; they go on, close, and one ledger stays open on the dead bookie."""
+    """Kill a bookie while writers run; they go on and close. One writer dies with it, so its ledger stays open."""
     with display.step("kill -9 a bookie under running writers") as step:
         live = [await LiveLedger.create(tour.client, spec) for spec in plan.live_ledgers(tour.rng)]
         left_open = await LiveLedger.create(tour.client, plan.left_open_ledger(tour.rng))
-        await left_open.write()
+        await left_open.write(_ACKNOWLEDGED)
         victim = tour.victim = await _choose_victim(tour, left_open)
         step.total(sum(ledger.remaining for ledger in live))
-        await _write_through_the_kill(live, victim, step)
+        await _write_through_the_kill(live, left_open, victim, step)
         replaced = sum(len(ledger.writer.metadata.fragments) > 1 for ledger in live)
         if not replaced:
             raise ProofFailedError("no writer replaced the killed bookie")
         step.note(f"killed bookie {victim.bookie_id}; {len(live)} writers went on, {replaced} of them replaced it")
         await _close(live, None)
-        await left_open.writer.abandon()
+        left = left_open.written
+        step.note(
+            f"the writer of ledger {left.ledger_id} died with it: {len(left.hashes)} entries acknowledged, "
+            f"{len(left.under_way)} under way, never closed"
+        )
         written = [ledger.written for ledger in live]
         tour.written += written
-        tour.left_open = left_open.written
-        tour.left_open_metadata = left_open.writer.metadata
+        tour.left_open = left
         await _wait_unregistered(tour, victim.bookie_id)
         guarded = [known for known in tour.written if known.spec.options.ack_quorum >= 2 and known.hashes]
         count = await prove_readable(tour.client, guarded)
@@ -71,7 +76,9 @@ async def kill_a_bookie(tour: Tour, display: Display) -> None:
         _sum_up(step, written)
 
 
-async def _write_through_the_kill(live: list[LiveLedger], victim: EmbeddedBookie, step: Step) -> None:
+async def _write_through_the_kill(
+    live: list[LiveLedger], left_open: LiveLedger, victim: EmbeddedBookie, step: Step
+) -> None:
     """Kill once every writer has had entries acknowledged; each still has most of its entries to write."""
     acked: Counter[int] = Counter()
     may_kill = asyncio.Event()
@@ -84,7 +91,9 @@ async def _write_through_the_kill(live: list[LiveLedger], victim: EmbeddedBookie
 
     async def kill() -> None:
         await may_kill.wait()
+        await left_open.submit_rest()
         await victim.kill9()
+        await left_open.die()
 
     async with asyncio.TaskGroup() as group:
         group.create_task(kill())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from auditor.quickstart.workload import WrittenLedger, payload_hash
@@ -101,6 +101,25 @@ async def prove_copies(
         proof.entries += len(known.hashes)
         on_ledger()
     return proof
+
+
+async def with_its_end(client: BookKeeper, known: WrittenLedger) -> WrittenLedger:
+    """A ledger that was recovered, with what it must hold: all that was acknowledged, and what was found behind it.
+
+    Raises:
+        ProofFailedError: it is not closed, it ends before the last acknowledged entry, or behind the last one written.
+    """
+    (ledger,) = await _read(client, [known])
+    last = ledger.metadata.last_entry_id
+    if last is None:
+        raise ProofFailedError(f"ledger {known.ledger_id} is {ledger.metadata.state.name}, not closed")
+    acknowledged, written = len(known.hashes), len(known.hashes) + len(known.under_way)
+    if not acknowledged - 1 <= last <= written - 1:
+        raise ProofFailedError(
+            f"ledger {known.ledger_id} was closed at entry {last}; its writer was acknowledged {acknowledged} entries "
+            f"and wrote {written}"
+        )
+    return replace(known, hashes=[*known.hashes, *known.under_way][: last + 1], under_way=[])
 
 
 async def prove_readable(client: BookKeeper, written: Sequence[WrittenLedger]) -> int:

@@ -12,7 +12,8 @@ import pyarrow.parquet as parquet
 
 from auditor.cli.output import size
 from auditor.progress import Display, Step
-from auditor.quickstart.proof import Expected, ProofFailedError, prove_copies, recount_loss
+from auditor.quickstart.proof import Expected, ProofFailedError, prove_copies, recount_loss, with_its_end
+from auditor.quickstart.settings import OPEN_LEDGER_GRACE_S
 from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
 from bookie.metadata.own_state import ParkReason
 from bookie.model.severity import Severity
@@ -58,6 +59,7 @@ async def repair(tour: Tour, display: Display) -> None:
             await _wait_repaired(tour, processes, len(before), step)
         finally:
             await asyncio.gather(*(process.stop() for process in processes))
+        await _settle_left_open(tour, step)
         parks = await tour.client.parked.list()
         tour.parked = {park.ledger_id: park.reason.value for park in parks}
         for reason, explained in _EXPLAINED.items():
@@ -68,7 +70,8 @@ async def repair(tour: Tour, display: Display) -> None:
         if marked != set(tour.parked):
             raise ProofFailedError(f"tasks {sorted(marked ^ set(tour.parked))} are neither repaired nor parked")
         healed = before - marked
-        tour.repaired = [known for known in tour.written if known.ledger_id in healed]
+        written = [*tour.written, *([tour.left_open] if tour.left_open else [])]
+        tour.repaired = [known for known in written if known.ledger_id in healed]
         tour.repaired_fragments = sum(finding.ledger_id in healed for finding in tour.loss.findings)
         tour.repaired_bytes = sum(tour.loss.payload_bytes[ledger_id] for ledger_id in healed)
         step.result.size_bytes = tour.repaired_bytes
@@ -81,7 +84,7 @@ async def prove(tour: Tour, display: Display) -> None:
         step.total(len(tour.repaired))
         assert tour.victim is not None
         proof = await prove_copies(tour.client, tour.repaired, tour.victim.bookie_id, step.advance)
-        await _prove_parked(tour)
+        _prove_parked(tour)
         step.result.count = f"{proof.entries} entries, {proof.copies} copies compared"
         step.result.size_bytes = proof.copied_bytes
 
@@ -103,7 +106,6 @@ def summarize(tour: Tour, display: Display) -> None:
 
 _EXPLAINED: Final = {
     ParkReason.NO_LIVE_COPY: "no live copy (the only one was on the dead bookie; the task stays)",
-    ParkReason.NEEDS_RECOVERY: "needs recovery (never closed; untouched)",
 }
 
 
@@ -136,6 +138,7 @@ def _found(report: Path) -> set[Expected]:
 
 def _start_replicator(tour: Tour, number: int) -> ManagedProcess:
     arguments = [sys.executable, "-m", "replicator", "--metadata-uri", tour.cluster.metadata_uri]
+    arguments += ["--open-ledger-grace", str(OPEN_LEDGER_GRACE_S)]
     return ManagedProcess.start(
         f"replicator-{number}", arguments, log_path=tour.directory / f"replicator-{number}" / "log.txt"
     )
@@ -162,16 +165,20 @@ async def _wait_repaired(tour: Tour, processes: list[ManagedProcess], total: int
         ) from None
 
 
-async def _prove_parked(tour: Tour) -> None:
+async def _settle_left_open(tour: Tour, step: Step) -> None:
+    """See where the ledger without a writer was closed; from here on it is proved like any other."""
     assert tour.left_open is not None
-    if tour.parked.get(tour.left_open.ledger_id) != ParkReason.NEEDS_RECOVERY.value:
-        raise ProofFailedError(f"the open ledger {tour.left_open.ledger_id} is not parked as needing recovery")
-    ledger = await tour.client.ports.ledgers.read(tour.left_open.ledger_id)
-    if ledger.metadata != tour.left_open_metadata:
-        raise ProofFailedError(f"the open ledger {ledger.ledger_id} was touched: it is {ledger.metadata.state.name}")
+    acknowledged = len(tour.left_open.hashes)
+    tour.left_open = await with_its_end(tour.client, tour.left_open)
+    found = len(tour.left_open.hashes)
+    step.note(
+        f"ledger {tour.left_open.ledger_id} had no writer for {OPEN_LEDGER_GRACE_S:g} s: fenced, recovered and closed "
+        f"with {found} entries, {acknowledged} of them acknowledged"
+    )
+
+
+def _prove_parked(tour: Tour) -> None:
     single = {known.ledger_id for known in tour.written if known.spec.options.write_quorum == 1}
     for ledger_id, reason in tour.parked.items():
-        if ledger_id != tour.left_open.ledger_id and (
-            reason != ParkReason.NO_LIVE_COPY.value or ledger_id not in single
-        ):
+        if reason != ParkReason.NO_LIVE_COPY.value or ledger_id not in single:
             raise ProofFailedError(f"ledger {ledger_id} is parked without need: {reason}")

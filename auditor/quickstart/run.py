@@ -21,7 +21,6 @@ from auditor.quickstart.workload import WrittenLedger
 from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
 from bookie.model.ids import LedgerId
-from bookie.model.metadata import LedgerMetadata
 from bookie.runtime.java import find_java
 
 STEPS: Final = 6
@@ -39,7 +38,6 @@ class Tour:
     """Whether the directory stays, so that a path into it is worth printing."""
     written: list[WrittenLedger] = field(default_factory=list)
     left_open: WrittenLedger | None = None
-    left_open_metadata: LedgerMetadata | None = None
     victim: EmbeddedBookie | None = None
     loss: Loss = field(default_factory=lambda: Loss(frozenset(), {}))
     parked: dict[LedgerId, str] = field(default_factory=dict)

@@ -8,6 +8,8 @@ from typing import Final
 
 BOOKIES: Final = 7
 """Two more than the widest ensemble: one to kill, and one that is always outside it."""
+OPEN_LEDGER_GRACE_S: Final = 3.0
+"""How long the replicators of the tour leave an open ledger to its writer; 30 s by default."""
 
 
 @dataclass(frozen=True, slots=True)

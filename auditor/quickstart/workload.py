@@ -11,7 +11,7 @@ from typing import Final
 from auditor.quickstart.workload_plan import LedgerSpec
 from bookie.client.bookkeeper import BookKeeper
 from bookie.client.writer import LedgerWriter
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 
 _CONCURRENT_LEDGERS: Final = 8
 
@@ -29,6 +29,8 @@ class WrittenLedger:
     ledger_id: LedgerId
     hashes: list[bytes] = field(default_factory=list)
     payload_bytes: int = 0
+    under_way: list[bytes] = field(default_factory=list)
+    """Fingerprints of the entries that were under way when the writer died: each may or may not be stored."""
 
     def note(self, payload: bytes) -> None:
         """Remember the next acknowledged entry."""
@@ -43,6 +45,7 @@ class LiveLedger:
         self.written = written
         self.writer = writer
         self._payloads = list(written.spec.payloads())
+        self._under_way: list[tuple[bytes, asyncio.Future[EntryId]]] = []
 
     @classmethod
     async def create(cls, client: BookKeeper, spec: LedgerSpec) -> LiveLedger:
@@ -68,6 +71,21 @@ class LiveLedger:
         for payload, waiter in zip(part, waiters, strict=True):
             await waiter
             self.written.note(payload)
+
+    async def submit_rest(self) -> None:
+        """Put what is left under way, without waiting for any acknowledgement."""
+        for payload in self._payloads[len(self.written.hashes) :]:
+            self._under_way.append((payload, await self.writer.submit(payload)))
+
+    async def die(self) -> None:
+        """Stop as a writer does whose process is gone: nothing is closed, and what is under way stays in doubt."""
+        await self.writer.abandon()
+        for payload, acknowledged in self._under_way:
+            is_acknowledged = acknowledged.done() and not acknowledged.cancelled() and not acknowledged.exception()
+            if is_acknowledged and not self.written.under_way:
+                self.written.note(payload)
+            else:
+                self.written.under_way.append(payload_hash(payload))
 
     async def write_one_by_one(self, on_ack: Callable[[], None]) -> None:
         """Append what is left, each entry after the one before was acknowledged."""

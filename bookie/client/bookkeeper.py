@@ -1,127 +1,275 @@
-"""The ledger client's front door: create, open, delete and list ledgers.
+"""The ledger client's front door: create, open, recover, delete and list ledgers, and logs made of them.
 
 async with await connect("zk+hierarchical://localhost:2181/ledgers") as client:
-    async with await client.create_ledger(ensemble_size=3, write_quorum=2, ack_quorum=2) as ledger:
+    async with client.create_ledger(LedgerOptions(3, 3, 2)) as ledger:
         entry_id = await ledger.append(b"hello")
+
+    reader = await client.open_ledger(ledger.ledger_id)
+    async for entry in reader.read_all():
+        print(entry.entry_id, entry.payload)
 """
 
 from __future__ import annotations
 
-import hmac
-import logging
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
-from bookie.client.errors import NotEnoughBookiesError, WrongPasswordError
-from bookie.client.placement import choose_ensemble
+from bookie.client.creation import LedgerCreation, plan_ledger, start_writer
+from bookie.client.ledger_filter import LedgerFilter
+from bookie.client.log import Log
+from bookie.client.opening import open_reader, stored_digest
+from bookie.client.options import InvalidQuorumError, LedgerOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.reader import LedgerReader
+from bookie.client.recovery import recover_ledger
 from bookie.client.writer import LedgerWriter
-from bookie.metadata.ledgers import Versioned
-from bookie.model.digest import Digest, digest_for
-from bookie.model.errors import PermanentError
-from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
-from bookie.model.metadata import DigestType, Fragment, LedgerMetadata
+from bookie.client.writer_options import WriterOptions
+from bookie.metadata.ledgers import Unreadable, Versioned
+from bookie.metadata.log_lists import LogLists
+from bookie.model.ids import NO_ENTRY, BookieId, LedgerId
+from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
 
-_log: Final = logging.getLogger(__name__)
+__all__ = ["BookKeeper", "InvalidQuorumError", "LedgerOptions", "readable_entries", "stored_digest"]
 
-
-class InvalidQuorumError(PermanentError):
-    """Ensemble, write quorum and ack quorum that no ledger can have."""
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerOptions:
-    """Shape of a new ledger: each entry goes to ``write_quorum`` of ``ensemble_size`` bookies, in turn."""
-
-    ensemble_size: int = 3
-    write_quorum: int = 2
-    ack_quorum: int = 2
-    digest_type: DigestType = DigestType.CRC32C
-
-    def check(self) -> None:
-        """Refuse what cannot be.
-
-        Raises:
-            InvalidQuorumError: unless ``E >= Qw >= Qa >= 1``.
-        """
-        if not self.ensemble_size >= self.write_quorum >= self.ack_quorum >= 1:
-            raise InvalidQuorumError(
-                f"ensemble size {self.ensemble_size}, write quorum {self.write_quorum}, ack quorum {self.ack_quorum}: "
-                "need ensemble size >= write quorum >= ack quorum >= 1"
-            )
+_SCAN_LEDGERS: Final = 500
+"""Ledgers whose metadata is read at once by a listing."""
 
 
 class BookKeeper:
-    """A client of one cluster, on the ports it is handed. ``connect`` makes one for a real cluster."""
+    """A client of one cluster, on the ports it is handed. ``bookie.client.connect.connect`` makes one.
+
+    ==================  ==========================================================
+    ``create_ledger``   a new ledger, and its writer
+    ``open_ledger``     a reader; with ``recover=True`` of a ledger whose writer is gone
+    ``recover_ledger``  fence the writer out and close the ledger
+    ``delete_ledger``   for good
+    ``ledgers``         ids of ledgers, filtered
+    ``scan_ledgers``    the same with their metadata
+    ``log``             an endless log made of ledgers: append, read, tail, truncate
+    ``logs``            names of all logs
+    ==================  ==========================================================
+    """
 
     def __init__(self, ports: ClientPorts) -> None:
         self.ports = ports
 
-    async def create_ledger(
+    def create_ledger(
         self,
-        options: LedgerOptions = LedgerOptions(),
+        options: LedgerOptions | None = None,
         *,
         password: bytes = b"",
         custom: Mapping[str, bytes] | None = None,
-    ) -> LedgerWriter:
-        """Create a ledger on randomly chosen writable bookies and return its writer.
+        writer_options: WriterOptions | None = None,
+    ) -> LedgerCreation:
+        """Create a ledger. Await the result for its writer, or use it as an async context that closes the ledger.
+
+        Example::
+
+            async with client.create_ledger(LedgerOptions(3, 3, 2), custom={"app": b"shop"}) as ledger:
+                first = await ledger.append(b"one")                       # durable on two bookies
+                futures = [await ledger.submit(line) for line in lines]   # a pipeline: do not wait for each
+                ids = [await future for future in futures]
+
+        Args:
+            options: how many bookies, copies and durable copies, and which digest; None for the standard ones.
+            password: whoever writes needs it, and whoever reads with ``open_ledger(password=...)``. It is stored in
+                the cluster's metadata, as BookKeeper does: it keeps mistakes out, not administrators.
+            custom: whatever the application wants to know about the ledger; ``scan_ledgers`` finds by it.
+            writer_options: see ``WriterOptions``; None for the standard ones.
 
         Raises:
-            InvalidQuorumError: impossible options.
-            NotEnoughBookiesError: fewer than ``ensemble_size`` writable bookies; nothing was created.
+            InvalidQuorumError: impossible options; nothing was created.
+            NotEnoughBookiesError: too few writable bookies, it says what is missing; nothing was created.
             StoreUnavailableError: no answer from the metadata store.
+            WriteOutcomeUnknownError: its answers were lost; a ledger without entries may have been created.
         """
-        options.check()
-        writable = (await self.ports.registrations.list()).writable
-        members = choose_ensemble(writable, options.ensemble_size, self.ports.rng)
-        if members is None:
-            raise NotEnoughBookiesError(
-                f"the ledger needs {options.ensemble_size} bookies and {len(writable)} are registered writable; "
-                "start more bookies or ask for a smaller ensemble"
-            )
-        metadata = LedgerMetadata(
-            ensemble_size=options.ensemble_size,
-            write_quorum=options.write_quorum,
-            ack_quorum=options.ack_quorum,
-            fragments=(Fragment(EntryId(0), members),),
-            digest_type=options.digest_type,
-            password=password,
-            ctime_ms=self.ports.clock.epoch_ms(),
-            custom=tuple(sorted((custom or {}).items())),
-        )
-        ledger = await self.ports.ledgers.create(await self.ports.ledgers.new_id(), metadata)
-        return LedgerWriter(self.ports, ledger, digest_for(options.digest_type, password), password)
 
-    async def open_ledger(self, ledger_id: LedgerId, *, password: bytes | None = None) -> LedgerReader:
-        """Open a ledger for reading, without recovery. Without a password the stored one is used (administration).
+        async def create() -> LedgerWriter:
+            plan = await plan_ledger(self.ports, options or LedgerOptions(), password, custom or {})
+            ledger = await self.ports.ledgers.create(plan.ledger_id, plan.metadata)
+            return start_writer(self.ports, plan, ledger, password, writer_options or WriterOptions())
+
+        return LedgerCreation(create)
+
+    async def open_ledger(
+        self,
+        ledger_id: LedgerId,
+        *,
+        password: bytes | None = None,
+        digest_type: DigestType | None = None,
+        recover: bool = False,
+    ) -> LedgerReader:
+        """Open a ledger for reading.
+
+        An open ledger can be read, and tailed, while it is written. When its writer is gone, its end is not decided:
+        ``recover=True`` decides it, and keeps a writer that is not gone after all from adding to it.
+
+        Example::
+
+            reader = await client.open_ledger(ledger_id, password=b"secret")
+            entry = await reader.read(0)
+            async for entry in reader.read_all(): ...
+            async for entry in reader.tail(0): ...      # follows the writer until the ledger is closed
+
+        Args:
+            ledger_id: which.
+            password: the one it was created with; None uses the stored one (administration).
+            digest_type: what the caller believes it to be; None believes the metadata.
+            recover: recover it first, see ``recover_ledger``.
 
         Raises:
             NoSuchLedgerError: there is none.
             WrongPasswordError: the password is not the ledger's.
+            WrongDigestTypeError: it has another digest type.
             UnreadableMetadataError: its metadata cannot be decoded.
+            StoreUnavailableError: no answer from the metadata store.
         """
         ledger = await self.ports.ledgers.read(ledger_id)
-        stored = ledger.metadata.password
-        if password is not None and stored is not None and not hmac.compare_digest(password, stored):
-            raise WrongPasswordError(f"wrong password for ledger {ledger_id}")
-        return LedgerReader(self.ports, ledger, stored_digest(ledger))
+        reader = open_reader(self.ports, ledger, password, digest_type)
+        if recover and not ledger.metadata.is_closed:
+            ledger = await recover_ledger(self.ports, ledger_id, password)
+            reader = open_reader(self.ports, ledger, password)
+        return reader
+
+    async def recover_ledger(self, ledger_id: LedgerId, *, password: bytes | None = None) -> LedgerMetadata:
+        """Fence the ledger's writer out, find its end, close it, and return the final metadata.
+
+        Everything acknowledged stays. Safe at any time and any number at once; a ledger that is closed is left alone.
+
+        Raises:
+            NoSuchLedgerError: there is none.
+            WrongPasswordError: the password is not the ledger's.
+            RecoveryImpossibleNowError: too few bookies answer to know the end; run it again when they are back.
+            OutcomeUnknownError: the answer of the metadata store was lost; run it again.
+            StoreUnavailableError: no answer from the metadata store.
+        """
+        return (await recover_ledger(self.ports, ledger_id, password)).metadata
 
     async def delete_ledger(self, ledger_id: LedgerId) -> None:
-        """Delete a ledger's metadata. Idempotent. Its entries stay on the bookies until they collect garbage."""
+        """Delete a ledger's metadata for good. Idempotent. Bookies free its entries when they collect garbage.
+
+        Raises:
+            WriteOutcomeUnknownError: answers were lost; delete it again.
+            StoreUnavailableError: no answer; nothing was changed.
+        """
         await self.ports.ledgers.delete(ledger_id)
 
-    async def ledgers(self) -> AsyncIterator[LedgerId]:
-        """Ids of all ledgers."""
+    async def ledgers(
+        self,
+        *,
+        state: LedgerState | None = None,
+        bookie: BookieId | None = None,
+        custom: Mapping[str, bytes | None] | None = None,
+        created_after_ms: int | None = None,
+        created_before_ms: int | None = None,
+        id_prefix: str = "",
+        limit: int | None = None,
+    ) -> AsyncIterator[LedgerId]:
+        """Ids of ledgers, ascending; of all, or of those that meet every condition given.
+
+        Example::
+
+            async for ledger_id in client.ledgers(state=LedgerState.OPEN, custom={"app": b"shop"}): ...
+
+        Args:
+            state: open, in recovery, or closed.
+            bookie: some fragment names this bookie.
+            custom: custom metadata that must be there with this value; None for any value.
+            created_after_ms: created then or later, epoch milliseconds.
+            created_before_ms: created before then, epoch milliseconds.
+            id_prefix: first digits of the id.
+            limit: end after so many.
+
+        Raises:
+            StoreUnavailableError: no answer from the metadata store.
+        """
+        where = LedgerFilter(
+            states=None if state is None else frozenset({state}),
+            bookie=bookie,
+            custom=custom or {},
+            created_after_ms=created_after_ms,
+            created_before_ms=created_before_ms,
+            id_prefix=id_prefix,
+        )
+        count = 0
+        if where.needs_metadata:
+            async for item in self.scan_ledgers(where, limit=limit):
+                if isinstance(item, Versioned):
+                    yield item.ledger_id
+            return
+        if limit is not None and limit <= 0:
+            return
         async for ledger_id in self.ports.ledgers.ids():
-            yield ledger_id
+            if where.matches_id(ledger_id):
+                yield ledger_id
+                count += 1
+                if count == limit:
+                    return
 
+    async def scan_ledgers(
+        self, where: LedgerFilter | None = None, *, limit: int | None = None
+    ) -> AsyncIterator[Versioned | Unreadable]:
+        """Ledgers with their metadata, ascending by id; ledgers whose metadata is unreadable only without conditions.
 
-def stored_digest(ledger: Versioned) -> Digest:
-    """Digest by the type and password in the metadata; format 1 has neither, and means CRC32 and an empty one."""
-    metadata = ledger.metadata
-    return digest_for(metadata.digest_type or DigestType.CRC32, metadata.password or b"")
+        Not one point in time: ledgers created or deleted meanwhile may or may not be there.
+
+        Raises:
+            StoreUnavailableError: no answer from the metadata store.
+        """
+        where = where or LedgerFilter()
+        left = limit
+        batch: list[LedgerId] = []
+        async for ledger_id in self.ports.ledgers.ids():
+            if left is not None and left <= 0:
+                return
+            if where.matches_id(ledger_id):
+                batch.append(ledger_id)
+            size = _SCAN_LEDGERS if left is None or where.needs_metadata else min(left, _SCAN_LEDGERS)
+            if len(batch) >= size:
+                for item in await self._matching(batch, where):
+                    yield item
+                    left = None if left is None else left - 1
+                    if left == 0:
+                        return
+                batch = []
+        for item in (await self._matching(batch, where))[:left]:
+            yield item
+
+    def log(self, name: str) -> Log:
+        """A handle of the log ``name``; nothing is read or written yet. See ``Log``.
+
+        Example::
+
+            async with await client.log("orders").write() as log:     # created when it is not there
+                position = await log.append(b"order 1")
+            async for entry in client.log("orders").read(): ...
+
+        Raises:
+            InvalidLogNameError: no log can have this name.
+        """
+        return Log(self.ports, self._logs(), name)
+
+    async def logs(self) -> Sequence[str]:
+        """Names of all logs, sorted.
+
+        Raises:
+            StoreUnavailableError: no answer from the metadata store.
+        """
+        return await self._logs().names()
+
+    async def _matching(self, ids: Sequence[LedgerId], where: LedgerFilter) -> list[Versioned | Unreadable]:
+        matching: list[Versioned | Unreadable] = []
+        for item in await self.ports.ledgers.read_many(ids):
+            if isinstance(item, Unreadable):
+                if not where.needs_metadata:
+                    matching.append(item)
+            elif item is not None and where.matches(item.metadata):
+                matching.append(item)
+        return matching
+
+    def _logs(self) -> LogLists:
+        assert self.ports.logs is not None, "this client was made without the port for logs"
+        return self.ports.logs
 
 
 def readable_entries(metadata: LedgerMetadata) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from bookie.metadata.ledgers import LedgerStore, MetadataConflictError, Versioned
+from bookie.metadata.ledgers import LedgerStore, MetadataConflictError, NoSuchLedgerError, Versioned
 from bookie.model.metadata import LedgerMetadata
+from bookie.runtime.fault_points import fault_point
 
 ATTEMPTS_MAX: Final = 20
 """Conflicts come from recovery and repair of the same ledger, a handful at most; more means something is broken."""
@@ -26,15 +27,35 @@ async def update_metadata(
     Raises:
         MetadataConflictError: it kept changing for ``ATTEMPTS_MAX`` rounds.
         NoSuchLedgerError: it was deleted.
+        StoreUnavailableError: no answer; nothing was changed by this call.
+        WriteOutcomeUnknownError: the answer to the write was lost, and what is there could not be read.
     """
+    if fault_point("writer.extra_reread"):
+        current = await newest(ledgers, current)
     for attempt in range(ATTEMPTS_MAX):
         wanted = decide(current.metadata)
         if wanted is None:
             return current
+        if attempt + 1 < ATTEMPTS_MAX and fault_point("writer.forced_conflict"):
+            current = await newest(ledgers, current)
+            continue
         try:
             return await ledgers.write(current.ledger_id, wanted, current.version)
         except MetadataConflictError:
             if attempt + 1 == ATTEMPTS_MAX:
                 raise
-            current = await ledgers.read(current.ledger_id)
+            current = await newest(ledgers, current)
     raise AssertionError("unreachable: the loop returns or raises")
+
+
+async def newest(ledgers: LedgerStore, known: Versioned) -> Versioned:
+    """The metadata, as new as this call: what lags behind our own last write would look like somebody else's change.
+
+    Raises:
+        NoSuchLedgerError: it was deleted.
+        StoreUnavailableError: no answer.
+    """
+    found = await ledgers.current(known.ledger_id)
+    if found is None:
+        raise NoSuchLedgerError(f"ledger {known.ledger_id} does not exist")
+    return found

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from pathlib import Path
 from types import TracebackType
 
 from bookie.client.bookkeeper import BookKeeper
+from bookie.client.placement import Placement
+from bookie.client.placement_feed import feed_of, load_placement
 from bookie.client.ports import ClientPorts
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
+from bookie.client.topology_file import topology_text
 from bookie.metadata.cluster import Cluster, open_cluster
 from bookie.metadata.ledgers import LedgerStore
+from bookie.metadata.log_lists import LogLists
 from bookie.metadata.own_state import ParkedTasks
 from bookie.metadata.registration import Registrations
 from bookie.metadata.underreplication import UnderReplication
 from bookie.metadata.uri import parse_uri
 from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.clock import SystemClock
+from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.tls import TlsSettings
 
@@ -29,9 +37,19 @@ class ConnectedBookKeeper(BookKeeper):
         self.store = store
         self.cluster = cluster
         self.parked = ParkedTasks(store, cluster.root)
+        self._feed: asyncio.Task[None] | None = None
+
+    def follow_placement(self, *, is_from_file: bool) -> None:
+        """Keep the placement up to date until the client is closed. To be called once."""
+        ports = self.ports
+        feed = feed_of(
+            ports.placement, self.store, self.cluster, ports.transport, ports.clock, is_from_file=is_from_file
+        )
+        self._feed = guarded("placement feed", feed.run())
 
     async def close(self) -> None:
         """End every connection. Idempotent."""
+        await cancel(self._feed)
         try:
             await self.ports.transport.close()
         finally:
@@ -52,6 +70,8 @@ async def connect(
     *,
     session_timeout_s: float = 10.0,
     tls: TlsSettings | None = None,
+    topology_file: Path | None = None,
+    placement_policy: PlacementPolicy = STANDARD,
 ) -> ConnectedBookKeeper:
     """Connect to the cluster at ``metadata_uri`` (``zk+hierarchical://host:port/ledgers``).
 
@@ -60,24 +80,35 @@ async def connect(
         settings: bounds and deadlines.
         session_timeout_s: of the ZooKeeper session, in seconds.
         tls: how to reach bookies that speak TLS; None for plain connections.
+        topology_file: where bookies stand (``docs/placement.md``), read once; None for what ZooKeeper says.
+        placement_policy: how ensembles must be spread.
 
     Raises:
         InvalidUriError: not such a URI.
         StoreUnavailableError: no ZooKeeper answers there.
         NotAClusterError: there is no BookKeeper cluster under that root.
         TlsFilesError: the files of ``tls`` cannot be read.
+        InvalidTopologyError: the topology in the file, or the one in ZooKeeper, cannot be read.
     """
     uri = parse_uri(metadata_uri)
+    topology = topology_text(topology_file)
     store = await ZooKeeperStore.connect(uri.hosts, session_timeout_s=session_timeout_s)
     try:
         cluster = await open_cluster(store, uri)
-        return ConnectedBookKeeper(_ports(store, cluster, settings or ClientSettings(), tls), store, cluster)
+        placement = await load_placement(store, cluster, topology, placement_policy)
+        client = ConnectedBookKeeper(
+            _ports(store, cluster, settings or ClientSettings(), tls, placement), store, cluster
+        )
+        client.follow_placement(is_from_file=topology is not None)
+        return client
     except BaseException:
         await store.close()
         raise
 
 
-def _ports(store: ZooKeeperStore, cluster: Cluster, settings: ClientSettings, tls: TlsSettings | None) -> ClientPorts:
+def _ports(
+    store: ZooKeeperStore, cluster: Cluster, settings: ClientSettings, tls: TlsSettings | None, placement: Placement
+) -> ClientPorts:
     clock, rng = SystemClock(), random.SystemRandom()
     registrations = Registrations(store, cluster)
     return ClientPorts(
@@ -88,4 +119,6 @@ def _ports(store: ZooKeeperStore, cluster: Cluster, settings: ClientSettings, tl
         clock=clock,
         rng=rng,
         settings=settings,
+        placement=placement,
+        logs=LogLists(store, cluster.root),
     )

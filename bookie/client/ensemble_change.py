@@ -1,24 +1,25 @@
 """Ensemble change: replace the bookies a writer gave up, from last add confirmed + 1 on (formats 7.6, DESIGN 6).
 
-Nothing is acknowledged while it runs (the caller holds ``state.is_changing``). Further failures during the change are
-handled in another round. The new fragment replaces the last one where that holds no confirmed entry.
+Nothing is acknowledged from the moment the metadata may change until it has (``state.is_changing``). Further failures
+during the change are handled in another round. The new fragment replaces the last one where that holds no confirmed
+entry. Which disks a replacement has is looked up before the metadata names it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bookie.client.cas import update_metadata
-from bookie.client.errors import LedgerFencedError, NotEnoughBookiesError
-from bookie.client.placement import choose_replacement
+from bookie.client.errors import LedgerFencedError, NotEnoughBookiesError, TooManyEnsembleChangesError
+from bookie.client.incarnations import look_up_incarnations
 from bookie.client.ports import ClientPorts
 from bookie.client.writer_state import WriterState
 from bookie.metadata.ledgers import Versioned
 from bookie.model.errors import OutcomeUnknownError, TransientError
-from bookie.model.ids import BookieId, EntryId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
 
 _log: Final = logging.getLogger(__name__)
@@ -27,97 +28,184 @@ _RETRY_S: Final = 0.2
 """Pause after the store did not answer; ten rounds outlast a ZooKeeper leader election of a second or two."""
 
 
+def with_new_ensemble(
+    metadata: LedgerMetadata, ledger_id: LedgerId, before: Fragment, wanted: Fragment, sent: Sequence[Fragment]
+) -> LedgerMetadata | None:
+    """What an ensemble change makes of the metadata as found; None if it made it so already. Pure.
+
+    Args:
+        metadata: as found; older fragments may have been changed by repair, and are kept as they are.
+        ledger_id: for the error's text.
+        before: the last fragment as this writer knows it.
+        wanted: the new last fragment.
+        sent: what this change asked to be written so far: a last fragment that is one of them is this writer's own.
+
+    Raises:
+        LedgerFencedError: the ledger is not open any more, or its last fragment is somebody else's.
+    """
+    is_open = metadata.state is LedgerState.OPEN
+    if is_open and metadata.last_fragment in sent:
+        return None  # the answer to an earlier round's write was lost
+    if not is_open or metadata.last_fragment != before:
+        raise LedgerFencedError(
+            f"ledger {ledger_id} is {metadata.state.name} or was changed by another client; "
+            "entries not acknowledged yet may or may not be part of it"
+        )
+    return metadata.with_last_fragment(wanted.first_entry_id, wanted.members)
+
+
 class EnsembleChange:
-    """One change of one writer, run to its end."""
+    """One change of one writer.
+
+    Attributes:
+        ledger: metadata as last stored or read, also after a failure.
+        changes_left: how many more times the metadata may be changed; None: no limit.
+    """
 
     def __init__(
-        self, ports: ClientPorts, state: WriterState[asyncio.Future[EntryId]], failed_at_s: Mapping[BookieId, float]
+        self,
+        ports: ClientPorts,
+        state: WriterState[asyncio.Future[EntryId]],
+        ledger: Versioned,
+        failed_at_s: Mapping[BookieId, float],
+        changes_left: int | None,
     ) -> None:
         """Prepare a change.
 
         Args:
             ports: see ``ClientPorts``.
             state: the writer's; its lanes tell which positions failed.
+            ledger: metadata as the writer knows it.
             failed_at_s: when each bookie failed this writer last, by the clock's ``monotonic_s``.
+            changes_left: see the attribute.
         """
+        self.ledger = ledger
+        self.changes_left = changes_left
         self._ports = ports
         self._state = state
         self._failed_at_s = failed_at_s
+        self._incarnations: dict[BookieId, str] = {}
         self._sent: list[Fragment] = []
-        """What this change asked the store to write: a last fragment found there that is one of them is ours."""
+        """What was sent and is neither known to be stored nor known to be refused, and the latest."""
 
-    async def run(self, ledger: Versioned) -> Versioned:
-        """Replace every failed position and return the metadata as stored.
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the stored metadata may name an ensemble that the writer does not know to be in force."""
+        return bool(self._sent)
+
+    async def run(self) -> None:
+        """Replace every failed position.
 
         Raises:
-            NotEnoughBookiesError: no bookie is left to take a position.
+            NotEnoughBookiesError: no bookie is left to take a position; some may have been replaced.
+            TooManyEnsembleChangesError: the limit is reached.
             LedgerFencedError: the ledger is not this writer's any more.
             TransientError, OutcomeUnknownError: the metadata store did not answer within the rounds allowed.
             NoSuchLedgerError: the ledger was deleted.
         """
         last_error: TransientError | OutcomeUnknownError | None = None
-        for _ in range(self._ports.settings.ensemble_change_attempts_max):
+        attempts = self._ports.settings.ensemble_change_attempts_max
+        for _ in range(attempts):
             try:
-                ledger = await self._round(ledger)
-            except (NotEnoughBookiesError, LedgerFencedError):
+                await self._round()
+            except LedgerFencedError:
                 raise
             except (TransientError, OutcomeUnknownError) as error:
+                if isinstance(error, NotEnoughBookiesError) and not self.is_in_doubt:
+                    raise
                 last_error = error
                 await self._ports.clock.sleep(_RETRY_S)
                 continue
             if not self._state.failed_positions():
-                return ledger
+                return
             last_error = None
         raise last_error or NotEnoughBookiesError(
-            f"ledger {ledger.ledger_id}: bookies kept failing during "
-            f"{self._ports.settings.ensemble_change_attempts_max} ensemble changes in a row"
+            f"ledger {self.ledger.ledger_id}: bookies kept failing during {attempts} ensemble changes in a row"
         )
 
-    async def _round(self, ledger: Versioned) -> Versioned:
-        before = ledger.metadata.last_fragment
-        wanted = Fragment(EntryId(self._state.last_add_confirmed + 1), await self._new_members(ledger))
+    async def revive(self) -> None:
+        """Give each failed member that is registered on the same disks again another chance; no metadata is changed.
+
+        Those that failed within the last ``degraded_retry_s`` have to wait.
+
+        Raises:
+            StoreUnavailableError: no answer from the metadata store.
+        """
+        writable = (await self._ports.registrations.list()).writable
+        recent = self._failed_within(self._ports.settings.degraded_retry_s)
+        lanes = [lane for lane in self._state.lanes if lane.is_failed]
+        back = {lane.bookie for lane in lanes} & writable - recent
+        found = await look_up_incarnations(self._ports, back)
+        for lane in lanes:
+            if found.get(lane.bookie) == lane.incarnation:
+                extra = {"ledger_id": self.ledger.ledger_id, "bookie_id": lane.bookie}
+                _log.info("bookie gets another chance", extra=extra)
+                self._state.revive(lane.position)
+
+    async def _round(self) -> None:
+        if self.changes_left is not None and self.changes_left <= 0:
+            raise TooManyEnsembleChangesError(
+                f"ledger {self.ledger.ledger_id} has had as many ensemble changes as its writer may make; "
+                "close it and go on in a new ledger"
+            )
+        members = await self._new_members()
+        self._state.is_changing = True
+        before = self.ledger.metadata.last_fragment
+        wanted = Fragment(EntryId(self._state.last_add_confirmed + 1), members)
         self._sent.append(wanted)
+        ledger_id, sent = self.ledger.ledger_id, tuple(self._sent)
+        try:
+            stored = await update_metadata(
+                self._ports.ledgers,
+                self.ledger,
+                lambda found: with_new_ensemble(found, ledger_id, before, wanted, sent),
+            )
+        except TransientError:
+            self._sent.pop()  # this family promises that nothing was changed
+            raise
+        self._install(stored)
 
-        def decide(metadata: LedgerMetadata) -> LedgerMetadata | None:
-            is_open = metadata.state is LedgerState.OPEN
-            if is_open and metadata.last_fragment in self._sent:
-                return None  # the answer to an earlier round's write was lost
-            if not is_open or metadata.last_fragment != before:
-                raise LedgerFencedError(
-                    f"ledger {ledger.ledger_id} is {metadata.state.name} or was changed by another client; "
-                    "entries not acknowledged yet may or may not be part of it"
-                )
-            return metadata.with_last_fragment(wanted.first_entry_id, wanted.members)
-
-        return self._install(await update_metadata(self._ports.ledgers, ledger, decide))
-
-    def _install(self, stored: Versioned) -> Versioned:
+    def _install(self, stored: Versioned) -> None:
         fragment = stored.metadata.last_fragment
         extra = {"ledger_id": stored.ledger_id, "first_entry_id": fragment.first_entry_id}
         _log.info("ensemble changed", extra=extra)
         self._sent.clear()
-        self._state.replace(fragment.members)
-        return stored
+        self.ledger = stored
+        if self.changes_left is not None:
+            self.changes_left -= 1
+        self._state.replace(fragment.members, self._incarnations)
 
-    async def _new_members(self, ledger: Versioned) -> tuple[BookieId, ...]:
+    async def _new_members(self) -> tuple[BookieId, ...]:
         """The last ensemble with as many failed positions replaced as there are bookies for; at least one."""
+        settings = self._ports.settings
         writable = (await self._ports.registrations.list()).writable
-        members = [lane.bookie for lane in self._state.lanes]
-        excluded = self._quarantined()
-        replaced = 0
-        for position in self._state.failed_positions():
-            bookie = choose_replacement(members, writable, excluded, self._ports.rng)
-            if bookie is not None:
-                members[position] = bookie
-                replaced += 1
-        if not replaced:
-            raise NotEnoughBookiesError(
-                f"ledger {ledger.ledger_id}: no writable bookie is left to replace "
-                f"{', '.join(self._state.lanes[p].bookie for p in self._state.failed_positions())} "
-                f"({len(writable)} registered, all in the ensemble or failed); start another bookie"
-            )
-        return tuple(members)
+        members = tuple(lane.bookie for lane in self._state.lanes)
+        failed = self._state.failed_positions()
+        found = await self._replaced(members, failed, writable, settings.failed_bookie_quarantine_s)
+        if found is None and not self._state.is_quorum_reachable:  # better a doubtful bookie than the end
+            found = await self._replaced(members, failed, writable, settings.degraded_retry_s)
+        if found is not None:
+            return found
+        raise NotEnoughBookiesError(
+            f"ledger {self.ledger.ledger_id}: no writable bookie is left to replace "
+            f"{', '.join(members[position] for position in failed)} "
+            f"({len(writable)} registered, all in the ensemble or failed); start another bookie"
+        )
 
-    def _quarantined(self) -> set[BookieId]:
-        since_s = self._ports.clock.monotonic_s() - self._ports.settings.failed_bookie_quarantine_s
+    async def _replaced(
+        self, members: tuple[BookieId, ...], failed: Sequence[int], writable: frozenset[BookieId], quarantine_s: float
+    ) -> tuple[BookieId, ...] | None:
+        placement, write_quorum = self._ports.placement, self.ledger.metadata.write_quorum
+        excluded = self._failed_within(quarantine_s)
+        while chosen := placement.replacements(members, failed, write_quorum, writable, excluded, self._ports.rng):
+            found = await look_up_incarnations(self._ports, chosen.values())
+            gone = set(chosen.values()) - found.keys()
+            if not gone:
+                self._incarnations.update(found)
+                return tuple(chosen.get(position, bookie) for position, bookie in enumerate(members))
+            excluded |= gone
+        return None
+
+    def _failed_within(self, seconds: float) -> set[BookieId]:
+        since_s = self._ports.clock.monotonic_s() - seconds
         return {bookie for bookie, failed_at_s in self._failed_at_s.items() if failed_at_s > since_s}

@@ -15,6 +15,10 @@ class WrongPasswordError(PermanentError):
     """The password does not match the one the ledger was created with."""
 
 
+class WrongDigestTypeError(PermanentError):
+    """The ledger has another digest type than the caller believes."""
+
+
 class EntryTooLargeError(PermanentError):
     """The payload exceeds ``ENTRY_PAYLOAD_MAX``; split it."""
 
@@ -23,8 +27,32 @@ class WriterClosedError(ConflictError):
     """The writer was closed; create a new ledger to go on."""
 
 
+class InvalidEntryIdError(PermanentError):
+    """An entry id that no entry can have, or one from the caller where the writer numbers the entries itself."""
+
+
+class DuplicateEntryIdError(ConflictError):
+    """The entry id was given to this writer before."""
+
+
+class EntryIdTooFarError(TransientError):
+    """Too much would wait for the missing ids before this one; submit those first. Nothing was changed."""
+
+
+class TooManyEnsembleChangesError(PermanentError):
+    """The writer has made as many ensemble changes as it was allowed to; go on in a new ledger."""
+
+
 class AddOutcomeUnknownError(OutcomeUnknownError):
     """The entry may or may not be part of the ledger. Read the ledger once it is closed to find out."""
+
+
+class AddQuorumTimeoutError(AddOutcomeUnknownError):
+    """Not enough bookies had the entry within the time allowed; the ledger can still be closed."""
+
+
+class LedgerDeletedError(AddOutcomeUnknownError):
+    """The ledger was deleted while it was written: nothing of it can be read any more."""
 
 
 class LedgerFencedError(AddOutcomeUnknownError):
@@ -50,6 +78,16 @@ class EntryUnavailableError(TransientError):
         self.evidence = evidence
 
 
+class LastConfirmedUnknownError(TransientError):
+    """Too few bookies of an open ledger's last ensemble answer to know what was confirmed before the question."""
+
+    def __init__(self, ledger_id: LedgerId, evidence: dict[BookieId, Status]) -> None:
+        answers = ", ".join(f"{bookie}: {status.name}" for bookie, status in evidence.items())
+        super().__init__(f"ledger {ledger_id}: too few bookies tell its last add confirmed ({answers})")
+        self.ledger_id = ledger_id
+        self.evidence = evidence
+
+
 class EntryLostError(PermanentError):
     """Every replica answered that it never stored this committed entry."""
 
@@ -57,3 +95,19 @@ class EntryLostError(PermanentError):
         super().__init__(f"ledger {ledger_id} entry {entry_id} is on none of its bookies: the data is lost")
         self.ledger_id = ledger_id
         self.entry_id = entry_id
+
+
+class RecoveryImpossibleNowError(TransientError):
+    """The end of the ledger cannot be known, or not be stored safely, with the bookies that answer now.
+
+    The ledger stays in recovery, and nothing that was acknowledged is lost. Recover it again later.
+    """
+
+    def __init__(self, ledger_id: LedgerId, why: str, evidence: dict[BookieId, Status] | None = None) -> None:
+        answers = ", ".join(f"{bookie}: {status.name}" for bookie, status in (evidence or {}).items())
+        super().__init__(
+            f"ledger {ledger_id} cannot be recovered now: {why}{f' ({answers})' if answers else ''}; "
+            "it stays in recovery, run it again"
+        )
+        self.ledger_id = ledger_id
+        self.evidence = evidence or {}

@@ -1,27 +1,40 @@
-"""A writer's entries between admission and acknowledgement: batches to each bookie, and ensemble change on failure.
+"""A writer's entries between admission and acknowledgement: batches to each bookie, and what their answers mean.
 
-The bookkeeping is ``writer_state``; this module moves batches. What no ensemble change mends fails the pipeline as a
-whole: everything not acknowledged is in doubt from then on, and nothing is acknowledged after it.
+The bookkeeping is ``writer_state``, what follows a failure is ``failover``; this module moves batches. What cannot be
+mended fails the pipeline as a whole: everything not acknowledged is in doubt from then on, and nothing is acknowledged
+after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
-from bookie.client.ensemble_change import EnsembleChange
-from bookie.client.errors import AddOutcomeUnknownError, LedgerFencedError, WrongPasswordError
+from bookie.client.errors import (
+    AddOutcomeUnknownError,
+    AddQuorumTimeoutError,
+    LedgerDeletedError,
+    LedgerFencedError,
+    WrongPasswordError,
+)
+from bookie.client.failover import Failover
 from bookie.client.ports import ClientPorts
+from bookie.client.quorum_timeout import QuorumTimeout
+from bookie.client.writer_options import WriterOptions
 from bookie.client.writer_state import Lane, PendingAdd, WriterState
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers import NoSuchLedgerError, Versioned
 from bookie.model.errors import BkhealError, PermanentError
 from bookie.model.ids import BookieId, EntryId
+from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
-from bookie.wire.port import AddBatch, AddReply, Status
+from bookie.wire.port import BATCH_ENTRIES_MAX, AddBatch, AddReply, Status
 
 _log: Final = logging.getLogger(__name__)
+
+_EARLY_S: Final = 0.001
+"""Deadline of an add that a simulation wants to be too early."""
 
 Waiter = asyncio.Future[EntryId]
 _Pending = PendingAdd[Waiter]
@@ -32,35 +45,57 @@ class Pipeline:
     """The unfinished entries of one writer.
 
     Attributes:
-        ledger: metadata as last stored or read.
         state: what is known about each entry.
         error: what made the pipeline fail, if it did.
+        on_failure: called once when it fails.
     """
 
-    def __init__(self, ports: ClientPorts, ledger: Versioned, key: bytes) -> None:
+    def __init__(
+        self,
+        ports: ClientPorts,
+        ledger: Versioned,
+        key: bytes,
+        options: WriterOptions,
+        incarnations: Mapping[BookieId, str],
+    ) -> None:
         metadata = ledger.metadata
-        self.ledger = ledger
         self.state: WriterState[Waiter] = WriterState(
-            metadata.last_fragment.members, metadata.write_quorum, metadata.ack_quorum
+            metadata.last_fragment.members,
+            metadata.write_quorum,
+            metadata.ack_quorum,
+            incarnations=incarnations,
+            is_patient=options.is_ensemble_change_delayed,
         )
         self.error: BkhealError | None = None
+        self.on_failure: Callable[[], None] | None = None
         self._ports = ports
         self._key = key
+        self._failover = Failover(ports, self.state, ledger, options, self)
         self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._change: asyncio.Task[None] | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}  # a set would be cancelled in an order of its own
+        self._is_stopping = False
         self._is_pump_due = False
-        self._failed_at_s: dict[BookieId, float] = {}
+        self._timeout: QuorumTimeout | None = None
+        if options.add_quorum_timeout_s is not None:
+            self._timeout = QuorumTimeout(options.add_quorum_timeout_s)
+            self.start("add quorum timeout", self._watch_timeout(self._timeout))
 
-    def admit(self, packet: bytes, payload_bytes: int) -> Waiter:
-        """Take the next entry and return the future of its acknowledgement."""
-        waiter: Waiter = asyncio.get_running_loop().create_future()
+    def admit(self, packet: bytes, payload_bytes: int, waiter: Waiter) -> None:
+        """Take the next entry; ``waiter`` is completed when it is acknowledged."""
         self.state.admit(packet, payload_bytes, waiter)
         # Pumping on the next turn lets a burst of appends share a batch, and adds no delay to a lone one.
         if not self._is_pump_due:
             self._is_pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
-        return waiter
+
+    @property
+    def ledger(self) -> Versioned:
+        """Metadata as last stored or read."""
+        return self._failover.ledger
+
+    @ledger.setter
+    def ledger(self, stored: Versioned) -> None:
+        self._failover.ledger = stored
 
     @property
     def has_room(self) -> bool:
@@ -78,26 +113,29 @@ class Pipeline:
 
     async def wait_drained(self) -> None:
         """Return once nothing is under way any more, or the pipeline has failed."""
-        while not self.state.is_drained and self.error is None:
+        while (self._failover.is_busy or not self.state.is_drained) and self.error is None:
             await self._wait_changed()
 
     def fail(self, error: BkhealError) -> None:
         """Give up everything not acknowledged. Of several errors the first one stands."""
-        if self.error is None:
-            self.error = error
-        if self._change is not None and self._change is not asyncio.current_task():
-            self._change.cancel()
+        is_first, self.error = self.error is None, self.error or error
+        self._failover.stop()
         for pending in self.state.abandon():
-            if not pending.waiter.done():
-                pending.waiter.set_exception(self.in_doubt())
-                pending.waiter.exception()  # an application may drop the future; that is no unhandled error
+            leave_in_doubt(pending.waiter, self.in_doubt())
         self._changed.set()
+        if is_first and self.on_failure is not None:
+            self.on_failure()
 
     def in_doubt(self) -> AddOutcomeUnknownError:
         """What to tell about an entry after the failure; a new error each time, as raising one makes it grow."""
         why = f"the writer of ledger {self.ledger.ledger_id} failed: {self.error}"
+        doubt: AddOutcomeUnknownError
         if isinstance(self.error, LedgerFencedError):
-            doubt: AddOutcomeUnknownError = LedgerFencedError(why)
+            doubt = LedgerFencedError(why)
+        elif isinstance(self.error, NoSuchLedgerError):
+            doubt = LedgerDeletedError(f"{why}; it was deleted while it was written")
+        elif isinstance(self.error, AddQuorumTimeoutError):
+            doubt = AddQuorumTimeoutError(why)
         else:
             doubt = AddOutcomeUnknownError(
                 f"{why}; entries after {self.state.last_add_confirmed} may or may not be stored; "
@@ -108,22 +146,32 @@ class Pipeline:
 
     async def stop(self) -> None:
         """End every task. Only for a pipeline that is drained or has failed."""
+        self._is_stopping = True
         for task in list(self._tasks):
             await cancel(task)
+
+    def resume(self) -> None:
+        """Acknowledge and send whatever may be after a change of the ensemble."""
+        self._complete(self.state.confirm())
+        self._pump()
+        self._changed.set()
 
     async def _wait_changed(self) -> None:
         self._changed.clear()
         await self._changed.wait()
 
-    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` in the background until it ends or the pipeline stops; if it fails, so does the pipeline."""
         task = guarded(name, work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """A task that ended early leaves entries that nobody would ever settle."""
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
+        if self._is_stopping and task.cancelled():
+            return
         why = asyncio.CancelledError() if task.cancelled() else task.exception()
         if why is not None:
             self.fail(AddOutcomeUnknownError(f"{task.get_name()} ended early: {why!r}"))
@@ -131,14 +179,24 @@ class Pipeline:
     def _pump(self) -> None:
         self._is_pump_due = False
         limit = self._ports.settings.batches_in_flight_max
+        if self._timeout is not None:
+            self._timeout.admitted(self.state.next_entry_id, self._ports.clock.monotonic_s())
+        if fault_point("writer.force_ensemble_change"):
+            self._failover.give_up_one_that_is_well()
         for lane in self.state.lanes:
             while lane.queue and len(lane.in_flight) < limit and not lane.is_failed:
-                self._start("send batch", self._send(lane, lane.take_batch()))
+                entries_max = 1 if fault_point("writer.tiny_batch") else BATCH_ENTRIES_MAX
+                self.start("send batch", self._send(lane, lane.take_batch(entries_max)))
         if self.state.has_failed_lanes:
-            self._start_change()
+            self._failover.see_to_it()
 
     async def _send(self, lane: _Lane, batch: list[_Pending]) -> None:
-        reply = await self._offer(lane, [pending.packet for pending in batch])
+        reply = await self._offer(
+            lane,
+            AddBatch(
+                self.ledger.ledger_id, self._key, [pending.packet for pending in batch], incarnation=lane.incarnation
+            ),
+        )
         if reply.status is Status.OK:
             self._complete(self.state.acknowledge(lane, batch))
         elif self.state.is_current(lane):
@@ -146,14 +204,17 @@ class Pipeline:
         self._pump()
         self._changed.set()
 
-    async def _offer(self, lane: _Lane, packets: list[bytes]) -> AddReply:
+    async def _offer(self, lane: _Lane, batch: AddBatch) -> AddReply:
         settings = self._ports.settings
-        batch = AddBatch(self.ledger.ledger_id, self._key, packets)
-        for _ in range(settings.busy_retries_max):
-            reply = await self._ports.transport.add(lane.bookie, batch, settings.add_timeout_s)
-            if reply.status is not Status.TOO_MANY_REQUESTS:
+        deadline_s = _EARLY_S if fault_point("writer.early_timeout") else settings.add_timeout_s
+        reply = await self._ports.transport.add(lane.bookie, batch, deadline_s)
+        pause_s = settings.busy_backoff_s
+        for _ in range(settings.busy_retries_max - 1):
+            if reply.status is not Status.TOO_MANY_REQUESTS or not self.state.is_current(lane):
                 break
-            await self._ports.clock.sleep(settings.busy_backoff_s)
+            await self._ports.clock.sleep(pause_s * (1 + self._ports.rng.random()) / 2)
+            pause_s = min(2 * pause_s, settings.busy_backoff_max_s)
+            reply = await self._ports.transport.add(lane.bookie, batch, settings.add_timeout_s)
         return reply
 
     def _complete(self, confirmed: list[_Pending]) -> None:
@@ -171,27 +232,24 @@ class Pipeline:
             case Status.BAD_REQUEST:
                 self.fail(PermanentError(f"{where}: {reply.detail or 'bad request'}"))
             case _:
-                self._give_up(lane, reply)
+                self._failover.give_up(lane, reply.status)
 
-    def _give_up(self, lane: _Lane, reply: AddReply) -> None:
-        extra = {"ledger_id": self.ledger.ledger_id, "bookie_id": lane.bookie, "status": reply.status.name}
-        _log.info("bookie given up", extra=extra)
-        self._failed_at_s[lane.bookie] = self._ports.clock.monotonic_s()
-        self.state.fail(lane)
+    async def _watch_timeout(self, timeout: QuorumTimeout) -> None:
+        clock = self._ports.clock
+        while self.error is None:
+            now_s = clock.monotonic_s()
+            due_s = timeout.due_s(self.state.last_add_confirmed)
+            if due_s is not None and due_s <= now_s:
+                entry_id = self.state.last_add_confirmed + 1
+                self.fail(
+                    AddQuorumTimeoutError(f"entry {entry_id} was not acknowledged within {timeout.timeout_s:g} s")
+                )
+                return
+            await clock.sleep(timeout.timeout_s if due_s is None else due_s - now_s)
 
-    def _start_change(self) -> None:
-        if self.state.is_changing or self.error is not None or not self.state.needs_change:
-            return
-        self.state.is_changing = True
-        self._change = self._start("ensemble change", self._run_change())
 
-    async def _run_change(self) -> None:
-        try:
-            self.ledger = await EnsembleChange(self._ports, self.state, self._failed_at_s).run(self.ledger)
-        except BkhealError as error:
-            self.fail(error)
-            return
-        self.state.is_changing = False
-        self._complete(self.state.confirm())
-        self._pump()
-        self._changed.set()
+def leave_in_doubt(waiter: Waiter, doubt: AddOutcomeUnknownError) -> None:
+    """Tell whoever waits for an entry that its outcome is not known."""
+    if not waiter.done():
+        waiter.set_exception(doubt)
+        waiter.exception()  # an application may drop the future; that is no unhandled error

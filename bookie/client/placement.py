@@ -1,28 +1,191 @@
-"""Choosing bookies: pure functions of the candidates and a source of randomness.
+"""Choosing bookies: by a policy, where they stand, and how much room they have. No state is shared between choices.
 
-Random choice spreads load and, unlike round robin, needs no shared state. Racks and zones come with the topology.
+Candidates are put into a random order, those with much free space rather at its front; the first of them that suit
+the policy are taken. So the load spreads by itself, and equal choices are made from equal candidates and rng.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
 
+from bookie.client.errors import NotEnoughBookiesError
+from bookie.client.placement_search import Filled, Search
 from bookie.model.ids import BookieId
+from bookie.model.spread import STANDARD, Adherence, PlacementPolicy, adherence
+from bookie.model.topology import Level, Topology, domain
+from bookie.runtime.fault_points import fault_point
+
+__all__ = ["Placed", "Placement", "PlacementPolicy"]
+
+_WEIGHT_MIN: Final = 0.001
+"""Of a bookie without any free space, in medians: chosen where nobody else is left, because it is still writable."""
+_SHOWN_MAX: Final = 8
+"""Failure domains named in an error."""
 
 
-def choose_ensemble(
-    candidates: Collection[BookieId], ensemble_size: int, rng: random.Random
-) -> tuple[BookieId, ...] | None:
-    """``ensemble_size`` distinct bookies in random order, or None where there are too few."""
-    if len(candidates) < ensemble_size:
-        return None
-    return tuple(rng.sample(sorted(candidates), ensemble_size))
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A new ensemble, and how far it falls short of the policy."""
+
+    members: tuple[BookieId, ...]
+    adherence: Adherence
 
 
-def choose_replacement(
-    members: Sequence[BookieId], candidates: Collection[BookieId], exclude: Collection[BookieId], rng: random.Random
-) -> BookieId | None:
-    """A bookie for one position of an ensemble: no member of it (S9), not excluded; None where there is none."""
-    usable = sorted(set(candidates) - set(members) - set(exclude))
-    return rng.choice(usable) if usable else None
+@dataclass(slots=True, eq=False)
+class Placement:
+    """Chooses the bookies of ensembles; one is shared by everything that runs on the same ports.
+
+    ``topology`` and ``free_bytes`` are replaced as a whole when something newer is known. As it is by default nothing
+    is known of any bookie: the choice is random.
+    """
+
+    policy: PlacementPolicy = STANDARD
+    topology: Topology = field(default_factory=Topology)
+    free_bytes: Mapping[BookieId, int] | None = None
+    """Free bytes of the bookies that said so; the others count as the median of them."""
+
+    def place(
+        self,
+        candidates: Collection[BookieId],
+        ensemble_size: int,
+        write_quorum: int,
+        exclude: Collection[BookieId],
+        rng: random.Random,
+    ) -> Placed:
+        """As ``ensemble``, with the verdict on what was chosen."""
+        usable = sorted(set(candidates) - set(exclude))
+        if len(usable) < ensemble_size:
+            raise NotEnoughBookiesError(self._too_few(candidates, usable, ensemble_size))
+        members: list[BookieId | None] = [None] * ensemble_size
+        found = self._fill(members, write_quorum, usable, rng)
+        if found is None:
+            raise NotEnoughBookiesError(self._too_close(usable, ensemble_size, write_quorum))
+        return Placed(found.bookies, self.adherence(found.bookies, write_quorum))
+
+    def ensemble(
+        self,
+        candidates: Collection[BookieId],
+        ensemble_size: int,
+        write_quorum: int,
+        ack_quorum: int,
+        exclude: Collection[BookieId],
+        rng: random.Random,
+    ) -> tuple[BookieId, ...]:
+        """Distinct bookies for a new ensemble, in the order of its positions.
+
+        Every write set spans the domains that the policy asks for wherever some choice of candidates makes it so;
+        else, by best effort, as few are missing as can be.
+
+        Args:
+            candidates: the writable bookies.
+            ensemble_size: ``E``.
+            write_quorum: ``Qw``.
+            ack_quorum: ``Qa``; no policy of today depends on it.
+            exclude: never chosen.
+            rng: decides among equals.
+
+        Raises:
+            NotEnoughBookiesError: there are too few, or, with a strict policy, in too few racks, zones or regions.
+        """
+        return self.place(candidates, ensemble_size, write_quorum, exclude, rng).members
+
+    def replacement(
+        self,
+        members: Sequence[BookieId],
+        position: int,
+        write_quorum: int,
+        candidates: Collection[BookieId],
+        exclude: Collection[BookieId],
+        rng: random.Random,
+    ) -> BookieId | None:
+        """A bookie for one position of an ensemble, no member of it (S9) and not excluded; None where there is none.
+
+        It makes the ensemble fall short of the policy by as little as any candidate would. With a strict policy it
+        adds nothing to what the other members already miss among themselves, and None is returned where none does so.
+        """
+        return self.replacements(members, (position,), write_quorum, candidates, exclude, rng).get(position)
+
+    def replacements(
+        self,
+        members: Sequence[BookieId],
+        positions: Collection[int],
+        write_quorum: int,
+        candidates: Collection[BookieId],
+        exclude: Collection[BookieId],
+        rng: random.Random,
+    ) -> dict[int, BookieId]:
+        """As ``replacement`` for several positions, chosen together: better than one after another.
+
+        Where there are not enough candidates the first positions get theirs, and the others keep their members.
+        """
+        usable = sorted(set(candidates) - set(members) - set(exclude))
+        wanted = sorted(set(positions))[: len(usable)]
+        while wanted:
+            slots: list[BookieId | None] = list(members)
+            for position in wanted:
+                slots[position] = None
+            found = self._fill(slots, write_quorum, usable, rng)
+            if found is not None:
+                return dict(zip(wanted, found.bookies, strict=True))
+            wanted.pop()  # strict: not all of them together
+        return {}
+
+    def adherence(self, members: Sequence[BookieId], write_quorum: int) -> Adherence:
+        """Whether an ensemble keeps the policy, and what it misses."""
+        return adherence(members, write_quorum, self.policy, self.topology)
+
+    def _fill(
+        self, slots: Sequence[BookieId | None], write_quorum: int, usable: Sequence[BookieId], rng: random.Random
+    ) -> Filled | None:
+        places = [None if member is None else self.topology.location_of(member) for member in slots]
+        order = [(bookie, self.topology.location_of(bookie)) for bookie in self._shuffled(usable, rng)]
+        needs = self.policy.needs(min(write_quorum, len(slots)))
+        return Search(places, write_quorum, needs, order).run(is_strict=self.policy.is_strict)
+
+    def _shuffled(self, usable: Sequence[BookieId], rng: random.Random) -> list[BookieId]:
+        """Weighted random order: each next one is drawn from those left, as often as its weight says.
+
+        One draw for each bookie, whatever the weights, so that a small change of them seldom changes the order.
+        """
+        weights = self._weights(usable)
+        waits = {bookie: -math.log(1.0 - rng.random()) / weights.get(bookie, 1.0) for bookie in usable}
+        order = sorted(usable, key=lambda bookie: waits[bookie])
+        return order[::-1] if fault_point("placement.least_wanted_first") else order
+
+    def _weights(self, usable: Sequence[BookieId]) -> dict[BookieId, float]:
+        """Free space in medians of it, bounded; for those where it is known."""
+        free = {bookie: self.free_bytes[bookie] for bookie in usable if self.free_bytes and bookie in self.free_bytes}
+        middle = median(free.values()) if free else 0
+        if middle <= 0:
+            return {}
+        return {bookie: max(_WEIGHT_MIN, min(b / middle, self.policy.weight_max)) for bookie, b in free.items()}
+
+    def _too_few(self, candidates: Collection[BookieId], usable: Sequence[BookieId], ensemble_size: int) -> str:
+        writable = len(set(candidates))
+        excluded = f", {writable - len(usable)} of them excluded" if writable > len(usable) else ""
+        return (
+            f"the ledger needs {ensemble_size} bookies and {writable} are registered writable{excluded}; "
+            "start more bookies or ask for a smaller ensemble"
+        )
+
+    def _too_close(self, usable: Sequence[BookieId], ensemble_size: int, write_quorum: int) -> str:
+        needs = self.policy.needs(write_quorum)
+        asked = " and ".join(f"{needed} {level.value}s" for level, needed in needs)
+        level = next((each for each, needed in needs if len(self._domains(usable, each)) < needed), Level.RACK)
+        domains = self._domains(usable, level)
+        shown = ", ".join(f"{name} has {count}" for name, count in sorted(domains.items())[:_SHOWN_MAX])
+        more = f", and {len(domains) - _SHOWN_MAX} more {level.value}s" if len(domains) > _SHOWN_MAX else ""
+        return (
+            f"each write set of {write_quorum} must span {asked}, and no ensemble of {ensemble_size} was found among "
+            f"the {len(usable)} usable bookies that does so: {shown}{more}; start bookies in other {level.value}s, "
+            "or use a policy that is not strict"
+        )
+
+    def _domains(self, usable: Sequence[BookieId], level: Level) -> Counter[str]:
+        return Counter(domain(self.topology.location_of(bookie), level) for bookie in usable)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from bookie.client.placement import Placement
 from bookie.client.settings import ClientSettings
 from bookie.metadata.ledgers import LedgerStore
+from bookie.metadata.log_lists import LogLists
 from bookie.metadata.registration import Registrations
 from bookie.metadata.underreplication import UnderReplication
+from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
 from bookie.wire.port import Transport
 
@@ -24,3 +28,8 @@ class ClientPorts:
     clock: Clock
     rng: random.Random
     settings: ClientSettings = field(default_factory=ClientSettings)
+    placement: Placement = field(default_factory=Placement)
+    logs: LogLists | None = None
+    """Needed by logs alone."""
+    near: Callable[[BookieId], int] | None = None
+    """How far a bookie is from this client, in any unit: readers ask nearer replicas first. None: all are the same."""

@@ -1,35 +1,40 @@
 """The ledger reader: any replica, next one on error or bad digest, ranges striped over the ensemble in parallel.
 
 Opening does not fence and does not recover. An open ledger is readable up to a last add confirmed that some bookie of
-the last ensemble has seen; it is a safe lower bound (only acknowledged entries are ever named by it) and may lag.
-
-Not here: speculative reads, long polls, quorum LAC reads, recovery.
+the last ensemble has seen; it is a safe lower bound (only acknowledged entries are ever named by it), it may lag, and
+it never goes back. What lies beyond is never returned.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
+import contextlib
+import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from bookie.client.errors import EntryLostError, EntryUnavailableError, NoSuchEntryError
+from bookie.client.errors import (
+    EntryLostError,
+    EntryUnavailableError,
+    LastConfirmedUnknownError,
+    NoSuchEntryError,
+)
+from bookie.client.lac import Confirmed, ConfirmedReads
 from bookie.client.ports import ClientPorts
-from bookie.metadata.ledgers import Versioned
+from bookie.client.read_replicas import Evidence, ReplicaReads
+from bookie.metadata.ledgers import NoSuchLedgerError, Versioned
 from bookie.model.digest import Digest
-from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.model.metadata import Fragment, LedgerMetadata
-from bookie.model.packet import DamagedEntry, Entry, unpack
-from bookie.model.schedule import write_set
-from bookie.wire.port import EntryResult, ReadReply, Status
+from bookie.model.errors import TransientError
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.packet import Entry
+from bookie.runtime.fault_points import fault_point
+
+_log: Final = logging.getLogger(__name__)
 
 _CHUNK_BYTES: Final = 16 << 20
 """Payload aimed at by one chunk of a range read of a closed ledger."""
-_EVIDENCE_MAX: Final = 64
-"""Members remembered per unreadable entry; ensembles are far smaller."""
-
-_Evidence = dict[EntryId, dict[BookieId, Status]]
-"""Which members could not serve an entry, and why."""
+_REREADS_MAX: Final = 20
+"""How often one read begins again with newer metadata; repair changes a fragment's bookies a few times at most."""
 
 
 class LedgerReader:
@@ -38,7 +43,8 @@ class LedgerReader:
     def __init__(self, ports: ClientPorts, ledger: Versioned, digest: Digest) -> None:
         self._ports = ports
         self._ledger = ledger
-        self._digest = digest
+        self._replicas = ReplicaReads(ports, ledger.ledger_id, digest)
+        self._confirmed = ConfirmedReads(ports, digest)
         self._last: EntryId | None = None
 
     @property
@@ -54,18 +60,37 @@ class LedgerReader:
     async def refresh(self) -> EntryId:
         """Read the metadata again and return the last readable entry (see ``last_entry_id``)."""
         await self._reread()
-        self._last = await self._find_last()
-        return self._last
+        return self._known(await self._find_last())
 
     async def last_entry_id(self) -> EntryId:
         """Last readable entry, inclusive: the ledger's end when closed, else a confirmed entry; -1 for none.
+
+        Asked for once; ``refresh`` asks again, and ``tail`` and ``quorum_last_add_confirmed`` move it as well.
 
         Raises:
             EntryUnavailableError: the ledger is open and no bookie of its last ensemble answered.
         """
         if self._last is None:
-            self._last = await self._find_last()
+            self._known(await self._find_last())
+        assert self._last is not None
         return self._last
+
+    async def quorum_last_add_confirmed(self) -> EntryId:
+        """A last add confirmed from so many bookies that no entry acknowledged before this call was overlooked.
+
+        So it is at least the last add confirmed that any such entry carries. The end, when the ledger is closed.
+
+        Raises:
+            LastConfirmedUnknownError: too few bookies of the last ensemble answered.
+            NoSuchLedgerError, UnreadableMetadataError, StoreUnavailableError: the metadata cannot be read.
+        """
+        await self._reread()  # nothing is acknowledged from an ensemble that the metadata does not name yet
+        if self.metadata.last_entry_id is not None:
+            return self._known(self.metadata.last_entry_id)
+        confirmed = await self._confirmed.read(self._ledger)
+        if not confirmed.is_covered:
+            raise LastConfirmedUnknownError(self.ledger_id, confirmed.evidence)
+        return self._known(confirmed.entry_id)
 
     async def read(self, entry_id: EntryId) -> Entry:
         """Read one entry.
@@ -75,19 +100,21 @@ class LedgerReader:
             EntryUnavailableError: no replica could be read now.
             EntryLostError: every replica says that it never stored it.
             NoSuchLedgerError: no replica could be read, and the ledger was deleted.
+            UnreadableMetadataError: no replica could be read, and the metadata has become unreadable.
             StoreUnavailableError: no replica could be read, and the metadata neither.
         """
         await self._check_range(entry_id, entry_id)
-        [entry] = await self._read_chunk([entry_id])
+        [entry] = await self._read_some([entry_id])
         return entry
 
     async def read_range(self, first: EntryId, last: EntryId) -> AsyncIterator[Entry]:
         """Entries ``first..last`` (inclusive), in order. Raises as ``read`` does; what was yielded is valid."""
         await self._check_range(first, last)
-        size = self._chunk_entries()
-        for start in range(first, last + 1, size):
-            stop = min(last, start + size - 1)
-            for entry in await self._read_chunk([EntryId(entry_id) for entry_id in range(start, stop + 1)]):
+        start = first
+        while start <= last:
+            stop = min(last, start + self._chunk_entries() - 1)
+            for entry in await self._read_some([EntryId(entry_id) for entry_id in range(start, stop + 1)]):
+                start = EntryId(entry.entry_id + 1)
                 yield entry
 
     async def read_all(self) -> AsyncIterator[Entry]:
@@ -97,8 +124,64 @@ class LedgerReader:
             async for entry in self.read_range(EntryId(0), last):
                 yield entry
 
+    async def tail(self, first: EntryId, *, poll_s: float | None = None) -> AsyncIterator[Entry]:
+        """Every entry from ``first`` on, in order, as it becomes readable; ends at the end of the closed ledger.
+
+        An entry becomes readable once a later one, or an explicit last add confirmed, tells that it was acknowledged.
+        While nothing new is confirmed, bookies and a store that do not answer only delay what follows.
+
+        Args:
+            first: where to begin; it may lie in the future.
+            poll_s: longest wait before the metadata is looked at again, in seconds; None for ``tail_poll_s``.
+
+        Raises:
+            NoSuchEntryError: ``first`` is negative.
+            EntryUnavailableError, EntryLostError: a confirmed entry cannot be read; follow again from there.
+            NoSuchLedgerError, UnreadableMetadataError: the ledger was deleted, or its metadata has become unreadable.
+        """
+        if first < 0:
+            raise NoSuchEntryError(f"ledger {self.ledger_id} begins at entry 0; asked for {first}")
+        wait_s = self._ports.settings.tail_poll_s if poll_s is None else poll_s
+        start = first
+        while True:
+            last = self._last if self._last is not None else EntryId(-1)
+            if start <= last:
+                async for entry in self.read_range(start, last):
+                    start = EntryId(entry.entry_id + 1)
+                    yield entry
+            if self.metadata.is_closed and self._last == self.metadata.last_entry_id:
+                return
+            news = await self._look_beyond(last, wait_s)
+            if news is not None and news.piggybacked is not None and news.piggybacked.entry_id == start:
+                yield news.piggybacked
+                start = EntryId(start + 1)
+
+    async def _look_beyond(self, last: EntryId, wait_s: float) -> Confirmed | None:
+        """Move ``_last``, after ``wait_s`` at most if there is nothing new."""
+        if not self.metadata.is_closed:
+            confirmed = await self._confirmed.wait(self._ledger, last, wait_s)
+            if self._known(confirmed.entry_id) > last:
+                return confirmed
+            try:
+                await self._reread(is_newest=False)
+            except TransientError as error:
+                _log.debug("following without metadata", extra={"ledger_id": self.ledger_id, "error": str(error)})
+        if self.metadata.last_entry_id is not None:
+            self._known(self.metadata.last_entry_id)
+        return None
+
+    def _known(self, last: EntryId) -> EntryId:
+        """Take a last readable entry over. It never goes back; the end of a closed ledger is final."""
+        if self.metadata.last_entry_id is not None:
+            self._last = self.metadata.last_entry_id
+        else:
+            self._last = last if self._last is None else max(self._last, last)
+        return self._last
+
     def _chunk_entries(self) -> int:
         """Entries to ask for at once: fewer where they are large on average, so that a chunk fits in memory."""
+        if fault_point("reader.tiny_chunk"):
+            return 1
         entries_max = self._ports.settings.read_chunk_entries
         length, last = self.metadata.length, self.metadata.last_entry_id
         if not length or last is None:
@@ -112,72 +195,34 @@ class LedgerReader:
                 f"ledger {self.ledger_id} is readable from entry 0 to {end}; asked for {first} to {last}"
             )
 
-    async def _read_chunk(self, entry_ids: Sequence[EntryId]) -> list[Entry]:
-        found: dict[EntryId, Entry] = {}
-        while True:
-            ledger = self._ledger
-            evidence = await self._read_replicas(ledger.metadata, entry_ids, found)
-            missing = next((entry_id for entry_id in entry_ids if entry_id not in found), None)
-            if missing is None:
-                return [found[entry_id] for entry_id in entry_ids]
-            if not await self._has_changed_since(ledger):
-                raise self._unreadable(missing, evidence[missing])
+    async def _read_some(self, entry_ids: Sequence[EntryId]) -> list[Entry]:
+        """The entries from the first one on; at least that one."""
+        if fault_point("reader.extra_reread"):
+            await self._reread()
+        for _ in range(_REREADS_MAX):
+            asked = self._ledger
+            found = await self._replicas.read(asked.metadata, entry_ids)
+            if found.entries:
+                return found.entries
+            if not await self._has_changed_since(asked):
+                break
+        raise self._unreadable(entry_ids[0], found.evidence)
 
-    async def _read_replicas(
-        self, metadata: LedgerMetadata, entry_ids: Sequence[EntryId], found: dict[EntryId, Entry]
-    ) -> _Evidence:
-        """Ask the first member of each write set for what is not ``found`` yet, then the second, and so on."""
-        evidence: _Evidence = defaultdict(dict)
-        for attempt in range(metadata.write_quorum):
-            by_bookie: dict[BookieId, list[EntryId]] = defaultdict(list)
-            for entry_id in entry_ids:
-                if entry_id not in found:
-                    by_bookie[_replica(metadata, entry_id, attempt)].append(entry_id)
-            answers = await asyncio.gather(*(self._ask(bookie, ids) for bookie, ids in by_bookie.items()))
-            for bookie, results in zip(by_bookie, answers, strict=True):
-                self._take(bookie, results, found, evidence)
-        return evidence
-
-    def _take(
-        self, bookie: BookieId, results: list[EntryResult], found: dict[EntryId, Entry], evidence: _Evidence
-    ) -> None:
-        for result in results:
-            status = self._accept(result, found)
-            if status is not Status.OK and len(evidence[result.entry_id]) < _EVIDENCE_MAX:
-                evidence[result.entry_id][bookie] = status
-
-    async def _ask(self, bookie: BookieId, entry_ids: list[EntryId]) -> list[EntryResult]:
-        """One result for each of ``entry_ids``, over as many requests as the answers' bound asks for."""
-        results: list[EntryResult] = []
-        while len(results) < len(entry_ids):
-            rest = entry_ids[len(results) :]
-            reply: ReadReply = await self._ports.transport.read(
-                bookie, self.ledger_id, rest, self._ports.settings.read_timeout_s
-            )
-            results.extend(reply.results)
-            if reply.status is not Status.OK or not reply.results:
-                status = reply.status if reply.status is not Status.OK else Status.IO_ERROR
-                results.extend(EntryResult(entry_id, status) for entry_id in entry_ids[len(results) :])
-        return results
-
-    def _accept(self, result: EntryResult, found: dict[EntryId, Entry]) -> Status:
-        if result.status is not Status.OK:
-            return result.status
-        try:
-            found[result.entry_id] = unpack(self._digest, result.packet, self.ledger_id, result.entry_id)
-        except DamagedEntry:
-            return Status.CORRUPT
-        return Status.OK
-
-    def _unreadable(
-        self, entry_id: EntryId, evidence: dict[BookieId, Status]
-    ) -> EntryLostError | EntryUnavailableError:
+    def _unreadable(self, entry_id: EntryId, evidence: Evidence) -> EntryLostError | EntryUnavailableError:
         if evidence and all(status.is_absent for status in evidence.values()):
             return EntryLostError(self.ledger_id, entry_id)
         return EntryUnavailableError(self.ledger_id, entry_id, evidence)
 
-    async def _reread(self) -> None:
-        ledger = await self._ports.ledgers.read(self.ledger_id)
+    async def _reread(self, *, is_newest: bool = True) -> None:
+        """Read the metadata again; with ``is_newest`` not from a server that lags behind."""
+        ledger: Versioned | None = None
+        if not is_newest:
+            with contextlib.suppress(NoSuchLedgerError):  # a server that lags behind may not know it yet
+                ledger = await self._ports.ledgers.read(self.ledger_id)
+        if ledger is None:
+            ledger = await self._ports.ledgers.current(self.ledger_id)
+        if ledger is None:
+            raise NoSuchLedgerError(f"ledger {self.ledger_id} does not exist")
         if ledger.version > self._ledger.version:  # the server asked may lag behind what was seen already
             self._ledger = ledger
 
@@ -188,42 +233,14 @@ class LedgerReader:
         return self._ledger.version != seen.version
 
     async def _find_last(self) -> EntryId:
-        while (end := self.metadata.last_entry_id) is None:
-            ledger = self._ledger
-            try:
-                confirmed = await self._confirmed_by_bookies(ledger.metadata.last_fragment)
-            except EntryUnavailableError:
-                if not await self._has_changed_since(ledger):
-                    raise
-            else:
-                return confirmed if self._last is None else max(confirmed, self._last)
-        return end
-
-    async def _confirmed_by_bookies(self, fragment: Fragment) -> EntryId:
-        """Greatest last add confirmed in the last entries of the last ensemble; floor: what the metadata proves."""
-        timeout_s = self._ports.settings.read_timeout_s
-        replies = await asyncio.gather(
-            *(self._ports.transport.read_last(bookie, self.ledger_id, timeout_s) for bookie in fragment.members)
-        )
-        best = fragment.first_entry_id - 1
-        evidence: dict[BookieId, Status] = {}
-        is_answered = False
-        for bookie, reply in zip(fragment.members, replies, strict=True):
-            result = reply.results[0] if reply.results else EntryResult(EntryId(-1), reply.status)
-            evidence[bookie] = result.status
-            is_answered = is_answered or result.status.is_absent
-            if result.status is Status.OK:
-                try:
-                    best = max(best, unpack(self._digest, result.packet, self.ledger_id, None).last_add_confirmed)
-                    is_answered = True
-                except DamagedEntry:
-                    evidence[bookie] = Status.CORRUPT
-        if not is_answered:
-            raise EntryUnavailableError(self.ledger_id, EntryId(best), evidence)
-        return EntryId(best)
-
-
-def _replica(metadata: LedgerMetadata, entry_id: EntryId, attempt: int) -> BookieId:
-    """The ``attempt``-th member of an entry's write set."""
-    members = metadata.fragments[metadata.fragment_index(entry_id)].members
-    return members[write_set(entry_id, metadata.ensemble_size, metadata.write_quorum)[attempt]]
+        for _ in range(_REREADS_MAX):
+            end = self.metadata.last_entry_id
+            if end is not None:
+                return end
+            asked = self._ledger
+            confirmed = await self._confirmed.read(asked)
+            if confirmed.is_answered:
+                return confirmed.entry_id
+            if not await self._has_changed_since(asked):
+                break
+        raise EntryUnavailableError(self.ledger_id, confirmed.entry_id, confirmed.evidence)

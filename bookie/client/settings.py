@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bookie.client.read_mode import ReadMode
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
@@ -22,12 +24,39 @@ class ClientSettings:
     batches_in_flight_max: int = 4
     """Batches on their way to one bookie; enough to hide its sync latency, few enough to form large batches."""
     busy_retries_max: int = 50
-    """How often one batch is offered again to a bookie that says it is overloaded."""
+    """How often one batch is offered to a bookie that says it is overloaded, before the bookie is given up."""
     busy_backoff_s: float = 0.05
+    """Longest pause before the second offer; each one after it is twice as long, and half of each is random."""
+    busy_backoff_max_s: float = 0.25
+    """No such pause is longer; with fifty offers a bookie has some nine seconds to catch up."""
     ensemble_change_attempts_max: int = 10
     """Rounds of one ensemble change (conflicts, further failures) before the writer gives up."""
     failed_bookie_quarantine_s: float = 30.0
     """How long a writer does not choose a bookie that failed it. Longer than a dead bookie stays registered, so that a
-    change does not go round in circles; short enough that a rolling restart leaves somebody to choose."""
+    change does not go round in circles; short enough that a rolling restart leaves somebody to choose. Where ``Qa`` is
+    out of reach otherwise, ``degraded_retry_s`` holds instead."""
+    degraded_retry_s: float = 5.0
+    """How long a writer that goes on with fewer members waits before it looks for a bookie again, and the least time
+    after which a bookie that failed it is tried again. Doubles from one attempt to the next."""
+    degraded_retry_max_s: float = 60.0
+    """Longest such wait."""
     read_chunk_entries: int = 512
     """Entries asked for at once by a range read."""
+    read_mode: ReadMode = ReadMode.SPECULATIVE
+    """In what order readers ask the replicas of an entry."""
+    speculative_after_s: float = 2.0
+    """How long one replica may keep a reader waiting before the next one is asked as well. Apache's default."""
+    tail_poll_s: float = 1.0
+    """How often a reader that follows an open ledger looks at its metadata, and how long each of its polls may wait."""
+    recovery_read_entries: int = 256
+    """Entries that a recovery reads ahead and stores again at once. A tail is as long as what its writer had under way;
+    what lies beyond the end is asked for in vain."""
+    recovery_add_timeout_s: float = 30.0
+    """How long a recovery waits for all copies of what it read at once; a member that is late is replaced, or left
+    short. Longer than one add may take."""
+    recovery_restarts_max: int = 5
+    """How often one recovery begins anew because the last ensemble changed under it."""
+    recovery_store_attempts_max: int = 10
+    """How often one change of the metadata is tried while the store does not answer, or others change it too."""
+    recovery_store_retry_s: float = 0.2
+    """Pause after the store did not answer; with ten attempts it outlasts a leader election of a second or two."""

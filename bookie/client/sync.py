@@ -1,8 +1,12 @@
 """The synchronous face: the same client for programs without an event loop.
 
+    from bookie.client import sync
+
     with sync.connect("zk+hierarchical://localhost:2181/ledgers") as client:
         with client.create_ledger() as ledger:
             ledger.append(b"hello")
+        for entry in client.open_ledger(ledger.ledger_id).read_all():
+            print(entry.payload)
 
 The event loop runs in one thread of its own; every call waits for its result there. Safe to share between threads.
 """
@@ -10,54 +14,29 @@ The event loop runs in one thread of its own; every call waits for its result th
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from bookie.client import connect as asynchronous
-from bookie.client.bookkeeper import LedgerOptions
+from bookie.client.ledger_filter import LedgerFilter
+from bookie.client.options import LedgerOptions
 from bookie.client.reader import LedgerReader
 from bookie.client.settings import ClientSettings
+from bookie.client.sync_log import SyncLog
+from bookie.client.sync_loop import LoopThread
 from bookie.client.writer import LedgerWriter
+from bookie.client.writer_options import WriterOptions
+from bookie.metadata.ledgers import Unreadable, Versioned
 from bookie.model.ids import EntryId, LedgerId
-from bookie.model.metadata import LedgerMetadata
+from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.model.packet import Entry
-
-T = TypeVar("T")
-
-
-class _Loop:
-    """An event loop in a thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="bkheal-client", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_stopped(self) -> bool:
-        return self._loop.is_closed()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def stop(self) -> None:
-        """End the thread; calls that other threads still wait for are cancelled. Idempotent."""
-        if not self.is_stopped:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-
-    def _run(self) -> None:
-        self._loop.run_forever()
-        self._loop.run_until_complete(_cancel_others())
-        self._loop.close()
 
 
 class SyncLedgerWriter:
     """See ``LedgerWriter``."""
 
-    def __init__(self, loop: _Loop, writer: LedgerWriter) -> None:
+    def __init__(self, loop: LoopThread, writer: LedgerWriter) -> None:
         self._loop = loop
         self._writer = writer
 
@@ -66,13 +45,22 @@ class SyncLedgerWriter:
         """The ledger being written."""
         return self._writer.ledger_id
 
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as this writer last stored or read it."""
+        return self._writer.metadata
+
     def append(self, payload: bytes) -> EntryId:
         """Append an entry and wait for its acknowledgement. Raises as ``LedgerWriter.append``."""
         return self._loop.run(self._writer.append(payload))
 
-    def append_all(self, payloads: list[bytes]) -> list[EntryId]:
-        """Append many entries through the pipeline and wait for all of them."""
+    def append_all(self, payloads: Iterable[bytes]) -> list[EntryId]:
+        """Append many entries through the pipeline and wait for all of them. Raises as ``LedgerWriter.append``."""
         return self._loop.run(_append_all(self._writer, payloads))
+
+    def append_at(self, entry_id: EntryId, payload: bytes) -> EntryId:
+        """Append an entry under a number of one's own. Raises as ``LedgerWriter.append_at``."""
+        return self._loop.run(self._writer.append_at(entry_id, payload))
 
     def close(self) -> LedgerMetadata:
         """Seal the ledger. Raises as ``LedgerWriter.close``."""
@@ -90,55 +78,106 @@ class SyncLedgerWriter:
 class SyncLedgerReader:
     """See ``LedgerReader``."""
 
-    def __init__(self, loop: _Loop, reader: LedgerReader) -> None:
+    def __init__(self, loop: LoopThread, reader: LedgerReader) -> None:
         self._loop = loop
         self._reader = reader
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        """The ledger being read."""
+        return self._reader.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The metadata this reader works with: state, shape, custom metadata, ..."""
+        return self._reader.metadata
 
     def last_entry_id(self) -> EntryId:
         """Last readable entry, inclusive; -1 for none."""
         return self._loop.run(self._reader.last_entry_id())
 
+    def refresh(self) -> EntryId:
+        """Look again how far the ledger can be read."""
+        return self._loop.run(self._reader.refresh())
+
     def read(self, entry_id: EntryId) -> Entry:
-        """Read one entry."""
+        """Read one entry. Raises as ``LedgerReader.read``."""
         return self._loop.run(self._reader.read(entry_id))
 
+    def read_range(self, first: EntryId, last: EntryId) -> Iterator[Entry]:
+        """Entries ``first`` to ``last``, inclusive, in order. Raises as ``LedgerReader.read_range``."""
+        return self._loop.iterate(self._reader.read_range(first, last))
+
     def read_all(self) -> Iterator[Entry]:
-        """Every readable entry, in order, fetched in chunks."""
-        last = self.last_entry_id()
-        step = 512
-        for first in range(0, last + 1, step):
-            yield from self._loop.run(_collect(self._reader, first, min(last, first + step - 1)))
+        """Every readable entry, in order."""
+        return self._loop.iterate(self._reader.read_all())
+
+    def tail(self, first: EntryId = EntryId(0), *, poll_s: float | None = None) -> Iterator[Entry]:  # noqa: B008
+        """Entries from ``first`` on as they are written, until the ledger is closed."""
+        return self._loop.iterate(self._reader.tail(first, poll_s=poll_s))
 
 
 class SyncBookKeeper:
-    """See ``BookKeeper``."""
+    """See ``BookKeeper``. Get it from ``connect``."""
 
-    def __init__(self, loop: _Loop, client: asynchronous.ConnectedBookKeeper) -> None:
+    def __init__(self, loop: LoopThread, client: asynchronous.ConnectedBookKeeper) -> None:
         self._loop = loop
         self._client = client
 
     def create_ledger(
         self,
-        options: LedgerOptions = LedgerOptions(),  # noqa: B008 (an immutable value)
+        options: LedgerOptions | None = None,
         *,
         password: bytes = b"",
         custom: Mapping[str, bytes] | None = None,
+        writer_options: WriterOptions | None = None,
     ) -> SyncLedgerWriter:
         """Create a ledger and return its writer. Raises as ``BookKeeper.create_ledger``."""
-        work = self._client.create_ledger(options, password=password, custom=custom)
-        return SyncLedgerWriter(self._loop, self._loop.run(work))
 
-    def open_ledger(self, ledger_id: LedgerId, *, password: bytes | None = None) -> SyncLedgerReader:
+        async def create() -> LedgerWriter:
+            return await self._client.create_ledger(
+                options, password=password, custom=custom, writer_options=writer_options
+            )
+
+        return SyncLedgerWriter(self._loop, self._loop.run(create()))
+
+    def open_ledger(
+        self,
+        ledger_id: LedgerId,
+        *,
+        password: bytes | None = None,
+        digest_type: DigestType | None = None,
+        recover: bool = False,
+    ) -> SyncLedgerReader:
         """Open a ledger for reading. Raises as ``BookKeeper.open_ledger``."""
-        return SyncLedgerReader(self._loop, self._loop.run(self._client.open_ledger(ledger_id, password=password)))
+        work = self._client.open_ledger(ledger_id, password=password, digest_type=digest_type, recover=recover)
+        return SyncLedgerReader(self._loop, self._loop.run(work))
+
+    def recover_ledger(self, ledger_id: LedgerId, *, password: bytes | None = None) -> LedgerMetadata:
+        """Fence the ledger's writer out, and close the ledger. Raises as ``BookKeeper.recover_ledger``."""
+        return self._loop.run(self._client.recover_ledger(ledger_id, password=password))
 
     def delete_ledger(self, ledger_id: LedgerId) -> None:
-        """Delete a ledger's metadata. Idempotent."""
+        """Delete a ledger's metadata. Idempotent. Raises as ``BookKeeper.delete_ledger``."""
         self._loop.run(self._client.delete_ledger(ledger_id))
 
-    def ledgers(self) -> list[LedgerId]:
-        """Ids of all ledgers."""
-        return self._loop.run(_ids(self._client))
+    def ledgers(self, **conditions: Any) -> list[LedgerId]:
+        """Ids of ledgers; the conditions are those of ``BookKeeper.ledgers``."""
+        return list(self._loop.iterate(self._client.ledgers(**conditions)))
+
+    def scan_ledgers(
+        self, where: LedgerFilter | None = None, *, limit: int | None = None
+    ) -> Iterator[Versioned | Unreadable]:
+        """Ledgers with their metadata. Raises as ``BookKeeper.scan_ledgers``."""
+        return self._loop.iterate(self._client.scan_ledgers(where, limit=limit))
+
+    def log(self, name: str) -> SyncLog:
+        """A handle of the log ``name``. Raises as ``BookKeeper.log``."""
+        return SyncLog(self._loop, self._client.log(name))
+
+    def logs(self) -> Sequence[str]:
+        """Names of all logs, sorted."""
+        return self._loop.run(self._client.logs())
 
     def close(self) -> None:
         """End every connection and the thread. Idempotent; calls that still wait in other threads are cancelled."""
@@ -158,31 +197,15 @@ class SyncBookKeeper:
         self.close()
 
 
-def connect(metadata_uri: str, settings: ClientSettings | None = None) -> SyncBookKeeper:
-    """Connect to a cluster. Raises as ``bookie.client.connect.connect``."""
-    loop = _Loop()
+def connect(metadata_uri: str, settings: ClientSettings | None = None, **options: Any) -> SyncBookKeeper:
+    """Connect to a cluster; arguments and errors are those of ``bookie.client.connect.connect``."""
+    loop = LoopThread()
     try:
-        return SyncBookKeeper(loop, loop.run(asynchronous.connect(metadata_uri, settings)))
+        return SyncBookKeeper(loop, loop.run(asynchronous.connect(metadata_uri, settings, **options)))
     except BaseException:
         loop.stop()
         raise
 
 
-async def _append_all(writer: LedgerWriter, payloads: list[bytes]) -> list[EntryId]:
+async def _append_all(writer: LedgerWriter, payloads: Iterable[bytes]) -> list[EntryId]:
     return list(await asyncio.gather(*[await writer.submit(payload) for payload in payloads]))
-
-
-async def _collect(reader: LedgerReader, first: int, last: int) -> list[Entry]:
-    return [entry async for entry in reader.read_range(EntryId(first), EntryId(last))]
-
-
-async def _ids(client: asynchronous.ConnectedBookKeeper) -> list[LedgerId]:
-    return [ledger_id async for ledger_id in client.ledgers()]
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_asyncgens()

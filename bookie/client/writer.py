@@ -2,33 +2,39 @@
 
 Entries under way are the ``pipeline``'s; this module admits them in order and seals the ledger. One writer owns a
 ledger's last fragment; a conflict there means that another client has taken over, and is never retried (S4).
-
-Not here: fencing others out (recovery), delayed ensemble change, explicit LAC.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Final
 
-from bookie.client.cas import update_metadata
+from bookie.client.cas import newest, update_metadata
 from bookie.client.errors import (
     AddOutcomeUnknownError,
     CloseOutcomeUnknownError,
     EntryTooLargeError,
+    InvalidEntryIdError,
     LedgerFencedError,
     WriterClosedError,
 )
-from bookie.client.pipeline import Pipeline
+from bookie.client.explicit_lac import ExplicitLac
+from bookie.client.own_ids import OwnIds
+from bookie.client.pipeline import Pipeline, Waiter
 from bookie.client.ports import ClientPorts
+from bookie.client.writer_options import NO_OPTIONS, WriterOptions
 from bookie.metadata.ledgers import Versioned
 from bookie.model.digest import Digest, master_key
-from bookie.model.errors import BkhealError
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.errors import BkhealError, PermanentError
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.packet import ENTRY_PAYLOAD_MAX, pack
+from bookie.runtime.fault_points import fault_point
+
+__all__ = ["LedgerWriter", "WriterOptions"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -39,10 +45,40 @@ _TURN_ENTRIES: Final = 128
 class LedgerWriter:
     """Appends entries to one open ledger. Create it with ``BookKeeper.create_ledger``; use as an async context."""
 
-    def __init__(self, ports: ClientPorts, ledger: Versioned, digest: Digest, password: bytes) -> None:
+    def __init__(
+        self,
+        ports: ClientPorts,
+        ledger: Versioned,
+        digest: Digest,
+        password: bytes,
+        *,
+        options: WriterOptions = NO_OPTIONS,
+        incarnations: Mapping[BookieId, str] | None = None,
+    ) -> None:
+        """Write a ledger that was just created; needs a running loop.
+
+        Args:
+            ports: see ``ClientPorts``.
+            ledger: its metadata as created.
+            digest: the ledger's, keyed with the password.
+            password: the ledger's.
+            options: see ``WriterOptions``.
+            incarnations: the members' disks as looked up before the ledger was created (``look_up_incarnations``); adds
+                to a member that is missing here go to whatever disks are registered under its name.
+        """
+        key = master_key(password)
         self._ports = ports
         self._digest = digest
-        self._pipeline = Pipeline(ports, ledger, master_key(password))
+        self._ledger_id = ledger.ledger_id
+        self._pipeline = Pipeline(ports, ledger, key, options, incarnations or {})
+        self._state = self._pipeline.state
+        self._own_ids: OwnIds | None = None
+        if options.has_own_entry_ids:
+            self._own_ids = OwnIds(self._pipeline, ports.settings, self._admit)
+            self._pipeline.on_failure = self._own_ids.drop
+        self._explicit_lac: ExplicitLac | None = None
+        if options.explicit_lac_interval_s is not None:
+            self._explicit_lac = ExplicitLac(ports, self._pipeline, digest, key, options.explicit_lac_interval_s)
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._closing = asyncio.Lock()
@@ -52,7 +88,7 @@ class LedgerWriter:
     @property
     def ledger_id(self) -> LedgerId:
         """The ledger being written."""
-        return self._pipeline.ledger.ledger_id
+        return self._ledger_id
 
     @property
     def metadata(self) -> LedgerMetadata:
@@ -62,18 +98,37 @@ class LedgerWriter:
     @property
     def last_add_confirmed(self) -> EntryId:
         """Last entry acknowledged to the application; -1 before the first."""
-        return self._pipeline.state.last_add_confirmed
+        return self._state.last_add_confirmed
+
+    @property
+    def short_members(self) -> frozenset[BookieId]:
+        """Bookies known to lack an acknowledged entry that the metadata says they hold; marked for repair."""
+        return frozenset(self._state.short)
 
     async def append(self, payload: bytes) -> EntryId:
         """Append an entry and return its id once ``Qa`` bookies hold it durably.
 
         Raises:
             EntryTooLargeError: more than ``ENTRY_PAYLOAD_MAX`` bytes.
+            InvalidEntryIdError: the application numbers the entries: use ``append_at``.
             WriterClosedError: the writer was closed.
             LedgerFencedError: another client took the ledger over; the entry may or may not be part of it.
+            LedgerDeletedError: the ledger was deleted.
+            AddQuorumTimeoutError: it took longer than was allowed; the entry may or may not be part of the ledger.
             AddOutcomeUnknownError: the writer failed; the entry may or may not be part of the ledger.
         """
         return await (await self.submit(payload))
+
+    async def append_at(self, entry_id: EntryId, payload: bytes) -> EntryId:
+        """Append an entry under an id of the caller's choice, and return once it and all before it are durable.
+
+        Raises:
+            InvalidEntryIdError: not an entry id, or the writer numbers the entries itself.
+            DuplicateEntryIdError: the id was submitted before.
+            EntryIdTooFarError: too much waits for the ids before it already. None of these changes anything.
+            BkhealError: see ``append``.
+        """
+        return await (await self.submit_at(entry_id, payload))
 
     async def submit(self, payload: bytes) -> asyncio.Future[EntryId]:
         """Admit an entry to the pipeline, waiting for room, and return a future of what ``append`` returns.
@@ -81,15 +136,32 @@ class LedgerWriter:
         Entries get their ids in the order of the calls.
         """
         if len(payload) > ENTRY_PAYLOAD_MAX:
-            raise EntryTooLargeError(f"entry of {len(payload)} bytes, the largest is {ENTRY_PAYLOAD_MAX}")
+            raise self._too_large(payload)
+        if self._own_ids is not None:
+            raise InvalidEntryIdError("the application numbers the entries of this writer: give an id (append_at)")
         if self._waiting or not self._pipeline.has_room:
             await self._wait_turn()
-        if self._is_closed:
-            raise WriterClosedError(f"the writer of ledger {self.ledger_id} is closed")
-        if self._pipeline.error is not None:
-            raise self._pipeline.in_doubt()
-        waiter = self._admit(payload)
-        if not self._pipeline.state.next_entry_id % _TURN_ENTRIES:
+        if self._is_closed or self._pipeline.error is not None:
+            raise self._refusal()
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._admit(payload, waiter)
+        if not self._state.next_entry_id % _TURN_ENTRIES:
+            await asyncio.sleep(0)
+        return waiter
+
+    async def submit_at(self, entry_id: EntryId, payload: bytes) -> asyncio.Future[EntryId]:
+        """Take an entry under an id of the caller's choice and return a future of what ``append_at`` returns.
+
+        An entry whose turn has come waits here for room in the pipeline; one that is ahead of a missing id does not.
+        """
+        if self._own_ids is None:
+            raise InvalidEntryIdError("this writer numbers the entries itself: create it with has_own_entry_ids")
+        if len(payload) > ENTRY_PAYLOAD_MAX:
+            raise self._too_large(payload)
+        if self._is_closed or self._pipeline.error is not None:
+            raise self._refusal()
+        waiter = await self._own_ids.put(entry_id, payload)
+        if not self._state.next_entry_id % _TURN_ENTRIES:
             await asyncio.sleep(0)
         return waiter
 
@@ -113,7 +185,9 @@ class LedgerWriter:
 
         Raises:
             CloseOutcomeUnknownError: another client recovers the ledger or closed it at another entry.
+            NoSuchLedgerError: the ledger was deleted.
             WriterClosedError: the ledger was abandoned.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer from the metadata store; close again.
         """
         if self._is_abandoned:
             raise WriterClosedError(f"ledger {self.ledger_id} was abandoned by its writer; recover it to close it")
@@ -121,17 +195,17 @@ class LedgerWriter:
         async with self._closing:
             await self._finish()
             pipeline = self._pipeline
-            if isinstance(pipeline.error, LedgerFencedError):
-                raise self._close_in_doubt() from pipeline.error
+            if isinstance(pipeline.error, LedgerFencedError):  # what is known here is older than that
+                pipeline.ledger = await newest(self._ports.ledgers, pipeline.ledger)
+            await self._mark_short()  # first: once the ledger is closed nobody else knows of it
             pipeline.ledger = await update_metadata(self._ports.ledgers, pipeline.ledger, self._sealed)
-            await self._mark_short()
             return pipeline.ledger.metadata
 
     async def abandon(self) -> None:
         """Stop writing without closing: the ledger stays open until somebody recovers it."""
         self._is_closed = self._is_abandoned = True
         self._pipeline.fail(AddOutcomeUnknownError("it was abandoned"))
-        await self._pipeline.stop()
+        await self._stop()
 
     async def __aenter__(self) -> LedgerWriter:
         return self
@@ -156,40 +230,63 @@ class LedgerWriter:
         finally:
             self._waiting -= 1
 
-    def _admit(self, payload: bytes) -> asyncio.Future[EntryId]:
-        ledger_id, state = self._pipeline.ledger.ledger_id, self._pipeline.state
-        length = state.next_length + len(payload)
-        packet = pack(self._digest, ledger_id, state.next_entry_id, state.last_add_confirmed, length, payload)
-        return self._pipeline.admit(packet, len(payload))
+    def _admit(self, payload: bytes, waiter: Waiter) -> None:
+        state, size = self._state, len(payload)
+        length = state.next_length + size
+        packet = pack(self._digest, self._ledger_id, state.next_entry_id, state.last_add_confirmed, length, payload)
+        self._pipeline.admit(packet, size, waiter)
+
+    def _refusal(self) -> BkhealError:
+        if self._is_closed:
+            return WriterClosedError(f"the writer of ledger {self.ledger_id} is closed")
+        return self._pipeline.in_doubt()
+
+    @staticmethod
+    def _too_large(payload: bytes) -> EntryTooLargeError:
+        return EntryTooLargeError(f"entry of {len(payload)} bytes, the largest is {ENTRY_PAYLOAD_MAX}")
 
     async def _finish(self) -> None:
         """Bring the pipeline to its end: nothing is acknowledged any more once this returns."""
         deadline = self._ports.settings.close_timeout_s
         try:
-            async with asyncio.timeout(deadline):
+            async with asyncio.timeout(0 if fault_point("writer.early_close") else deadline):
+                if self._own_ids is not None:
+                    await self._own_ids.wait_fed()
+                    self._own_ids.drop()
                 await self._pipeline.wait_drained()
         except TimeoutError:
             why = f"not every copy was acknowledged within {deadline:g} s of closing"
             self._pipeline.fail(AddOutcomeUnknownError(why))
+        await self._stop()
+
+    async def _stop(self) -> None:
+        if self._explicit_lac is not None:
+            await self._explicit_lac.stop()
         await self._pipeline.stop()
 
     async def _mark_short(self) -> None:
-        short = self._pipeline.state.short
-        if short:
-            await self._ports.tasks.mark(self.ledger_id, sorted(short))
-            _log.info("ledger closed short of its write quorum", extra={"ledger_id": self.ledger_id})
-            short.clear()
+        short = sorted(self._state.short)
+        if not short:
+            return
+        try:
+            await self._ports.tasks.mark(self.ledger_id, short)
+        except PermanentError as error:  # a damaged task is somebody else's to mend, and no reason to leave it open
+            _log.warning("task cannot be marked", extra={"ledger_id": self.ledger_id, "error": str(error)})
+        _log.info("ledger closes short of its write quorum", extra={"ledger_id": self.ledger_id})
+        self._state.short.difference_update(short)
 
     def _sealed(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        last, length = self._pipeline.state.last_add_confirmed, self._pipeline.state.confirmed_length
-        if metadata.state is LedgerState.OPEN:
+        last, length = self._state.last_add_confirmed, self._state.confirmed_length
+        if metadata.state is LedgerState.OPEN and not isinstance(self._pipeline.error, LedgerFencedError):
             return metadata.closed(last, length)
         if metadata.is_closed and (metadata.last_entry_id, metadata.length) == (last, length):
             return None
         raise self._close_in_doubt()
 
     def _close_in_doubt(self) -> CloseOutcomeUnknownError:
-        return CloseOutcomeUnknownError(
+        doubt = CloseOutcomeUnknownError(
             f"ledger {self.ledger_id} is being recovered, or was closed, by another client; "
             f"this writer's last acknowledged entry is {self.last_add_confirmed}; read the ledger to see its end"
         )
+        doubt.__cause__ = self._pipeline.error
+        return doubt

@@ -7,6 +7,10 @@ Rules kept here (formats 7.2 and 7.6, reliability I1 and R-rules of the writer):
 - while an ensemble change is under way nothing is acknowledged: the copy may be on a bookie the metadata will not name;
 - an ensemble change starts at last add confirmed + 1 and voids the replaced positions' acks of every later entry.
 
+A *patient* writer goes on with the members it has for as long as every pending entry can still reach ``Qa`` of them:
+because delayed ensemble change was asked for, or because no bookie is left to take over. What was given up then stays
+in the metadata, and each confirmed entry that it lacks makes it *short*.
+
 An entry is *confirmed* once acknowledged to the application, and *settled* once its whole write set has it, or the
 position that lacks it was given up. Confirmed entries are kept until settled, so that slow members get them too.
 """
@@ -14,7 +18,7 @@ position that lacks it was given up. Confirmed entries are kept until settled, s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from bookie.model.ids import BookieId, EntryId
@@ -43,21 +47,22 @@ class PendingAdd(Generic[WaiterT]):
 class Lane(Generic[WaiterT]):
     """The queue to one ensemble position while one bookie holds it; a replacement gets a lane of its own."""
 
-    __slots__ = ("bookie", "in_flight", "is_failed", "position", "queue")
+    __slots__ = ("bookie", "in_flight", "incarnation", "is_failed", "position", "queue")
 
-    def __init__(self, position: int, bookie: BookieId) -> None:
+    def __init__(self, position: int, bookie: BookieId, incarnation: str) -> None:
         self.position = position
         self.bookie = bookie
+        self.incarnation = incarnation
         self.queue: deque[PendingAdd[WaiterT]] = deque()
         self.in_flight: list[list[PendingAdd[WaiterT]]] = []
         self.is_failed = False
 
-    def take_batch(self) -> list[PendingAdd[WaiterT]]:
+    def take_batch(self, entries_max: int = BATCH_ENTRIES_MAX) -> list[PendingAdd[WaiterT]]:
         """Move the next entries from the queue into flight, within the bounds of one batch; empty if none wait."""
         batch: list[PendingAdd[WaiterT]] = []
         size = 0
         queue = self.queue
-        while queue and len(batch) < BATCH_ENTRIES_MAX and size < BATCH_BYTES_MAX:
+        while queue and len(batch) < entries_max and size < BATCH_BYTES_MAX:
             pending = queue.popleft()
             batch.append(pending)
             size += len(pending.packet)
@@ -75,12 +80,34 @@ class Lane(Generic[WaiterT]):
 class WriterState(Generic[WaiterT]):
     """See the module docstring."""
 
-    def __init__(self, members: Sequence[BookieId], write_quorum: int, ack_quorum: int) -> None:
+    def __init__(
+        self,
+        members: Sequence[BookieId],
+        write_quorum: int,
+        ack_quorum: int,
+        *,
+        incarnations: Mapping[BookieId, str] | None = None,
+        is_patient: bool = False,
+    ) -> None:
+        """Start with nothing admitted.
+
+        Args:
+            members: the last fragment's, by position.
+            write_quorum: the ledger's.
+            ack_quorum: the ledger's.
+            incarnations: the disks that each member's adds are meant for; others are not pinned.
+            is_patient: see the module docstring; may be changed at any time.
+        """
+        pins = incarnations or {}
         self._ensemble_size = len(members)
         self._write_quorum = write_quorum
         self._ack_quorum = ack_quorum
-        self.lanes: list[Lane[WaiterT]] = [Lane(position, bookie) for position, bookie in enumerate(members)]
+        self.lanes: list[Lane[WaiterT]] = [
+            Lane(position, bookie, pins.get(bookie, "")) for position, bookie in enumerate(members)
+        ]
+        self.is_patient = is_patient
         self._failed_mask = 0
+        self._is_change_due = False
         self._unconfirmed: deque[PendingAdd[WaiterT]] = deque()
         self._masks = [self._write_set_mask(start) for start in range(self._ensemble_size)]
         self.is_changing = False
@@ -136,21 +163,32 @@ class WriterState(Generic[WaiterT]):
             confirmed.append(pending)
         return confirmed
 
-    def fail(self, lane: Lane[WaiterT]) -> bool:
+    def fail(self, lane: Lane[WaiterT], *, is_wiped: bool = False, is_change_due: bool = False) -> bool:
         """Give up the lane's bookie for this position. Returns False for a lane that was given up already.
 
         Confirmed entries it still lacks are settled without it and counted as short; the others wait for a
         replacement.
+
+        Args:
+            lane: the one that failed.
+            is_wiped: what it acknowledged is gone as well, so its acks of unconfirmed entries are void.
+            is_change_due: replace it soon even if this writer is patient.
         """
         if not self.is_current(lane):
             return False
+        bit = 1 << lane.position
         lane.is_failed = True
-        self._failed_mask |= 1 << lane.position
+        self._failed_mask |= bit
+        self._is_change_due |= is_change_due
         for pending in lane.outstanding():
             if pending.is_confirmed:
                 self._give_up(pending)
-        lane.queue.clear()
+        lane.queue = deque(maxlen=0)  # later admissions must not pile up where nobody sends
         lane.in_flight.clear()
+        if is_wiped:
+            for pending in self._unconfirmed:
+                if pending.acked & bit:
+                    self._unsettle(pending, bit)
         return True
 
     @property
@@ -163,12 +201,30 @@ class WriterState(Generic[WaiterT]):
         return tuple(lane.position for lane in self.lanes if lane.is_failed)
 
     @property
-    def needs_change(self) -> bool:
-        """Whether an unconfirmed entry waits for a position that was given up."""
-        failed = self._failed_mask
-        return bool(failed) and any(pending.unsettled & failed for pending in self._unconfirmed)
+    def is_quorum_reachable(self) -> bool:
+        """Whether each write set still has ``Qa`` members that were not given up."""
+        alive = ~self._failed_mask
+        return all((mask & alive).bit_count() >= self._ack_quorum for mask in self._masks)
 
-    def replace(self, members: Sequence[BookieId]) -> None:
+    @property
+    def needs_change(self) -> bool:
+        """Whether an unconfirmed entry waits for a position that was given up; if patient: can never do without it."""
+        failed = self._failed_mask
+        if not failed:
+            return False
+        dispensable = 0
+        if self.is_patient and not self._is_change_due:
+            if self.is_quorum_reachable:
+                return False
+            dispensable = self._write_quorum - self._ack_quorum
+        return any((pending.unsettled & failed).bit_count() > dispensable for pending in self._unconfirmed)
+
+    def go_on_short(self) -> None:
+        """Become patient with the positions that were given up so far."""
+        self.is_patient = True
+        self._is_change_due = False
+
+    def replace(self, members: Sequence[BookieId], incarnations: Mapping[BookieId, str] | None = None) -> None:
         """Take over a new ensemble whose metadata is stored, starting at ``last_add_confirmed + 1``.
 
         Each changed position gets a new lane that carries every unconfirmed entry of its write set.
@@ -176,13 +232,17 @@ class WriterState(Generic[WaiterT]):
         if len(members) != self._ensemble_size:
             raise InvalidMetadataError(f"an ensemble of {len(members)} cannot replace one of {self._ensemble_size}")
         for position, bookie in enumerate(members):
-            old = self.lanes[position]
-            if old.bookie == bookie:  # also when it failed meanwhile: the next round of the change sees to it
-                continue
-            lane: Lane[WaiterT] = Lane(position, bookie)
-            self.lanes[position] = lane
-            self._failed_mask &= ~(1 << position)
-            self._requeue(lane)
+            if self.lanes[position].bookie != bookie:
+                # A kept member that failed meanwhile stays failed: the next round of the change sees to it.
+                self._take_over(Lane(position, bookie, (incarnations or {}).get(bookie, "")))
+
+    def revive(self, position: int) -> None:
+        """Give the bookie at a position that was given up another chance, from ``last_add_confirmed + 1`` on.
+
+        Answers to what it was sent before do not count any more.
+        """
+        old = self.lanes[position]
+        self._take_over(Lane(position, old.bookie, old.incarnation))
 
     def abandon(self) -> list[PendingAdd[WaiterT]]:
         """Drop everything unfinished and return what was not confirmed, in order. No lane counts any more."""
@@ -204,16 +264,24 @@ class WriterState(Generic[WaiterT]):
         """Whether answers on this lane still count."""
         return not lane.is_failed and self.lanes[lane.position] is lane
 
-    def _requeue(self, lane: Lane[WaiterT]) -> None:
+    def _take_over(self, lane: Lane[WaiterT]) -> None:
+        self.fail(self.lanes[lane.position])
+        self.lanes[lane.position] = lane
         bit = 1 << lane.position
+        self._failed_mask &= ~bit
+        if not self._failed_mask:
+            self._is_change_due = False
         for pending in self._unconfirmed:
             if stores(lane.position, pending.entry_id, self._ensemble_size, self._write_quorum):
-                pending.acked &= ~bit
-                if not pending.unsettled:
-                    self.unsettled_entries += 1
-                    self.unsettled_bytes += len(pending.packet)
-                pending.unsettled |= bit
+                self._unsettle(pending, bit)
                 lane.queue.append(pending)
+
+    def _unsettle(self, pending: PendingAdd[WaiterT], bit: int) -> None:
+        pending.acked &= ~bit
+        if not pending.unsettled:
+            self.unsettled_entries += 1
+            self.unsettled_bytes += len(pending.packet)
+        pending.unsettled |= bit
 
     def _settle(self, pending: PendingAdd[WaiterT], bit: int) -> None:
         pending.unsettled &= ~bit

@@ -28,6 +28,7 @@ from bookie.metadata.nodes import (
 )
 from bookie.metadata.port import (
     BadVersionError,
+    Check,
     Create,
     MetadataStore,
     MultiFailedError,
@@ -35,6 +36,7 @@ from bookie.metadata.port import (
     NodeExistsError,
     NoNodeError,
     Operation,
+    SetData,
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
@@ -58,6 +60,14 @@ class LedgerExistsError(ConflictError):
 
 class MetadataConflictError(ConflictError):
     """The metadata has another version than the one that the change was decided on."""
+
+
+class PreconditionFailedError(ConflictError):
+    """Something else that the change depends on has changed; ``path`` names it. The ledger was not changed."""
+
+    def __init__(self, ledger_id: LedgerId, path: str) -> None:
+        super().__init__(f"ledger {ledger_id} was not changed: {path} is not as it was when that was decided")
+        self.path = path
 
 
 class ReadOnlyLayoutError(PermanentError):
@@ -173,6 +183,19 @@ class LedgerStore:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist") from error
         return Versioned(ledger_id, decode(node.data), node.stat.version)
 
+    async def current(self, ledger_id: LedgerId) -> Versioned | None:
+        """Read one ledger as new as every write that ended before this call; None: there was no such ledger then.
+
+        Raises:
+            UnreadableMetadataError: its bytes cannot be read.
+            StoreUnavailableError: no answer.
+        """
+        await self._store.sync(self.path(ledger_id))
+        try:
+            return await self.read(ledger_id)
+        except NoSuchLedgerError:
+            return None
+
     async def read_many(self, ids: Sequence[LedgerId]) -> list[Versioned | Unreadable | None]:
         """Read many ledgers; None where there is no such ledger. Not one point in time.
 
@@ -191,11 +214,16 @@ class LedgerStore:
         found = await self._store.get_many_data([self.path(ledger_id) for ledger_id in ids])
         return [_decoded(ledger_id, data) for ledger_id, data in zip(ids, found, strict=True)]
 
-    async def write(self, ledger_id: LedgerId, metadata: LedgerMetadata, version: int) -> Versioned:
+    async def write(
+        self, ledger_id: LedgerId, metadata: LedgerMetadata, version: int, *, checks: Sequence[Check] = ()
+    ) -> Versioned:
         """Replace a ledger's metadata if its version is still ``version``. Any rewrite clears the creator token.
+
+        With ``checks`` the change and all of them are one transaction.
 
         Raises:
             MetadataConflictError: it has another version; read it and decide again.
+            PreconditionFailedError: one of ``checks`` does not hold.
             NoSuchLedgerError: it does not exist (any more); it is never created again here (R18).
             UnwritableMetadataError: its format cannot hold it.
             WriteOutcomeUnknownError: the answer was lost and the ledger cannot be read.
@@ -206,8 +234,8 @@ class LedgerStore:
         is_unknown = False
         for _ in range(WRITE_ATTEMPTS_MAX):
             try:
-                stat = await self._store.set(path, data, version)
-                return Versioned(ledger_id, metadata, stat.version)
+                written = await self._set(ledger_id, SetData(path, data, version), checks)
+                return Versioned(ledger_id, metadata, written)
             except NoNodeError as error:
                 raise NoSuchLedgerError(f"ledger {ledger_id} does not exist") from error
             except BadVersionError as error:
@@ -260,6 +288,18 @@ class LedgerStore:
     def ids(self) -> AsyncIterator[LedgerId]:
         """Every ledger id: those of the short tree, then those of the long one, each ascending."""
         return self._tree.ids()
+
+    async def _set(self, ledger_id: LedgerId, change: SetData, checks: Sequence[Check]) -> int:
+        """One attempt of ``write``; returns the new version."""
+        if not checks:
+            return (await self._store.set(change.path, change.data, change.version)).version
+        try:
+            await self._store.multi([change, *checks])
+        except MultiFailedError as error:
+            if error.index == 0:
+                raise error.cause from error
+            raise PreconditionFailedError(ledger_id, checks[error.index - 1].path) from error
+        return change.version + 1
 
     async def _create_batch(self, batch: list[Operation]) -> None:
         expected = {create.path: create.data for create in batch if isinstance(create, Create)}

@@ -2,7 +2,7 @@
 
 It runs under a virtual-time loop. A request gives way once before it takes effect and once before it is answered, so
 that requests interleave; a fault hook may delay it, refuse it, or lose its answer after it took effect. What it does
-not model: a server that lags behind (reads are always current), and limits of a real network.
+not model: limits of a real network. Reads are current unless a subclass says otherwise (``view``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bookie.metadata.port import (
 from bookie.metadata.request_limits import check_data, check_multi, check_path
 from bookie.metadata.session import SessionTracker, waiting_for
 
-__all__ = ["Fault", "FaultHook", "MemoryCell", "MemoryStore"]
+__all__ = ["Fault", "FaultHook", "MemoryCell", "MemoryStore", "Readable"]
 
 T = TypeVar("T")
 
@@ -51,6 +51,22 @@ class FaultHook(Protocol):
 
     def __call__(self, operation: str, path: str) -> Awaitable[Fault | None]:
         """Return the fault of this request, or None."""
+        ...
+
+
+class Readable(Protocol):
+    """A state of the tree."""
+
+    def get(self, path: str) -> Node:
+        """See ``MetadataStore``."""
+        ...
+
+    def stat(self, path: str) -> Stat | None:
+        """See ``MetadataStore``."""
+        ...
+
+    def children(self, path: str) -> Children:
+        """See ``MetadataStore``."""
         ...
 
 
@@ -84,14 +100,23 @@ class MemoryStore(MetadataStore):
         else:
             self._become(SessionState.CONNECTED)
 
+    def view(self) -> Readable:
+        """What reads see now. A subclass may answer from an earlier state, as a server that lags behind does."""
+        return self.cell
+
     async def get(self, path: str) -> Node:
         """See ``MetadataStore``."""
         check_path(path)
-        return await self._read("get", path, lambda: self.cell.get(path))
+        return await self._read("get", path, lambda: self.view().get(path))
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
         """See ``MetadataStore``."""
-        return await self._read("get_many", _first(paths), lambda: [_or_none(self.cell.get, path) for path in paths])
+
+        def nodes() -> list[Node | None]:
+            get = self.view().get
+            return [_or_none(get, path) for path in paths]
+
+        return await self._read("get_many", _first(paths), nodes)
 
     async def get_many_data(self, paths: Sequence[str]) -> list[bytes | None]:
         """See ``MetadataStore``."""
@@ -101,18 +126,19 @@ class MemoryStore(MetadataStore):
     async def stat(self, path: str) -> Stat | None:
         """See ``MetadataStore``."""
         check_path(path)
-        return await self._read("stat", path, lambda: self.cell.stat(path))
+        return await self._read("stat", path, lambda: self.view().stat(path))
 
     async def children(self, path: str) -> Children:
         """See ``MetadataStore``."""
         check_path(path)
-        return await self._read("children", path, lambda: self.cell.children(path))
+        return await self._read("children", path, lambda: self.view().children(path))
 
     async def children_many(self, paths: Sequence[str]) -> list[Children | None]:
         """See ``MetadataStore``."""
 
         def listings() -> list[Children | None]:
-            found = [_or_none(self.cell.children, path) for path in paths]
+            children = self.view().children
+            found = [_or_none(children, path) for path in paths]
             return [None if listing is None else Children(listing.names, -1) for listing in found]
 
         return await self._read("children_many", _first(paths), listings)

@@ -45,7 +45,8 @@ class ParkedTask:
     detail: str
     since_ms: int
     bookies_seen: frozenset[BookieId]
-    """Writable bookies when it was parked: another set is a reason to try again."""
+    """Writable bookies when it was parked (all registered ones, where a recovery was not possible): one that is not
+    among them is a reason to try again."""
     task_version: int
 
 

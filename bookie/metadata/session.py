@@ -19,25 +19,25 @@ class Signal:
     __slots__ = ("_waiters",)
 
     def __init__(self) -> None:
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in the order of their arrival
 
     def __bool__(self) -> bool:
         return bool(self._waiters)
 
     def fire(self) -> None:
         """Wake everyone who waits now."""
-        waiters, self._waiters = self._waiters, set()
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     def add(self, waiter: asyncio.Future[None]) -> None:
         """Wake ``waiter`` as well at the next ``fire``."""
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
 
     def discard(self, waiter: asyncio.Future[None]) -> None:
         """Forget ``waiter``."""
-        self._waiters.discard(waiter)
+        self._waiters.pop(waiter, None)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ of the lock, at the version and creation that were seen under the lock (S5): a m
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,6 +58,15 @@ class HeldTask:
     task_czxid: int
 
 
+@dataclass(frozen=True, slots=True)
+class HeldLock:
+    """The lock of a ledger, marked or not, that this process holds, with what proves it."""
+
+    ledger_id: LedgerId
+    lock_czxid: int
+    session_id: int
+
+
 class TaskLocks:
     """Locks of one cluster's tasks. One instance per store: it keeps the users of one session apart."""
 
@@ -92,9 +102,33 @@ class TaskLocks:
                 self._holders[ledger_id] = held.session_id
         return held
 
-    async def complete(self, held: HeldTask) -> bool:
+    async def lock_alone(self, ledger_id: LedgerId, owner: str) -> HeldLock | None:
+        """See ``UnderReplication.lock_alone``."""
+        session_id = self._store.session.session_id
+        if self._holders.get(ledger_id) == session_id:
+            return None
+        self._holders[ledger_id] = session_id
+        held = None
+        try:
+            lock, _ = await self._create(ledger_id, owner)
+            if lock is not None:
+                held = HeldLock(ledger_id, lock.czxid, lock.ephemeral_owner)
+                self._left_behind.discard(ledger_id)
+        finally:
+            self._holders.pop(ledger_id, None)
+            if held is not None:
+                self._holders[ledger_id] = held.session_id
+        return held
+
+    async def release_alone(self, held: HeldLock) -> None:
+        """See ``UnderReplication.release_alone``."""
+        await self._release(held.ledger_id, held.lock_czxid, held.session_id)
+        if self._holders.get(held.ledger_id) == held.session_id:
+            del self._holders[held.ledger_id]
+
+    async def complete(self, held: HeldTask, checks: Sequence[Check] = ()) -> bool:
         """See ``UnderReplication.complete``."""
-        is_done = await self._delete_task(held)
+        is_done = await self._delete_task(held, checks)
         if is_done:
             path = task_path(self._root, held.task.ledger_id)
             await prune(self._store, parents_of(path, tasks_path(self._root)))
@@ -159,12 +193,12 @@ class TaskLocks:
             return None, None
         raise WriteOutcomeUnknownError(f"locking ledger {ledger_id}: no attempt could be settled; try again")
 
-    async def _delete_task(self, held: HeldTask) -> bool:
+    async def _delete_task(self, held: HeldTask, checks: Sequence[Check]) -> bool:
         """Whether the task is gone, at the version and creation seen under the lock."""
         is_unknown = False
         try:
             for _ in range(WRITE_ATTEMPTS_MAX):
-                verdict = await self._try_delete_task(held)
+                verdict = await self._try_delete_task(held, checks)
                 if verdict is not None:
                     return verdict
                 is_unknown = True
@@ -176,7 +210,7 @@ class TaskLocks:
             f"completing ledger {held.task.ledger_id}: no attempt could be settled; release it"
         )
 
-    async def _try_delete_task(self, held: HeldTask) -> bool | None:
+    async def _try_delete_task(self, held: HeldTask, checks: Sequence[Check]) -> bool | None:
         """One attempt of ``_delete_task``; None where it has to be looked at again."""
         path = task_path(self._root, held.task.ledger_id)
         guard = Check(lock_path(self._root, held.task.ledger_id), _LOCK_VERSION)
@@ -193,9 +227,11 @@ class TaskLocks:
         if self._store.session.session_id != held.session_id:  # changed while reading; the next line does not give way
             return False
         try:
-            await self._store.multi([guard, Delete(path, held.task.version)])
+            await self._store.multi([guard, *checks, Delete(path, held.task.version)])
             return True
         except (MultiFailedError, WriteOutcomeUnknownError) as error:
+            if isinstance(error, MultiFailedError) and 1 <= error.index <= len(checks):
+                return False
             _log.info("task is looked at again", extra={"ledger_id": held.task.ledger_id, "error": str(error)})
             return None
 

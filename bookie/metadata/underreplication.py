@@ -16,6 +16,7 @@ from bookie.metadata.layout import (
     LAYOUT,
     UNDERREPLICATION,
     disable_path,
+    lock_path,
     locks_path,
     lost_bookie_delay_path,
     task_ledger_id,
@@ -24,9 +25,16 @@ from bookie.metadata.layout import (
     tasks_path,
 )
 from bookie.metadata.nodes import create_with_parents, ensure_path, reread
-from bookie.metadata.port import ANY_VERSION, MetadataStore, NodeExistsError, NoNodeError, WriteOutcomeUnknownError
+from bookie.metadata.port import (
+    ANY_VERSION,
+    Check,
+    MetadataStore,
+    NodeExistsError,
+    NoNodeError,
+    WriteOutcomeUnknownError,
+)
 from bookie.metadata.task_format import TASKS_LAYOUT, UnreadableTaskError, decode_task, is_tasks_layout
-from bookie.metadata.task_locks import HeldTask, Task, TaskLocks
+from bookie.metadata.task_locks import HeldLock, HeldTask, Task, TaskLocks
 from bookie.metadata.task_marking import TaskMarking
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.ids import BookieId, LedgerId
@@ -35,6 +43,7 @@ from bookie.runtime.clock import Clock
 __all__ = [
     "AlreadyDisabledError",
     "AlreadyEnabledError",
+    "HeldLock",
     "HeldTask",
     "IncompatibleTasksError",
     "InvalidDelayError",
@@ -176,17 +185,23 @@ class UnderReplication:
         """
         return await self._locks.lock(ledger_id, owner)
 
-    async def complete(self, held: HeldTask) -> bool:
+    async def complete(self, held: HeldTask, checks: Sequence[Check] = ()) -> bool:
         """Delete the task if it is the one seen under the lock and the lock is ours (S5), and release the lock.
 
+        Args:
+            held: the task.
+            checks: what else the verdict was made from, such as the version of the ledger's metadata (I18); part of the
+                same transaction.
+
         Returns:
-            True if the task is gone. False if it was marked again, or the lock is not ours any more: it stays.
+            True if the task is gone. False if it was marked again, one of ``checks`` does not hold, or the lock is not
+            ours any more: it stays.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; release the lock. Done or not, the next holder
                 sees it.
         """
-        return await self._locks.complete(held)
+        return await self._locks.complete(held, checks)
 
     async def release(self, held: HeldTask) -> None:
         """Release the lock if it is still the node that this session created; never anybody else's. Idempotent.
@@ -195,6 +210,26 @@ class UnderReplication:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; release again, or let the session's end do it.
         """
         await self._locks.release(held)
+
+    async def lock_alone(self, ledger_id: LedgerId, owner: str) -> HeldLock | None:
+        """Take the lock of a ledger, marked or not, as Apache's collectors do; None if somebody holds it.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; a lock that was made ends with the session.
+        """
+        return await self._locks.lock_alone(ledger_id, owner)
+
+    async def release_alone(self, held: HeldLock) -> None:
+        """Release a lock of ``lock_alone``, if it is still the node that this session created. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the end of the session releases it.
+        """
+        await self._locks.release_alone(held)
+
+    def lock_check(self, ledger_id: LedgerId) -> Check:
+        """Part of a transaction that is to happen only while the ledger is locked."""
+        return Check(lock_path(self._root, ledger_id))
 
     async def is_disabled(self) -> bool:
         """Whether auto-recovery is disabled cluster-wide (S7).

@@ -38,6 +38,9 @@ def main() -> int:
         read_only_below_bytes=options.read_only_below_bytes,
         session_timeout_s=options.session_timeout,
         connect_timeout_s=options.connect_timeout,
+        is_new_incarnation=options.new_incarnation,
+        collect_interval_s=options.collect_interval,
+        collect_ratio_max=options.collect_ratio_max,
     )
     return asyncio.run(run_bookie(settings))
 
@@ -54,6 +57,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--read-only-below-bytes", type=int, default=1 << 30, help="0: never read-only")
     parser.add_argument("--session-timeout", type=float, default=10.0, help="of the ZooKeeper session, in seconds")
     parser.add_argument("--connect-timeout", type=float, default=15.0, help="to ZooKeeper at the start, in seconds")
+    parser.add_argument(
+        "--new-incarnation",
+        action="store_true",
+        help="start on empty directories under a known bookie id: its disks are lost for good",
+    )
+    parser.add_argument(
+        "--collect-interval", type=float, default=3600.0, help="seconds between passes of the collector; 0: never"
+    )
+    parser.add_argument(
+        "--collect-ratio-max", type=float, default=0.5, help="a pass that would throw away more than this stops"
+    )
     parser.add_argument("--plaintext", action="store_true", help="no TLS although --host is not a loopback address")
     parser.add_argument("--tls-ca", type=Path, help="PEM file; switches TLS on, with --tls-cert and --tls-key")
     parser.add_argument("--tls-cert", type=Path)

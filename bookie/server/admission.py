@@ -12,6 +12,7 @@ from pathlib import Path
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.cookies import (
     Cookie,
+    CookieConflictError,
     CookieExistsError,
     CookieStore,
     InvalidCookieError,
@@ -23,8 +24,8 @@ from bookie.metadata.incarnations import Incarnations
 from bookie.metadata.port import MetadataStore
 from bookie.model.ids import BookieId, bookie_id
 from bookie.runtime.clock import Clock
-from bookie.server.directories import INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role, look
-from bookie.server.identity import Evidence, IdentityError, KnownBookie, Refusal, decide
+from bookie.server.directories import INCARNATION_FILE, LIMBO_FILE, VERSION_FILE, LocalDirectory, Role, look
+from bookie.server.identity import Evidence, IdentityError, KnownBookie, NewIncarnation, Refusal, decide
 from bookie.storage.port import Disk
 
 _log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class Admitted:
 
     bookie_id: BookieId
     incarnation: str
+    is_stamped: bool = True
+    """False: first put in limbo what earlier disks may have held (``limbo``), then call ``stamp``."""
 
 
 async def admit(
@@ -55,8 +58,12 @@ async def admit(
     default_id: str,
     clock: Clock,
     rng: random.Random,
+    *,
+    may_be_new_incarnation: bool = False,
 ) -> Admitted:
     """Return who this process is, once that is written down in ZooKeeper and in the directories.
+
+    Disks that come after others under the same bookie id are not stamped yet; see ``Admitted``.
 
     Args:
         store: session with the cluster's ZooKeeper.
@@ -66,6 +73,7 @@ async def admit(
         default_id: bookie id where none was asked for and the directories know none.
         clock: time.
         rng: makes the UUID of a new incarnation.
+        may_be_new_incarnation: whether empty disks under a known bookie id are meant so.
 
     Raises:
         IdentityError: this process must not be that bookie.
@@ -77,20 +85,32 @@ async def admit(
     await refuse_foreign(store, cluster)
     directories = [await look(place.role, str(place.path.resolve()), place.disk) for place in places]
     bookie = bookie_id(wanted_id or _id_in(directories) or default_id)
-    expected = Cookie(
-        bookie,
-        tuple(directory.path for directory in directories if directory.role is Role.JOURNAL),
-        tuple(directory.path for directory in directories if directory.role is Role.LEDGERS),
-        cluster.instance_id,
-    )
+    expected = _cookie(places, bookie, cluster)
     history = [incarnation.uuid for incarnation in await Incarnations(store, cluster.root).read(bookie)]
-    decision = decide(Evidence(expected, await _stored_cookie(store, cluster, bookie), history, directories))
+    stored = await _stored_cookie(store, cluster, bookie)
+    decision = decide(Evidence(expected, stored, history, directories, may_be_new_incarnation))
     if isinstance(decision, KnownBookie):
         return Admitted(bookie, decision.incarnation)
     incarnation = decision.incarnation or str(uuid.UUID(int=rng.getrandbits(128), version=4))
-    await _write_down(store, cluster, places, expected, incarnation, clock)
-    _log.info("new bookie", extra={"bookie_id": bookie, "incarnation": incarnation})
-    return Admitted(bookie, incarnation)
+    has_predecessors = isinstance(decision, NewIncarnation) or any(other != incarnation for other in history)
+    if has_predecessors:
+        for place in places:
+            await place.disk.replace(LIMBO_FILE, incarnation.encode())
+    for place in places:
+        await place.disk.replace(INCARNATION_FILE, incarnation.encode())
+    await Incarnations(store, cluster.root).record(bookie, incarnation, clock.epoch_ms())
+    _log.info("new disks", extra={"bookie_id": bookie, "incarnation": incarnation, "is_known": has_predecessors})
+    admitted = Admitted(bookie, incarnation, is_stamped=False)
+    return admitted if has_predecessors else await stamp(store, cluster, places, admitted)
+
+
+def _cookie(places: Sequence[Place], bookie: BookieId, cluster: Cluster) -> Cookie:
+    return Cookie(
+        bookie,
+        tuple(str(place.path.resolve()) for place in places if place.role is Role.JOURNAL),
+        tuple(str(place.path.resolve()) for place in places if place.role is Role.LEDGERS),
+        cluster.instance_id,
+    )
 
 
 def _id_in(directories: Sequence[LocalDirectory]) -> str | None:
@@ -116,23 +136,33 @@ async def _stored_cookie(store: MetadataStore, cluster: Cluster, bookie: BookieI
     return stored.cookie if stored is not None else None
 
 
-async def _write_down(
-    store: MetadataStore, cluster: Cluster, places: Sequence[Place], cookie: Cookie, incarnation: str, clock: Clock
-) -> None:
-    """Every step may find itself done already; see ``identity`` for the order."""
-    for place in places:
-        await place.disk.replace(INCARNATION_FILE, incarnation.encode())
-    await Incarnations(store, cluster.root).record(cookie.bookie_id, incarnation, clock.epoch_ms())
-    cookies = CookieStore(store, cluster)
+async def stamp(store: MetadataStore, cluster: Cluster, places: Sequence[Place], admitted: Admitted) -> Admitted:
+    """Write the cookie down, as the last step of a start on new disks. Every step may find itself done already.
+
+    Raises:
+        IdentityError: other disks have taken this bookie id meanwhile.
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer from ZooKeeper; starting again is safe.
+        DiskError: a directory cannot be written.
+    """
+    cookie = _cookie(places, admitted.bookie_id, cluster)
+    history = await Incarnations(store, cluster.root).read(cookie.bookie_id)
+    stored = await CookieStore(store, cluster).read(cookie.bookie_id)
+    has_predecessors = any(item.uuid != admitted.incarnation for item in history)
     try:
-        await cookies.create(cookie)
-    except CookieExistsError as error:
-        stored = await _stored_cookie(store, cluster, cookie.bookie_id)
-        history = await Incarnations(store, cluster.root).read(cookie.bookie_id)
-        if stored != cookie or not history or history[-1].uuid != incarnation:
-            raise IdentityError(
-                Refusal.EMPTY_DISKS,
-                f"another bookie has just joined as {cookie.bookie_id}: give this one another bookie id",
-            ) from error
+        if not history or history[-1].uuid != admitted.incarnation:
+            raise CookieConflictError("other disks were recorded last")
+        if stored is not None and stored.cookie != cookie and has_predecessors:
+            await CookieStore(store, cluster).replace(cookie, stored.version)
+        elif stored is None or stored.cookie != cookie:
+            await CookieStore(store, cluster).create(cookie)
+    except (CookieExistsError, CookieConflictError) as error:
+        raise IdentityError(
+            Refusal.EMPTY_DISKS,
+            f"another bookie has just joined as {cookie.bookie_id}: give this one another bookie id",
+        ) from error
     for place in places:
         await place.disk.replace(VERSION_FILE, encode_cookie(cookie))
+    for place in places:
+        await place.disk.unlink(LIMBO_FILE)
+        await place.disk.sync_directory("")
+    return Admitted(admitted.bookie_id, admitted.incarnation)

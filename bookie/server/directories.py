@@ -1,7 +1,8 @@
 """What a bookie's directories say about whose they are.
 
 Beside the data, ``current`` in each directory holds ``VERSION`` (the cookie, as Apache's bookies write it) and
-``incarnation`` (the UUID of this set of disks).
+``incarnation`` (the UUID of this set of disks). While ``limbo-pending`` is there as well, with the same UUID, the
+bookie has not yet put in limbo what earlier disks under its id may have held, and must not serve.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ CURRENT: Final = "current"
 """Sub-directory with everything; beside it may lie what is not ours, such as ``lost+found``."""
 VERSION_FILE: Final = "VERSION"
 INCARNATION_FILE: Final = "incarnation"
-_NOT_DATA: Final = (VERSION_FILE, INCARNATION_FILE, ".")
+LIMBO_FILE: Final = "limbo-pending"
+_NOT_DATA: Final = (VERSION_FILE, INCARNATION_FILE, LIMBO_FILE, ".")
 """Beginnings of names: also of the remains of an interrupted write of such a file, and of the lock's."""
 
 
@@ -38,6 +40,8 @@ class LocalDirectory:
     incarnation: str | None = None
     has_data: bool = False
     """Whether there is anything else."""
+    pending: str | None = None
+    """Incarnation in ``limbo-pending``."""
 
 
 async def look(role: Role, path: str, disk: Disk) -> LocalDirectory:
@@ -49,13 +53,19 @@ async def look(role: Role, path: str, disk: Disk) -> LocalDirectory:
     names = await disk.names("")
     version = await _read(disk, VERSION_FILE) if VERSION_FILE in names else None
     incarnation = await _read(disk, INCARNATION_FILE) if INCARNATION_FILE in names else None
+    pending = await _read(disk, LIMBO_FILE) if LIMBO_FILE in names else None
     return LocalDirectory(
         role,
         path,
         version,
-        None if incarnation is None else incarnation.decode(errors="replace").strip(),
+        _text(incarnation),
         has_data=any(not name.startswith(_NOT_DATA) for name in names),
+        pending=_text(pending),
     )
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode(errors="replace").strip()
 
 
 async def _read(disk: Disk, name: str) -> bytes:

@@ -1,5 +1,9 @@
 """Makes a bookie read-only while a disk is nearly full, and writable again once there is clearly room.
 
+Three steps (reliability 3.4): below the threshold plain adds are refused, below a part of it those of recovery and
+repair as well, so that what is left serves checkpoints and collection; and a disk that says it is full makes the bookie
+read-only whatever the threshold is.
+
 Read-only is announced in ZooKeeper before plain adds are refused, and adds are accepted before writable is announced:
 a writer that picks a bookie by its registration is not turned away.
 """
@@ -25,6 +29,11 @@ ANNOUNCE_DEADLINE_S: Final = 5.0
 """How long ZooKeeper may take to hear of it; a disk that fills up does not wait for longer."""
 _RETURN_FACTOR: Final = 1.25
 """Free space must exceed the threshold by this much before the bookie is writable again, or it would flap."""
+_RECOVERY_FACTOR: Final = 0.4
+"""Recovery and repair may go on down to this part of the threshold: what they copy is needed more than new data."""
+_FULL_HOLD_S: Final = 60.0
+"""How long a disk that was full must not have been so before the bookie is writable again: whether there is space for
+the next write is known only by writing."""
 
 
 def should_be_read_only(was_read_only: bool, free_bytes: int, read_only_below_bytes: int) -> bool:
@@ -62,6 +71,7 @@ class DiskWatch:
         self._keeper = keeper
         self._clock = clock
         self._read_only_below_bytes = read_only_below_bytes
+        self._was_full_at_s: float | None = None
 
     async def run(self) -> None:
         """Look again and again; ends by cancellation alone."""
@@ -77,8 +87,11 @@ class DiskWatch:
             _log.warning("free space is unknown", extra={"error": str(error)})
             return
         was_read_only = self._service.is_read_only
+        self._storage.takes_no_adds = should_be_read_only(
+            self._storage.takes_no_adds, free, int(self._read_only_below_bytes * _RECOVERY_FACTOR)
+        )
         is_low = should_be_read_only(was_read_only, free, self._read_only_below_bytes)
-        is_read_only = is_low or self._storage.is_full
+        is_read_only = is_low or self._was_full_lately()
         if is_read_only == was_read_only:
             return
         _log.warning("read-only mode changes", extra={"is_read_only": is_read_only, "free_bytes": free})
@@ -86,3 +99,9 @@ class DiskWatch:
             self._service.is_read_only = False
         await self._keeper.switch(is_read_only=is_read_only, deadline_s=ANNOUNCE_DEADLINE_S)
         self._service.is_read_only = is_read_only
+
+    def _was_full_lately(self) -> bool:
+        now_s = self._clock.monotonic_s()
+        if self._storage.is_full:
+            self._was_full_at_s = now_s
+        return self._was_full_at_s is not None and now_s - self._was_full_at_s < _FULL_HOLD_S

@@ -22,9 +22,11 @@ from bookie.wire.grpc_codec import (
     add_from_wire,
     fence_to_wire,
     info_to_wire,
+    lac_to_wire,
     list_to_wire,
     read_last_to_wire,
     read_to_wire,
+    write_lac_to_wire,
 )
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import AddBatch
@@ -61,7 +63,8 @@ class BookieServicer(rpc.BookieServicer):
     async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[pb.EntryBatch]:  # noqa: N802
         """Stream the answer in pieces."""
         entry_ids = cast(list[EntryId], list(request.entry_ids))
-        reply = await self._handler.read(request.incarnation, LedgerId(request.ledger_id), entry_ids)
+        fence_key = request.fence_key if request.HasField("fence_key") else None
+        reply = await self._handler.read(request.incarnation, LedgerId(request.ledger_id), entry_ids, fence_key)
         for message in read_to_wire(reply):
             yield message
 
@@ -73,6 +76,21 @@ class BookieServicer(rpc.BookieServicer):
         """Fence a ledger."""
         ledger_id = LedgerId(request.ledger_id)
         return fence_to_wire(await self._handler.fence(request.incarnation, ledger_id, request.master_key))
+
+    async def ReadLac(self, request: pb.ReadLacRequest, context: Context) -> pb.LacResponse:  # noqa: N802
+        """Answer with what is known."""
+        return lac_to_wire(await self._handler.read_lac(request.incarnation, LedgerId(request.ledger_id)))
+
+    async def WaitLac(self, request: pb.WaitLacRequest, context: Context) -> pb.LacResponse:  # noqa: N802
+        """Answer when there is more to tell; cancelled when the client is gone."""
+        ledger_id, beyond, wait_s = LedgerId(request.ledger_id), EntryId(request.beyond), request.wait_ms / 1000
+        return lac_to_wire(await self._handler.wait_lac(request.incarnation, ledger_id, beyond, wait_s))
+
+    async def WriteLac(self, request: pb.WriteLacRequest, context: Context) -> pb.WriteLacResponse:  # noqa: N802
+        """Take a hint."""
+        ledger_id = LedgerId(request.ledger_id)
+        reply = await self._handler.write_lac(request.incarnation, ledger_id, request.master_key, request.explicit_lac)
+        return write_lac_to_wire(reply)
 
     async def ListEntries(  # noqa: N802
         self, request: pb.ListEntriesRequest, context: Context

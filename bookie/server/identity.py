@@ -8,6 +8,11 @@ refused, and a person decides.
 A new bookie is written down in this order: its incarnation into the directories, then into the history, then the cookie
 into ZooKeeper, then ``VERSION`` into the directories, then the first data. A start that was interrupted at any point
 is told from lost disks by the incarnation file and by the absence of data, and goes on where it stopped.
+
+A new incarnation, empty disks under a known bookie id, is stamped last (BP-46): ``limbo-pending`` and the incarnation
+into the directories, then the history; then everything that metadata says of this bookie is put in limbo and marked for
+repair; only then the cookie and ``VERSION``, and in the end ``limbo-pending`` goes. As long as it is there, a start
+begins again with the limbo, and nothing is served.
 """
 
 from __future__ import annotations
@@ -56,6 +61,8 @@ class Evidence:
     history: Sequence[str]
     """Incarnations that ZooKeeper knows under this bookie id, oldest first."""
     directories: Sequence[LocalDirectory]
+    may_be_new_incarnation: bool = False
+    """Whether empty disks under a known bookie id are meant so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,20 @@ class KnownBookie:
     incarnation: str
 
 
-def decide(evidence: Evidence) -> NewBookie | KnownBookie:
+@dataclass(frozen=True, slots=True)
+class NewIncarnation:
+    """Begin, or go on with, a new incarnation: nothing is stamped or served before all it may have held is in limbo.
+
+    ``incarnation``: that of an interrupted start, None for none.
+    """
+
+    incarnation: str | None
+
+
+Decision = NewBookie | KnownBookie | NewIncarnation
+
+
+def decide(evidence: Evidence) -> Decision:
     """Return how to start.
 
     Raises:
@@ -81,6 +101,8 @@ def decide(evidence: Evidence) -> NewBookie | KnownBookie:
     for directory in evidence.directories:
         if directory.version is not None:
             _check_cookie(_decoded(directory), directory, evidence.expected)
+    if any(directory.pending is not None for directory in evidence.directories):
+        return _decide_pending(evidence)
     if evidence.stored is None:
         return _decide_without_cookie(evidence)
     return _decide_with_cookie(evidence, evidence.stored)
@@ -136,8 +158,27 @@ def _decide_without_cookie(evidence: Evidence) -> NewBookie:
     return NewBookie(incarnations.pop() if len(incarnations) == 1 else None)
 
 
-def _decide_with_cookie(evidence: Evidence, stored: Cookie) -> NewBookie | KnownBookie:
-    expected, directories = evidence.expected, evidence.directories
+def _decide_pending(evidence: Evidence) -> Decision:
+    """A new incarnation whose start was interrupted."""
+    directories = evidence.directories
+    if evidence.stored is not None:
+        _check_stored(evidence, evidence.stored)
+    pending = sorted({directory.pending for directory in directories if directory.pending is not None})
+    has_data = any(directory.has_data for directory in directories)
+    current = evidence.history[-1] if evidence.history else None
+    is_replaced = len(pending) > 1 or (current != pending[0] and (has_data or pending[0] in evidence.history))
+    has_others = any(directory.has_data and directory.incarnation != pending[0] for directory in directories)
+    if is_replaced or has_others:
+        raise _other_incarnation(evidence, current or "(none)")
+    lost = [d for d in directories if d.incarnation is None and d.pending is None and d.version is None]
+    if lost and has_data:
+        raise _lost_disk(evidence.expected.bookie_id, lost, False)
+    return NewIncarnation(pending[0])
+
+
+def _check_stored(evidence: Evidence, stored: Cookie) -> None:
+    """What any bookie with a cookie has to fulfil."""
+    expected = evidence.expected
     if not evidence.history:
         raise IdentityError(
             Refusal.NOT_OURS,
@@ -146,11 +187,19 @@ def _decide_with_cookie(evidence: Evidence, stored: Cookie) -> NewBookie | Known
         )
     if (stored.instance_id or "") != (expected.instance_id or ""):
         raise _other_cluster(f"the cookie of bookie {expected.bookie_id} in ZooKeeper", stored, expected)
+
+
+def _decide_with_cookie(evidence: Evidence, stored: Cookie) -> Decision:
+    expected, directories = evidence.expected, evidence.directories
+    _check_stored(evidence, stored)
     current = evidence.history[-1]
     is_current = all(directory.incarnation == current for directory in directories)
     empty = [directory for directory in directories if directory.version is None]
-    if is_current and empty and not any(directory.has_data for directory in directories):
+    has_data = any(directory.has_data for directory in directories)
+    if is_current and empty and not has_data:
         return NewBookie(current)
+    if len(empty) == len(directories) and not has_data and evidence.may_be_new_incarnation:
+        return NewIncarnation(None)
     if empty:
         raise _lost_disk(expected.bookie_id, empty, len(empty) == len(directories))
     if stored != expected or any(_decoded(directory) != stored for directory in directories):
@@ -160,22 +209,29 @@ def _decide_with_cookie(evidence: Evidence, stored: Cookie) -> NewBookie | Known
             "start it with the directories it was made with",
         )
     if not is_current:
-        raise IdentityError(
-            Refusal.OTHER_INCARNATION,
-            f"ZooKeeper knows the disks of bookie {expected.bookie_id} as incarnation {current}, and "
-            + ", ".join(f"{directory.path} says {directory.incarnation or 'nothing'}" for directory in directories)
-            + ": mount the disks that this bookie last ran on",
-        )
+        raise _other_incarnation(evidence, current)
     return KnownBookie(current)
+
+
+def _other_incarnation(evidence: Evidence, current: str) -> IdentityError:
+    found = ", ".join(
+        f"{directory.path} says {directory.pending or directory.incarnation or 'nothing'}"
+        for directory in evidence.directories
+    )
+    return IdentityError(
+        Refusal.OTHER_INCARNATION,
+        f"ZooKeeper knows the disks of bookie {evidence.expected.bookie_id} as incarnation {current}, and {found}: "
+        "mount the disks that this bookie last ran on",
+    )
 
 
 def _lost_disk(bookie: str, empty: Sequence[LocalDirectory], is_everything: bool) -> IdentityError:
     if is_everything:
         return IdentityError(
             Refusal.EMPTY_DISKS,
-            f"bookie {bookie} is known to the cluster and its directories are empty: mount its disks. Using a bookie "
-            "id again with empty disks is not allowed yet, as it needs a data-integrity repair first: without one, "
-            "the entries it held would count as never written. To start on empty disks, give another bookie id",
+            f"bookie {bookie} is known to the cluster and its directories are empty: mount its disks. If they are lost "
+            "for good, start with --new-incarnation, which begins a data-integrity repair: what the bookie held counts "
+            "as unknown, and is copied to it again from the others. Or give another bookie id",
         )
     lost = empty[0]
     return IdentityError(

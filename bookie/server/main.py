@@ -25,10 +25,12 @@ from bookie.model.errors import BkhealError
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.tasks import cancel, guarded
 from bookie.server.admission import Place, admit
+from bookie.server.collector import Collector, CollectorSettings
 from bookie.server.directories import CURRENT, Role
 from bookie.server.disk_watch import DiskWatch, free_bytes, should_be_read_only
 from bookie.server.exit_codes import ExitCode, exit_code_of
 from bookie.server.grpc_server import GrpcServer
+from bookie.server.limbo import finish_start
 from bookie.server.registration import RegistrationKeeper, service_info
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.settings import BookieSettings
@@ -95,8 +97,21 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
     store, cluster = await _connect(settings, stack)
     places = (Place(Role.JOURNAL, settings.journal_dir, journal), Place(Role.LEDGERS, settings.ledger_dir, ledgers))
     default_id = f"{settings.advertised}:{port}"
-    admitted = await admit(store, cluster, places, settings.bookie_id or "", default_id, clock, random.SystemRandom())
+    rng = random.SystemRandom()
+    admitted = await admit(
+        store,
+        cluster,
+        places,
+        settings.bookie_id or "",
+        default_id,
+        clock,
+        rng,
+        may_be_new_incarnation=settings.is_new_incarnation,
+    )
     storage = await _storage(settings, journal, ledgers, clock, stack)
+    await finish_start(
+        store, cluster, places, admitted, storage, clock, rng, takeover_deadline_s=settings.takeover_deadline_s
+    )
     service = BookieService(storage, ledgers, BookieIdentity(admitted.incarnation, _version()))
     await server.start(service)
     keeper = RegistrationKeeper(
@@ -114,6 +129,15 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
         (journal, ledgers), storage, service, keeper, clock, read_only_below_bytes=settings.read_only_below_bytes
     )
     stack.push_async_callback(cancel, guarded("disk watch", watch.run()))
+    if settings.collect_interval_s > 0:
+        # Longer than any session timeout that a server grants, or a look could be answered by the past.
+        pace = CollectorSettings(
+            settings.collect_interval_s,
+            confirm_after_s=settings.takeover_deadline_s,
+            ratio_max=settings.collect_ratio_max,
+        )
+        collector = Collector(store, cluster, storage, admitted.bookie_id, clock, rng, pace)
+        stack.push_async_callback(cancel, guarded("collector", collector.run()))
     await server.say_serving()
     sys.stdout.write(f"bookie {admitted.bookie_id} ready on {settings.advertised}:{port}\n")
     sys.stdout.flush()

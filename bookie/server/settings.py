@@ -50,6 +50,15 @@ class BookieSettings:
     """How long an earlier session's registration of this bookie may take to vanish; more than any session timeout."""
     concurrent_requests_max: int = 512
     """gRPC calls at once, add streams among them; one more is refused."""
+    is_new_incarnation: bool = False
+    """Start although the directories are empty and the bookie id had others: what these held counts as unknown and is
+    copied to this bookie again."""
+    collect_interval_s: float = 3600.0
+    """Between two passes that throw away what belongs to deleted ledgers and to those that repair moved elsewhere. 0:
+    never."""
+    collect_ratio_max: float = 0.5
+    """A pass that would throw away more than this part of the local ledgers (and there are more than a hundred) does
+    nothing and says so. Raise it for the one start at which that much is meant to go."""
     drain_deadline_s: float = 20.0
     """How long requests may take to end once a stop was asked for; below Kubernetes' grace period of 30 s."""
 
@@ -71,6 +80,10 @@ class BookieSettings:
             problems.append(f"journal and ledger directory are both {self.journal_dir}: give two directories")
         if self.read_only_below_bytes < 0:
             problems.append(f"read_only_below_bytes is {self.read_only_below_bytes}: give 0 (never) or more")
+        if not 0 < self.collect_ratio_max <= 1:
+            problems.append(f"collect_ratio_max is {self.collect_ratio_max}: give more than 0 and at most 1")
+        if self.collect_interval_s < 0:
+            problems.append(f"collect_interval_s is {self.collect_interval_s}: give 0 (never) or more")
         if self.bookie_id is not None:
             problems += _id_problems(self.bookie_id)
         if self.tls is not None and self.is_plaintext:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from bookie.model.ids import EntryId, LedgerId
+from bookie.runtime.fault_points import fault_point
 from bookie.storage.entry_log import EntryLogs, EntryLogWriter
 from bookie.storage.index_format import MARK_KEY, CheckpointMark, pack_entry_key
 from bookie.storage.ledger_state import LedgerStates
@@ -72,6 +73,16 @@ class Checkpointer:
                 await self._finish(self._pending)
             self._pending = self._begin(durable_sequence())
             return await self._finish(self._pending)
+
+    def exclusive(self) -> asyncio.Lock:
+        """To hold while changing what the index says about entries: no checkpoint runs meanwhile."""
+        return self._running
+
+    def drop(self, ledger_id: LedgerId) -> None:
+        """Forget a ledger's entries that are not in the index yet. To be called under ``exclusive``."""
+        self.caches.active.drop(ledger_id)
+        if self._pending is not None and self.caches.flushing is not None:
+            self._pending.named -= self.caches.flushing.drop(ledger_id, self._pending.named)
 
     async def settled(self) -> None:
         """Wait until no checkpoint is running."""
@@ -128,7 +139,8 @@ class Checkpointer:
         for item in items:
             page.append(item)
             size += len(item[2].data)
-            if size >= self.settings.flush_page_bytes or len(page) >= self.settings.flush_page_entries:
+            is_full = size >= self.settings.flush_page_bytes or len(page) >= self.settings.flush_page_entries
+            if is_full or fault_point("checkpoint.tiny_page"):
                 yield page
                 page, size = [], 0
         if page:

@@ -28,6 +28,7 @@ _CRC: Final = struct.Struct(">I")
 _IDS: Final = struct.Struct(">qq")
 _MAGIC: Final = b"\x93bkhelog"
 HEADER_SIZE: Final = _HEADER.size + _CRC.size
+RECORD_HEADER_SIZE: Final = _RECORD.size
 _GAP_BYTES_MAX: Final = 16 << 10
 """Entries this near to each other are read as one range: cheaper than a second request to the device."""
 
@@ -86,6 +87,7 @@ class EntryLogs:
         self._open_max = open_max
         self._open: dict[int, _OpenLog] = {}
         self._surplus: list[_OpenLog] = []
+        self._gone: set[int] = set()
 
     async def create(self) -> EntryLogWriter:
         """Begin a file; its name and header are durable on return.
@@ -127,10 +129,17 @@ class EntryLogs:
                 results[index] = data
         return results
 
+    async def forget(self, log_id: int) -> None:
+        """Close a file that was removed, once those who read it now are done."""
+        self._gone.add(log_id)
+        if (log := self._open.pop(log_id, None)) is not None:
+            self._surplus.append(log)
+        await self._close_surplus()
+
     async def close(self) -> None:
         """Close what is open."""
-        opened, self._open = self._open, {}
-        for log in opened.values():
+        opened, self._open, self._surplus = [*self._open.values(), *self._surplus], {}, []
+        for log in opened:
             await log.file.close()
 
     async def _read_log(self, log_id: int, locations: list[Location]) -> list[bytes | DiskError | None]:
@@ -150,6 +159,10 @@ class EntryLogs:
         """An open file that stays open until ``uses`` is given back."""
         if (log := self._open.pop(log_id, None)) is None:
             opened = _OpenLog(await self._disk.open(log_path(log_id)))
+            if log_id in self._gone:  # removed while it was being opened
+                self._surplus.append(opened)
+                opened.uses += 1
+                return opened
             if (log := self._open.pop(log_id, None)) is None:
                 log = opened
             else:  # another reader opened it meanwhile
@@ -161,10 +174,19 @@ class EntryLogs:
     async def _close_surplus(self) -> None:
         over = max(len(self._open) - self._open_max, 0)
         idle = [log_id for log_id, log in self._open.items() if not log.uses][:over]
-        surplus, self._surplus = [*self._surplus, *(self._open.pop(log_id) for log_id in idle)], []
-        for log in surplus:
+        surplus = [*self._surplus, *(self._open.pop(log_id) for log_id in idle)]
+        self._surplus = [log for log in surplus if log.uses]
+        for log in [log for log in surplus if not log.uses]:
             with suppress(DiskError):
                 await log.file.close()
+
+
+def decode_log_id(data: bytes) -> int | None:
+    """Log id in a file's header, None where that is damaged."""
+    if len(data) < HEADER_SIZE or _CRC.unpack_from(data, _HEADER.size)[0] != crc32c(data[: _HEADER.size]):
+        return None
+    magic, found_format, log_id = _HEADER.unpack_from(data)
+    return log_id if (magic, found_format) == (_MAGIC, _FORMAT) else None
 
 
 def decode_records(data: bytes) -> list[tuple[Location, bytes]]:

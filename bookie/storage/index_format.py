@@ -20,6 +20,9 @@ _STATE_KEY: Final = struct.Struct(">6sq")
 _STATE_PREFIX: Final = b"\xffstate"
 _LOCATION: Final = struct.Struct(">QQII")
 _MARK: Final = struct.Struct(">HQQQ")
+_DEAD_KEY: Final = struct.Struct(">5sQ")
+_DEAD_PREFIX: Final = b"\xffdead"
+_DEAD: Final = struct.Struct(">Q")
 
 pack_entry_key = _ENTRY_KEY.pack
 """Key of (ledger id, entry id)."""
@@ -88,3 +91,41 @@ def unpack_location(value: bytes) -> Location:
 def state_key(ledger_id: int) -> bytes:
     """Key of a ledger's state."""
     return _STATE_KEY.pack(_STATE_PREFIX, ledger_id)
+
+
+def states_after(ledger_id: int) -> tuple[bytes, bytes]:
+    """First key and end key of the states of all ledgers behind ``ledger_id`` (-1: of all)."""
+    return (state_key(ledger_id) + b"\0" if ledger_id >= 0 else _STATE_PREFIX), _STATE_PREFIX + b"\xff"
+
+
+def ledger_id_of_state(key: bytes) -> int:
+    """Ledger id in a state's key."""
+    ledger_id: int = _STATE_KEY.unpack(key)[1]
+    return ledger_id
+
+
+def dead_key(log_id: int) -> bytes:
+    """Key of the number of bytes in an entry log that were collected."""
+    return _DEAD_KEY.pack(_DEAD_PREFIX, log_id)
+
+
+def dead_range() -> tuple[bytes, bytes]:
+    """First key and end key of those numbers."""
+    return _DEAD_PREFIX, _DEAD_PREFIX + b"\xff" * 9
+
+
+def log_id_of_dead(key: bytes) -> int:
+    """Log id in a key of ``dead_range``."""
+    log_id: int = _DEAD_KEY.unpack(key)[1]
+    return log_id
+
+
+def pack_dead(size: int) -> bytes:
+    """Value under ``dead_key``."""
+    return _DEAD.pack(size)
+
+
+def unpack_dead(value: bytes | None) -> int:
+    """Inverse of ``pack_dead``; 0 for None."""
+    size: int = 0 if value is None else _DEAD.unpack(value)[0]
+    return size

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bookie.model.errors import FatalError, TransientError
+from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.storage.journal_format import (
     RECORD_HEADER_SIZE,
@@ -209,6 +210,8 @@ class Journal:
     def _take_group(self) -> None:
         size = 0
         while self._queue and (not size or size + self._queue[0].records.size <= self._settings.journal_batch_bytes):
+            if size and fault_point("journal.tiny_batch"):
+                return
             size += self._queue[0].records.size
             self._group.append(self._queue.popleft())
 
@@ -225,7 +228,7 @@ class Journal:
         self._waiting_bytes -= size
         while group:
             group.popleft().finish(None)
-        if self._offset >= self._settings.journal_file_bytes:
+        if self._offset >= self._settings.journal_file_bytes or fault_point("journal.roll_early"):
             await self._close_file()
 
     async def _begin_file(self) -> DiskFile:

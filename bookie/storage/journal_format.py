@@ -44,6 +44,8 @@ class RecordKind(enum.IntEnum):
     FENCE = 3
     LIMBO = 4
     """Fenced, and what the ledger held here is unknown."""
+    NO_LIMBO = 6
+    """What the ledger should hold here is known and here again; it stays fenced."""
 
 
 _KINDS: Final = frozenset(kind.value for kind in RecordKind)

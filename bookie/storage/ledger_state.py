@@ -17,9 +17,9 @@ from itertools import islice
 from typing import Final
 
 from bookie.model.errors import FatalError
-from bookie.model.ids import LedgerId
+from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from bookie.storage.errors import UnsupportedFormatError
-from bookie.storage.index_format import state_key
+from bookie.storage.index_format import ledger_id_of_state, state_key, states_after
 from bookie.storage.port import EntryIndex
 from bookie.wire.port import Status
 
@@ -27,6 +27,7 @@ _FORMAT: Final = 1
 _FENCED: Final = 1
 _LIMBO: Final = 2
 _HAS_KEY: Final = 4
+_COLLECTED: Final = 8
 _FORGET_SCAN: Final = 32
 """States looked at after each use: a constant cost, and far more than the one that a use can add."""
 
@@ -42,6 +43,8 @@ class LedgerState:
         is_fenced: ordinary adds are refused, from the moment the fence is enqueued.
         is_fence_durable: the fence survives a crash; nothing may be answered on it before.
         is_limbo: what this bookie held is unknown; every "absent" is answered with LIMBO.
+        is_collected: the entries were collected and none came since; the rest, the fence above all, stays for good.
+        deleting: set when the deletion of entries that is under way has ended; None: none is.
         fencing: completes when the fence being written is durable or has failed; shared by concurrent fences.
     """
 
@@ -52,6 +55,8 @@ class LedgerState:
     is_fenced: bool = False
     is_fence_durable: bool = False
     is_limbo: bool = False
+    is_collected: bool = False
+    deleting: asyncio.Event | None = field(default=None, repr=False)
     fencing: asyncio.Future[FatalError | None] | None = field(default=None, repr=False)
     uses: int = field(default=0, repr=False)
     loading: asyncio.Lock | None = field(default=None, repr=False)
@@ -71,7 +76,7 @@ class LedgerState:
         """Value in the index."""
         key = self.master_key if self.is_key_durable else None
         flags = _FENCED * self.is_fenced | _LIMBO * self.is_limbo | _HAS_KEY * (key is not None)
-        return bytes((_FORMAT, flags)) + (key or b"")
+        return bytes((_FORMAT, flags | _COLLECTED * self.is_collected)) + (key or b"")
 
     def restore(self, value: bytes) -> None:
         """Take over a value from the index.
@@ -86,8 +91,13 @@ class LedgerState:
         self.is_known = True
         self.is_fenced = self.is_fence_durable = bool(value[1] & _FENCED)
         self.is_limbo = bool(value[1] & _LIMBO)
+        self.is_collected = bool(value[1] & _COLLECTED)
         self.is_key_durable = bool(value[1] & _HAS_KEY)
         self.master_key = value[2:] if self.is_key_durable else None
+
+
+def _is_wanted(flags: int, only_limbo: bool) -> bool:
+    return bool(flags & _LIMBO) or not (only_limbo or flags & _COLLECTED)
 
 
 class LedgerStates:
@@ -141,6 +151,28 @@ class LedgerStates:
         """What ``take_changed`` returned is durable in the index."""
         self._being_saved = {}
         self._forget_surplus()
+
+    async def page(self, after: int, limit: int, *, only_limbo: bool = False) -> list[LedgerId]:
+        """Ids behind ``after``, ascending, of known ledgers; about ``limit``, none at the end.
+
+        Those that were collected are left out, unless they are in limbo. With ``only_limbo`` only these.
+
+        Raises:
+            DiskError: the index cannot be read.
+        """
+        while True:
+            recent = self._being_saved | self._changed  # some may be saved, behind the range, while it is read
+            pairs = await self._index.range(*states_after(after), limit)
+            is_last = len(pairs) < limit
+            reached = LEDGER_ID_MAX if is_last else ledger_id_of_state(pairs[-1][0])
+            is_wanted = {ledger_id_of_state(key): _is_wanted(value[1], only_limbo) for key, value in pairs}
+            for ledger_id, state in (recent | self._being_saved | self._changed).items():
+                if after < ledger_id <= reached:
+                    is_wanted[ledger_id] = _is_wanted(state.encode()[1], only_limbo)
+            found = sorted(LedgerId(ledger_id) for ledger_id, wanted in is_wanted.items() if wanted)
+            if found or is_last:
+                return found
+            after = reached
 
     async def _load(self, state: LedgerState, loading: asyncio.Lock) -> None:
         async with loading:

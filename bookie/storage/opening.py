@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 class Parts:
     """What a store is made of. ``is_full``: the first checkpoint met a full disk and has to be done again."""
 
+    disk: Disk
     caches: Caches
     states: LedgerStates
     logs: EntryLogs
@@ -74,7 +75,7 @@ async def open_parts(
         await remove_leftovers(ledger_disk, index, leftovers)
     journal.start()
     _log.info("storage opened", extra={"records_replayed": replay.record_count, "sequence": replay.reached})
-    return Parts(caches, states, logs, checkpointer, journal, is_full)
+    return Parts(ledger_disk, caches, states, logs, checkpointer, journal, is_full)
 
 
 async def _checkpoint_mark(
@@ -112,7 +113,8 @@ async def _apply(records: Sequence[Record], caches: Caches, states: LedgerStates
             _apply_record(record, state, caches)
             if record.kind is not RecordKind.ENTRY:
                 caches.active.count_other()
-            if record.kind is not RecordKind.ENTRY or not state.is_known:
+            if record.kind is not RecordKind.ENTRY or not state.is_known or state.is_collected:
+                state.is_collected = state.is_collected and record.kind is not RecordKind.ENTRY
                 states.changed(state)
 
 
@@ -127,3 +129,5 @@ def _apply_record(record: Record, state: LedgerState, caches: Caches) -> None:
             state.is_fenced = state.is_fence_durable = True
         case RecordKind.LIMBO:
             state.is_limbo = state.is_fenced = state.is_fence_durable = True
+        case RecordKind.NO_LIMBO:
+            state.is_limbo = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
@@ -26,6 +27,9 @@ from bookie.storage.write_cache import CachedEntry, Caches
 from bookie.wire.port import READ_BYTES_MAX, EntryResult, Status
 
 _log = logging.getLogger(__name__)
+
+_MOVES_MAX: Final = 3
+"""How often one read follows entries that compaction moves away under it; more cannot happen but by damage."""
 
 
 @dataclass(slots=True)
@@ -51,7 +55,7 @@ class EntryReader:
             for place, value in zip(missing, await self.index.get_many(keys), strict=True):
                 found[place] = None if value is None else unpack_location(value)
         found = found[: _prefix_within_bounds(found)]
-        stored = iter(await self.logs.read([entry for entry in found if isinstance(entry, Location)]))
+        stored = iter(await self._stored(ledger_id, entry_ids, found))
         results = []
         for entry_id, entry in zip(entry_ids, found, strict=False):
             if entry is None:
@@ -61,6 +65,39 @@ class EntryReader:
             else:
                 results.append(EntryResult(entry_id, Status.OK, entry.data))
         return results
+
+    async def _stored(
+        self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: list[CachedEntry | Location | None]
+    ) -> list[bytes | DiskError | None]:
+        """Bytes at each location in ``found``, which is corrected where an entry has moved meanwhile.
+
+        A log that is gone was compacted, or it is lost: the index tells, and names a log that vanishes once more only
+        if that was compacted in its turn.
+        """
+        for attempt in range(_MOVES_MAX + 1):
+            places = [place for place, entry in enumerate(found) if isinstance(entry, Location)]
+            stored = await self.logs.read([entry for entry in found if isinstance(entry, Location)])
+            gone = [place for place, data in zip(places, stored, strict=True) if data is None]
+            if not gone or attempt == _MOVES_MAX:
+                break
+            if not await self._look_again(ledger_id, entry_ids, found, gone):
+                break
+        return stored
+
+    async def _look_again(
+        self,
+        ledger_id: LedgerId,
+        entry_ids: Sequence[EntryId],
+        found: list[CachedEntry | Location | None],
+        places: Sequence[int],
+    ) -> bool:
+        """Correct ``found`` at ``places``; whether that changed anything."""
+        before = [found[place] for place in places]
+        cached = [self.caches.get(ledger_id, entry_ids[place]) for place in places]
+        values = await self.index.get_many([pack_entry_key(ledger_id, entry_ids[place]) for place in places])
+        for place, entry, value in zip(places, cached, values, strict=True):
+            found[place] = entry or (None if value is None else unpack_location(value))
+        return before != [found[place] for place in places]
 
     async def last(self, state: LedgerState) -> EntryResult:
         """The entry with the greatest id; a negative answer with id -1 if there is none.

@@ -34,3 +34,10 @@ class StorageSettings:
     """Entry log files kept open for reading."""
     list_page_keys: int = 10_000
     """Index keys fetched at a time when a ledger is listed."""
+    delete_page_keys: int = 4000
+    """Index entries deleted at a time when a ledger is collected; checkpoints wait for one such page."""
+    compact_below: float = 0.5
+    """An entry log is compacted when less than this part of it is live: at worst each live byte is copied once for
+    each byte that is given back."""
+    compact_bytes_per_s: int = 50 << 20
+    """How fast entry logs are read for that: a fraction of what a disk gives, so that requests hardly notice."""

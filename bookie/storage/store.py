@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from itertools import islice
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from bookie.model.errors import FatalError
 from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
 from bookie.runtime.clock import Clock
+from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.storage.add_request import check_add, check_ledger
+from bookie.storage.collection import Collection, Mark, Marks
+from bookie.storage.compaction import Compacted, Compactor
 from bookie.storage.errors import UnsupportedFormatError
 from bookie.storage.journal import JournalBusyError, JournalStoppedError
 from bookie.storage.opening import Parts, open_parts
@@ -31,6 +34,8 @@ from bookie.storage.writing import LedgerWriter
 from bookie.wire.port import READ_ENTRIES_MAX, AddBatch, AddReply, FenceReply, ListReply, ReadReply, Status
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _LIMBO_CHUNK: Final = 1000
 """Ledgers put in limbo at a time: enough to fill a group commit, little enough to bound the tasks."""
@@ -50,11 +55,18 @@ class LedgerStorage:
         self._index = index
         self._settings = settings
         self._clock = clock
-        self._writer = LedgerWriter(parts.journal, parts.caches, parts.states, self._stored, self._not_stored)
+        self._marks: Marks = {}
+        self._writer = LedgerWriter(
+            parts.journal, parts.caches, parts.states, self._marks, self._stored, self._not_stored
+        )
+        self._collection = Collection(parts.checkpointer, parts.states, index, self._marks, settings.delete_page_keys)
+        self._compactor = Compactor(parts.disk, index, parts.logs, parts.checkpointer, settings, clock)
         self._reader = EntryReader(parts.caches, index, parts.logs, settings.list_page_keys)
         self._flush_needed = asyncio.Event()
         self._flusher: asyncio.Task[None] | None = None
         self._is_full = parts.is_full
+        self.takes_no_adds = False
+        """Whether adds are refused, also those of recovery and repair; set by whoever watches the disks."""
         self._is_closing = False
 
     @classmethod
@@ -94,6 +106,7 @@ class LedgerStorage:
         """Store all entries of a batch, durably, or none. An entry that is there already is replaced."""
         if (refusal := self._add_refusal()) is not None:
             return refusal
+        self._marks.pop(batch.ledger_id, None)
         entries = check_add(batch)
         if isinstance(entries, str):
             return AddReply(Status.BAD_REQUEST, entries)
@@ -116,6 +129,7 @@ class LedgerStorage:
         """
         if (problem := check_ledger(ledger_id, master_key)) is not None:
             return FenceReply(Status.BAD_REQUEST, detail=problem)
+        self._marks.pop(ledger_id, None)
         try:
             async with self._states.using(ledger_id) as state:
                 if not state.accepts(master_key):
@@ -126,6 +140,18 @@ class LedgerStorage:
         except REQUEST_FAILURES as failure:
             return FenceReply(self._status_of(failure), detail=str(failure))
         return FenceReply(Status.OK, None if last.status.is_absent else last)
+
+    async def check_key(self, ledger_id: LedgerId, master_key: bytes) -> Status:
+        """OK if it is the ledger's key, else UNAUTHORIZED; NO_LEDGER or LIMBO if no key is known. Changes nothing."""
+        if check_ledger(ledger_id, master_key) is not None:
+            return Status.BAD_REQUEST
+        try:
+            async with self._states.using(ledger_id) as state:
+                if not state.is_known or state.master_key is None:
+                    return Status.LIMBO if state.is_limbo else Status.NO_LEDGER
+                return Status.OK if state.accepts(master_key) else Status.UNAUTHORIZED
+        except REQUEST_FAILURES as error:
+            return self._status_of(error)
 
     async def set_limbo(self, ledger_ids: Sequence[LedgerId]) -> None:
         """Durably answer LIMBO instead of "absent" for these ledgers, and fence them: what is not known to have been
@@ -171,13 +197,85 @@ class LedgerStorage:
         """The entries of a ledger. LIMBO and NO_LEDGER carry what is there as well: in limbo that may not be all."""
         if (problem := check_ledger(ledger_id)) is not None:
             return ListReply(Status.BAD_REQUEST, detail=problem)
+        self._marks.pop(ledger_id, None)
         try:
             async with self._states.using(ledger_id) as state:
+                while state.deleting is not None:  # a part of the ledger is going, and no more than that
+                    await state.deleting.wait()
                 runs = await self._reader.runs(ledger_id)
                 is_whole = state.is_known and not state.is_limbo
                 return ListReply(Status.OK if is_whole else state.absent_status, runs)
         except REQUEST_FAILURES as error:
             return ListReply(self._status_of(error), detail=str(error))
+
+    async def ledger_ids(self, after: int = -1, limit: int = 1000) -> list[LedgerId]:
+        """Ledgers behind ``after`` of which something is here, ascending; about ``limit``, none at the end.
+
+        Those that were collected and are not in limbo are left out, although their fences are kept.
+
+        Raises:
+            DiskError: the index cannot be read.
+        """
+        return await self._states.page(after, 1 if fault_point("storage.tiny_id_page") else limit)
+
+    def mark(self, ledger_id: LedgerId) -> Mark:
+        """Mark a ledger for ``collect``, in place of any earlier mark. Adds, fences and listings clear it."""
+        mark = self._marks[ledger_id] = Mark()
+        return mark
+
+    def is_marked(self, ledger_id: LedgerId, mark: Mark) -> bool:
+        """Whether the mark stands."""
+        return self._marks.get(ledger_id) is mark
+
+    def unmark(self, ledger_id: LedgerId, mark: Mark) -> None:
+        """Take a mark away, if it stands."""
+        if self.is_marked(ledger_id, mark):
+            del self._marks[ledger_id]
+
+    async def collect(self, ledger_id: LedgerId, mark: Mark) -> bool:
+        """Delete a ledger's entries for good if ``mark`` stands; the ledger stays fenced (S17).
+
+        False: something came in between, and a part of the entries may be gone; what came is kept.
+
+        Raises:
+            JournalBusyError: too much waits for the disk.
+            DiskFullError: not done, or in part.
+            FatalError: not done, or in part: a disk failed (DiskError), the journal has stopped.
+        """
+        if self._is_closing or not self.is_marked(ledger_id, mark):
+            return False
+        async with self._states.using(ledger_id) as state:
+            if (error := await self._writer.bury(state)) is not None:
+                raise error
+        return await self._noting_full(self._collection.delete(ledger_id, mark))
+
+    async def compact(self) -> Compacted:
+        """Give back the space of what was collected. One call at a time.
+
+        Raises:
+            DiskFullError: not done, or in part.
+            DiskError: a disk failed.
+        """
+        return await self._noting_full(self._compactor.run())
+
+    async def clear_limbo(self, ledger_id: LedgerId) -> None:
+        """End the limbo of a ledger durably, for whoever knows that all it should hold is here. It stays fenced.
+
+        Raises:
+            JournalBusyError: too much waits for the disk; nothing was changed.
+            FatalError: not durable (DiskError, JournalStoppedError).
+        """
+        async with self._states.using(ledger_id) as state:
+            if state.is_limbo and (error := await self._writer.enqueue_no_limbo(state)) is not None:
+                raise error
+
+    async def limbo_ids(self, after: int = -1, limit: int = 1000) -> list[LedgerId]:
+        """As ``ledger_ids`` for the ledgers in limbo.
+
+        Raises:
+            DiskError: the index cannot be read.
+        """
+        return await self._states.page(after, 1 if fault_point("storage.tiny_id_page") else limit, only_limbo=True)
 
     async def checkpoint(self) -> None:
         """Move everything durable so far from the journal to the entry logs and the index.
@@ -187,11 +285,8 @@ class LedgerStorage:
             DiskError: a disk failed; ``fatal`` is complete.
         """
         try:
-            sequence = await self._parts.checkpointer.run(lambda: self._journal.durable_sequence)
-            await self._journal.trim(sequence)
+            await self._noting_full(self._checkpoint())
         except DiskFullError:
-            self._is_full = True
-            self._flush_needed.set()
             raise
         except DiskError as error:
             self._journal.stop(error)
@@ -221,7 +316,20 @@ class LedgerStorage:
         await self._parts.logs.close()
         await self._index.close()
 
+    async def _checkpoint(self) -> None:
+        sequence = await self._parts.checkpointer.run(lambda: self._journal.durable_sequence)
+        await self._journal.trim(sequence)
+
+    async def _noting_full(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        except DiskFullError:
+            self._is_full = True
+            self._flush_needed.set()
+            raise
+
     async def _set_limbo(self, ledger_id: LedgerId) -> None:
+        self._marks.pop(ledger_id, None)
         async with self._states.using(ledger_id) as state:
             if (error := await self._writer.enqueue_limbo(state)) is not None:
                 raise error
@@ -231,7 +339,7 @@ class LedgerStorage:
             return AddReply(Status.SHUTTING_DOWN)
         if self.fatal.done():
             return AddReply(Status.IO_ERROR, "a disk of this bookie failed")
-        if self._is_full:
+        if self._is_full or self.takes_no_adds:
             return AddReply(Status.READ_ONLY, "a disk of this bookie is full")
         if self._caches.flushing is not None and self._is_over_bound():
             return AddReply(Status.TOO_MANY_REQUESTS, "the ledger disk is behind the journal")
@@ -278,7 +386,7 @@ class LedgerStorage:
         return True
 
     def _stored(self) -> None:
-        if self._is_over_bound():
+        if self._is_over_bound() or fault_point("storage.flush_now"):
             self._flush_needed.set()
 
     def _not_stored(self, error: FatalError) -> None:

@@ -54,6 +54,15 @@ class WriteCache:
         """Entries of a ledger."""
         return EntryRuns.of(sorted(self._ledgers.get(ledger_id, ())))
 
+    def drop(self, ledger_id: LedgerId, counted: int = 0) -> int:
+        """Forget a ledger's entries; returns how many of them are among the first ``counted`` of ``ordered``."""
+        entries = self._ledgers.pop(ledger_id, {})
+        self._last.pop(ledger_id, None)
+        if not counted or not entries:
+            return 0
+        before = sum(len(others) for other, others in self._ledgers.items() if other < ledger_id)
+        return min(max(counted - before, 0), len(entries))
+
     def ordered(self) -> Iterator[tuple[LedgerId, EntryId, CachedEntry]]:
         """Everything, by ledger and entry."""
         for ledger_id in sorted(self._ledgers):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from bookie.model.errors import FatalError
 from bookie.model.ids import EntryId
+from bookie.storage.collection import Marks
 from bookie.storage.journal import Journal, Records
 from bookie.storage.journal_format import RecordKind
 from bookie.storage.ledger_state import LedgerState, LedgerStates
@@ -31,6 +32,7 @@ class LedgerWriter:
     journal: Journal
     caches: Caches
     states: LedgerStates
+    marks: Marks
     on_stored: Callable[[], None]
     on_failed: Callable[[FatalError], None]
 
@@ -44,7 +46,9 @@ class LedgerWriter:
 
         def on_durable() -> None:
             self.caches.active.put(state.ledger_id, entries, size)
-            if is_first:
+            self.marks.pop(state.ledger_id, None)  # set while this add was under way
+            if is_first or state.is_collected:
+                state.is_collected = False
                 self.states.changed(state)
 
         return self._enqueue(state, records, on_durable, new_key=master_key if is_first else None)
@@ -62,9 +66,35 @@ class LedgerWriter:
         """Put a ledger in limbo, and fence it."""
         records = Records()
         records.add(RecordKind.LIMBO, state.ledger_id)
-        done = self._enqueue(state, records, lambda: self._fenced(state))
+
+        def on_durable() -> None:
+            state.is_limbo = True  # also if an earlier end of limbo has become durable meanwhile
+            self._fenced(state)
+
+        done = self._enqueue(state, records, on_durable)
         state.is_limbo = state.is_fenced = True
         return done
+
+    def enqueue_no_limbo(self, state: LedgerState) -> Done:
+        """Take a ledger out of limbo. It stays fenced."""
+        records = Records()
+        records.add(RecordKind.NO_LIMBO, state.ledger_id)
+
+        def on_durable() -> None:
+            state.is_limbo = False
+            self._changed(state)
+
+        return self._enqueue(state, records, on_durable)
+
+    async def bury(self, state: LedgerState) -> FatalError | None:
+        """Fence a ledger that is going to be collected, durably; its key stays what it is."""
+        if state.is_fence_durable:
+            return None
+        records = Records()
+        records.add(RecordKind.FENCE, state.ledger_id)
+        done = self._enqueue(state, records, lambda: self._fenced(state))
+        state.is_fenced = True
+        return await done
 
     def _enqueue_fence(self, state: LedgerState, master_key: bytes) -> Done:
         records = Records()
@@ -78,6 +108,9 @@ class LedgerWriter:
 
     def _fenced(self, state: LedgerState) -> None:
         state.is_fence_durable = True
+        self._changed(state)
+
+    def _changed(self, state: LedgerState) -> None:
         self.caches.active.count_other()
         self.states.changed(state)
 

@@ -1,7 +1,8 @@
 """Adds to one address over one long-lived gRPC stream, matched to their acks by request id (S18).
 
 Batches that wait while a message is being written travel together in the next one: a message costs as much as
-hundreds of entries. The stream is opened by the first add, and again by the first add after it broke. What was in
+hundreds of entries. A message is meant for one incarnation: that of the connection, or the one that its batches pin.
+The stream is opened by the first add, and again by the first add after it broke. What was in
 flight on a broken stream answers UNREACHABLE; it is never sent again from here. Acks that nobody waits for any more
 are dropped.
 """
@@ -107,14 +108,16 @@ class _LiveStream:
             raise
 
     def _next_message(self) -> pb.AddRequest:
-        """What waits, up to a size; the first batch whatever its size."""
-        message = pb.AddRequest(incarnation=self._incarnation)
+        """What waits for one incarnation, up to a size; the first batch whatever its size."""
+        message = pb.AddRequest()
         size = 0
         while self._unsent:
             add = next(iter(self._unsent.values()))
+            incarnation = add.batch.incarnation or self._incarnation
             size += add.size
-            if message.batches and size > CHUNK_BYTES:
+            if message.batches and (size > CHUNK_BYTES or incarnation != message.incarnation):
                 break
+            message.incarnation = incarnation
             del self._unsent[add.request_id]
             message.batches.append(add_to_wire(add.request_id, add.batch))
         return message

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62ookie/wire/bookie.proto\x12\x10\x62kheal.bookie.v1\"N\n\nAddRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12+\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x1a.bkheal.bookie.v1.AddBatch\"k\n\x08\x41\x64\x64\x42\x61tch\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x12\n\nmaster_key\x18\x03 \x01(\x0c\x12\x13\n\x0bis_recovery\x18\x04 \x01(\x08\x12\x0f\n\x07\x65ntries\x18\x05 \x03(\x0c\"5\n\x0b\x41\x64\x64Response\x12&\n\x04\x61\x63ks\x18\x01 \x03(\x0b\x32\x18.bkheal.bookie.v1.AddAck\"i\n\x06\x41\x64\x64\x41\x63k\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12(\n\x06status\x18\x03 \x01(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"H\n\x0bReadRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x11\n\tentry_ids\x18\x03 \x03(\x03\"9\n\x0fReadLastRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\"\xa7\x01\n\nEntryBatch\x12\x11\n\tentry_ids\x18\x01 \x03(\x03\x12*\n\x08statuses\x18\x02 \x03(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0f\n\x07packets\x18\x03 \x03(\x0c\x12\x0f\n\x07is_last\x18\x04 \x01(\x08\x12(\n\x06status\x18\x05 \x01(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\"J\n\x0c\x46\x65nceRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x12\n\nmaster_key\x18\x03 \x01(\x0c\"z\n\rFenceResponse\x12(\n\x06status\x18\x01 \x01(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12/\n\nlast_entry\x18\x03 \x01(\x0b\x32\x1b.bkheal.bookie.v1.LastEntry\"W\n\tLastEntry\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\x03\x12(\n\x06status\x18\x02 \x01(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0e\n\x06packet\x18\x03 \x01(\x0c\"<\n\x12ListEntriesRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\"l\n\tEntryList\x12\x14\n\x0c\x61vailability\x18\x01 \x01(\x0c\x12\x0f\n\x07is_last\x18\x02 \x01(\x08\x12(\n\x06status\x18\x03 \x01(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\"\n\x0bInfoRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\"\xcd\x01\n\x0cInfoResponse\x12(\n\x06status\x18\x01 \x01(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x14\n\x0cis_read_only\x18\x05 \x01(\x08\x12\x18\n\x10\x64isk_total_bytes\x18\x06 \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\x07 \x01(\x03\x12\x14\n\x0cledger_count\x18\x08 \x01(\x03*\xad\x02\n\x06Status\x12\r\n\tSTATUS_OK\x10\x00\x12\x13\n\x0fSTATUS_NO_ENTRY\x10\x01\x12\x14\n\x10STATUS_NO_LEDGER\x10\x02\x12\x12\n\x0eSTATUS_CORRUPT\x10\x03\x12\x10\n\x0cSTATUS_LIMBO\x10\x04\x12\x11\n\rSTATUS_FENCED\x10\x05\x12\x17\n\x13STATUS_UNAUTHORIZED\x10\x06\x12\x14\n\x10STATUS_READ_ONLY\x10\x07\x12\x1c\n\x18STATUS_TOO_MANY_REQUESTS\x10\x08\x12\x1c\n\x18STATUS_WRONG_INCARNATION\x10\t\x12\x13\n\x0fSTATUS_IO_ERROR\x10\n\x12\x16\n\x12STATUS_BAD_REQUEST\x10\x0b\x12\x18\n\x14STATUS_SHUTTING_DOWN\x10\x0c\x32\xc9\x03\n\x06\x42ookie\x12\x46\n\x03\x41\x64\x64\x12\x1c.bkheal.bookie.v1.AddRequest\x1a\x1d.bkheal.bookie.v1.AddResponse(\x01\x30\x01\x12\x45\n\x04Read\x12\x1d.bkheal.bookie.v1.ReadRequest\x1a\x1c.bkheal.bookie.v1.EntryBatch0\x01\x12K\n\x08ReadLast\x12!.bkheal.bookie.v1.ReadLastRequest\x1a\x1c.bkheal.bookie.v1.EntryBatch\x12H\n\x05\x46\x65nce\x12\x1e.bkheal.bookie.v1.FenceRequest\x1a\x1f.bkheal.bookie.v1.FenceResponse\x12R\n\x0bListEntries\x12$.bkheal.bookie.v1.ListEntriesRequest\x1a\x1b.bkheal.bookie.v1.EntryList0\x01\x12\x45\n\x04Info\x12\x1d.bkheal.bookie.v1.InfoRequest\x1a\x1e.bkheal.bookie.v1.InfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62ookie/wire/bookie.proto\x12\x10\x62kheal.bookie.v1\"N\n\nAddRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12+\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x1a.bkheal.bookie.v1.AddBatch\"k\n\x08\x41\x64\x64\x42\x61tch\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x12\n\nmaster_key\x18\x03 \x01(\x0c\x12\x13\n\x0bis_recovery\x18\x04 \x01(\x08\x12\x0f\n\x07\x65ntries\x18\x05 \x03(\x0c\"5\n\x0b\x41\x64\x64Response\x12&\n\x04\x61\x63ks\x18\x01 \x03(\x0b\x32\x18.bkheal.bookie.v1.AddAck\"i\n\x06\x41\x64\x64\x41\x63k\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12(\n\x06status\x18\x03 \x01(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"n\n\x0bReadRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x11\n\tentry_ids\x18\x03 \x03(\x03\x12\x16\n\tfence_key\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x42\x0c\n\n_fence_key\"9\n\x0fReadLastRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\"\xa7\x01\n\nEntryBatch\x12\x11\n\tentry_ids\x18\x01 \x03(\x03\x12*\n\x08statuses\x18\x02 \x03(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0f\n\x07packets\x18\x03 \x03(\x0c\x12\x0f\n\x07is_last\x18\x04 \x01(\x08\x12(\n\x06status\x18\x05 \x01(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\"J\n\x0c\x46\x65nceRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x12\n\nmaster_key\x18\x03 \x01(\x0c\"y\n\rFenceResponse\x12(\n\x06status\x18\x01 \x01(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12.\n\nlast_entry\x18\x03 \x01(\x0b\x32\x1a.bkheal.bookie.v1.OneEntry\"V\n\x08OneEntry\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\x03\x12(\n\x06status\x18\x02 \x01(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0e\n\x06packet\x18\x03 \x01(\x0c\"8\n\x0eReadLacRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\"Y\n\x0eWaitLacRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x0e\n\x06\x62\x65yond\x18\x03 \x01(\x03\x12\x0f\n\x07wait_ms\x18\x04 \x01(\r\"\xb8\x01\n\x0bLacResponse\x12(\n\x06status\x18\x01 \x01(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x14\n\x0c\x65xplicit_lac\x18\x03 \x01(\x0c\x12.\n\nlast_entry\x18\x04 \x01(\x0b\x32\x1a.bkheal.bookie.v1.OneEntry\x12)\n\x05\x65ntry\x18\x05 \x01(\x0b\x32\x1a.bkheal.bookie.v1.OneEntry\"c\n\x0fWriteLacRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x12\n\nmaster_key\x18\x03 \x01(\x0c\x12\x14\n\x0c\x65xplicit_lac\x18\x04 \x01(\x0c\"L\n\x10WriteLacResponse\x12(\n\x06status\x18\x01 \x01(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"<\n\x12ListEntriesRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\"l\n\tEntryList\x12\x14\n\x0c\x61vailability\x18\x01 \x01(\x0c\x12\x0f\n\x07is_last\x18\x02 \x01(\x08\x12(\n\x06status\x18\x03 \x01(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\"\n\x0bInfoRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\"\xcd\x01\n\x0cInfoResponse\x12(\n\x06status\x18\x01 \x01(\x0e\x32\x18.bkheal.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x14\n\x0cis_read_only\x18\x05 \x01(\x08\x12\x18\n\x10\x64isk_total_bytes\x18\x06 \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\x07 \x01(\x03\x12\x14\n\x0cledger_count\x18\x08 \x01(\x03*\xad\x02\n\x06Status\x12\r\n\tSTATUS_OK\x10\x00\x12\x13\n\x0fSTATUS_NO_ENTRY\x10\x01\x12\x14\n\x10STATUS_NO_LEDGER\x10\x02\x12\x12\n\x0eSTATUS_CORRUPT\x10\x03\x12\x10\n\x0cSTATUS_LIMBO\x10\x04\x12\x11\n\rSTATUS_FENCED\x10\x05\x12\x17\n\x13STATUS_UNAUTHORIZED\x10\x06\x12\x14\n\x10STATUS_READ_ONLY\x10\x07\x12\x1c\n\x18STATUS_TOO_MANY_REQUESTS\x10\x08\x12\x1c\n\x18STATUS_WRONG_INCARNATION\x10\t\x12\x13\n\x0fSTATUS_IO_ERROR\x10\n\x12\x16\n\x12STATUS_BAD_REQUEST\x10\x0b\x12\x18\n\x14STATUS_SHUTTING_DOWN\x10\x0c\x32\xb4\x05\n\x06\x42ookie\x12\x46\n\x03\x41\x64\x64\x12\x1c.bkheal.bookie.v1.AddRequest\x1a\x1d.bkheal.bookie.v1.AddResponse(\x01\x30\x01\x12\x45\n\x04Read\x12\x1d.bkheal.bookie.v1.ReadRequest\x1a\x1c.bkheal.bookie.v1.EntryBatch0\x01\x12K\n\x08ReadLast\x12!.bkheal.bookie.v1.ReadLastRequest\x1a\x1c.bkheal.bookie.v1.EntryBatch\x12H\n\x05\x46\x65nce\x12\x1e.bkheal.bookie.v1.FenceRequest\x1a\x1f.bkheal.bookie.v1.FenceResponse\x12J\n\x07ReadLac\x12 .bkheal.bookie.v1.ReadLacRequest\x1a\x1d.bkheal.bookie.v1.LacResponse\x12J\n\x07WaitLac\x12 .bkheal.bookie.v1.WaitLacRequest\x1a\x1d.bkheal.bookie.v1.LacResponse\x12Q\n\x08WriteLac\x12!.bkheal.bookie.v1.WriteLacRequest\x1a\".bkheal.bookie.v1.WriteLacResponse\x12R\n\x0bListEntries\x12$.bkheal.bookie.v1.ListEntriesRequest\x1a\x1b.bkheal.bookie.v1.EntryList0\x01\x12\x45\n\x04Info\x12\x1d.bkheal.bookie.v1.InfoRequest\x1a\x1e.bkheal.bookie.v1.InfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bookie.wire.bookie_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATUS']._serialized_start=1406
-  _globals['_STATUS']._serialized_end=1707
+  _globals['_STATUS']._serialized_start=1957
+  _globals['_STATUS']._serialized_end=2258
   _globals['_ADDREQUEST']._serialized_start=46
   _globals['_ADDREQUEST']._serialized_end=124
   _globals['_ADDBATCH']._serialized_start=126
@@ -42,25 +42,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADDACK']._serialized_start=290
   _globals['_ADDACK']._serialized_end=395
   _globals['_READREQUEST']._serialized_start=397
-  _globals['_READREQUEST']._serialized_end=469
-  _globals['_READLASTREQUEST']._serialized_start=471
-  _globals['_READLASTREQUEST']._serialized_end=528
-  _globals['_ENTRYBATCH']._serialized_start=531
-  _globals['_ENTRYBATCH']._serialized_end=698
-  _globals['_FENCEREQUEST']._serialized_start=700
-  _globals['_FENCEREQUEST']._serialized_end=774
-  _globals['_FENCERESPONSE']._serialized_start=776
-  _globals['_FENCERESPONSE']._serialized_end=898
-  _globals['_LASTENTRY']._serialized_start=900
-  _globals['_LASTENTRY']._serialized_end=987
-  _globals['_LISTENTRIESREQUEST']._serialized_start=989
-  _globals['_LISTENTRIESREQUEST']._serialized_end=1049
-  _globals['_ENTRYLIST']._serialized_start=1051
-  _globals['_ENTRYLIST']._serialized_end=1159
-  _globals['_INFOREQUEST']._serialized_start=1161
-  _globals['_INFOREQUEST']._serialized_end=1195
-  _globals['_INFORESPONSE']._serialized_start=1198
-  _globals['_INFORESPONSE']._serialized_end=1403
-  _globals['_BOOKIE']._serialized_start=1710
-  _globals['_BOOKIE']._serialized_end=2167
+  _globals['_READREQUEST']._serialized_end=507
+  _globals['_READLASTREQUEST']._serialized_start=509
+  _globals['_READLASTREQUEST']._serialized_end=566
+  _globals['_ENTRYBATCH']._serialized_start=569
+  _globals['_ENTRYBATCH']._serialized_end=736
+  _globals['_FENCEREQUEST']._serialized_start=738
+  _globals['_FENCEREQUEST']._serialized_end=812
+  _globals['_FENCERESPONSE']._serialized_start=814
+  _globals['_FENCERESPONSE']._serialized_end=935
+  _globals['_ONEENTRY']._serialized_start=937
+  _globals['_ONEENTRY']._serialized_end=1023
+  _globals['_READLACREQUEST']._serialized_start=1025
+  _globals['_READLACREQUEST']._serialized_end=1081
+  _globals['_WAITLACREQUEST']._serialized_start=1083
+  _globals['_WAITLACREQUEST']._serialized_end=1172
+  _globals['_LACRESPONSE']._serialized_start=1175
+  _globals['_LACRESPONSE']._serialized_end=1359
+  _globals['_WRITELACREQUEST']._serialized_start=1361
+  _globals['_WRITELACREQUEST']._serialized_end=1460
+  _globals['_WRITELACRESPONSE']._serialized_start=1462
+  _globals['_WRITELACRESPONSE']._serialized_end=1538
+  _globals['_LISTENTRIESREQUEST']._serialized_start=1540
+  _globals['_LISTENTRIESREQUEST']._serialized_end=1600
+  _globals['_ENTRYLIST']._serialized_start=1602
+  _globals['_ENTRYLIST']._serialized_end=1710
+  _globals['_INFOREQUEST']._serialized_start=1712
+  _globals['_INFOREQUEST']._serialized_end=1746
+  _globals['_INFORESPONSE']._serialized_start=1749
+  _globals['_INFORESPONSE']._serialized_end=1954
+  _globals['_BOOKIE']._serialized_start=2261
+  _globals['_BOOKIE']._serialized_end=2953
 # @@protoc_insertion_point(module_scope)

@@ -77,14 +77,16 @@ class AddAck(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., ledger_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("incarnation", "ledger_id", "entry_ids")
+    __slots__ = ("incarnation", "ledger_id", "entry_ids", "fence_key")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_IDS_FIELD_NUMBER: _ClassVar[int]
+    FENCE_KEY_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     ledger_id: int
     entry_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, incarnation: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    fence_key: bytes
+    def __init__(self, incarnation: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_ids: _Optional[_Iterable[int]] = ..., fence_key: _Optional[bytes] = ...) -> None: ...
 
 class ReadLastRequest(_message.Message):
     __slots__ = ("incarnation", "ledger_id")
@@ -127,10 +129,10 @@ class FenceResponse(_message.Message):
     LAST_ENTRY_FIELD_NUMBER: _ClassVar[int]
     status: Status
     detail: str
-    last_entry: LastEntry
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., last_entry: _Optional[_Union[LastEntry, _Mapping]] = ...) -> None: ...
+    last_entry: OneEntry
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., last_entry: _Optional[_Union[OneEntry, _Mapping]] = ...) -> None: ...
 
-class LastEntry(_message.Message):
+class OneEntry(_message.Message):
     __slots__ = ("entry_id", "status", "packet")
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +141,60 @@ class LastEntry(_message.Message):
     status: Status
     packet: bytes
     def __init__(self, entry_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., packet: _Optional[bytes] = ...) -> None: ...
+
+class ReadLacRequest(_message.Message):
+    __slots__ = ("incarnation", "ledger_id")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    ledger_id: int
+    def __init__(self, incarnation: _Optional[str] = ..., ledger_id: _Optional[int] = ...) -> None: ...
+
+class WaitLacRequest(_message.Message):
+    __slots__ = ("incarnation", "ledger_id", "beyond", "wait_ms")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    BEYOND_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    ledger_id: int
+    beyond: int
+    wait_ms: int
+    def __init__(self, incarnation: _Optional[str] = ..., ledger_id: _Optional[int] = ..., beyond: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class LacResponse(_message.Message):
+    __slots__ = ("status", "detail", "explicit_lac", "last_entry", "entry")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    EXPLICIT_LAC_FIELD_NUMBER: _ClassVar[int]
+    LAST_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    detail: str
+    explicit_lac: bytes
+    last_entry: OneEntry
+    entry: OneEntry
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., explicit_lac: _Optional[bytes] = ..., last_entry: _Optional[_Union[OneEntry, _Mapping]] = ..., entry: _Optional[_Union[OneEntry, _Mapping]] = ...) -> None: ...
+
+class WriteLacRequest(_message.Message):
+    __slots__ = ("incarnation", "ledger_id", "master_key", "explicit_lac")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    MASTER_KEY_FIELD_NUMBER: _ClassVar[int]
+    EXPLICIT_LAC_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    ledger_id: int
+    master_key: bytes
+    explicit_lac: bytes
+    def __init__(self, incarnation: _Optional[str] = ..., ledger_id: _Optional[int] = ..., master_key: _Optional[bytes] = ..., explicit_lac: _Optional[bytes] = ...) -> None: ...
+
+class WriteLacResponse(_message.Message):
+    __slots__ = ("status", "detail")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    detail: str
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class ListEntriesRequest(_message.Message):
     __slots__ = ("incarnation", "ledger_id")

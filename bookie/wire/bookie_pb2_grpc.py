@@ -54,6 +54,21 @@ class BookieStub:
                 request_serializer=bookie_dot_wire_dot_bookie__pb2.FenceRequest.SerializeToString,
                 response_deserializer=bookie_dot_wire_dot_bookie__pb2.FenceResponse.FromString,
                 _registered_method=True)
+        self.ReadLac = channel.unary_unary(
+                '/bkheal.bookie.v1.Bookie/ReadLac',
+                request_serializer=bookie_dot_wire_dot_bookie__pb2.ReadLacRequest.SerializeToString,
+                response_deserializer=bookie_dot_wire_dot_bookie__pb2.LacResponse.FromString,
+                _registered_method=True)
+        self.WaitLac = channel.unary_unary(
+                '/bkheal.bookie.v1.Bookie/WaitLac',
+                request_serializer=bookie_dot_wire_dot_bookie__pb2.WaitLacRequest.SerializeToString,
+                response_deserializer=bookie_dot_wire_dot_bookie__pb2.LacResponse.FromString,
+                _registered_method=True)
+        self.WriteLac = channel.unary_unary(
+                '/bkheal.bookie.v1.Bookie/WriteLac',
+                request_serializer=bookie_dot_wire_dot_bookie__pb2.WriteLacRequest.SerializeToString,
+                response_deserializer=bookie_dot_wire_dot_bookie__pb2.WriteLacResponse.FromString,
+                _registered_method=True)
         self.ListEntries = channel.unary_stream(
                 '/bkheal.bookie.v1.Bookie/ListEntries',
                 request_serializer=bookie_dot_wire_dot_bookie__pb2.ListEntriesRequest.SerializeToString,
@@ -81,6 +96,7 @@ class BookieServicer:
     def Read(self, request, context):
         """Reads entries of one ledger, in the order asked. The last message of the stream has is_last set; a stream that
         ends without it was cut short. The answer may cover only a prefix of the request, at least one entry when OK.
+        With a fence_key the ledger is fenced first, as by Fence; a fence that failed is the whole answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,6 +112,28 @@ class BookieServicer:
     def Fence(self, request, context):
         """Refuses, from the answer on and for good, every add to a ledger that is not a recovery add. Creates the ledger
         where it is unknown.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadLac(self, request, context):
+        """What this bookie knows of a ledger's last add confirmed. Never fences.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WaitLac(self, request, context):
+        """The same as a long poll: answered once the last add confirmed that the answer proves is greater than "beyond",
+        after the given wait (bounded by the bookie), or at once where too many wait already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WriteLac(self, request, context):
+        """Tells a last add confirmed. A hint, kept in memory alone; a smaller one than what is known changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,6 +175,21 @@ def add_BookieServicer_to_server(servicer, server):
                     servicer.Fence,
                     request_deserializer=bookie_dot_wire_dot_bookie__pb2.FenceRequest.FromString,
                     response_serializer=bookie_dot_wire_dot_bookie__pb2.FenceResponse.SerializeToString,
+            ),
+            'ReadLac': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadLac,
+                    request_deserializer=bookie_dot_wire_dot_bookie__pb2.ReadLacRequest.FromString,
+                    response_serializer=bookie_dot_wire_dot_bookie__pb2.LacResponse.SerializeToString,
+            ),
+            'WaitLac': grpc.unary_unary_rpc_method_handler(
+                    servicer.WaitLac,
+                    request_deserializer=bookie_dot_wire_dot_bookie__pb2.WaitLacRequest.FromString,
+                    response_serializer=bookie_dot_wire_dot_bookie__pb2.LacResponse.SerializeToString,
+            ),
+            'WriteLac': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteLac,
+                    request_deserializer=bookie_dot_wire_dot_bookie__pb2.WriteLacRequest.FromString,
+                    response_serializer=bookie_dot_wire_dot_bookie__pb2.WriteLacResponse.SerializeToString,
             ),
             'ListEntries': grpc.unary_stream_rpc_method_handler(
                     servicer.ListEntries,
@@ -257,6 +310,87 @@ class Bookie:
             '/bkheal.bookie.v1.Bookie/Fence',
             bookie_dot_wire_dot_bookie__pb2.FenceRequest.SerializeToString,
             bookie_dot_wire_dot_bookie__pb2.FenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadLac(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bkheal.bookie.v1.Bookie/ReadLac',
+            bookie_dot_wire_dot_bookie__pb2.ReadLacRequest.SerializeToString,
+            bookie_dot_wire_dot_bookie__pb2.LacResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WaitLac(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bkheal.bookie.v1.Bookie/WaitLac',
+            bookie_dot_wire_dot_bookie__pb2.WaitLacRequest.SerializeToString,
+            bookie_dot_wire_dot_bookie__pb2.LacResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteLac(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bkheal.bookie.v1.Bookie/WriteLac',
+            bookie_dot_wire_dot_bookie__pb2.WriteLacRequest.SerializeToString,
+            bookie_dot_wire_dot_bookie__pb2.WriteLacResponse.FromString,
             options,
             channel_credentials,
             insecure,

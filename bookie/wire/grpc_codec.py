@@ -20,6 +20,7 @@ from bookie.wire.port import (
     EntryResult,
     FenceReply,
     InfoReply,
+    LacReply,
     ListReply,
     ReadReply,
     Status,
@@ -136,22 +137,56 @@ def _entry_result(entry_id: int, status: Status, packet: bytes) -> EntryResult:
 def fence_to_wire(reply: FenceReply) -> pb.FenceResponse:
     """Message of a fence's answer."""
     response = pb.FenceResponse(status=_TO_WIRE[reply.status], detail=reply.detail)
-    if (last := reply.last_entry) is not None:
-        response.last_entry.entry_id = last.entry_id
-        response.last_entry.status = _TO_WIRE[last.status]
-        response.last_entry.packet = last.packet
+    if reply.last_entry is not None:
+        response.last_entry.CopyFrom(_one_to_wire(reply.last_entry))
     return response
 
 
 def fence_from_wire(response: pb.FenceResponse) -> FenceReply:
     """Reply in a fence's answer."""
-    last = response.last_entry
-    found = (
-        _entry_result(last.entry_id, status_from_wire(last.status), last.packet)
-        if response.HasField("last_entry")
-        else None
-    )
-    return FenceReply(status_from_wire(response.status), found, response.detail)
+    last = _one_from_wire(response.last_entry) if response.HasField("last_entry") else None
+    return FenceReply(status_from_wire(response.status), last, response.detail)
+
+
+def lac_to_wire(reply: LacReply) -> pb.LacResponse:
+    """Message of an answer about the last add confirmed; with two of the largest entries it still is one message."""
+    response = pb.LacResponse(status=_TO_WIRE[reply.status], detail=reply.detail, explicit_lac=reply.explicit)
+    if reply.last_entry is not None:
+        response.last_entry.CopyFrom(_one_to_wire(reply.last_entry))
+    if reply.entry is not None:
+        response.entry.CopyFrom(_one_to_wire(reply.entry))
+    return response
+
+
+def lac_from_wire(response: pb.LacResponse, expected: EntryId | None = None) -> LacReply:
+    """Reply in an answer about the last add confirmed; ``expected`` is the entry that may come along.
+
+    Raises:
+        MalformedAnswerError: another entry came along, or one that is not there.
+    """
+    last = _one_from_wire(response.last_entry) if response.HasField("last_entry") else None
+    entry = _one_from_wire(response.entry) if response.HasField("entry") else None
+    if entry is not None and (entry.entry_id != expected or entry.status is not Status.OK):
+        raise MalformedAnswerError(f"entry {entry.entry_id} came along ({entry.status.name}), expected was {expected}")
+    return LacReply(status_from_wire(response.status), response.explicit_lac, last, entry, response.detail)
+
+
+def write_lac_to_wire(reply: AddReply) -> pb.WriteLacResponse:
+    """Message of the answer to an explicit LAC."""
+    return pb.WriteLacResponse(status=_TO_WIRE[reply.status], detail=reply.detail)
+
+
+def write_lac_from_wire(response: pb.WriteLacResponse) -> AddReply:
+    """Reply in the answer to an explicit LAC."""
+    return AddReply(status_from_wire(response.status), response.detail)
+
+
+def _one_to_wire(result: EntryResult) -> pb.OneEntry:
+    return pb.OneEntry(entry_id=result.entry_id, status=_TO_WIRE[result.status], packet=result.packet)
+
+
+def _one_from_wire(message: pb.OneEntry) -> EntryResult:
+    return _entry_result(message.entry_id, status_from_wire(message.status), message.packet)
 
 
 def list_to_wire(reply: ListReply) -> Iterator[pb.EntryList]:

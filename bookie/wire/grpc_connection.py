@@ -6,6 +6,7 @@ Methods raise what gRPC raises; ``grpc_transport`` sets the deadlines and turns 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import grpc
 import grpc.aio
@@ -20,13 +21,27 @@ from bookie.wire.grpc_codec import (
     entries_from_wire,
     fence_from_wire,
     info_from_wire,
+    lac_from_wire,
     list_from_wire,
     status_from_wire,
+    write_lac_from_wire,
 )
-from bookie.wire.port import READ_BYTES_MAX, EntryResult, FenceReply, InfoReply, ListReply, ReadReply, Status
+from bookie.wire.port import (
+    READ_BYTES_MAX,
+    AddReply,
+    EntryResult,
+    FenceReply,
+    InfoReply,
+    LacReply,
+    ListReply,
+    ReadReply,
+    Status,
+)
 from bookie.wire.resolver import BookieAddress
 
-_CUT_SHORT = "the answer was cut short"
+_CUT_SHORT: Final = "the answer was cut short"
+_WAIT_S_MAX: Final = 3600.0
+"""Longest wait that a request asks for; bookies answer far earlier."""
 
 
 class Connection:
@@ -39,15 +54,24 @@ class Connection:
         self.adds = AddStream(self._stub.Add, address.incarnation)
 
     async def read(
-        self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], results: list[EntryResult], timeout_s: float
+        self,
+        ledger_id: LedgerId,
+        entry_ids: Sequence[EntryId],
+        results: list[EntryResult],
+        timeout_s: float,
+        fence_key: bytes | None,
     ) -> ReadReply:
-        """Read entries. ``results`` grows as pieces arrive, so that a failure leaves what came before it.
+        """Read entries, after a fence if there is a key for it.
+
+        ``results`` grows as pieces arrive, so that a failure leaves what came before it.
 
         Raises:
             grpc.aio.AioRpcError: gRPC ended the call.
             MalformedAnswerError: the answer is not one to this request.
         """
-        request = pb.ReadRequest(incarnation=self.address.incarnation, ledger_id=ledger_id, entry_ids=entry_ids)
+        request = pb.ReadRequest(
+            incarnation=self.address.incarnation, ledger_id=ledger_id, entry_ids=entry_ids, fence_key=fence_key
+        )
         call = self._stub.Read(request, timeout=timeout_s)
         last: pb.EntryBatch | None = None
         size = 0
@@ -89,6 +113,42 @@ class Connection:
         """
         request = pb.FenceRequest(incarnation=self.address.incarnation, ledger_id=ledger_id, master_key=master_key)
         return fence_from_wire(await self._stub.Fence(request, timeout=timeout_s))
+
+    async def read_lac(self, ledger_id: LedgerId, timeout_s: float) -> LacReply:
+        """Ask for the last add confirmed.
+
+        Raises:
+            grpc.aio.AioRpcError: gRPC ended the call.
+            MalformedAnswerError: an entry came that was not asked for.
+        """
+        request = pb.ReadLacRequest(incarnation=self.address.incarnation, ledger_id=ledger_id)
+        return lac_from_wire(await self._stub.ReadLac(request, timeout=timeout_s))
+
+    async def wait_lac(self, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float) -> LacReply:
+        """Wait for a greater last add confirmed. A call that is given up gives its place at the bookie back.
+
+        Raises:
+            grpc.aio.AioRpcError: gRPC ended the call.
+            MalformedAnswerError: another entry than the next one came along.
+        """
+        request = pb.WaitLacRequest(
+            incarnation=self.address.incarnation,
+            ledger_id=ledger_id,
+            beyond=beyond,
+            wait_ms=round(min(max(wait_s, 0.0), _WAIT_S_MAX) * 1000),
+        )
+        return lac_from_wire(await self._stub.WaitLac(request, timeout=timeout_s), EntryId(beyond + 1))
+
+    async def write_lac(self, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float) -> AddReply:
+        """Tell a last add confirmed.
+
+        Raises:
+            grpc.aio.AioRpcError: gRPC ended the call.
+        """
+        request = pb.WriteLacRequest(
+            incarnation=self.address.incarnation, ledger_id=ledger_id, master_key=master_key, explicit_lac=explicit
+        )
+        return write_lac_from_wire(await self._stub.WriteLac(request, timeout=timeout_s))
 
     async def list_entries(self, ledger_id: LedgerId, timeout_s: float) -> ListReply:
         """List a ledger's entries.

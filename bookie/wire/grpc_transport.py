@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import grpc.aio
 
@@ -19,11 +19,21 @@ from bookie.wire.add_lane import AddLane
 from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX, failure_of
 from bookie.wire.grpc_codec import MalformedAnswerError
 from bookie.wire.grpc_connection import Connection
-from bookie.wire.port import AddBatch, AddReply, EntryResult, FenceReply, InfoReply, ListReply, ReadReply, Status
+from bookie.wire.port import (
+    AddBatch,
+    AddReply,
+    EntryResult,
+    FenceReply,
+    InfoReply,
+    LacReply,
+    ListReply,
+    ReadReply,
+    Status,
+)
 from bookie.wire.resolver import GRPC_PROTOCOL, BookieAddress, Resolver
 from bookie.wire.tls import TlsSettings, channel_credentials
 
-Reply = TypeVar("Reply")
+Reply = TypeVar("Reply", covariant=True)
 
 IN_FLIGHT_BYTES_MAX: Final = 16 << 20
 """Default bound of the adds in flight to one bookie: 40 ms of a 400 MB/s stream, far above what a journal needs."""
@@ -38,6 +48,10 @@ class InsecureTransportError(PermanentError):
 
 class _UnresolvedError(TransientError):
     """No address for the bookie."""
+
+
+class _Failed(Protocol[Reply]):
+    def __call__(self, status: Status, *, detail: str) -> Reply: ...
 
 
 class GrpcTransport:
@@ -96,47 +110,58 @@ class GrpcTransport:
             lane.leave(size)
 
     async def read(
-        self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId], timeout_s: float
+        self,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        entry_ids: Sequence[EntryId],
+        timeout_s: float,
+        *,
+        fence_key: bytes | None = None,
     ) -> ReadReply:
         """See ``Transport.read``."""
         results: list[EntryResult] = []
-
-        async def ask() -> ReadReply:
-            return await (await self._connection(bookie)).read(ledger_id, entry_ids, results, timeout_s)
-
-        return await _answered(timeout_s, ask(), lambda status, detail: ReadReply(status, tuple(results), detail))
+        return await self._ask(
+            bookie,
+            timeout_s,
+            lambda to: to.read(ledger_id, entry_ids, results, timeout_s, fence_key),
+            lambda status, *, detail: ReadReply(status, tuple(results), detail),
+        )
 
     async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
         """See ``Transport.read_last``."""
-
-        async def ask() -> ReadReply:
-            return await (await self._connection(bookie)).read_last(ledger_id, timeout_s)
-
-        return await _answered(timeout_s, ask(), lambda status, detail: ReadReply(status, detail=detail))
+        return await self._ask(bookie, timeout_s, lambda to: to.read_last(ledger_id, timeout_s), ReadReply)
 
     async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
         """See ``Transport.fence``."""
+        return await self._ask(bookie, timeout_s, lambda to: to.fence(ledger_id, master_key, timeout_s), FenceReply)
 
-        async def ask() -> FenceReply:
-            return await (await self._connection(bookie)).fence(ledger_id, master_key, timeout_s)
+    async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
+        """See ``Transport.read_lac``."""
+        return await self._ask(bookie, timeout_s, lambda to: to.read_lac(ledger_id, timeout_s), LacReply)
 
-        return await _answered(timeout_s, ask(), lambda status, detail: FenceReply(status, detail=detail))
+    async def wait_lac(
+        self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
+    ) -> LacReply:
+        """See ``Transport.wait_lac``."""
+        return await self._ask(
+            bookie, timeout_s, lambda to: to.wait_lac(ledger_id, beyond, wait_s, timeout_s), LacReply
+        )
+
+    async def write_lac(
+        self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
+    ) -> AddReply:
+        """See ``Transport.write_lac``."""
+        return await self._ask(
+            bookie, timeout_s, lambda to: to.write_lac(ledger_id, master_key, explicit, timeout_s), AddReply
+        )
 
     async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
         """See ``Transport.list_entries``."""
-
-        async def ask() -> ListReply:
-            return await (await self._connection(bookie)).list_entries(ledger_id, timeout_s)
-
-        return await _answered(timeout_s, ask(), lambda status, detail: ListReply(status, detail=detail))
+        return await self._ask(bookie, timeout_s, lambda to: to.list_entries(ledger_id, timeout_s), ListReply)
 
     async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
         """See ``Transport.info``."""
-
-        async def ask() -> InfoReply:
-            return await (await self._connection(bookie)).info(timeout_s)
-
-        return await _answered(timeout_s, ask(), lambda status, detail: InfoReply(status, detail=detail))
+        return await self._ask(bookie, timeout_s, lambda to: to.info(timeout_s), InfoReply)
 
     async def close(self) -> None:
         """See ``Transport.close``. Idempotent; later calls answer UNREACHABLE."""
@@ -146,6 +171,18 @@ class GrpcTransport:
         self._connections.clear()
         if self._closing:
             await asyncio.wait(self._closing)
+
+    async def _ask(
+        self,
+        bookie: BookieId,
+        timeout_s: float,
+        ask: Callable[[Connection], Awaitable[Reply]],
+        failed: _Failed[Reply],
+    ) -> Reply:
+        async def asked() -> Reply:
+            return await ask(await self._connection(bookie))
+
+        return await _answered(timeout_s, asked(), failed)
 
     async def _connection(self, bookie: BookieId) -> Connection:
         """The connection to where ``bookie`` is now. Another address, or other disks there, means a new one."""
@@ -177,22 +214,23 @@ class GrpcTransport:
         task.add_done_callback(self._closing.discard)
 
 
-async def _answered(timeout_s: float, ask: Awaitable[Reply], failed: Callable[[Status, str], Reply]) -> Reply:
+async def _answered(timeout_s: float, ask: Awaitable[Reply], failed: _Failed[Reply]) -> Reply:
     """Await ``ask`` for at most ``timeout_s``; what goes wrong on the way becomes a status."""
     try:
         async with asyncio.timeout(timeout_s):
             return await _uncancelled(ask, failed)
     except TimeoutError:
-        return failed(Status.TIMEOUT, f"no answer within {timeout_s:g} s")
+        return failed(Status.TIMEOUT, detail=f"no answer within {timeout_s:g} s")
     except _UnresolvedError as error:
-        return failed(Status.UNRESOLVED, str(error))
+        return failed(Status.UNRESOLVED, detail=str(error))
     except grpc.aio.AioRpcError as error:
-        return failed(*failure_of(error))
+        status, detail = failure_of(error)
+        return failed(status, detail=detail)
     except (MalformedAnswerError, InvalidAvailabilityError) as error:
-        return failed(Status.IO_ERROR, str(error))
+        return failed(Status.IO_ERROR, detail=str(error))
 
 
-async def _uncancelled(ask: Awaitable[Reply], failed: Callable[[Status, str], Reply]) -> Reply:
+async def _uncancelled(ask: Awaitable[Reply], failed: _Failed[Reply]) -> Reply:
     # A call on a channel that closes ends as if this task had been cancelled, which it was only if somebody asked.
     try:
         return await ask
@@ -200,4 +238,4 @@ async def _uncancelled(ask: Awaitable[Reply], failed: Callable[[Status, str], Re
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        return failed(Status.UNREACHABLE, _CLOSED)
+        return failed(Status.UNREACHABLE, detail=_CLOSED)

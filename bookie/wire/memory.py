@@ -1,7 +1,7 @@
 """The transport port without a network: calls a bookie's handler in this process, with faults on demand.
 
 Twin of ``grpc_transport`` (one contract suite holds both): what was sent runs to its end at the bookie, whether or not
-anybody still waits; adds arrive in the order of the calls.
+anybody still waits (but for a long poll, which ends with its caller); adds arrive in the order of the calls.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import guarded
 from bookie.wire.handler import BookieHandler
-from bookie.wire.port import AddBatch, AddReply, FenceReply, InfoReply, ListReply, ReadReply, Status
+from bookie.wire.port import AddBatch, AddReply, FenceReply, InfoReply, LacReply, ListReply, ReadReply, Status
 from bookie.wire.resolver import GRPC_PROTOCOL, Resolver
 
 Reply = TypeVar("Reply", covariant=True)
+
+_SLOW_S: Final = 0.05
+"""How much later than others a request arrives at the fault point for it."""
 
 
 class _Failed(Protocol[Reply]):
@@ -65,8 +69,8 @@ class _Line:
     faults: Faults = field(default_factory=Faults)
     tail: asyncio.Future[None] | None = None
     """Completes once the latest request has been delivered or given up; the next is delivered after it."""
-    calls: set[asyncio.Future[str]] = field(default_factory=set)
-    """One for each call in flight; completed with a reason when the connection breaks."""
+    calls: dict[asyncio.Future[str], None] = field(default_factory=dict)
+    """In their order, one for each call in flight; completed with a reason when the connection breaks."""
 
 
 class MemoryTransport:
@@ -84,20 +88,28 @@ class MemoryTransport:
 
     def cut(self, bookie: BookieId) -> None:
         """Break the connection: calls in flight answer UNREACHABLE; what was sent still takes effect."""
-        for call in self._line(bookie).calls:
+        for call in list(self._line(bookie).calls):
             if not call.done():
                 call.set_result("the connection broke")
 
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
         """See ``Transport.add``."""
-        return await self._ask(bookie, lambda to, incarnation: to.add(incarnation, batch), AddReply, timeout_s)
+        return await self._ask(
+            bookie, lambda to, incarnation: to.add(batch.incarnation or incarnation, batch), AddReply, timeout_s
+        )
 
     async def read(
-        self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId], timeout_s: float
+        self,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        entry_ids: Sequence[EntryId],
+        timeout_s: float,
+        *,
+        fence_key: bytes | None = None,
     ) -> ReadReply:
         """See ``Transport.read``."""
         return await self._ask(
-            bookie, lambda to, incarnation: to.read(incarnation, ledger_id, entry_ids), ReadReply, timeout_s
+            bookie, lambda to, incarnation: to.read(incarnation, ledger_id, entry_ids, fence_key), ReadReply, timeout_s
         )
 
     async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
@@ -110,6 +122,33 @@ class MemoryTransport:
         """See ``Transport.fence``."""
         return await self._ask(
             bookie, lambda to, incarnation: to.fence(incarnation, ledger_id, master_key), FenceReply, timeout_s
+        )
+
+    async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
+        """See ``Transport.read_lac``."""
+        return await self._ask(bookie, lambda to, incarnation: to.read_lac(incarnation, ledger_id), LacReply, timeout_s)
+
+    async def wait_lac(
+        self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
+    ) -> LacReply:
+        """See ``Transport.wait_lac``."""
+        return await self._ask(
+            bookie,
+            lambda to, incarnation: to.wait_lac(incarnation, ledger_id, beyond, wait_s),
+            LacReply,
+            timeout_s,
+            ends_with_caller=True,
+        )
+
+    async def write_lac(
+        self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
+    ) -> AddReply:
+        """See ``Transport.write_lac``."""
+        return await self._ask(
+            bookie,
+            lambda to, incarnation: to.write_lac(incarnation, ledger_id, master_key, explicit),
+            AddReply,
+            timeout_s,
         )
 
     async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
@@ -137,10 +176,13 @@ class MemoryTransport:
         ask: Callable[[BookieHandler, str], Coroutine[Any, Any, Reply]],
         failed: _Failed[Reply],
         timeout_s: float,
+        *,
+        ends_with_caller: bool = False,
     ) -> Reply:
         line = self._line(bookie)
         broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        line.calls.add(broken)
+        line.calls[broken] = None
+        sent: asyncio.Future[Reply] | tuple[Status, str] | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 sent = await self._in_turn(bookie, line, ask)
@@ -152,11 +194,15 @@ class MemoryTransport:
                     return failed(Status.UNREACHABLE, detail=broken.result())
                 if line.faults.is_reply_lost:
                     return failed(Status.UNREACHABLE, detail=await broken)
+                if fault_point("transport.reply_lost"):
+                    return failed(Status.UNREACHABLE, detail="the connection broke")
                 return sent.result()
         except TimeoutError:
             return failed(Status.TIMEOUT, detail=f"no answer within {timeout_s:g} s")
         finally:
-            line.calls.discard(broken)
+            del line.calls[broken]
+            if ends_with_caller and isinstance(sent, asyncio.Future):
+                sent.cancel()
 
     async def _in_turn(
         self, bookie: BookieId, line: _Line, ask: Callable[[BookieHandler, str], Coroutine[Any, Any, Reply]]
@@ -165,13 +211,17 @@ class MemoryTransport:
         before, line.tail = line.tail, asyncio.get_running_loop().create_future()
         delivered = line.tail
         try:
-            if line.faults.delay_s:
-                await asyncio.sleep(line.faults.delay_s)
+            delay_s = line.faults.delay_s + (_SLOW_S if fault_point("transport.slow_request") else 0.0)
+            if delay_s:
+                await asyncio.sleep(delay_s)
             if before is not None and not before.done():
                 await asyncio.wait([before])
             return await self._deliver(bookie, line.faults, ask)
         finally:
-            delivered.set_result(None)
+            if before is None or before.done():
+                delivered.set_result(None)
+            else:  # given up before its turn: what comes later still waits for what came earlier
+                before.add_done_callback(lambda _: delivered.set_result(None))
 
     async def _deliver(
         self, bookie: BookieId, faults: Faults, ask: Callable[[BookieHandler, str], Coroutine[Any, Any, Reply]]

@@ -69,6 +69,8 @@ class AddBatch:
     entries: Sequence[bytes] = field(repr=False)
     is_recovery: bool = False
     """Accepted on a fenced ledger as well (S3)."""
+    incarnation: str = ""
+    """Disks that the batch is meant for (others answer WRONG_INCARNATION); empty: those registered now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,24 @@ class FenceReply:
 
 
 @dataclass(frozen=True, slots=True)
+class LacReply:
+    """What a bookie knows of a ledger's last add confirmed. All of it is verified by the client's digest.
+
+    OK when the bookie answered; ``explicit`` and ``last_entry`` are then whatever it has. Absent and LIMBO statuses as
+    for reads; they may carry what is there as well.
+    """
+
+    status: Status
+    explicit: bytes = field(default=b"", repr=False)
+    """The newest explicit LAC, as ``packet.pack_lac`` made it; empty if there is none."""
+    last_entry: EntryResult | None = None
+    """The entry with the greatest id, whose header names a LAC; None if there is none."""
+    entry: EntryResult | None = None
+    """The entry that was asked for along with a long poll, if this bookie has it; else None."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ListReply:
     """Entries of one ledger that the bookie can serve."""
 
@@ -149,11 +169,18 @@ class Transport(Protocol):
         ...
 
     async def read(
-        self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId], timeout_s: float
+        self,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        entry_ids: Sequence[EntryId],
+        timeout_s: float,
+        *,
+        fence_key: bytes | None = None,
     ) -> ReadReply:
         """Read entries (at most ``READ_ENTRIES_MAX``, ascending).
 
-        The answer holds at most ``READ_BYTES_MAX`` bytes and one entry more.
+        The answer holds at most ``READ_BYTES_MAX`` bytes and one entry more. With ``fence_key`` (the master key) the
+        ledger is durably fenced before anything is read, as by ``fence``; a wrong key answers UNAUTHORIZED.
         """
         ...
 
@@ -165,8 +192,30 @@ class Transport(Protocol):
         """Refuse every later add without the recovery flag, for good; creates the ledger where it is unknown."""
         ...
 
+    async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
+        """What the bookie knows of the last add confirmed; never fences."""
+        ...
+
+    async def wait_lac(
+        self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
+    ) -> LacReply:
+        """Long poll: answered as soon as the answer shows a last add confirmed greater than ``beyond``.
+
+        After ``wait_s`` (bookies bound it) it answers with what there is; a ledger that is unknown there, or in limbo,
+        is waited for as well. ``timeout_s`` has to be longer than ``wait_s``. ``entry`` carries entry ``beyond + 1``
+        once it is confirmed and stored there. The bookie bounds the number of waiters; beyond it the answer comes at
+        once, so whoever asks again needs a pause of its own.
+        """
+        ...
+
+    async def write_lac(
+        self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
+    ) -> AddReply:
+        """Tell the bookie a last add confirmed (``packet.pack_lac``). A hint: not durable, never needed for safety."""
+        ...
+
     async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        """Which entries of a ledger the bookie holds."""
+        """Which entries of a ledger the bookie holds. Keeps the ledger from being collected for a while (a pin)."""
         ...
 
     async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:

@@ -36,6 +36,7 @@ class ScriptedBookie(rpc.BookieServicer):
         self.adds: asyncio.Queue[ReceivedAdd] = asyncio.Queue()
         self.pieces: Sequence[pb.EntryBatch | pb.EntryList] = ()
         self.last: pb.EntryBatch | None = None
+        self.lac: pb.LacResponse | None = None
         self.port = 0
 
     async def Add(self, request_iterator: object, context: AddContext) -> None:
@@ -62,6 +63,18 @@ class ScriptedBookie(rpc.BookieServicer):
         return self.last
 
     async def Fence(self, request: object, context: object) -> None:
+        await asyncio.Event().wait()
+
+    async def ReadLac(self, request: object, context: object) -> pb.LacResponse:
+        if self.lac is None:
+            await asyncio.Event().wait()
+        assert self.lac is not None
+        return self.lac
+
+    async def WaitLac(self, request: object, context: object) -> pb.LacResponse:
+        return await self.ReadLac(request, context)
+
+    async def WriteLac(self, request: object, context: object) -> None:
         await asyncio.Event().wait()
 
     async def Info(self, request: object, context: object) -> None:
@@ -154,10 +167,14 @@ async def every_request(transport: GrpcTransport, timeout_s: float) -> list[tupl
         transport.read(BOOKIE, LEDGER, [EntryId(0)], timeout_s),
         transport.read_last(BOOKIE, LEDGER, timeout_s),
         transport.fence(BOOKIE, LEDGER, b"key", timeout_s),
+        transport.read(BOOKIE, LEDGER, [EntryId(0)], timeout_s, fence_key=b"key"),
+        transport.read_lac(BOOKIE, LEDGER, timeout_s),
+        transport.wait_lac(BOOKIE, LEDGER, EntryId(0), timeout_s, timeout_s),
+        transport.write_lac(BOOKIE, LEDGER, b"key", b"lac", timeout_s),
         transport.list_entries(BOOKIE, LEDGER, timeout_s),
         transport.info(BOOKIE, timeout_s),
     )
-    return [(reply.status, reply.detail) for reply in replies]
+    return [(reply.status, reply.detail) for reply in replies]  # type: ignore[attr-defined]
 
 
 async def test_acks_in_any_order_reach_the_right_callers(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
@@ -277,6 +294,20 @@ async def test_another_incarnation_means_another_connection_and_travels_with_eac
     assert [(await old).status, (await new).status] == [Status.UNREACHABLE, Status.OK]
 
 
+async def test_a_message_is_meant_for_one_incarnation_and_the_order_stays(
+    transport: GrpcTransport, bookie: ScriptedBookie, directory: Directory
+) -> None:
+    directory.address = BookieAddress("127.0.0.1", bookie.port, incarnation="registered")
+    pins = ["", "pinned", "pinned", "registered", "other", ""]
+    calls = [adding(transport, AddBatch(LEDGER, b"key", [bytes([n])], incarnation=pin)) for n, pin in enumerate(pins)]
+    received = [await bookie.adds.get() for _ in pins]
+    assert [add.message.entries[0] for add in received] == [bytes([n]) for n in range(len(pins))]
+    assert [add.incarnation for add in received] == [pin or "registered" for pin in pins]
+    for add in received:
+        await add.ack()
+    assert {(await call).status for call in calls} == {Status.OK}
+
+
 @pytest.mark.parametrize(
     ("address", "error"),
     [
@@ -372,6 +403,16 @@ async def test_a_last_entry_that_is_none_or_two_is_no_answer(
 ) -> None:
     bookie.last = last
     assert (await transport.read_last(BOOKIE, LEDGER, DEADLINE_S)).status is Status.IO_ERROR
+
+
+@pytest.mark.parametrize(("entry_id", "status"), [(7, Status.OK), (6, Status.IO_ERROR), (8, Status.IO_ERROR)])
+async def test_only_the_entry_waited_for_may_come_along(
+    transport: GrpcTransport, bookie: ScriptedBookie, entry_id: int, status: Status
+) -> None:
+    bookie.lac = pb.LacResponse(entry=pb.OneEntry(entry_id=entry_id, packet=b"p"))
+    reply = await transport.wait_lac(BOOKIE, LEDGER, EntryId(6), 0.0, DEADLINE_S)
+    assert reply.status is status
+    assert (await transport.read_lac(BOOKIE, LEDGER, DEADLINE_S)).status is Status.IO_ERROR
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,16 @@
-"""One suite for the transport port: in memory, and over gRPC on the loopback interface.
-
-Behind both is the same request handling on the same storage, on disks in memory whose faults produce every status.
-"""
+"""One suite for the transport port: in memory, and over gRPC on the loopback interface."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 
 import pytest
 
 from bookie.model.availability import EntryRuns
-from bookie.model.digest import digest_for
-from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
-from bookie.model.metadata import DigestType
-from bookie.model.packet import ENTRY_PAYLOAD_MAX, pack
-from bookie.runtime.clock import SystemClock
-from bookie.server.grpc_server import GrpcServer
-from bookie.server.service import BookieIdentity, BookieService, ServiceLimits
-from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation, give_way
-from bookie.storage.port import DiskError
-from bookie.storage.settings import StorageSettings
-from bookie.storage.store import LedgerStorage
-from bookie.wire.grpc_transport import GrpcTransport
-from bookie.wire.memory import MemoryNetwork, MemoryTransport
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.packet import ENTRY_PAYLOAD_MAX
+from bookie.storage.memory import give_way
 from bookie.wire.port import (
     BATCH_BYTES_MAX,
     BATCH_ENTRIES_MAX,
@@ -36,121 +22,29 @@ from bookie.wire.port import (
     EntryResult,
     FenceReply,
     InfoReply,
-    ReadReply,
     Status,
-    Transport,
 )
 from bookie.wire.resolver import BookieAddress
-
-BOOKIE = BookieId("bookie-1")
-LEDGER = LedgerId(7)
-KEY = b"k" * 20
-INCARNATION = "0b5c7e9e-0000-4000-8000-000000000001"
-DEADLINE_S = 20.0
-"""Never reached where the test passes."""
-SOON_S = 0.2
-"""For calls that must time out."""
-DIGEST = digest_for(DigestType.CRC32C, b"")
-
-
-class StuckDisk:
-    """A ``before`` hook: journal writes hang until ``release``."""
-
-    def __init__(self) -> None:
-        self.has_begun = asyncio.Event()
-        self._may_go = asyncio.Event()
-
-    async def __call__(self, operation: Operation, path: str) -> None:
-        if operation in (Operation.APPEND, Operation.SYNC):
-            self.has_begun.set()
-            await self._may_go.wait()
-
-    def release(self) -> None:
-        self._may_go.set()
-
-
-async def broken_disk(operation: Operation, path: str) -> None:
-    if operation in (Operation.APPEND, Operation.SYNC, Operation.INDEX_READ):
-        raise DiskError("the disk is broken")
-
-
-@dataclass
-class Directory:
-    """A resolver that says what the test says."""
-
-    address: BookieAddress | None = None
-
-    async def resolve(self, bookie: BookieId) -> BookieAddress | None:
-        return self.address if bookie == BOOKIE else None
-
-
-@dataclass
-class World:
-    """One bookie, and a transport that reaches it."""
-
-    transport: Transport
-    directory: Directory
-    service: BookieService
-    storage: LedgerStorage
-    journal: MemoryDisk
-    ledgers: MemoryDisk
-    index: MemoryIndex
-    stop_listening: Callable[[], Awaitable[None]]
-    stuck: list[StuckDisk] = field(default_factory=list)
-
-    def stick(self) -> StuckDisk:
-        stuck = StuckDisk()
-        self.journal.before = stuck
-        self.stuck.append(stuck)
-        return stuck
-
-    async def add(self, *entries: bytes, is_recovery: bool = False, key: bytes = KEY) -> AddReply:
-        return await self.transport.add(BOOKIE, AddBatch(LEDGER, key, entries, is_recovery), DEADLINE_S)
-
-    async def read(self, *entry_ids: int) -> ReadReply:
-        return await self.transport.read(BOOKIE, LEDGER, [EntryId(entry_id) for entry_id in entry_ids], DEADLINE_S)
-
-
-def entry(entry_id: int, payload: bytes = b"payload") -> bytes:
-    return pack(DIGEST, LEDGER, EntryId(entry_id), NO_ENTRY, len(payload), payload)
-
-
-def ok(*entry_ids: int) -> list[EntryResult]:
-    return [EntryResult(EntryId(entry_id), Status.OK, entry(entry_id)) for entry_id in entry_ids]
+from tests.contract.transport_world import (
+    BOOKIE,
+    DEADLINE_S,
+    INCARNATION,
+    KEY,
+    LEDGER,
+    SOON_S,
+    World,
+    a_world,
+    broken_disk,
+    entry,
+    lac,
+    ok,
+)
 
 
 @pytest.fixture(params=["memory", "grpc"])
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
-    storage = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), SystemClock())
-    identity = BookieIdentity(INCARNATION, "1.2.3")
-    service = BookieService(storage, ledgers, identity, ServiceLimits(add_bytes_max=10_000_000))
-    directory = Directory()
-    transport: Transport
-    server = GrpcServer(concurrent_requests_max=100)
-    if request.param == "grpc":
-        port = server.bind("127.0.0.1", 0, None)
-        await server.start(service)
-        stop_listening = server.stop
-        transport = GrpcTransport(directory, is_plaintext=True)
-    else:
-        port = 3181
-        network = MemoryNetwork()
-        network.listen("127.0.0.1", port, service)
-        transport = MemoryTransport(directory, network)
-
-        async def stop_listening() -> None:
-            network.hang_up("127.0.0.1", port)
-
-    directory.address = BookieAddress("127.0.0.1", port, incarnation=INCARNATION)
-    world = World(transport, directory, service, storage, journal, ledgers, index, stop_listening)
-    yield world
-    for stuck in world.stuck:
-        stuck.release()
-    await transport.close()
-    await server.stop()
-    assert await service.drain(DEADLINE_S)
-    await storage.abort()
+    async with a_world(request.param) as world:
+        yield world
 
 
 async def test_what_was_added_is_read_back_byte_for_byte(world: World) -> None:
@@ -206,6 +100,52 @@ async def test_another_master_key_is_unauthorized(world: World) -> None:
     assert (await world.transport.fence(BOOKIE, LEDGER, b"other", DEADLINE_S)).status is Status.UNAUTHORIZED
 
 
+async def test_a_fencing_read_fences_and_reads(world: World) -> None:
+    await world.add(entry(0), entry(1))
+    reply = await world.read(0, 1, 2, fence_key=KEY)
+    assert (reply.status, list(reply.results)) == (Status.OK, [*ok(0, 1), EntryResult(EntryId(2), Status.NO_ENTRY)])
+    assert (await world.add(entry(2))).status is Status.FENCED
+    assert (await world.add(entry(2), is_recovery=True)).status is Status.OK
+
+
+@pytest.mark.parametrize("key", [KEY, b""])
+async def test_a_fencing_read_fences_what_is_unknown_whatever_the_key(world: World, key: bytes) -> None:
+    reply = await world.read(0, fence_key=key)
+    assert (reply.status, [result.status for result in reply.results]) == (Status.OK, [Status.NO_ENTRY])
+    assert (await world.add(entry(0), key=key)).status is Status.FENCED
+
+
+async def test_a_fencing_read_with_another_key_neither_fences_nor_reads(world: World) -> None:
+    await world.add(entry(0))
+    reply = await world.read(0, fence_key=b"other")
+    assert (reply.status, list(reply.results)) == (Status.UNAUTHORIZED, [])
+    assert (await world.add(entry(1))).status is Status.OK
+
+
+async def test_a_fencing_read_is_not_answered_before_the_fence_is_durable(world: World) -> None:
+    await world.add(entry(0))
+    stuck = world.stick()
+    call = asyncio.create_task(world.read(0, fence_key=KEY))
+    await stuck.has_begun.wait()
+    assert (await world.read(0)).status is Status.OK  # reads that need no fence are answered
+    assert not call.done()
+    stuck.release()
+    assert (await call).status is Status.OK
+
+
+async def test_a_fence_that_failed_is_the_whole_answer_of_a_read(world: World) -> None:
+    await world.add(entry(0))
+    world.journal.before = broken_disk
+    reply = await world.read(0, fence_key=KEY)
+    assert (reply.status, list(reply.results)) == (Status.IO_ERROR, [])
+
+
+async def test_reads_without_a_fence_key_fence_nothing(world: World) -> None:
+    await world.add(entry(0))
+    await world.read(0)
+    assert (await world.add(entry(1))).status is Status.OK
+
+
 async def test_listings_name_the_entries(world: World) -> None:
     assert (await world.transport.list_entries(BOOKIE, LEDGER, DEADLINE_S)).status is Status.NO_LEDGER
     await world.add(*(entry(entry_id) for entry_id in (0, 1, 2, 7, 9)))
@@ -228,8 +168,14 @@ async def test_read_only_bookies_take_recovery_adds_fences_and_reads(world: Worl
     assert (await world.add(entry(1), is_recovery=True)).status is Status.OK
     assert (await world.read(0, 1)).status is Status.OK
     assert (await world.transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S)).status is Status.OK
+    assert (await world.transport.write_lac(BOOKIE, LEDGER, KEY, lac(0), DEADLINE_S)).status is Status.OK
+    reply = await world.transport.read(BOOKIE, LedgerId(8), [EntryId(0)], DEADLINE_S, fence_key=KEY)
+    assert [result.status for result in reply.results] == [Status.NO_ENTRY]
     world.service.is_read_only = False
     assert (await world.transport.add(BOOKIE, AddBatch(LEDGER, KEY, [entry(2)], True), DEADLINE_S)).status is Status.OK
+
+
+REQUESTS = 10
 
 
 async def every_request(world: World) -> list[Status]:
@@ -239,40 +185,68 @@ async def every_request(world: World) -> list[Status]:
         world.transport.read(BOOKIE, LEDGER, entries, DEADLINE_S),
         world.transport.read_last(BOOKIE, LEDGER, DEADLINE_S),
         world.transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S),
+        world.transport.read(BOOKIE, LEDGER, entries, DEADLINE_S, fence_key=KEY),
+        world.transport.read_lac(BOOKIE, LEDGER, DEADLINE_S),
+        world.transport.wait_lac(BOOKIE, LEDGER, EntryId(0), 0.0, DEADLINE_S),
+        world.transport.write_lac(BOOKIE, LEDGER, KEY, lac(5), DEADLINE_S),
         world.transport.list_entries(BOOKIE, LEDGER, DEADLINE_S),
         world.transport.info(BOOKIE, DEADLINE_S),
     )
-    return [reply.status for reply in replies]
+    return [reply.status for reply in replies]  # type: ignore[attr-defined]
 
 
 async def test_requests_for_other_disks_under_this_id_are_refused(world: World) -> None:
     assert world.directory.address is not None
     address = world.directory.address
     world.directory.address = BookieAddress(address.host, address.port, incarnation="another")
-    assert await every_request(world) == [Status.WRONG_INCARNATION] * 6
+    assert await every_request(world) == [Status.WRONG_INCARNATION] * REQUESTS
     assert world.storage.ledger_count == 0
     world.directory.address = BookieAddress(address.host, address.port, incarnation="")
     assert Status.WRONG_INCARNATION not in await every_request(world)
 
 
+async def test_a_pinned_add_goes_by_its_pin_whatever_is_registered(world: World) -> None:
+    assert world.directory.address is not None
+    address = world.directory.address
+    pinned_elsewhere, pinned_here = (
+        AddBatch(LEDGER, KEY, [entry(0)], incarnation=uuid) for uuid in ("other", INCARNATION)
+    )
+    for registered in (INCARNATION, "another", ""):
+        world.directory.address = BookieAddress(address.host, address.port, incarnation=registered)
+        assert (await world.transport.add(BOOKIE, pinned_elsewhere, DEADLINE_S)).status is Status.WRONG_INCARNATION
+    assert world.storage.ledger_count == 0
+    for registered in (INCARNATION, "another", ""):
+        world.directory.address = BookieAddress(address.host, address.port, incarnation=registered)
+        assert (await world.transport.add(BOOKIE, pinned_here, DEADLINE_S)).status is Status.OK
+
+
+async def test_adds_pinned_to_different_disks_do_not_disturb_each_other(world: World) -> None:
+    pins = [INCARNATION, "other", "", "other", INCARNATION, ""]
+    batches = [AddBatch(LEDGER, KEY, [entry(n)], incarnation=pin) for n, pin in enumerate(pins)]
+    replies = await asyncio.gather(*(world.transport.add(BOOKIE, batch, DEADLINE_S) for batch in batches))
+    refused, taken = Status.WRONG_INCARNATION, Status.OK
+    assert [reply.status for reply in replies] == [taken, refused, taken, refused, taken, taken]
+    assert list((await world.transport.list_entries(BOOKIE, LEDGER, DEADLINE_S)).entries) == [0, 2, 4, 5]
+
+
 async def test_a_bookie_that_shuts_down_refuses_everything(world: World) -> None:
     world.service.refuse_everything()
-    assert await every_request(world) == [Status.SHUTTING_DOWN] * 6
+    assert await every_request(world) == [Status.SHUTTING_DOWN] * REQUESTS
 
 
 async def test_a_bookie_that_does_not_listen_is_unreachable(world: World) -> None:
     await world.stop_listening()
-    assert await every_request(world) == [Status.UNREACHABLE] * 6
+    assert await every_request(world) == [Status.UNREACHABLE] * REQUESTS
 
 
 async def test_a_bookie_without_an_address_is_unresolved(world: World) -> None:
     world.directory.address = None
-    assert await every_request(world) == [Status.UNRESOLVED] * 6
+    assert await every_request(world) == [Status.UNRESOLVED] * REQUESTS
 
 
 async def test_a_bookie_with_only_another_protocol_is_unresolved(world: World) -> None:
     world.directory.address = BookieAddress("127.0.0.1", 1, protocol="bookie-rpc")
-    assert await every_request(world) == [Status.UNRESOLVED] * 6
+    assert await every_request(world) == [Status.UNRESOLVED] * REQUESTS
 
 
 async def test_a_broken_disk_is_an_io_error(world: World) -> None:
@@ -301,8 +275,10 @@ async def test_impossible_adds_are_refused_and_store_nothing(world: World, batch
 
 
 @pytest.mark.parametrize("entry_ids", [[], [-1], [1, 1], [2, 1], list(range(READ_ENTRIES_MAX + 1))])
-async def test_impossible_reads_are_refused(world: World, entry_ids: list[int]) -> None:
+async def test_impossible_reads_are_refused_and_fence_nothing(world: World, entry_ids: list[int]) -> None:
     assert (await world.read(*entry_ids)).status is Status.BAD_REQUEST
+    assert (await world.read(*entry_ids, fence_key=KEY)).status is Status.BAD_REQUEST
+    assert world.storage.ledger_count == 0
 
 
 async def test_the_largest_allowed_batches_are_stored(world: World) -> None:

@@ -258,6 +258,26 @@ async def test_mark_that_adds_nothing_does_not_stop_the_holder(
     assert await tasks.complete(held)
 
 
+async def test_task_stays_when_something_else_that_the_verdict_rests_on_has_changed(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    path = f"{cluster.root}/something"
+    await store.create(path)
+    for version, is_done in ((1, False), (0, True)):
+        await tasks.mark(LEDGER, [A])
+        held = await tasks.lock(LEDGER, "host")
+        assert held is not None
+        assert await tasks.complete(held, [Check(cluster.root), Check(path, version)]) is is_done
+        assert (await tasks.read(LEDGER) is None) is is_done
+        assert await tasks.locked() == frozenset()
+    await tasks.mark(LEDGER, [A])
+    held = await tasks.lock(LEDGER, "host")
+    assert held is not None
+    await store.delete(path)
+    assert not await tasks.complete(held, [Check(path)])
+    assert await tasks.read(LEDGER) is not None
+
+
 async def test_task_deleted_and_made_anew_at_the_same_version_stays(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication, others: UnderReplication
 ) -> None:

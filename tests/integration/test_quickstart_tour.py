@@ -44,7 +44,7 @@ def test_the_tour_heals_a_cluster_and_leaves_nothing_behind(own_temp: dict[str, 
     assert int(healed[2]) >= int(healed[1])
     assert float(healed[3]) > 5
     assert any("no live copy" in line for line in lines)
-    assert any("needs recovery" in line for line in lines)
+    assert any("fenced, recovered and closed" in line for line in lines)
     assert not list(tmp_path.glob(f"{_PREFIX}*"))
     assert processes_using(tmp_path) == []
 

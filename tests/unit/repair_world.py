@@ -13,8 +13,11 @@ from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.ledgers import LedgerStore, Versioned
 from bookie.metadata.memory import MemoryStore
 from bookie.metadata.memory_cell import MemoryCell
+from bookie.metadata.nodes import parent_of
 from bookie.metadata.own_state import ParkedTasks
+from bookie.metadata.port import NoNodeError
 from bookie.metadata.registration import Registrations
+from bookie.metadata.reservations import Reservations
 from bookie.metadata.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo
 from bookie.metadata.underreplication import Task, UnderReplication
 from bookie.model.digest import digest_for, master_key
@@ -34,12 +37,13 @@ from bookie.wire.port import (
     EntryResult,
     FenceReply,
     InfoReply,
+    LacReply,
     ListReply,
     ReadReply,
     Status,
 )
 from bookie.wire.resolver import BookieAddress
-from replicator.events import Ending, TaskResult
+from replicator.events import Ending, Outlook, TaskResult
 from replicator.evidence import CorruptCopy
 from replicator.ports import RepairPorts
 from replicator.settings import ReplicatorSettings
@@ -84,11 +88,13 @@ class Tampering:
             return AddReply(status, "as the test wants")
         return await self.inner.add(incarnation, batch)
 
-    async def read(self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
+    async def read(
+        self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId], fence_key: bytes | None = None
+    ) -> ReadReply:
         self.reads.append(tuple(entry_ids))
         if self.read_status is not None:
             return ReadReply(self.read_status)
-        reply = await self.inner.read(incarnation, ledger_id, entry_ids)
+        reply = await self.inner.read(incarnation, ledger_id, entry_ids, fence_key)
         results = [self.results.get(result.entry_id, _as_it_is)(result) for result in reply.results]
         return ReadReply(reply.status, results, reply.detail)
 
@@ -97,6 +103,15 @@ class Tampering:
 
     async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
         return await self.inner.fence(incarnation, ledger_id, master_key)
+
+    async def read_lac(self, incarnation: str, ledger_id: LedgerId) -> LacReply:
+        return await self.inner.read_lac(incarnation, ledger_id)
+
+    async def wait_lac(self, incarnation: str, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
+        return await self.inner.wait_lac(incarnation, ledger_id, beyond, wait_s)
+
+    async def write_lac(self, incarnation: str, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
+        return await self.inner.write_lac(incarnation, ledger_id, master_key, explicit)
 
     async def list_entries(self, incarnation: str, ledger_id: LedgerId) -> ListReply:
         before, self.before_list = self.before_list, None
@@ -194,7 +209,11 @@ class Recorder:
         self.results: list[TaskResult] = []
         self.looks: list[Any] = []
         self.corrupt: list[CorruptCopy] = []
+        self.outlook = Outlook()
         self._look = look
+
+    def tasks_listed(self, outlook: Outlook) -> None:
+        self.outlook = outlook
 
     def task_ended(self, result: TaskResult) -> None:
         self.results.append(result)
@@ -220,6 +239,7 @@ class World:
         self.registrations: Registrations
         self.tasks: UnderReplication
         self.parked: ParkedTasks
+        self.reservations: Reservations
         self._sessions = [self.store]
 
     async def start(self, bookies: str) -> None:
@@ -227,7 +247,7 @@ class World:
         self.cluster = await open_cluster(self.store, ROOT)
         ports = self.ports(self.store)
         self.ledgers, self.registrations = ports.ledgers, ports.registrations
-        self.tasks, self.parked = ports.tasks, ports.parked
+        self.tasks, self.parked, self.reservations = ports.tasks, ports.parked, ports.reservations
         await self.tasks.initialize()
         await self.add_bookies(bookies)
 
@@ -239,6 +259,7 @@ class World:
             registrations=Registrations(store, self.cluster),
             tasks=UnderReplication(store, self.cluster, self.clock),
             parked=ParkedTasks(store, self.cluster.root),
+            reservations=Reservations(store, self.cluster.root),
             transport=self.bookies.transport,
             clock=self.clock,
             rng=random.Random(seed),
@@ -276,6 +297,14 @@ class World:
         await self.bookies.fill(created, packets)
         return packets
 
+    async def reserved(self) -> list[str]:
+        """Ledgers with a reservation."""
+        try:
+            names = (await self.store.children(parent_of(self.reservations.path(LEDGER)))).names
+        except NoNodeError:
+            return []
+        return sorted(names)
+
     def worker(self, *, once: bool = True, seed: int = 0, **settings: Any) -> Running:
         """A worker with a session of its own."""
         store = MemoryStore(self.cell)
@@ -302,8 +331,9 @@ class World:
         return await self.tasks.read(ledger_id)
 
     async def is_clean(self) -> bool:
-        """No task, no lock, nothing parked."""
-        return not (await self.tasks.list() or await self.tasks.locked() or await self.parked.list())
+        """No task, no lock, nothing parked, nothing reserved."""
+        tasks, locked = await self.tasks.list(), await self.tasks.locked()
+        return not (tasks or locked or await self.parked.list() or await self.reserved())
 
     async def assert_whole(self, ledger_id: int, packets: Mapping[EntryId, bytes], *new: str) -> None:
         """Members are distinct and hold what they should, byte for byte; ``new`` ones hold nothing else."""

@@ -25,12 +25,16 @@ from bookie.wire.grpc_codec import (
     fence_to_wire,
     info_from_wire,
     info_to_wire,
+    lac_from_wire,
+    lac_to_wire,
     list_from_wire,
     list_to_wire,
     read_last_to_wire,
     read_to_wire,
     status_from_wire,
     status_to_wire,
+    write_lac_from_wire,
+    write_lac_to_wire,
 )
 from bookie.wire.port import (
     AddBatch,
@@ -39,6 +43,7 @@ from bookie.wire.port import (
     EntryResult,
     FenceReply,
     InfoReply,
+    LacReply,
     ListReply,
     ReadReply,
     Status,
@@ -136,6 +141,46 @@ def test_lists_of_different_lengths_are_no_answer(message: pb.EntryBatch) -> Non
 def test_fence_answers_survive_the_wire(status: Status, last: EntryResult | None, detail: str) -> None:
     reply = FenceReply(status, last, detail)
     assert fence_from_wire(pb.FenceResponse.FromString(fence_to_wire(reply).SerializeToString())) == reply
+
+
+@given(
+    statuses,
+    st.binary(max_size=40),
+    st.one_of(st.none(), results()),
+    st.one_of(st.none(), ids),
+    st.text(max_size=50),
+)
+def test_answers_about_the_lac_survive_the_wire(
+    status: Status, explicit: bytes, last: EntryResult | None, beyond: int | None, detail: str
+) -> None:
+    entry = None if beyond is None else EntryResult(EntryId(beyond), Status.OK, b"packet")
+    reply = LacReply(status, explicit, last, entry, detail)
+    message = pb.LacResponse.FromString(lac_to_wire(reply).SerializeToString())
+    assert lac_from_wire(message, None if beyond is None else EntryId(beyond)) == reply
+
+
+@pytest.mark.parametrize("expected", [None, EntryId(4), EntryId(6)])
+def test_another_entry_than_the_one_waited_for_is_no_answer(expected: EntryId | None) -> None:
+    reply = LacReply(Status.OK, entry=EntryResult(EntryId(5), Status.OK, b"packet"))
+    with pytest.raises(MalformedAnswerError):
+        lac_from_wire(lac_to_wire(reply), expected)
+
+
+def test_an_entry_that_came_along_is_there_or_the_answer_is_none() -> None:
+    reply = LacReply(Status.OK, entry=EntryResult(EntryId(5), Status.CORRUPT))
+    with pytest.raises(MalformedAnswerError):
+        lac_from_wire(lac_to_wire(reply), EntryId(5))
+
+
+def test_an_answer_about_the_lac_with_two_of_the_largest_entries_fits_in_one_message() -> None:
+    largest = EntryResult(EntryId(5), Status.OK, bytes(ENTRY_BYTES_MAX))
+    assert lac_to_wire(LacReply(Status.OK, bytes(64), largest, largest)).ByteSize() < MESSAGE_BYTES_MAX
+
+
+@given(statuses, st.text(max_size=50))
+def test_answers_to_an_explicit_lac_survive_the_wire(status: Status, detail: str) -> None:
+    message = pb.WriteLacResponse.FromString(write_lac_to_wire(AddReply(status, detail)).SerializeToString())
+    assert write_lac_from_wire(message) == AddReply(status, detail)
 
 
 @pytest.mark.parametrize("count", [0, 1, 100_000])

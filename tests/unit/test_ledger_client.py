@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from bookie.client import sync
 from bookie.client.bookkeeper import BookKeeper, InvalidQuorumError, LedgerOptions
 from bookie.client.connect import connect
 from bookie.client.errors import (
@@ -28,6 +27,7 @@ from bookie.client.errors import (
 from bookie.client.ports import ClientPorts
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
+from bookie.client.sync_loop import LoopThread
 from bookie.client.writer import LedgerWriter
 from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.ledgers import LedgerStore, NoSuchLedgerError, Versioned
@@ -666,7 +666,7 @@ async def test_a_client_that_cannot_be_made_leaves_no_session_behind(
 
 
 def test_the_synchronous_client_leaves_no_caller_waiting_when_it_is_closed() -> None:
-    loop = sync._Loop()
+    loop = LoopThread()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(loop.run, asyncio.sleep(3600))
         loop.run(asyncio.sleep(0.01))

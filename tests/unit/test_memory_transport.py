@@ -10,8 +10,9 @@ import pytest
 
 from bookie.model.errors import TransientError
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.runtime.fault_points import deciding_by
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
-from bookie.wire.port import AddBatch, AddReply, FenceReply, InfoReply, ListReply, ReadReply, Status
+from bookie.wire.port import AddBatch, AddReply, FenceReply, InfoReply, LacReply, ListReply, ReadReply, Status
 from bookie.wire.resolver import BookieAddress
 
 BOOKIE = BookieId("b")
@@ -27,6 +28,8 @@ class RecordingBookie:
 
     payloads: list[bytes] = field(default_factory=list)
     incarnations: set[str] = field(default_factory=set)
+    polls: int = 0
+    """Long polls that wait."""
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     has_received: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -37,7 +40,9 @@ class RecordingBookie:
         await self.may_answer.wait()
         return AddReply(Status.OK)
 
-    async def read(self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
+    async def read(
+        self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId], fence_key: bytes | None = None
+    ) -> ReadReply:
         return ReadReply(Status.OK)
 
     async def read_last(self, incarnation: str, ledger_id: LedgerId) -> ReadReply:
@@ -45,6 +50,21 @@ class RecordingBookie:
 
     async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
         return FenceReply(Status.OK)
+
+    async def read_lac(self, incarnation: str, ledger_id: LedgerId) -> LacReply:
+        return LacReply(Status.OK)
+
+    async def wait_lac(self, incarnation: str, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
+        self.polls += 1
+        self.has_received.set()
+        try:
+            await self.may_answer.wait()
+        finally:
+            self.polls -= 1
+        return LacReply(Status.OK)
+
+    async def write_lac(self, incarnation: str, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
+        return AddReply(Status.OK)
 
     async def list_entries(self, incarnation: str, ledger_id: LedgerId) -> ListReply:
         return ListReply(Status.OK)
@@ -148,3 +168,66 @@ async def test_an_add_that_timed_out_on_its_way_does_not_hold_up_the_next(
 async def test_a_resolver_that_cannot_tell_is_an_answer(transport: MemoryTransport, directory: Directory) -> None:
     directory.error = TransientError("the store is silent")
     assert await add(transport) is Status.UNRESOLVED
+
+
+async def test_a_pinned_incarnation_goes_before_the_registered_one(
+    transport: MemoryTransport, bookie: RecordingBookie
+) -> None:
+    await transport.add(BOOKIE, AddBatch(LedgerId(1), b"", [b"x"], incarnation="pinned"), DEADLINE_S)
+    assert bookie.incarnations == {"pinned"}
+
+
+async def test_a_long_poll_ends_with_its_caller(transport: MemoryTransport, bookie: RecordingBookie) -> None:
+    bookie.may_answer.clear()
+    poll = asyncio.create_task(transport.wait_lac(BOOKIE, LedgerId(1), EntryId(0), DEADLINE_S, DEADLINE_S))
+    await bookie.has_received.wait()
+    assert bookie.polls == 1
+    poll.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await poll
+    await asyncio.sleep(0)
+    assert bookie.polls == 0
+    bookie.may_answer.set()
+    reply = await transport.wait_lac(BOOKIE, LedgerId(1), EntryId(0), DEADLINE_S, DEADLINE_S)
+    assert reply.status is Status.OK
+
+
+async def test_what_was_given_up_while_it_waited_for_its_turn_lets_nobody_overtake(
+    transport: MemoryTransport, bookie: RecordingBookie
+) -> None:
+    transport.faults(BOOKIE).delay_s = 2 * SOON_S
+    first = asyncio.create_task(add(transport, b"first"))
+    await asyncio.sleep(0)
+    transport.faults(BOOKIE).delay_s = 0.0
+    given_up = asyncio.create_task(add(transport, b"given up", timeout_s=0.0))
+    await asyncio.sleep(0)
+    assert await add(transport, b"last") is Status.OK
+    assert (await first, await given_up) == (Status.OK, Status.TIMEOUT)
+    assert bookie.payloads == [b"first", b"last"]
+
+
+async def test_cut_calls_end_in_their_order(transport: MemoryTransport, bookie: RecordingBookie) -> None:
+    bookie.may_answer.clear()
+    ended: list[bytes] = []
+
+    async def one(payload: bytes) -> None:
+        assert await add(transport, payload) is Status.UNREACHABLE
+        ended.append(payload)
+
+    payloads = [bytes([n]) for n in range(50)]
+    calls = [asyncio.create_task(one(payload)) for payload in payloads]
+    while len(bookie.payloads) < len(payloads):  # noqa: ASYNC110 (in memory: each turn delivers)
+        await asyncio.sleep(0)
+    transport.cut(BOOKIE)
+    await asyncio.gather(*calls)
+    assert ended == payloads
+
+
+async def test_a_simulation_may_lose_answers_and_delay_requests(
+    transport: MemoryTransport, bookie: RecordingBookie
+) -> None:
+    with deciding_by(lambda name: name == "transport.reply_lost"):
+        assert await add(transport, b"first") is Status.UNREACHABLE
+    with deciding_by(lambda name: name == "transport.slow_request"):
+        assert await add(transport, b"second") is Status.OK
+    assert bookie.payloads == [b"first", b"second"]

@@ -19,8 +19,9 @@ from bookie.metadata.layout import LayoutKind, lock_path, task_path
 from bookie.metadata.ledgers import LedgerExistsError, LedgerStore
 from bookie.metadata.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.own_state import ParkedTask, ParkedTasks, ParkReason, own_path
-from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.port import Check, StoreUnavailableError
 from bookie.metadata.registration import Registrations
+from bookie.metadata.reservations import Reservation, Reservations
 from bookie.metadata.serde import decode
 from bookie.metadata.service_info import Endpoint, ServiceInfo
 from bookie.metadata.underreplication import (
@@ -68,6 +69,7 @@ class World:
         self.cookies = CookieStore(self.store, cluster)
         self.incarnations = Incarnations(self.store, ROOT)
         self.parked = ParkedTasks(self.store, ROOT)
+        self.reservations = Reservations(self.store, ROOT)
 
     def data(self, path: str) -> bytes | None:
         """What the server holds, past the store and its faults."""
@@ -144,6 +146,35 @@ async def _write(world: World) -> None:
 async def _write_again(world: World) -> None:
     read = await world.ledgers.read(LEDGER)
     await world.ledgers.write(LEDGER, OPEN.closed(EntryId(3), 9), read.version)
+
+
+async def _reserve(world: World) -> None:
+    reserved = await world.reservations.reserve(LEDGER, "token", [RESERVATION])
+    world.results.append(reserved)
+    assert world.data(reserved.path) is not None
+
+
+async def _reserve_anew(world: World) -> None:
+    await world.reservations.reserve(LEDGER, "another", [RESERVATION])
+
+
+async def _with_reservation(world: World) -> None:
+    await _with_ledger(world)
+    await _reserve(world)
+
+
+async def _release(world: World) -> None:
+    assert await world.reservations.release(world.results[0])  # type: ignore[arg-type]
+
+
+async def _release_again(world: World) -> None:
+    await world.reservations.release(world.results[0])  # type: ignore[arg-type]
+
+
+async def _write_checked(world: World) -> None:
+    path = f"{world.reservations.path(LEDGER)}/token"
+    written = await world.ledgers.write(LEDGER, OPEN.closed(EntryId(3), 9), 0, checks=[Check(path, 0)])
+    assert (written.metadata, written.version) == (_stored(world), 1)
 
 
 async def _mark_many(world: World) -> None:
@@ -229,6 +260,8 @@ def _nothing() -> pytest.MonkeyPatch.context:  # type: ignore[valid-type]
 
 PARKED = ParkedTask(LEDGER, ParkReason.NO_LIVE_COPY, "", 0, frozenset(), 0)
 
+RESERVATION = Reservation(EntryId(0), 0, BK1, "uuid")
+
 SCENARIOS = {
     "format": Scenario(
         lambda w: w.store.stat("/"), _format, _format_again, lambda w: w.data(f"{ROOT}/LAYOUT") is not None
@@ -293,6 +326,22 @@ SCENARIOS = {
         lambda w: w.incarnations.record(BK1, "u-1", 5),
         lambda w: (w.data(f"{own_path('incarnations', ROOT)}/{BK1}") or b"").count(b"u-1") == 1,
     ),
+    "reserve": Scenario(
+        _formatted,
+        _reserve,
+        _reserve,
+        lambda w: b"token" in (w.data(w.reservations.path(LEDGER)) or b""),
+    ),
+    "reserve anew": Scenario(
+        _with_reservation,
+        _reserve_anew,
+        _reserve_anew,
+        lambda w: b"another" in (w.data(w.reservations.path(LEDGER)) or b""),
+    ),
+    "release reservation": Scenario(
+        _with_reservation, _release, _release_again, lambda w: w.data(w.reservations.path(LEDGER)) is None
+    ),
+    "write with checks": Scenario(_with_reservation, _write_checked, _write_again, _is_closed),
     "park": Scenario(
         _formatted,
         lambda w: w.parked.park(PARKED),
@@ -300,6 +349,7 @@ SCENARIOS = {
         lambda w: w.data(f"/bkheal/parked/deep%2Fledgers/{LEDGER}") is not None,
     ),
 }
+CHECKED = ("reserve", "reserve anew", "release reservation", "write with checks")
 MAY_BE_DONE_WHEN_UNAVAILABLE = {
     "lock",
     "complete",
@@ -342,7 +392,18 @@ async def test_one_fault_at_any_request_does_no_harm(name: str, fault: Fault) ->
 
 async def test_answer_lost_at_each_write_is_settled_without_troubling_the_caller() -> None:
     """One lost answer is nothing unusual: the usual changes settle it themselves."""
-    for name in ("format", "create", "write", "delete", "mark", "add to a mark", "mark many", "lock", "register"):
+    for name in (
+        "format",
+        "create",
+        "write",
+        "delete",
+        "mark",
+        "add to a mark",
+        "mark many",
+        "lock",
+        "register",
+        *CHECKED,
+    ):
         world = World()
         await SCENARIOS[name].prepare(world)
         lost: set[str] = set()

@@ -13,16 +13,18 @@ from bookie.metadata.own_state import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.settings import ConfigurationError
 from replicator.__main__ import main
-from replicator.events import Ending, Fanout, TaskResult
+from replicator.events import Ending, Fanout, Outlook, TaskResult
 from replicator.evidence import CorruptCopy
 from replicator.settings import ReplicatorSettings
-from replicator.status import JsonEvents, Progress
+from replicator.status import JsonEvents, LogEvents, Progress
 
 
 def test_every_problem_of_the_settings_is_named() -> None:
     with pytest.raises(ConfigurationError) as raised:
-        ReplicatorSettings("", ledgers_in_flight=0, copy_bytes_per_second=-1, poll_interval_s=0, grace_s=-1)
-    assert len(raised.value.problems) == 5
+        ReplicatorSettings(
+            "", ledgers_in_flight=0, copy_bytes_per_second=-1, poll_interval_s=0, grace_s=-1, open_ledger_grace_s=-1
+        )
+    assert len(raised.value.problems) == 6
 
 
 def test_wrong_settings_and_uris_exit_as_configuration(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,3 +64,21 @@ def test_events_are_counted_and_written_as_json_lines() -> None:
         "seconds": 0.25,
     }
     assert events[1]["reason"] == "no_live_copy"
+
+
+def test_the_tasks_are_reported_as_they_were_listed_and_written_only_when_they_changed() -> None:
+    progress, stream = Progress(), io.StringIO()
+    sink = Fanout((progress, LogEvents(), JsonEvents(stream)))
+    for outlook in (Outlook(), Outlook(delayed=2), Outlook(delayed=2), Outlook(eligible=1, delayed=1)):
+        sink.tasks_listed(outlook)
+    sink.task_ended(TaskResult(LedgerId(1), Ending.REPAIRED, is_recovered=True))
+    assert progress.snapshot().outlook == Outlook(eligible=1, delayed=1)
+    assert progress.snapshot().recovered == 1
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event.get("delayed") for event in events] == [2, 1, None]
+    assert events[-1]["recovered"] is True
+
+
+def test_a_run_is_settled_only_when_nothing_is_delayed() -> None:
+    assert Outlook(parked=3, backing_off=1, given_up=1).is_settled
+    assert not Outlook(parked=3, delayed=1).is_settled

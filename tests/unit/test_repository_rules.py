@@ -22,7 +22,7 @@ FOLDERS = {"grpc": ("bookie/wire/", "bookie/server/"), "pyspark": ("spark_jobs/"
 CORES = {
     "bookie/model": set(),
     "bookie/metadata": {"kazoo_connection.py"},
-    "bookie/client": {"sync.py"},
+    "bookie/client": {"sync_loop.py"},
     "bookie/storage": {"files.py", "directory_lock.py", "rocks.py"},
     "replicator": {"main.py", "__main__.py"},
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -10,7 +12,7 @@ from bookie.model.metadata import LedgerState
 from bookie.wire.port import ListReply, Status
 from replicator.events import Ending
 from replicator.worker import RunEnd
-from tests.unit.repair_world import LEDGER, a_world, flipped, make_metadata, names
+from tests.unit.repair_world import LEDGER, Tampering, a_world, flipped, make_metadata, names
 from tests.unit.virtual_time import in_virtual_time, until
 
 
@@ -188,6 +190,15 @@ async def test_a_target_that_acknowledges_what_it_does_not_list_is_not_named() -
         await world.assert_whole(LEDGER, packets, "u")
 
 
+def at_the_next_list(tampering: Tampering, act: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Any]:
+    """To be called before the list that comes before the copy: act before the one that comes after it."""
+
+    async def arm() -> None:
+        tampering.before_list = act
+
+    return arm
+
+
 @in_virtual_time
 async def test_a_target_with_other_disks_than_those_that_were_copied_to_is_not_named_for_them() -> None:
     async with a_world("a b t") as world:
@@ -202,7 +213,7 @@ async def test_a_target_with_other_disks_than_those_that_were_copied_to_is_not_n
             await world.add_bookies("t", incarnation="2")
             lying.list_replies = [ListReply(Status.OK, EntryRuns.of(range(10)))]
 
-        lying.before_list = swap_disks
+        lying.before_list = at_the_next_list(lying, swap_disks)
         recorder = await world.heal()
         assert Ending.REPAIRED in recorder.endings()
         await world.assert_whole(LEDGER, packets, "t")
@@ -222,7 +233,7 @@ async def test_a_target_that_becomes_read_only_during_the_copy_is_not_named() ->
                     became.append(name)
                     await world.register(name, is_read_only=True)
 
-            world.bookies[name].before_list = fill_up
+            world.bookies[name].before_list = at_the_next_list(world.bookies[name], fill_up)
         await world.heal()
         (full,) = became
         assert (await world.metadata(LEDGER)).last_fragment.members == ("a", "u" if full == "t" else "t")

@@ -11,10 +11,13 @@ from bookie.metadata.layout import lock_path
 from bookie.metadata.memory import Fault
 from bookie.metadata.port import NoNodeError
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.runtime.fault_points import deciding_by
 from tests.unit.repair_world import ROOT, Running, World, a_world, make_metadata, names, should_hold
 from tests.unit.virtual_time import run_virtual, until
 
 LEDGERS = 4
+OPEN_LEDGER = LEDGERS
+"""One more, whose writer is gone."""
 COUNT = 30
 BOOKIES = "a b c d t u v"
 DISTURBANCES = 40
@@ -49,7 +52,7 @@ class Chaos:
         store.resume()
 
     async def take_lock(self) -> None:
-        for ledger_id in range(LEDGERS):
+        for ledger_id in range(LEDGERS + 1):
             try:
                 await self.world.store.delete(lock_path(ROOT, ledger_id))
             except NoNodeError:
@@ -66,7 +69,7 @@ class Chaos:
         await self.audit()
 
     async def audit(self) -> None:
-        for ledger_id in range(LEDGERS):
+        for ledger_id in range(LEDGERS + 1):
             if self.away is not None and BookieId(self.away) in (await self.world.metadata(ledger_id)).members():
                 await self.world.tasks.mark(LedgerId(ledger_id), names(self.away))
 
@@ -77,6 +80,8 @@ class Chaos:
 async def assert_members_hold_what_they_should(world: World, packets: dict[int, dict[EntryId, bytes]]) -> None:
     """I6 and I17: bookies never lose anything here, so a member that lacks an entry was named too early."""
     for ledger_id, expected in packets.items():
+        if ledger_id == OPEN_LEDGER:  # a recovery may leave members short, with a task
+            continue
         metadata = await world.metadata(ledger_id)
         for fragment in metadata.fragments:
             assert len(set(fragment.members)) == metadata.ensemble_size
@@ -94,7 +99,11 @@ async def history(seed: int) -> None:
             )
             for ledger_id in range(LEDGERS)
         }
-        workers = [world.worker(once=False, seed=seed * 2 + i, poll_interval_s=1.0) for i in range(2)]
+        open_ledger = make_metadata((0, "a b c d"), (11, "b d c a"), quorum=(3, 2), last=None)
+        packets[OPEN_LEDGER] = await world.ledger(OPEN_LEDGER, open_ledger, COUNT)
+        workers = [
+            world.worker(once=False, seed=seed * 2 + i, poll_interval_s=1.0, open_ledger_grace_s=2.0) for i in range(2)
+        ]
         chaos = Chaos(world, workers, rng)
         for running in workers:
             running.store.fault_hook = chaos.flaky
@@ -106,17 +115,22 @@ async def history(seed: int) -> None:
         for running in workers:
             running.store.fault_hook = None
         await until(world.is_clean, seconds=1200)
-        # A target that dies between the last look at it and the write, while the lock is taken away, is named without
-        # a task: the next audit finds it, as it finds any other lost bookie.
-        await chaos.audit()
-        await until(world.is_clean, seconds=1200)
         for running, run in zip(workers, runs, strict=True):
             await running.stop(run)
         for ledger_id, expected in packets.items():
             await world.assert_whole(ledger_id, expected)
-            assert chaos.away not in (await world.metadata(ledger_id)).members()
+            metadata = await world.metadata(ledger_id)
+            assert chaos.away not in metadata.members()
+            assert metadata.last_entry_id in (COUNT - 1, None)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_disturbance_breaks_a_rule_and_everything_heals(seed: int) -> None:
     run_virtual(history(seed))
+
+
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_the_unlikely_branches_break_no_rule_either(seed: int) -> None:
+    rng = random.Random(seed)
+    with deciding_by(lambda name: name.startswith(("replicator.", "queue.", "recovery.")) and rng.random() < 0.2):
+        run_virtual(history(seed))

@@ -7,8 +7,7 @@ import asyncio
 from bookie.metadata.memory import Fault
 from bookie.metadata.own_state import ParkReason
 from bookie.metadata.port import ANY_VERSION
-from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.model.metadata import LedgerState
+from bookie.model.ids import EntryId, LedgerId
 from bookie.wire.port import Status
 from replicator.events import Ending
 from replicator.worker import RunEnd
@@ -194,54 +193,6 @@ async def test_nothing_is_done_in_a_hot_loop_while_everything_is_parked() -> Non
         assert requests < 3600 / running.worker._settings.poll_interval_s * 30
         assert running.recorder.endings().count(Ending.PARKED) <= 3  # once, and after each half hour
         await running.stop(run)
-
-
-@in_virtual_time
-async def test_the_last_fragment_of_an_open_ledger_is_left_to_its_writer() -> None:
-    async with a_world("a b c t") as world:
-        packets = await world.ledger(
-            LEDGER, make_metadata((0, "a b"), (10, "a b"), (20, "a b"), quorum=(2, 2), last=None), 25
-        )
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
-        recorder = await world.heal()
-        (result,) = recorder.results
-        assert (result.ending, result.reason, result.fragments) == (Ending.PARKED, ParkReason.NEEDS_RECOVERY, 2)
-        after = await world.metadata(LEDGER)
-        assert [fragment.members[1] == "b" for fragment in after.fragments] == [False, False, True]
-        assert after.state is LedgerState.OPEN
-        copied = {e for name in "ct" for e in await world.bookies.nodes[BookieId(name)].holds(LEDGER)}
-        assert copied == set(range(20))
-        assert await world.task(LEDGER) is not None
-        assert len(packets) == 25
-
-
-@in_virtual_time
-async def test_with_an_empty_last_fragment_the_one_before_is_left_alone_as_well() -> None:
-    async with a_world("a b t") as world:
-        await world.ledger(LEDGER, make_metadata((0, "a b"), (10, "a b"), (20, "a t"), quorum=(2, 2), last=None), 20)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
-        await world.heal()
-        after = await world.metadata(LEDGER)
-        assert [fragment.members for fragment in after.fragments] == [names("a t"), names("a b"), names("a t")]
-
-
-@in_virtual_time
-async def test_an_open_ledger_is_finished_once_it_is_closed() -> None:
-    async with a_world("a b t") as world:
-        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
-        await asyncio.sleep(60)
-        assert running.recorder.endings() == [Ending.PARKED]
-        now = await world.ledgers.read(LEDGER)
-        await world.ledgers.write(LEDGER, now.metadata.closed(EntryId(9), 100), now.version)
-        await until(world.is_clean, seconds=20)
-        await running.stop(run)
-        await world.assert_whole(LEDGER, packets, "t")
 
 
 @in_virtual_time

@@ -156,7 +156,7 @@ async def test_a_task_marked_again_during_the_repair_stays() -> None:
             await world.tasks.mark(LEDGER, names("z"))
 
         for name in "tu":
-            world.bookies[name].before_list = another_loss
+            world.bookies[name].before_add = another_loss
         recorder = await world.heal()
         assert recorder.endings() == [Ending.MARKED_AGAIN, Ending.NOTHING_MISSING]
         await world.assert_whole(LEDGER, packets)
@@ -201,7 +201,7 @@ async def test_a_new_session_at_once_does_not_continue_what_the_old_one_began() 
             running.store.resume()
 
         async def note(operation: str, path: str) -> Fault | None:
-            if operation in ("set", "multi") and "underreplication" not in path:
+            if operation in ("set", "multi") and path == world.ledgers.path(LEDGER):
                 sessions.append(running.store.session.epoch)
             return None
 

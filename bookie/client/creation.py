@@ -1,0 +1,100 @@
+"""Making a ledger: refuse what cannot be, choose bookies, create the metadata, start the writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from bookie.client.incarnations import look_up_incarnations
+from bookie.client.options import LedgerOptions
+from bookie.client.ports import ClientPorts
+from bookie.client.writer import LedgerWriter
+from bookie.client.writer_options import WriterOptions
+from bookie.metadata.ledgers import Versioned
+from bookie.model.digest import digest_for
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLedger:
+    """A ledger that is to be created: everything is decided, nothing was changed but a number taken."""
+
+    ledger_id: LedgerId
+    metadata: LedgerMetadata
+    incarnations: Mapping[BookieId, str]
+    """Disks of the members, looked up before the metadata names them."""
+
+
+async def plan_ledger(
+    ports: ClientPorts, options: LedgerOptions, password: bytes, custom: Mapping[str, bytes]
+) -> PlannedLedger:
+    """Decide about a new ledger.
+
+    Raises:
+        InvalidQuorumError: impossible options.
+        NotEnoughBookiesError: the placement finds no ensemble among the writable bookies.
+        ReadOnlyLayoutError: the cluster has the flat layout.
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer from the metadata store.
+    """
+    options.check()
+    writable = (await ports.registrations.list()).writable
+    gone: set[BookieId] = set()
+    while True:  # ends: each time around there is one candidate fewer at least
+        members = ports.placement.ensemble(
+            writable, options.ensemble_size, options.write_quorum, options.ack_quorum, gone, ports.rng
+        )
+        incarnations = await look_up_incarnations(ports, members)
+        if len(incarnations) == len(members):
+            break
+        gone |= set(members) - incarnations.keys()
+    metadata = LedgerMetadata(
+        ensemble_size=options.ensemble_size,
+        write_quorum=options.write_quorum,
+        ack_quorum=options.ack_quorum,
+        fragments=(Fragment(EntryId(0), members),),
+        digest_type=options.digest_type,
+        password=password,
+        ctime_ms=ports.clock.epoch_ms(),
+        custom=tuple(sorted(custom.items())),
+    )
+    return PlannedLedger(await ports.ledgers.new_id(), metadata, incarnations)
+
+
+def start_writer(
+    ports: ClientPorts, plan: PlannedLedger, ledger: Versioned, password: bytes, options: WriterOptions
+) -> LedgerWriter:
+    """The writer of a planned ledger whose metadata was created as ``ledger``."""
+    digest = digest_for(plan.metadata.digest_type or LedgerOptions().digest_type, password)
+    return LedgerWriter(ports, ledger, digest, password, options=options, incarnations=plan.incarnations)
+
+
+class LedgerCreation:
+    """A ledger being created: await it for its writer, or use it as an async context that closes the ledger.
+
+    Example::
+
+        ledger = await client.create_ledger()           # close it yourself: await ledger.close()
+
+        async with client.create_ledger() as ledger:    # closed at the end of the block
+            await ledger.append(b"hello")
+    """
+
+    def __init__(self, create: Callable[[], Coroutine[Any, Any, LedgerWriter]]) -> None:
+        self._create = create
+        self._writer: LedgerWriter | None = None
+
+    def __await__(self) -> Generator[Any, None, LedgerWriter]:
+        return self._create().__await__()
+
+    async def __aenter__(self) -> LedgerWriter:
+        self._writer = await self._create()
+        return self._writer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._writer is not None, "left before it was entered"
+        await self._writer.__aexit__(kind, error, trace)

@@ -1,0 +1,71 @@
+"""Explicit LAC: tell bookies the last add confirmed when no entry carries it (formats 7.8).
+
+A hint for readers that follow an open ledger; nothing is ever decided by it, so that failures are only logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from bookie.client.pipeline import Pipeline
+from bookie.client.ports import ClientPorts
+from bookie.model.digest import Digest
+from bookie.model.ids import NO_ENTRY, EntryId
+from bookie.model.packet import pack_lac
+from bookie.model.schedule import write_set
+from bookie.runtime.fault_points import fault_point
+from bookie.runtime.tasks import cancel, guarded
+from bookie.wire.port import Status
+
+_log: Final = logging.getLogger(__name__)
+
+
+class ExplicitLac:
+    """Looks once in an interval whether the last add confirmed has travelled; runs until stopped."""
+
+    def __init__(self, ports: ClientPorts, pipeline: Pipeline, digest: Digest, key: bytes, interval_s: float) -> None:
+        self._ports = ports
+        self._pipeline = pipeline
+        self._digest = digest
+        self._key = key
+        self._interval_s = interval_s
+        self._told = NO_ENTRY
+        """The greatest last add confirmed that bookies surely were sent."""
+        self._task = guarded("explicit LAC", self._run())
+
+    async def stop(self) -> None:
+        """Tell nobody anything any more. Idempotent."""
+        await cancel(self._task)
+
+    async def _run(self) -> None:
+        state = self._pipeline.state
+        confirmed, admitted = state.last_add_confirmed, state.next_entry_id
+        while self._pipeline.error is None:
+            await self._ports.clock.sleep(self._interval_s)
+            last, end = state.last_add_confirmed, state.next_entry_id
+            if end != admitted:
+                self._told = max(self._told, confirmed)  # each entry since then carries it or a greater one
+            is_idle = last == confirmed or fault_point("writer.explicit_lac_now")
+            if last > self._told and is_idle and await self._tell(last):
+                self._told = last
+            confirmed, admitted = last, end
+
+    async def _tell(self, last_add_confirmed: EntryId) -> bool:
+        """Send it to the write set of the entry that it names; whether ``Qa`` of its members took it."""
+        ledger = self._pipeline.ledger
+        packet = pack_lac(self._digest, ledger.ledger_id, last_add_confirmed)
+        deadline_s, lanes = self._ports.settings.add_timeout_s, self._pipeline.state.lanes
+        positions = write_set(last_add_confirmed, len(lanes), ledger.metadata.write_quorum)
+        replies = await asyncio.gather(
+            *(
+                self._ports.transport.write_lac(lanes[p].bookie, ledger.ledger_id, self._key, packet, deadline_s)
+                for p in positions
+                if not lanes[p].is_failed
+            )
+        )
+        refusals = [reply.status.name for reply in replies if reply.status is not Status.OK]
+        if refusals:
+            _log.info("explicit LAC refused", extra={"ledger_id": ledger.ledger_id, "statuses": sorted(refusals)})
+        return len(replies) - len(refusals) >= ledger.metadata.ack_quorum

@@ -1,0 +1,163 @@
+"""Last add confirmed of an open ledger, from the bookies of its last ensemble; nothing here fences (formats 7.3, 7.4).
+
+Whatever a bookie tells is verified by the ledger's digest. A writer names an entry confirmed only after it was
+acknowledged, and recoveries pass stored bytes on verbatim, so the greatest value that verifies is always safe to read
+up to; it may lag behind. It is never where a fragment ends (S19).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from bookie.client.ports import ClientPorts
+from bookie.metadata.ledgers import Versioned
+from bookie.model.coverage import is_covered
+from bookie.model.digest import Digest
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.packet import DamagedEntry, Entry, unpack, unpack_lac
+from bookie.runtime.fault_points import fault_point
+from bookie.runtime.tasks import cancel, guarded
+from bookie.wire.port import EntryResult, LacReply, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """What the bookies that answered know."""
+
+    entry_id: EntryId
+    """At least the entry before the last fragment."""
+    is_covered: bool
+    """Whether no acknowledgement of an entry whose successor was stored can have been missed."""
+    is_answered: bool
+    """Whether anybody knew anything."""
+    evidence: dict[BookieId, Status]
+    piggybacked: Entry | None = None
+    """The entry after the one that a long poll went beyond."""
+
+
+class ConfirmedReads:
+    """Questions about one ledger to its last ensemble."""
+
+    def __init__(self, ports: ClientPorts, digest: Digest) -> None:
+        self._ports = ports
+        self._digest = digest
+
+    async def read(self, ledger: Versioned) -> Confirmed:
+        """Ask every member, until the ensemble is covered or all have answered or timed out."""
+        timeout_s, ledger_id = self._ports.settings.read_timeout_s, ledger.ledger_id
+
+        def ask(bookie: BookieId) -> Coroutine[Any, Any, LacReply]:
+            return self._ports.transport.read_lac(bookie, ledger_id, timeout_s)
+
+        return await self._gather(ledger, ask, lambda tally: tally.is_covered, None)
+
+    async def wait(self, ledger: Versioned, beyond: EntryId, wait_s: float) -> Confirmed:
+        """Ask every member to answer once it knows of more than ``beyond``; the first that does ends it.
+
+        Takes ``wait_s`` at least where nobody knows more, also when every bookie refuses at once.
+        """
+        clock, ledger_id = self._ports.clock, ledger.ledger_id
+        until_s = clock.monotonic_s() + wait_s
+        timeout_s = wait_s + self._ports.settings.read_timeout_s
+        asked_s = 0.0 if fault_point("reader.short_poll") else wait_s
+
+        def ask(bookie: BookieId) -> Coroutine[Any, Any, LacReply]:
+            return self._ports.transport.wait_lac(bookie, ledger_id, beyond, asked_s, timeout_s)
+
+        confirmed = await self._gather(ledger, ask, lambda tally: tally.best > beyond, beyond, wait_s)
+        if confirmed.entry_id <= beyond and (rest_s := until_s - clock.monotonic_s()) > 0:
+            await clock.sleep(rest_s)
+        return confirmed
+
+    async def _gather(
+        self,
+        ledger: Versioned,
+        ask: Callable[[BookieId], Coroutine[Any, Any, LacReply]],
+        is_enough: Callable[[_Tally], bool],
+        beyond: EntryId | None,
+        patience_s: float | None = None,
+    ) -> Confirmed:
+        tally = _Tally(ledger, self._digest, beyond)
+        asking = {
+            guarded("last add confirmed", ask(bookie)): position
+            for position, bookie in enumerate(ledger.metadata.last_fragment.members)
+        }
+        waiting = list(asking)
+        try:
+            # A member that hangs must not delay the look at the metadata that follows a poll without a result.
+            async with asyncio.timeout(patience_s):
+                while waiting and not is_enough(tally):
+                    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    for task in [task for task in waiting if task in done]:
+                        waiting.remove(task)
+                        tally.count(asking[task], task.result())
+        except TimeoutError:
+            pass
+        finally:
+            for task in asking:
+                await cancel(task)
+        return tally.result()
+
+
+class _Tally:
+    """Answers of an ensemble: what they prove, and who is known."""
+
+    def __init__(self, ledger: Versioned, digest: Digest, beyond: EntryId | None) -> None:
+        self._ledger = ledger
+        self._digest = digest
+        self._beyond = beyond
+        self._known: set[int] = set()
+        self._evidence: dict[BookieId, Status] = {}
+        self._piggybacked: Entry | None = None
+        self.best = EntryId(ledger.metadata.last_fragment.first_entry_id - 1)
+
+    @property
+    def is_covered(self) -> bool:
+        metadata = self._ledger.metadata
+        return is_covered(self._known, metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+
+    def count(self, position: int, reply: LacReply) -> None:
+        status, found = told(reply, self._digest, self._ledger.ledger_id)
+        self._evidence[self._ledger.metadata.last_fragment.members[position]] = status
+        if status is Status.OK or status.is_absent:
+            self._known.add(position)
+        self.best = max(self.best, found)
+        if self._beyond is not None and reply.entry is not None and found > self._beyond:
+            self._piggybacked = self._piggybacked or self._entry(EntryId(self._beyond + 1), reply.entry)
+
+    def result(self) -> Confirmed:
+        is_answered = bool(self._known)
+        return Confirmed(self.best, self.is_covered, is_answered, self._evidence, self._piggybacked)
+
+    def _entry(self, entry_id: EntryId, result: EntryResult) -> Entry | None:
+        if result.status is not Status.OK:
+            return None
+        try:
+            return unpack(self._digest, result.packet, self._ledger.ledger_id, entry_id)
+        except DamagedEntry:
+            return None
+
+
+def told(reply: LacReply, digest: Digest, ledger_id: LedgerId) -> tuple[Status, EntryId]:
+    """What one bookie's answer proves: its status (CORRUPT where a part does not verify) and the greatest LAC in it."""
+    status, best = reply.status, EntryId(-1)
+    if reply.explicit:
+        try:
+            best = max(best, unpack_lac(digest, reply.explicit, ledger_id))
+        except DamagedEntry:
+            status = Status.CORRUPT
+    last = reply.last_entry
+    if last is not None and last.status is Status.OK:
+        try:
+            entry = unpack(digest, last.packet, ledger_id, last.entry_id)
+        except DamagedEntry:
+            return Status.CORRUPT, best
+        if not -1 <= entry.last_add_confirmed < entry.entry_id:
+            return Status.CORRUPT, best
+        best = max(best, entry.last_add_confirmed)
+    elif last is not None and not last.status.is_absent:
+        status = last.status
+    return status, best

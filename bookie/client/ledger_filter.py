@@ -1,0 +1,53 @@
+"""Which ledgers a listing is about: a pure predicate over metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata, LedgerState
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFilter:
+    """Conditions that must all hold; one that is not given always does."""
+
+    states: frozenset[LedgerState] | None = None
+    bookie: BookieId | None = None
+    """Named in any fragment."""
+    custom: Mapping[str, bytes | None] = field(default_factory=dict)
+    """Custom metadata that must be there, with this value; None for any value."""
+    created_after_ms: int | None = None
+    """Created at this time (epoch milliseconds) or later; ledgers that do not say when they were are left out."""
+    created_before_ms: int | None = None
+    """Created before this time; ledgers that do not say when they were are left out."""
+    id_prefix: str = ""
+    """First digits of the id, as people write it."""
+
+    @property
+    def needs_metadata(self) -> bool:
+        """Whether ids alone do not decide."""
+        no_conditions = LedgerFilter(id_prefix=self.id_prefix)
+        return self != no_conditions
+
+    def matches_id(self, ledger_id: LedgerId) -> bool:
+        """Whether a ledger with this id may match."""
+        return str(ledger_id).startswith(self.id_prefix)
+
+    def matches(self, metadata: LedgerMetadata) -> bool:
+        """Whether a ledger with this metadata matches, as far as the metadata decides."""
+        if self.states is not None and metadata.state not in self.states:
+            return False
+        if self.bookie is not None and self.bookie not in metadata.members():
+            return False
+        custom = metadata.custom_map
+        if any(key not in custom or value not in (None, custom[key]) for key, value in self.custom.items()):
+            return False
+        return self._matches_time(metadata.ctime_ms)
+
+    def _matches_time(self, ctime_ms: int | None) -> bool:
+        after, before = self.created_after_ms, self.created_before_ms
+        if ctime_ms is None:
+            return after is None and before is None
+        return (after is None or ctime_ms >= after) and (before is None or ctime_ms < before)

@@ -1,0 +1,211 @@
+"""A log: an endless sequence of entries under one name, kept in ledgers that come and go.
+
+log = client.log("orders")
+async with await log.write() as writer:
+    position = await writer.append(b"order 1")
+
+async for entry in log.read():               # from the start to the end as it is now
+    print(entry.position, entry.payload)
+async for entry in log.tail(position):       # and on, for as long as you like
+    ...
+await log.truncate(position)                 # frees whole ledgers before that position
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.client.log_reader import LogReader
+from bookie.client.log_takeover import take_over
+from bookie.client.log_trimming import delete_log, truncate
+from bookie.client.log_values import InvalidLogOptionsError, LogEntry, LogOptions, LogPosition
+from bookie.client.log_writer import LogWriter
+from bookie.client.opening import open_reader
+from bookie.client.ports import ClientPorts
+from bookie.client.writer_options import WriterOptions
+from bookie.metadata.ledgers import Unreadable, Versioned
+from bookie.metadata.log_lists import LogLists
+from bookie.model.ids import EntryId, LedgerId
+
+_TOKEN_BITS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class LogInfo:
+    """A log as it is now."""
+
+    name: str
+    options: LogOptions
+    ctime_ms: int
+    """When it was created, epoch milliseconds."""
+    ledgers: tuple[Versioned | Unreadable, ...]
+    """In order; ledgers that vanished meanwhile are left out. Only the last one may be open."""
+    waiting_for_deletion: tuple[LedgerId, ...]
+    """Ledgers that left the log and whose deletion was interrupted; the next writer or truncation ends it."""
+
+    @property
+    def first(self) -> LogPosition | None:
+        """The first position that can be read; None for an empty log."""
+        return LogPosition(self.ledgers[0].ledger_id, EntryId(0)) if self.ledgers else None
+
+
+class Log:
+    """A handle of one log. Get it from ``BookKeeper.log``; it holds nothing open, and is cheap."""
+
+    def __init__(self, ports: ClientPorts, lists: LogLists, name: str) -> None:
+        lists.path(name)
+        self._ports = ports
+        self._lists = lists
+        self.name = name
+
+    async def create(self, options: LogOptions | None = None) -> None:
+        """Create the log, empty. ``write`` does so too. None for the standard options.
+
+        Raises:
+            LogExistsError: there is one of this name already.
+            InvalidQuorumError, InvalidLogOptionsError: impossible options.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer from the metadata store.
+        """
+        options = options or LogOptions()
+        options.check()
+        await self._lists.create(self.name, options.to_json(), self._ports.clock.epoch_ms(), self._token())
+
+    async def write(
+        self,
+        options: LogOptions | None = None,
+        *,
+        password: bytes = b"",
+        writer_options: WriterOptions | None = None,
+        is_created: bool = True,
+    ) -> LogWriter:
+        """Become the log's writer. Whoever wrote it before is deposed, dead or alive, and its ledger closed.
+
+        Nothing acknowledged to the former writer is lost; what it had under way may or may not be part of the log.
+
+        Args:
+            options: how to make ledgers from now on; None as the log was created.
+            password: of the ledgers, see ``BookKeeper.create_ledger``.
+            writer_options: of the ledgers' writers.
+            is_created: create the log where there is none; else that is an error.
+
+        Raises:
+            NoSuchLogError: there is none and ``is_created`` is false.
+            InvalidQuorumError, InvalidLogOptionsError: impossible options.
+            NotEnoughBookiesError: too few writable bookies for a new ledger; nothing was changed.
+            RecoveryImpossibleNowError: the last ledger cannot be closed now; try again when its bookies are back.
+            LogFullError: the log's list of ledgers is full; truncate it.
+            LogConflictError: others keep taking the log over.
+            StoreUnavailableError, OutcomeUnknownError: no answer from the metadata store; try again.
+        """
+        if options is not None:
+            options.check()
+        if writer_options is not None and writer_options.has_own_entry_ids:
+            raise InvalidLogOptionsError("a log numbers its entries itself: write without has_own_entry_ids")
+        author, listed, writer = await take_over(
+            self._ports,
+            self._lists,
+            self.name,
+            token=self._token(),
+            options=options,
+            password=password,
+            writer_options=writer_options or WriterOptions(),
+            is_created=is_created,
+        )
+        return LogWriter(author, listed, writer)
+
+    def read(self, first: LogPosition | None = None, *, password: bytes | None = None) -> AsyncIterator[LogEntry]:
+        """Entries from ``first`` (None: the start) to the end as it is now, in order.
+
+        Args:
+            first: where to begin; ``position.following()`` of the last entry seen goes on after it.
+            password: of the ledgers; None uses the stored one.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            LogTruncatedError: the position was truncated away; ``error.first`` is where the log starts now.
+            InvalidPositionError: the log never had that ledger.
+            WrongPasswordError: the password is not the ledgers'.
+            EntryUnavailableError, EntryLostError: see ``LedgerReader.read``; what was yielded is valid.
+            StoreUnavailableError: no answer from the metadata store.
+        """
+        return LogReader(self._ports, self._lists, self.name, password).read(first)
+
+    def tail(
+        self, first: LogPosition | None = None, *, password: bytes | None = None, poll_s: float | None = None
+    ) -> AsyncIterator[LogEntry]:
+        """As ``read``, and then every entry as it is appended, over roll-overs and takeovers, without end.
+
+        The newest entries become readable with the ones that follow, or with explicit confirmations
+        (``WriterOptions.explicit_lac_interval_s``), and at the latest when their ledger is closed.
+
+        Args:
+            first: where to begin; None: the start.
+            password: of the ledgers; None uses the stored one.
+            poll_s: see ``LedgerReader.tail``.
+
+        Raises:
+            NoSuchLogError: there is no such log, or it was deleted.
+            LogTruncatedError, InvalidPositionError, WrongPasswordError, EntryUnavailableError, EntryLostError: see
+                ``read``.
+            StoreUnavailableError: the metadata store did not answer for a minute.
+        """
+        return LogReader(self._ports, self._lists, self.name, password).tail(first, poll_s)
+
+    async def end(self) -> LogPosition | None:
+        """Where the next readable entry will be: ``tail`` from there for new entries only. None for an empty log.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            EntryUnavailableError: the last ledger is open, and no bookie answers.
+            StoreUnavailableError: no answer from the metadata store.
+        """
+        listed = await self._lists.read(self.name, is_newest=True)
+        if listed.list.last is None:
+            return None
+        reader = open_reader(self._ports, await self._ports.ledgers.read(listed.list.last), None)
+        return LogPosition(listed.list.last, EntryId(await reader.last_entry_id() + 1))
+
+    async def truncate(self, before: LogPosition) -> Sequence[LedgerId]:
+        """Free what lies before ``before``, in whole ledgers, and return the ledgers dropped.
+
+        The ledger of ``before`` stays as a whole, and so does the last one. Bookies free the space when they collect
+        garbage. Safe beside the writer and readers.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            InvalidPositionError: the log never had that ledger.
+            LogConflictError, OutcomeUnknownError, StoreUnavailableError: truncate again.
+        """
+        return await truncate(self._ports, self._lists, self.name, before)
+
+    async def delete(self) -> None:
+        """Delete the log and all its ledgers for good; its writer is deposed.
+
+        Raises:
+            NoSuchLogError: there is none.
+            RecoveryImpossibleNowError: the log is gone, but its last ledger cannot be fenced now; delete it again.
+            LogConflictError, OutcomeUnknownError, StoreUnavailableError: delete it again.
+        """
+        await delete_log(self._ports, self._lists, self.name)
+
+    async def info(self) -> LogInfo:
+        """What the log consists of.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            StoreUnavailableError: no answer from the metadata store.
+        """
+        listed = await self._lists.read(self.name)
+        found = await self._ports.ledgers.read_many(listed.list.ledgers)
+        return LogInfo(
+            self.name,
+            LogOptions.from_json(listed.list.options),
+            listed.list.ctime_ms,
+            tuple(ledger for ledger in found if ledger is not None),
+            listed.list.trimming,
+        )
+
+    def _token(self) -> str:
+        return f"{self._ports.rng.getrandbits(_TOKEN_BITS):032x}"

@@ -1,0 +1,138 @@
+"""Reading a log over its ledgers: where to go on is decided by pure arithmetic on the list."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.client.errors import NoSuchEntryError
+from bookie.client.log_values import InvalidPositionError, LogEntry, LogPosition, LogTruncatedError
+from bookie.client.opening import open_reader
+from bookie.client.ports import ClientPorts
+from bookie.client.reader import LedgerReader
+from bookie.metadata.ledgers import NoSuchLedgerError
+from bookie.metadata.log_list import LogList
+from bookie.metadata.log_lists import ListedLog, LogLists
+from bookie.metadata.port import StoreUnavailableError
+from bookie.model.ids import EntryId, LedgerId
+
+_log: Final = logging.getLogger(__name__)
+_PAUSE_S: Final = 1.0
+"""Between two looks at a store that does not answer."""
+_FAILURES_MAX: Final = 60
+"""Looks in a row that a tail survives without an answer from the store."""
+_GONE_MAX: Final = 3
+"""Times that a listed ledger may be found gone, before that is no truncation under way but damage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a reader is: before ``position``; with ``is_done``, through with its ledger for good."""
+
+    position: LogPosition
+    is_done: bool = False
+
+
+def next_place(name: str, log: LogList, cursor: Cursor | None) -> LogPosition | None:
+    """Where to go on; None at the end of the list. Ledgers that left the list empty are passed over.
+
+    Raises:
+        LogTruncatedError: entries at or after the cursor are gone.
+        InvalidPositionError: the log never had that ledger.
+    """
+    if cursor is None:
+        return _start_of(log.ledgers[0]) if log.ledgers else None
+    at = cursor.position.ledger_id
+    if at in log.ledgers and not cursor.is_done:
+        return cursor.position
+    if at not in log.ledgers:
+        if at > log.last_listed:
+            raise InvalidPositionError(f"log {name!r} never had ledger {at}; its last one is {log.last_listed}")
+        if at < log.truncated_through or (at == log.truncated_through and not cursor.is_done):
+            raise LogTruncatedError(name, cursor.position, _start_of(log.ledgers[0]) if log.ledgers else None)
+    following = next((ledger_id for ledger_id in log.ledgers if ledger_id > at), None)
+    return None if following is None else _start_of(following)
+
+
+class LogReader:
+    """Reads one log. Get its entries from ``Log.read`` and ``Log.tail``."""
+
+    def __init__(self, ports: ClientPorts, lists: LogLists, name: str, password: bytes | None) -> None:
+        self._ports = ports
+        self._lists = lists
+        self._name = name
+        self._password = password
+        self._gone = 0
+        """Ledgers in a row that were listed and could not be found: the list, read again, says why they left."""
+
+    async def read(self, first: LogPosition | None) -> AsyncIterator[LogEntry]:
+        """See ``Log.read``."""
+        cursor = None if first is None else Cursor(first)
+        while True:
+            listed = await self._lists.read(self._name)
+            place = next_place(self._name, listed.list, cursor)
+            if place is None:
+                return
+            cursor = Cursor(place)
+            try:
+                reader = await self._open(listed, place.ledger_id)
+                end = await reader.last_entry_id()
+                if end >= place.entry_id:
+                    async for entry in reader.read_range(place.entry_id, end):
+                        position = LogPosition(place.ledger_id, entry.entry_id)
+                        cursor = Cursor(position.following())
+                        yield LogEntry(position, entry.payload)
+            except (NoSuchLedgerError, NoSuchEntryError):
+                self._gone += 1
+                if self._gone >= _GONE_MAX:
+                    raise
+                continue
+            self._gone = 0
+            if not reader.metadata.is_closed:
+                return
+            cursor = Cursor(cursor.position, is_done=True)
+
+    async def tail(self, first: LogPosition | None, poll_s: float | None) -> AsyncIterator[LogEntry]:
+        """See ``Log.tail``."""
+        cursor = None if first is None else Cursor(first)
+        failures = 0
+        while True:
+            try:
+                listed = await self._lists.read(self._name)
+                place = next_place(self._name, listed.list, cursor)
+                if place is None:
+                    await self._lists.wait_changed(listed)
+                    continue
+                cursor = Cursor(place)
+                reader = await self._open(listed, place.ledger_id)
+                async for entry in reader.tail(place.entry_id, poll_s=poll_s):
+                    position = LogPosition(place.ledger_id, entry.entry_id)
+                    cursor, failures = Cursor(position.following()), 0
+                    yield LogEntry(position, entry.payload)
+                self._gone = failures = 0
+                cursor = Cursor(cursor.position, is_done=True)
+            except (NoSuchLedgerError, NoSuchEntryError):
+                self._gone += 1
+                if self._gone >= _GONE_MAX:
+                    raise
+            except StoreUnavailableError:
+                failures += 1
+                if failures >= _FAILURES_MAX:
+                    raise
+                await self._ports.clock.sleep(_PAUSE_S)
+
+    async def _open(self, listed: ListedLog, ledger_id: LedgerId) -> LedgerReader:
+        """A reader of a listed ledger; all but the last are closed, so an open one is an answer that lags behind."""
+        ledger = await self._ports.ledgers.read(ledger_id)
+        if not ledger.metadata.is_closed and ledger_id != listed.list.last:
+            current = await self._ports.ledgers.current(ledger_id)
+            if current is None:
+                raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")
+            ledger = current
+        return open_reader(self._ports, ledger, self._password)
+
+
+def _start_of(ledger_id: LedgerId) -> LogPosition:
+    return LogPosition(ledger_id, EntryId(0))

@@ -1,0 +1,171 @@
+"""Becoming a log's writer: close the last ledger, then list one's own, atomically.
+
+The order keeps the log in order and whole: once the last ledger is closed, nothing is added to it any more (fencing);
+once the new one is listed by the transaction that creates it, whoever takes over next finds it. A writer that is
+deposed meanwhile fails that transaction, because the list has another writer's token.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bookie.client.creation import PlannedLedger, plan_ledger, start_writer
+from bookie.client.log_trimming import finish_trimming, refuse_deleted
+from bookie.client.log_values import LOG_METADATA_KEY, LogOptions
+from bookie.client.ports import ClientPorts
+from bookie.client.recovery import recover_ledger
+from bookie.client.writer import LedgerWriter
+from bookie.client.writer_options import WriterOptions
+from bookie.metadata.ledgers import NoSuchLedgerError, Versioned
+from bookie.metadata.log_list import LogConflictError, LogList
+from bookie.metadata.log_lists import (
+    LIST_BYTES_MAX,
+    TAKEOVER_BYTES_MAX,
+    ListedLog,
+    LogExistsError,
+    LogLists,
+    NoSuchLogError,
+)
+from bookie.metadata.port import Create
+from bookie.metadata.serde import encode
+from bookie.model.ids import NO_ENTRY, LedgerId
+from bookie.runtime.fault_points import fault_point
+
+_log: Final = logging.getLogger(__name__)
+
+TAKEOVERS_MAX: Final = 10
+"""Rounds of one takeover: each one lost means that another writer listed a ledger meanwhile."""
+_IDS_MAX: Final = 20
+"""Ledger ids asked for until one follows the log's; more than one is needed only beside another takeover."""
+
+
+class _MovedOnError(LogConflictError):
+    """Another writer listed a ledger since the list was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authorship:
+    """What one writer of a log lists its ledgers with."""
+
+    ports: ClientPorts
+    lists: LogLists
+    token: str
+    """Unlike that of any other writer."""
+    options: LogOptions
+    password: bytes
+    writer_options: WriterOptions
+
+    async def plan(self, seen: ListedLog) -> PlannedLedger:
+        """Decide about the next ledger of the log. Raises as ``plan_ledger``."""
+        custom = {LOG_METADATA_KEY: seen.name.encode()}
+        plan = await plan_ledger(self.ports, self.options.ledger, self.password, custom)
+        for _ in range(_IDS_MAX):
+            if plan.ledger_id > seen.list.last_listed:
+                return plan
+            plan = replace(plan, ledger_id=await self.ports.ledgers.new_id())
+        raise LogConflictError(
+            f"the cluster gives ledger ids below ledger {seen.list.last_listed} of log {seen.name!r}"
+        )
+
+    async def start(
+        self,
+        seen: ListedLog,
+        plan: PlannedLedger,
+        expect: Callable[[LogList], None],
+        *,
+        drop: Collection[LedgerId] = (),
+        bytes_max: int = LIST_BYTES_MAX,
+    ) -> tuple[ListedLog, LedgerWriter]:
+        """Create the planned ledger and list it, in one transaction, and return its writer. May be repeated.
+
+        Args:
+            seen: the list as known.
+            plan: the ledger.
+            expect: raises where the list is not one that this ledger may be added to.
+            drop: ledgers to take from the list by the same change.
+            bytes_max: see ``LogLists.change``.
+
+        Raises:
+            LogFullError, LogConflictError, OutcomeUnknownError, StoreUnavailableError: see ``LogLists.change``.
+        """
+        metadata = replace(plan.metadata, ctoken=0)  # the list tells whose creation it was
+
+        def decide(now: LogList) -> LogList | None:
+            if now.writer == self.token and plan.ledger_id in now.ledgers:
+                return None
+            expect(now)
+            options = self.options.to_json()
+            return replace(
+                now.without(drop, is_truncation=False).with_ledger(plan.ledger_id, self.token), options=options
+            )
+
+        create = Create(self.ports.ledgers.path(plan.ledger_id), encode(metadata))
+        listed = await self.lists.change(seen, decide, create=create, bytes_max=bytes_max)
+        ledger = Versioned(plan.ledger_id, metadata, 0)
+        return listed, start_writer(self.ports, plan, ledger, self.password, self.writer_options)
+
+
+async def take_over(
+    ports: ClientPorts,
+    lists: LogLists,
+    name: str,
+    *,
+    token: str,
+    options: LogOptions | None,
+    password: bytes,
+    writer_options: WriterOptions,
+    is_created: bool,
+) -> tuple[Authorship, ListedLog, LedgerWriter]:
+    """Become the writer of a log; see ``Log.write`` for the arguments and errors."""
+    for _ in range(TAKEOVERS_MAX):
+        seen = await _read_or_create(ports, lists, name, options, token, is_created=is_created)
+        chosen = options or LogOptions.from_json(seen.list.options)
+        author = Authorship(ports, lists, token, chosen, password, writer_options)
+        plan = await author.plan(seen)
+        drop = await _settle(ports, seen)
+        before, last = seen.list.writer, seen.list.last
+
+        def expect(now: LogList, before: str = before, last: LedgerId | None = last) -> None:
+            refuse_deleted(name, now)
+            if (now.writer, now.last) != (before, last) or fault_point("log.takeover_again"):
+                raise _MovedOnError(f"another writer takes over log {name!r} at the same time")
+
+        try:
+            listed, writer = await author.start(seen, plan, expect, drop=drop, bytes_max=TAKEOVER_BYTES_MAX)
+        except _MovedOnError:
+            continue
+        _log.info("log taken over", extra={"log": name, "ledger_id": writer.ledger_id})
+        return author, await finish_trimming(ports, lists, listed), writer
+    raise LogConflictError(f"other writers keep taking over log {name!r}; see who writes it, and try again")
+
+
+async def _read_or_create(
+    ports: ClientPorts, lists: LogLists, name: str, options: LogOptions | None, token: str, *, is_created: bool
+) -> ListedLog:
+    try:
+        return await lists.read(name, is_newest=True)
+    except NoSuchLogError:
+        if not is_created:
+            raise
+    try:
+        return await lists.create(name, (options or LogOptions()).to_json(), ports.clock.epoch_ms(), token)
+    except LogExistsError:  # somebody was quicker
+        return await lists.read(name, is_newest=True)
+
+
+async def _settle(ports: ClientPorts, seen: ListedLog) -> tuple[LedgerId, ...]:
+    """Close the last ledger for good; returns it where it holds nothing, and so need not stay listed."""
+    last = seen.list.last
+    if last is None:
+        return ()
+    try:
+        closed = await recover_ledger(ports, last)
+    except NoSuchLedgerError:
+        if await ports.ledgers.current(last) is not None:
+            raise
+        _log.warning("the last ledger of a log was deleted by hand", extra={"log": seen.name, "ledger_id": last})
+        return (last,)
+    return (last,) if closed.metadata.last_entry_id == NO_ENTRY else ()

@@ -1,0 +1,119 @@
+"""What leaves a log: truncation, deletion, and finishing what a crash left half done.
+
+A ledger leaves the list first and is deleted after that, so that no reader of the list finds a hole. One that is not
+closed is fenced before it is deleted: whoever still writes it is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from bookie.client.log_values import InvalidPositionError, LogPosition
+from bookie.client.ports import ClientPorts
+from bookie.client.recovery import recover_ledger
+from bookie.metadata.ledgers import NoSuchLedgerError, Versioned
+from bookie.metadata.log_list import LogList
+from bookie.metadata.log_lists import ListedLog, LogLists, NoSuchLogError
+from bookie.model.errors import BkhealError
+from bookie.model.ids import LedgerId
+from bookie.runtime.fault_points import fault_point
+
+_log: Final = logging.getLogger(__name__)
+_DELETES_AT_ONCE: Final = 200
+"""Ledgers that one change of the list forgets: little work is done twice after a crash."""
+
+
+async def truncate(ports: ClientPorts, lists: LogLists, name: str, before: LogPosition) -> Sequence[LedgerId]:
+    """Drop the ledgers that lie wholly before a position, and return them. The last ledger always stays.
+
+    Raises:
+        InvalidPositionError: the log never gave such a position.
+        NoSuchLogError: there is no such log.
+        LogConflictError, OutcomeUnknownError, StoreUnavailableError: truncate again.
+    """
+    dropped: tuple[LedgerId, ...] = ()
+
+    def decide(now: LogList) -> LogList | None:
+        nonlocal dropped
+        refuse_deleted(name, now)
+        if before.ledger_id > now.last_listed:
+            raise InvalidPositionError(
+                f"log {name!r} never had ledger {before.ledger_id}; its last one is {now.last_listed}"
+            )
+        going = tuple(ledger_id for ledger_id in now.ledgers[:-1] if ledger_id < before.ledger_id)
+        if not going:
+            return None
+        dropped = going
+        return now.without(going, is_truncation=True)
+
+    listed = await lists.change(await lists.read(name, is_newest=True), decide)
+    await finish_trimming(ports, lists, listed)
+    return dropped
+
+
+async def delete_log(ports: ClientPorts, lists: LogLists, name: str) -> None:
+    """Delete a log with all its ledgers. Its writer, if any, is deposed.
+
+    Raises:
+        NoSuchLogError: there is none, and nothing of it is left.
+        RecoveryImpossibleNowError: the last ledger could not be fenced; the log is gone, delete it again to free that.
+        LogConflictError, OutcomeUnknownError, StoreUnavailableError: delete it again.
+    """
+
+    def decide(now: LogList) -> LogList | None:
+        if now.is_deleted:
+            return None
+        return replace(now.without(now.ledgers, is_truncation=True), writer="", is_deleted=True)
+
+    seen = await lists.read(name, is_newest=True, is_tombstone_ok=True)
+    if seen.list.is_deleted and not seen.list.trimming:
+        raise NoSuchLogError(f"there is no log {name!r}")
+    await _trim(ports, lists, await lists.change(seen, decide))
+
+
+async def finish_trimming(ports: ClientPorts, lists: LogLists, listed: ListedLog) -> ListedLog:
+    """Delete the ledgers that left the list; best effort, as the next truncation or takeover does it otherwise."""
+    if not listed.list.trimming or fault_point("log.leave_trimming"):
+        return listed
+    try:
+        return await _trim(ports, lists, listed)
+    except BkhealError as error:
+        _log.warning("ledgers that left a log wait for deletion", extra={"log": listed.name, "reason": str(error)})
+        return listed
+
+
+def refuse_deleted(name: str, log: LogList) -> None:
+    """Refuse to change what is left of a deleted log.
+
+    Raises:
+        NoSuchLogError: it is that.
+    """
+    if log.is_deleted:
+        raise NoSuchLogError(f"there is no log {name!r}")
+
+
+async def _trim(ports: ClientPorts, lists: LogLists, listed: ListedLog) -> ListedLog:
+    while listed.list.trimming:
+        going = listed.list.trimming[: 1 if fault_point("log.trim_one") else _DELETES_AT_ONCE]
+        for ledger in await ports.ledgers.read_many(going):
+            if isinstance(ledger, Versioned) and not ledger.metadata.is_closed:
+                await _fence(ports, ledger.ledger_id)
+        for ledger_id in going:
+            await ports.ledgers.delete(ledger_id)
+
+        def decide(now: LogList, gone: tuple[LedgerId, ...] = going) -> LogList | None:
+            left = now.trimmed(gone)
+            return None if left == now else left
+
+        listed = await lists.change(listed, decide)
+    return listed
+
+
+async def _fence(ports: ClientPorts, ledger_id: LedgerId) -> None:
+    try:
+        await recover_ledger(ports, ledger_id)
+    except NoSuchLedgerError:
+        return

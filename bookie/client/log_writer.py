@@ -1,0 +1,278 @@
+"""The writer of a log: appends over as many ledgers as it takes, in order.
+
+At a roll-over the old ledger is closed before the new one is listed, and the new one is listed before it is written
+to. So nothing in a ledger is acknowledged before everything in those before it, and at most one ledger of the log is
+open at any time (EntryOrderMaintained and OnlyOneLedgerOpenAtATime, reliability T13).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from types import TracebackType
+from typing import Final
+
+from bookie.client.creation import PlannedLedger
+from bookie.client.errors import (
+    AddOutcomeUnknownError,
+    CloseOutcomeUnknownError,
+    EntryTooLargeError,
+    LedgerDeletedError,
+    LedgerFencedError,
+    WriterClosedError,
+)
+from bookie.client.log_takeover import Authorship
+from bookie.client.log_trimming import finish_trimming
+from bookie.client.log_values import LogDeposedError, LogOptions, LogPosition
+from bookie.client.writer import LedgerWriter
+from bookie.metadata.ledgers import NoSuchLedgerError
+from bookie.metadata.log_list import LogList
+from bookie.metadata.log_lists import ListedLog, LogFullError, NoSuchLogError
+from bookie.model.errors import BkhealError, OutcomeUnknownError, TransientError
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.packet import ENTRY_PAYLOAD_MAX
+from bookie.runtime.fault_points import fault_point
+
+_log: Final = logging.getLogger(__name__)
+
+_SIGNS_OF_ANOTHER: Final = (
+    LedgerFencedError,
+    LedgerDeletedError,
+    CloseOutcomeUnknownError,
+    NoSuchLedgerError,
+    NoSuchLogError,
+)
+"""What a writer meets once another one, or whoever deletes the log, is at its ledger."""
+
+
+class LogWriter:
+    """Appends entries to a log. Get it from ``Log.write``; use it as an async context.
+
+    One writer at a time: whoever calls ``Log.write`` next takes the log over, and this writer is deposed. After the
+    first append that fails, every later one fails too, so that the log never holds an entry without those before it.
+    """
+
+    def __init__(self, author: Authorship, listed: ListedLog, writer: LedgerWriter) -> None:
+        self._author = author
+        self._listed = listed
+        self._turn = asyncio.Lock()
+        self._error: BkhealError | None = None
+        self._is_closed = False
+        self._plan: PlannedLedger | None = None
+        """The ledger to go on in, from the moment the old one is being closed."""
+        self._start(writer)
+
+    @property
+    def name(self) -> str:
+        """The log's name."""
+        return self._listed.name
+
+    @property
+    def options(self) -> LogOptions:
+        """How this writer makes ledgers."""
+        return self._author.options
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        """The ledger being written now."""
+        return self._writer.ledger_id
+
+    async def append(self, payload: bytes) -> LogPosition:
+        """Append an entry and return its position once it is durable on ``Qa`` bookies.
+
+        Raises:
+            EntryTooLargeError: more than ``ENTRY_PAYLOAD_MAX`` bytes.
+            WriterClosedError: the writer was closed.
+            LogDeposedError: another writer took the log over; the entry may or may not be part of it.
+            AddOutcomeUnknownError: the writer failed; the entry may or may not be part of the log. Write again.
+            LogFullError: the log's list of ledgers is full; truncate it.
+            StoreUnavailableError, WriteOutcomeUnknownError: the log was interrupted while rolling over to a new ledger;
+                the entry is not part of the log, and the next append goes on.
+        """
+        return await (await self.submit(payload))
+
+    async def submit(self, payload: bytes) -> asyncio.Future[LogPosition]:
+        """Admit an entry, waiting for room, and return a future of what ``append`` returns.
+
+        Entries get their places in the order of the calls, also over a roll-over.
+        """
+        if len(payload) > ENTRY_PAYLOAD_MAX:
+            raise EntryTooLargeError(f"entry of {len(payload)} bytes, the largest is {ENTRY_PAYLOAD_MAX}")
+        async with self._turn:
+            self._check()
+            if self._plan is not None or self._is_due(len(payload)):
+                await self._roll_if_possible()
+            try:
+                added = await self._writer.submit(payload)
+            except AddOutcomeUnknownError as error:
+                raise self._fail(error) from error
+            self._bytes += len(payload)
+            self._entries += 1
+        placed: asyncio.Future[LogPosition] = asyncio.get_running_loop().create_future()
+        added.add_done_callback(functools.partial(self._place, placed, self._writer.ledger_id))
+        return placed
+
+    async def roll(self) -> None:
+        """Go on in a new ledger, so that truncation can free what was written so far. Nothing to do while it is empty.
+
+        Raises:
+            LogDeposedError, AddOutcomeUnknownError, LogFullError, NotEnoughBookiesError, StoreUnavailableError,
+                WriteOutcomeUnknownError, WriterClosedError: see ``append``.
+        """
+        async with self._turn:
+            self._check()
+            if self._plan is not None or self._entries:
+                await self._roll()
+
+    async def close(self) -> None:
+        """Close the ledger being written. The log can be written again by ``Log.write``. Idempotent.
+
+        Raises:
+            LogDeposedError: another writer took the log over; its end is another's matter.
+            StoreUnavailableError, OutcomeUnknownError: close it again; or leave it, the next writer closes the ledger.
+        """
+        async with self._turn:
+            if isinstance(self._error, LogDeposedError):
+                self._is_closed = True
+                raise self._again(self._error)
+            if self._is_closed:
+                return
+            await self._close_ledger()
+            await self._forget_empty()
+            self._is_closed = True
+
+    async def abandon(self) -> None:
+        """Stop at once and leave the ledger open, as a crash does; the next writer of the log closes it."""
+        self._is_closed = True
+        await self._writer.abandon()
+
+    async def __aenter__(self) -> LogWriter:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except BkhealError as close_error:
+            if error is None:
+                raise
+            extra = {"log": self.name, "reason": str(close_error)}  # the body's own error is the one to report
+            _log.warning("the last ledger of a log is left open", extra=extra)
+
+    def _start(self, writer: LedgerWriter) -> None:
+        self._writer = writer
+        self._bytes = 0
+        self._entries = 0
+        self._started_s = self._author.ports.clock.monotonic_s()
+        self._is_overdue_told = False
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise WriterClosedError(f"the writer of log {self.name!r} is closed")
+        if self._error is not None:
+            raise self._again(self._error)
+
+    def _is_due(self, payload_bytes: int) -> bool:
+        """Whether the next entry belongs into a new ledger."""
+        if not self._entries:
+            return False
+        options = self._author.options
+        age_s = self._author.ports.clock.monotonic_s() - self._started_s
+        is_due = self._bytes + payload_bytes > options.ledger_bytes_max or age_s >= options.ledger_age_s_max
+        if not is_due and not fault_point("log.roll_early"):
+            return False
+        if self._author.lists.has_room(self._listed):
+            return True
+        if not self._is_overdue_told:
+            self._is_overdue_told = True
+            _log.warning("a log goes on in its last ledger: its list is full, truncate it", extra={"log": self.name})
+        return False
+
+    async def _roll_if_possible(self) -> None:
+        """Roll over; or go on in the old ledger, while no new one can be planned."""
+        try:
+            await self._roll()
+        except (TransientError, OutcomeUnknownError) as error:
+            if self._plan is not None or self._error is not None:
+                raise
+            _log.info("a log rolls over later", extra={"log": self.name, "reason": str(error)})
+
+    async def _roll(self) -> None:
+        """Close the ledger, list a new one, and write to that. What fails here is taken up again by the next call."""
+        if self._plan is None:
+            self._plan = await self._author.plan(self._listed)
+        # Kept over failures: the same ledger is listed, once. Closing may be repeated.
+        await self._close_ledger()
+        self._check()
+        try:
+            self._listed, writer = await self._author.start(self._listed, self._plan, self._expect)
+        except (NoSuchLogError, LogFullError, LogDeposedError) as error:
+            raise self._fail(error) from error
+        self._plan = None
+        self._start(writer)
+
+    def _expect(self, now: LogList) -> None:
+        if now.is_deleted:
+            raise LogDeposedError(f"log {self.name!r} was deleted")
+        if now.writer != self._author.token:
+            raise LogDeposedError(f"another writer has taken log {self.name!r} over")
+
+    async def _close_ledger(self) -> None:
+        """Close the ledger being written, with every entry admitted to it acknowledged."""
+        try:
+            metadata = await self._writer.close()
+        except (CloseOutcomeUnknownError, AddOutcomeUnknownError, NoSuchLedgerError, WriterClosedError) as error:
+            raise self._fail(error) from error
+        if metadata.last_entry_id != self._entries - 1 and self._error is None:
+            why = f"ledger {self.ledger_id} was closed after entry {metadata.last_entry_id} of {self._entries}"
+            raise self._fail(AddOutcomeUnknownError(f"the writer of log {self.name!r} failed: {why}"))
+
+    async def _forget_empty(self) -> None:
+        """Take an empty last ledger from the list; best effort, as the next takeover does it otherwise."""
+        if self._entries:
+            return
+        empty = self._writer.ledger_id
+
+        def decide(now: LogList) -> LogList | None:
+            self._expect(now)
+            return now.without((empty,), is_truncation=False) if empty in now.ledgers else None
+
+        try:
+            self._listed = await self._author.lists.change(self._listed, decide)
+            self._listed = await finish_trimming(self._author.ports, self._author.lists, self._listed)
+        except BkhealError as error:
+            _log.info("an empty ledger stays listed", extra={"log": self.name, "reason": str(error)})
+
+    def _place(self, placed: asyncio.Future[LogPosition], ledger_id: LedgerId, added: asyncio.Future[EntryId]) -> None:
+        if added.cancelled():
+            placed.cancel()
+            return
+        error = added.exception()
+        if error is not None:
+            error = self._fail(error) if isinstance(error, BkhealError) else error
+        if placed.done():
+            return
+        if error is None:
+            placed.set_result(LogPosition(ledger_id, added.result()))
+        else:
+            placed.set_exception(error)
+            placed.exception()  # an application may drop the future; that is no unhandled error
+
+    def _fail(self, error: BkhealError) -> BkhealError:
+        """Remember the first failure, in the words of the log, and return it anew."""
+        if self._error is None:
+            if isinstance(error, _SIGNS_OF_ANOTHER):
+                self._error = LogDeposedError(f"another writer has taken log {self.name!r} over ({error})")
+            else:
+                self._error = error
+        return self._again(self._error)
+
+    def _again(self, error: BkhealError) -> BkhealError:
+        """A new error each time, as raising one makes it grow."""
+        if isinstance(error, LogDeposedError):
+            return LogDeposedError(f"{error}; write to the log again to take it back, and read it to see its end")
+        if isinstance(error, AddOutcomeUnknownError):
+            return AddOutcomeUnknownError(str(error))
+        return error

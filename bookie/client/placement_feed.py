@@ -1,0 +1,115 @@
+"""Keeps a ``Placement`` up to date: topology from a file or the metadata store, free space from the bookies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from bookie.client.free_space import FreeSpace
+from bookie.client.placement import Placement
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.port import MetadataStore
+from bookie.metadata.registration import Registrations
+from bookie.metadata.topology import InvalidTopologyError, StoredTopology, TopologyStore, parse_topology
+from bookie.model.errors import PermanentError, TransientError
+from bookie.model.spread import STANDARD, PlacementPolicy
+from bookie.runtime.clock import Clock
+from bookie.runtime.fault_points import fault_point
+from bookie.wire.port import Transport
+
+_log: Final = logging.getLogger(__name__)
+
+_RETRY_S: Final = 5.0
+"""Pause after the store did not answer, or a node held nonsense; choices go on by the last topology meanwhile."""
+
+
+async def load_placement(
+    store: MetadataStore, cluster: Cluster, file_text: str | None = None, policy: PlacementPolicy = STANDARD
+) -> Placement:
+    """A placement by the topology in ``file_text``, or else by the one in the metadata store as it is now.
+
+    Args:
+        store: where to look for a topology without a file.
+        cluster: whose topology.
+        file_text: content of a topology file; what is in the store does not count then.
+        policy: how ensembles must be spread.
+
+    Raises:
+        InvalidTopologyError: the file or the node holds nonsense.
+        StoreUnavailableError: no answer.
+    """
+    if file_text is not None:
+        return Placement(policy, parse_topology(file_text))
+    return Placement(policy, (await TopologyStore(store, cluster).read()).topology)
+
+
+def feed_of(
+    placement: Placement,
+    store: MetadataStore,
+    cluster: Cluster,
+    transport: Transport,
+    clock: Clock,
+    *,
+    is_from_file: bool = False,
+) -> PlacementFeed:
+    """What keeps a loaded placement up to date while its owner lives; ``run`` it as a task."""
+    return PlacementFeed(
+        placement,
+        clock,
+        topologies=None if is_from_file else TopologyStore(store, cluster),
+        free_space=FreeSpace(Registrations(store, cluster), transport, clock),
+    )
+
+
+class PlacementFeed:
+    """Follows the topology in the store, and the free space of the bookies, into a placement."""
+
+    def __init__(
+        self, placement: Placement, clock: Clock, *, topologies: TopologyStore | None, free_space: FreeSpace | None
+    ) -> None:
+        """Prepare to follow.
+
+        Args:
+            placement: gets what is learnt.
+            clock: for pauses after errors.
+            topologies: where to follow the topology; None where it is from a file and stays as it is.
+            free_space: what to weigh bookies by; None to choose all of them equally often.
+        """
+        self._placement = placement
+        self._clock = clock
+        self._topologies = topologies
+        self._free_space = free_space
+
+    async def run(self) -> None:
+        """Follow until cancelled. What cannot be read is logged and tried again, and the last good one counts."""
+        if self._free_space is not None:
+            self._placement.free_bytes = self._free_space.known
+        async with asyncio.TaskGroup() as group:
+            if self._topologies is not None:
+                group.create_task(self._follow(self._topologies))
+            if self._free_space is not None:
+                group.create_task(self._free_space.run())
+
+    async def _follow(self, topologies: TopologyStore) -> None:
+        seen: StoredTopology | None = None
+        while True:
+            try:
+                if seen is None or fault_point("placement.read_topology_again"):
+                    seen = await topologies.read()
+                else:
+                    seen = await topologies.wait_changed(seen)
+            except InvalidTopologyError as error:
+                _log.warning("topology cannot be read, the last one stays", extra={"error": str(error)})
+            except (TransientError, PermanentError) as error:
+                _log.info("topology is not followed for a moment", extra={"error": str(error)})
+            else:
+                self._install(seen)
+                continue
+            await self._clock.sleep(_RETRY_S)
+
+    def _install(self, seen: StoredTopology) -> None:
+        if seen.topology != self._placement.topology:
+            self._placement.topology = seen.topology
+            count = len(seen.topology.locations)
+            _log.info("topology changed", extra={"path": seen.path, "bookies": count})

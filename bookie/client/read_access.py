@@ -1,0 +1,34 @@
+"""What opens one ledger: its digest, and the key that bookies check, from the metadata and a password."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass, field
+
+from bookie.client.errors import WrongPasswordError
+from bookie.metadata.ledgers import Versioned
+from bookie.model.digest import Digest, digest_for, master_key
+from bookie.model.metadata import DigestType
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerAccess:
+    """Digest and master key of one ledger."""
+
+    digest: Digest
+    key: bytes = field(repr=False)
+
+
+def access_to(ledger: Versioned, password: bytes | None) -> LedgerAccess:
+    """Access with ``password``, or with the stored one where None is given (administration).
+
+    Metadata of format 1 stores neither password nor digest type, and means CRC32 and, unless given, an empty password.
+
+    Raises:
+        WrongPasswordError: the password is not the ledger's.
+    """
+    stored = ledger.metadata.password
+    if password is not None and stored is not None and not hmac.compare_digest(password, stored):
+        raise WrongPasswordError(f"wrong password for ledger {ledger.ledger_id}")
+    chosen = (stored if password is None else password) or b""
+    return LedgerAccess(digest_for(ledger.metadata.digest_type or DigestType.CRC32, chosen), master_key(chosen))

@@ -1,0 +1,143 @@
+"""Recovery: fence a ledger against its writer, find its end, make its tail durable, and close it (DESIGN 6).
+
+Any number of recoveries may run at once, also while the writer lives: all of them, and everybody who reads the ledger
+later, see the one end that the first closing change stored. A recovery that stops, for whatever reason, leaves the
+ledger in recovery, and another one begins anew. Source of the rules: formats 7.5, reliability 1.1.2.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from bookie.client.errors import RecoveryImpossibleNowError
+from bookie.client.ports import ClientPorts
+from bookie.client.read_access import LedgerAccess, access_to
+from bookie.client.recovery_close import TailChangedError, current_ledger, seal, take_over
+from bookie.client.recovery_fence import fence_last_ensemble
+from bookie.client.recovery_holdings import incomplete_members
+from bookie.client.recovery_read import RecoveryReader
+from bookie.client.recovery_tail import LedgerTail
+from bookie.client.recovery_write import RecoveryWriter
+from bookie.metadata.ledgers import Versioned
+from bookie.model.errors import PermanentError
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.runtime.fault_points import fault_point
+from bookie.runtime.retry import Backoff, retry_transient
+
+_log: Final = logging.getLogger(__name__)
+
+_MARKING: Final = Backoff(attempts=4)
+
+
+async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: bytes | None = None) -> Versioned:
+    """Fence, recover and close a ledger; a closed one is left as it is. Idempotent, any number at once.
+
+    Nothing that was ever acknowledged is lost, and nothing is acknowledged to the old writer once this returns.
+    Entries that were under way may or may not be part of the ledger; that is decided here for good. Bookies that are
+    short of a copy are marked for repair.
+
+    Args:
+        ports: see ``ClientPorts``.
+        ledger_id: which ledger.
+        password: the ledger's; None to use the stored one (administration).
+
+    Returns:
+        The closed ledger.
+
+    Raises:
+        NoSuchLedgerError: there is none, or it was deleted meanwhile.
+        WrongPasswordError: the password is not the ledger's; it was not touched.
+        UnreadableMetadataError: its metadata cannot be read, or is impossible.
+        RecoveryImpossibleNowError: the end cannot be known, or not be stored on ``Qa`` bookies, with those that answer;
+            the ledger stays in recovery.
+        StoreUnavailableError: no answer from the metadata store; recover it again. So for an unknown or conflicting
+            outcome of marking what is short, which comes before the ledger is closed.
+        WriteOutcomeUnknownError: the ledger may have been closed; recover it again to find out.
+        MetadataConflictError: the metadata kept changing.
+    """
+    for _ in range(ports.settings.recovery_restarts_max):
+        ledger = await current_ledger(ports, ledger_id)
+        access = access_to(ledger, password)
+        if not ledger.metadata.is_closed:
+            ledger = await take_over(ports, ledger)
+        if ledger.metadata.is_closed:
+            return ledger
+        try:
+            return await _Recovery(ports, ledger, access).run()
+        except TailChangedError as error:
+            _log.info("recovery begins anew", extra={"ledger_id": ledger_id, "reason": str(error)})
+    raise RecoveryImpossibleNowError(ledger_id, "its last ensemble keeps changing")
+
+
+class _Recovery:
+    """One attempt, from one state of the last ensemble."""
+
+    def __init__(self, ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> None:
+        self._ports = ports
+        self._ledger = ledger
+        self._access = access
+        self._tail = LedgerTail(ledger)
+        self._writer = RecoveryWriter(ports, self._tail, access)
+
+    async def run(self) -> Versioned:
+        fenced = await fence_last_ensemble(self._ports, self._ledger, self._access)
+        last, length = await self._recover_entries(fenced.last_add_confirmed, fenced.length)
+        if length is None:
+            length = await self._length_at(last)
+        await self._mark_short(self._tail.closed(self._ledger.metadata, last, length))
+        stored, is_ours = await seal(self._ports, self._ledger, self._tail.closed, last, length)
+        extra = {"ledger_id": stored.ledger_id, "last_entry_id": stored.metadata.last_entry_id, "is_ours": is_ours}
+        _log.info("ledger recovered", extra=extra)
+        return stored
+
+    async def _recover_entries(self, last: EntryId, length: int | None) -> tuple[EntryId, int | None]:
+        """Store again whatever follows ``last``; the last entry of the ledger, and its length where it is known."""
+        fragment = self._ledger.metadata.last_fragment
+        reader = RecoveryReader(self._ports, self._ledger, fragment, self._access, is_fencing=True)
+        is_end = False
+        while not is_end:
+            ahead = 1 if fault_point("recovery.read_one_at_a_time") else self._ports.settings.recovery_read_entries
+            block = await reader.read(EntryId(last + 1), ahead)
+            if block.found:
+                await self._writer.store(block.found)
+                last, length = block.found[-1].entry.entry_id, block.found[-1].entry.length
+            is_end = block.is_end
+        return last, length
+
+    async def _length_at(self, entry_id: EntryId) -> int:
+        """Payload bytes up to a confirmed entry, as its own header tells, from whatever fragment holds it."""
+        for is_last_try in (False, True):
+            metadata = self._ledger.metadata
+            fragment = metadata.fragments[metadata.fragment_index(entry_id)]
+            reader = RecoveryReader(self._ports, self._ledger, fragment, self._access, is_fencing=False)
+            try:
+                block = await reader.read(entry_id, 1)
+            except RecoveryImpossibleNowError:
+                if is_last_try:
+                    raise
+            else:
+                if block.found:
+                    return block.found[0].entry.length
+            # Repair may have given the copies to other bookies since; the last fragment is checked when closing.
+            self._ledger = await current_ledger(self._ports, self._ledger.ledger_id)
+        raise RecoveryImpossibleNowError(
+            self._ledger.ledger_id, f"entry {entry_id}, which was confirmed, is on none of its bookies"
+        )
+
+    async def _mark_short(self, sealed: LedgerMetadata | None) -> None:
+        """Mark members that are not known to hold all that the end places on them, before anybody may forget it.
+
+        The writer may have died with entries confirmed that some member never got, and nobody else knows of those.
+        """
+        if sealed is None:
+            return
+        short = sorted(self._writer.short | await incomplete_members(self._ports, self._ledger.ledger_id, sealed))
+        if not short:
+            return
+        ledger_id, tasks = self._ledger.ledger_id, self._ports.tasks
+        try:
+            await retry_transient(lambda: tasks.mark(ledger_id, short), _MARKING, self._ports.clock, self._ports.rng)
+        except PermanentError as error:  # a damaged task is somebody else's to mend, and no reason to leave it open
+            _log.warning("task cannot be marked", extra={"ledger_id": ledger_id, "error": str(error)})

@@ -1,0 +1,125 @@
+"""Changes that a recovery makes to the metadata: taking the ledger over, and sealing it. Each is compare-and-set (S4).
+
+The end was decided from the last fragment that the recovery began with, so it is stored only while that one stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from bookie.client.ports import ClientPorts
+from bookie.metadata.ledgers import MetadataConflictError, NoSuchLedgerError, Versioned
+from bookie.model.errors import OutcomeUnknownError, TransientError
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.metadata import LedgerMetadata, LedgerState
+from bookie.runtime.fault_points import fault_point
+
+
+class TailChangedError(MetadataConflictError):
+    """The last fragment is not the one that the recovery began with: what it found there decides nothing."""
+
+
+Decide = Callable[[LedgerMetadata], LedgerMetadata | None]
+
+
+async def current_ledger(ports: ClientPorts, ledger_id: LedgerId) -> Versioned:
+    """The ledger as new as everything that ended before this call.
+
+    Raises:
+        NoSuchLedgerError: there is none.
+        UnreadableMetadataError: its metadata cannot be read, or is impossible.
+        StoreUnavailableError: no answer.
+    """
+    ledger = await ports.ledgers.current(ledger_id)
+    if ledger is None:
+        raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")
+    return ledger
+
+
+async def change_metadata(ports: ClientPorts, ledger: Versioned, decide: Decide) -> Versioned:
+    """Store what ``decide`` makes of the newest metadata; None means that it is as it should be.
+
+    A conflict, an unanswered request and an unknown outcome are all settled by reading again and deciding again.
+
+    Raises:
+        MetadataConflictError: it kept changing.
+        StoreUnavailableError, WriteOutcomeUnknownError: the store kept silent for ``recovery_store_attempts_max``
+            attempts.
+        NoSuchLedgerError: it was deleted.
+    """
+    settings = ports.settings
+    for attempt in range(settings.recovery_store_attempts_max):
+        is_last = attempt + 1 == settings.recovery_store_attempts_max
+        try:
+            if attempt or fault_point("recovery.extra_reread"):
+                ledger = _same(ledger, await current_ledger(ports, ledger.ledger_id))
+            wanted = decide(ledger.metadata)
+            if wanted is None:
+                return ledger
+            return await ports.ledgers.write(ledger.ledger_id, wanted, ledger.version)
+        except TailChangedError:
+            raise
+        except MetadataConflictError:
+            if is_last:
+                raise
+        except (TransientError, OutcomeUnknownError):
+            if is_last:
+                raise
+            await ports.clock.sleep(settings.recovery_store_retry_s)
+    raise AssertionError("unreachable: the loop returns or raises")
+
+
+async def take_over(ports: ClientPorts, ledger: Versioned) -> Versioned:
+    """Put an open ledger into recovery: from then on its writer can neither change its ensemble nor close it."""
+
+    def decide(metadata: LedgerMetadata) -> LedgerMetadata | None:
+        return replace(metadata, state=LedgerState.IN_RECOVERY) if metadata.state is LedgerState.OPEN else None
+
+    return await change_metadata(ports, ledger, decide)
+
+
+async def seal(
+    ports: ClientPorts,
+    ledger: Versioned,
+    closed: Callable[[LedgerMetadata, EntryId, int], LedgerMetadata | None],
+    last_entry_id: EntryId,
+    length: int,
+) -> tuple[Versioned, bool]:
+    """Close the ledger at ``last_entry_id``, unless it is closed already: then that stands.
+
+    Args:
+        ports: see ``ClientPorts``.
+        ledger: as the recovery began with it.
+        closed: ``LedgerTail.closed``.
+        last_entry_id: the end, inclusive.
+        length: payload bytes up to it.
+
+    Returns:
+        The closed ledger, and whether the end is what was asked for.
+
+    Raises:
+        TailChangedError: the last fragment was changed.
+        See ``change_metadata`` for the others.
+    """
+    wanted: list[LedgerMetadata] = []
+
+    def decide(metadata: LedgerMetadata) -> LedgerMetadata | None:
+        if metadata.is_closed:
+            return None
+        sealed = closed(metadata, last_entry_id, length) if metadata.state is LedgerState.IN_RECOVERY else None
+        if sealed is None:
+            raise TailChangedError(f"ledger {ledger.ledger_id} was changed by another client during its recovery")
+        wanted.append(sealed)
+        return sealed
+
+    stored = await change_metadata(ports, ledger, decide)
+    tails = [sealed.last_fragment for sealed in wanted]
+    is_ours = stored.metadata.last_entry_id == last_entry_id and stored.metadata.last_fragment in tails
+    return stored, is_ours
+
+
+def _same(before: Versioned, now: Versioned) -> Versioned:
+    if now.version < before.version:
+        raise NoSuchLedgerError(f"ledger {before.ledger_id} was deleted, and another one has its id")
+    return now

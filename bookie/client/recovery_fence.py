@@ -1,0 +1,108 @@
+"""Fencing the last ensemble, and the last add confirmed that its bookies know of (formats 7.3, 7.5 steps 2 and 3)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
+from bookie.client.ports import ClientPorts
+from bookie.client.read_access import LedgerAccess
+from bookie.metadata.ledgers import Versioned
+from bookie.model.coverage import is_covered
+from bookie.model.digest import Digest
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.packet import DamagedEntry, Entry, unpack
+from bookie.runtime.fault_points import fault_point
+from bookie.runtime.tasks import cancel, guarded
+from bookie.wire.port import EntryResult, FenceReply, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Where recovery begins to read: everything up to ``last_add_confirmed`` is part of the ledger."""
+
+    last_add_confirmed: EntryId
+    length: int | None
+    """The ledger's payload bytes up to that entry; None where no answer tells."""
+
+
+async def fence_last_ensemble(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> Fenced:
+    """Fence the members of the last fragment until every write set is covered.
+
+    From then on nobody can acknowledge an entry to a writer without one of the answered bookies, and those refuse. The
+    last add confirmed is at least the entry before the fragment: its writer had that one acknowledged (#2615).
+
+    Raises:
+        RecoveryImpossibleNowError: too few bookies answered within ``read_timeout_s``.
+        WrongPasswordError: a bookie knows the ledger by another master key.
+    """
+    metadata, timeout_s = ledger.metadata, ports.settings.read_timeout_s
+    fragment = metadata.last_fragment
+    asking = {
+        guarded("fence", ports.transport.fence(bookie, ledger.ledger_id, access.key, timeout_s)): position
+        for position, bookie in enumerate(fragment.members)
+    }
+    known: dict[int, Entry | None] = {}
+    evidence: dict[BookieId, Status] = {}
+    waits_for_all = fault_point("recovery.wait_for_every_fence")
+    try:
+        waiting = list(asking)
+        while waiting and (waits_for_all or not _covers(known, ledger)):
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in waiting if task in done]:
+                waiting.remove(task)
+                position = asking[task]
+                answer = _known(task.result(), access.digest, ledger.ledger_id)
+                if isinstance(answer, Status):
+                    evidence[fragment.members[position]] = answer
+                else:
+                    known[position] = answer
+    finally:
+        for task in asking:
+            await cancel(task)
+    if not _covers(known, ledger):
+        raise RecoveryImpossibleNowError(ledger.ledger_id, "too few bookies of its last ensemble answered", evidence)
+    return _fenced(fragment.first_entry_id, [entry for entry in known.values() if entry is not None])
+
+
+def _covers(known: dict[int, Entry | None], ledger: Versioned) -> bool:
+    metadata = ledger.metadata
+    return is_covered(known, metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+
+
+def _known(reply: FenceReply, digest: Digest, ledger_id: LedgerId) -> Entry | Status | None:
+    """The greatest entry of a bookie that is fenced for sure, None if it has none; a status where nothing is known."""
+    if reply.status is Status.UNAUTHORIZED:
+        raise WrongPasswordError(f"ledger {ledger_id}: a bookie knows it by another password")
+    if fault_point("recovery.early_timeout"):
+        return Status.TIMEOUT
+    if reply.status is not Status.OK:
+        return reply.status  # also "no such ledger": it comes without the promise that the ledger is fenced there
+    if reply.last_entry is None:
+        return None
+    return last_entry_of(reply.last_entry, digest, ledger_id)
+
+
+def last_entry_of(result: EntryResult, digest: Digest, ledger_id: LedgerId) -> Entry | Status:
+    """Decode and verify a bookie's greatest entry; CORRUPT also where it names itself, or a later one, confirmed."""
+    if result.status is not Status.OK:
+        return result.status
+    try:
+        entry = unpack(digest, result.packet, ledger_id, result.entry_id)
+    except DamagedEntry:
+        return Status.CORRUPT
+    return entry if -1 <= entry.last_add_confirmed < entry.entry_id else Status.CORRUPT
+
+
+def _fenced(first_entry_id: EntryId, entries: Sequence[Entry]) -> Fenced:
+    confirmed = max([first_entry_id - 1, *(entry.last_add_confirmed for entry in entries)])
+    if confirmed < 0:
+        return Fenced(EntryId(-1), 0)
+    for entry in entries:
+        if entry.entry_id == confirmed:
+            return Fenced(EntryId(confirmed), entry.length)
+        if entry.entry_id == confirmed + 1:
+            return Fenced(EntryId(confirmed), entry.length - len(entry.payload))
+    return Fenced(EntryId(confirmed), None)

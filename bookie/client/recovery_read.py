@@ -1,0 +1,202 @@
+"""Reading forward during recovery, fencing every bookie that is asked (formats 7.5 step 4; #2614).
+
+Always from one ensemble: the last one as it was when the recovery began. Entries are read ahead, and judged one after
+another in order, so that the outcome is that of reading them singly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
+from bookie.client.ports import ClientPorts
+from bookie.client.read_access import LedgerAccess
+from bookie.client.recovery_votes import FoundEntry, Verdict, Votes
+from bookie.metadata.ledgers import Versioned
+from bookie.model.coverage import negative_quorum
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment
+from bookie.model.packet import DamagedEntry, unpack
+from bookie.model.schedule import write_set
+from bookie.runtime.fault_points import fault_point
+from bookie.runtime.tasks import cancel, guarded
+from bookie.wire.port import ReadReply, Status
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAhead:
+    """Consecutive entries that are there, and whether the one after them is proved not to be."""
+
+    found: list[FoundEntry]
+    is_end: bool
+
+
+class RecoveryReader:
+    """Reads one fragment's entries, each from as many members as it takes to decide."""
+
+    def __init__(
+        self, ports: ClientPorts, ledger: Versioned, fragment: Fragment, access: LedgerAccess, *, is_fencing: bool
+    ) -> None:
+        self._ports = ports
+        self._ledger_id: LedgerId = ledger.ledger_id
+        self._metadata = ledger.metadata
+        self._members = fragment.members
+        self._access = access
+        self._fence_key = access.key if is_fencing else None
+        self._suspects: set[int] = set()
+        """Positions that kept somebody waiting: asked after the others."""
+
+    async def read(self, first: EntryId, count: int) -> ReadAhead:
+        """Read ``first`` and up to ``count - 1`` entries after it; fewer where they are large. At least one is decided.
+
+        Raises:
+            RecoveryImpossibleNowError: the next entry is neither found nor absent by the answers there are.
+            WrongPasswordError: a bookie knows the ledger by another master key.
+        """
+        return await _Round(self, first, count).run()
+
+    async def ask(self, position: int, entry_ids: Sequence[EntryId]) -> list[FoundEntry | Status]:
+        """What one member says of a prefix of ``entry_ids``; of all of them where it fails."""
+        reply: ReadReply = await self._ports.transport.read(
+            self._members[position],
+            self._ledger_id,
+            entry_ids,
+            self._ports.settings.read_timeout_s,
+            fence_key=self._fence_key,
+        )
+        if fault_point("recovery.early_timeout"):
+            reply = ReadReply(Status.TIMEOUT)
+        outcomes = [
+            self._judged(entry_id, result.entry_id, result.status, result.packet)
+            for entry_id, result in zip(entry_ids, reply.results, strict=False)
+        ]
+        if reply.status is not Status.OK or not outcomes:
+            # "Absent" proves something of an entry only; said of the whole request it is a failure like others.
+            is_failure = reply.status is not Status.OK and not reply.status.is_absent
+            failure = reply.status if is_failure else Status.IO_ERROR
+            outcomes.extend(failure for _ in entry_ids[len(outcomes) :])
+        return outcomes
+
+    def votes(self, entry_id: EntryId) -> Votes:
+        """A new count for one entry."""
+        metadata = self._metadata
+        positions = write_set(entry_id, metadata.ensemble_size, metadata.write_quorum)
+        return Votes(positions, negative_quorum(metadata.write_quorum, metadata.ack_quorum))
+
+    def _judged(self, asked: EntryId, answered: EntryId, status: Status, packet: bytes) -> FoundEntry | Status:
+        if answered != asked:
+            return Status.IO_ERROR
+        if status is not Status.OK:
+            return status
+        try:
+            return FoundEntry(unpack(self._access.digest, packet, self._ledger_id, asked), packet)
+        except DamagedEntry:
+            return Status.CORRUPT
+
+    @property
+    def suspects(self) -> set[int]:
+        """Positions to ask last."""
+        return self._suspects
+
+    @property
+    def patience_s(self) -> float:
+        """How long a member may take before the next one is asked as well."""
+        return self._ports.settings.speculative_after_s
+
+    def wrong_password(self, position: int) -> WrongPasswordError:
+        """The error for a member that knows another master key."""
+        bookie = self._members[position]
+        return WrongPasswordError(f"ledger {self._ledger_id}: bookie {bookie} knows it by another password")
+
+    def undecided(self, entry_id: EntryId, votes: Votes) -> RecoveryImpossibleNowError:
+        """The error for an entry whose answers prove nothing."""
+        evidence: dict[BookieId, Status] = {
+            self._members[position]: status for position, status in votes.evidence.items()
+        }
+        why = f"whether entry {entry_id} is part of it cannot be told"
+        return RecoveryImpossibleNowError(self._ledger_id, why, evidence)
+
+
+_Asking = asyncio.Task[list[FoundEntry | Status]]
+
+
+class _Round:
+    """One read-ahead."""
+
+    def __init__(self, reader: RecoveryReader, first: EntryId, count: int) -> None:
+        self._reader = reader
+        self._votes = {EntryId(entry_id): reader.votes(EntryId(entry_id)) for entry_id in range(first, first + count)}
+        self._next = first
+        self._end = first + count
+        """Exclusive; moves down where an answer is too large for all that was asked."""
+        self._found: list[FoundEntry] = []
+        self._asking: dict[_Asking, tuple[int, list[EntryId]]] = {}
+
+    async def run(self) -> ReadAhead:
+        try:
+            self._ask(self._votes)
+            while True:
+                verdict = self._advance()
+                if verdict is not Verdict.WAITING:
+                    return ReadAhead(self._found, verdict is Verdict.ABSENT)
+                await self._wait()
+        finally:
+            for task in self._asking:
+                await cancel(task)
+
+    def _advance(self) -> Verdict:
+        """Take over what is found, in order; FOUND once everything asked for is."""
+        while self._next < self._end:
+            votes = self._votes[self._next]
+            verdict = votes.verdict
+            if verdict is Verdict.UNKNOWN and self._found:
+                return Verdict.FOUND  # what is before it is certain, and the caller asks again for the rest
+            if verdict is Verdict.UNKNOWN:
+                raise self._reader.undecided(self._next, votes)
+            if verdict is not Verdict.FOUND:
+                return verdict
+            assert votes.found is not None
+            self._found.append(votes.found)
+            self._next = EntryId(self._next + 1)
+        return Verdict.FOUND
+
+    async def _wait(self) -> None:
+        done, _ = await asyncio.wait(self._asking, timeout=self._reader.patience_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            self._reader.suspects.update(position for position, _ in self._asking.values())
+            self._ask(self._undecided())
+            return
+        for task in [task for task in self._asking if task in done]:
+            position, entry_ids = self._asking.pop(task)
+            self._count(position, entry_ids, task.result())
+        self._ask(entry_id for entry_id in self._undecided() if not self._votes[entry_id].is_waiting_for_an_answer)
+
+    def _count(self, position: int, entry_ids: list[EntryId], outcomes: list[FoundEntry | Status]) -> None:
+        if Status.UNAUTHORIZED in outcomes:
+            raise self._reader.wrong_password(position)
+        for entry_id, outcome in zip(entry_ids, outcomes, strict=False):
+            self._votes[entry_id].answer(position, outcome)
+            if outcome in (Status.TIMEOUT, Status.UNREACHABLE, Status.UNRESOLVED):
+                self._reader.suspects.add(position)
+        if len(outcomes) < len(entry_ids):
+            self._end = min(self._end, entry_ids[len(outcomes)])
+
+    def _undecided(self) -> list[EntryId]:
+        return [
+            entry_id
+            for entry_id in map(EntryId, range(self._next, self._end))
+            if self._votes[entry_id].verdict is Verdict.WAITING
+        ]
+
+    def _ask(self, entry_ids: Iterable[EntryId]) -> None:
+        """Ask one more member about each of the entries, with one request to each member."""
+        by_position: dict[int, list[EntryId]] = defaultdict(list)
+        for entry_id in entry_ids:
+            position = self._votes[entry_id].ask_next(self._reader.suspects)
+            if position is not None:
+                by_position[position].append(entry_id)
+        for position, ids in by_position.items():
+            self._asking[guarded("recovery read", self._reader.ask(position, ids))] = (position, ids)

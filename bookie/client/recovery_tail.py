@@ -1,0 +1,50 @@
+"""The fragments that a recovery ends a ledger with: kept in memory, stored by the closing change alone (pure).
+
+Why late (reliability 1.1.2): another recovery, or this one run again, reads from the last ensemble that the metadata
+names. Were a replacement named before the ledger is closed, its bookies would truthfully answer "never stored" for
+entries that are there, and the tail would be cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bookie.metadata.ledgers import Versioned
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import Fragment, LedgerMetadata
+
+
+class LedgerTail:
+    """The last fragment as it was when the recovery began, and what takes its place."""
+
+    def __init__(self, ledger: Versioned) -> None:
+        self.began = ledger
+        self._fragments = [ledger.metadata.last_fragment]
+
+    @property
+    def members(self) -> tuple[BookieId, ...]:
+        """Who stores the entries that are added from now on."""
+        return self._fragments[-1].members
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether some bookie was replaced."""
+        return self._fragments != [self.began.metadata.last_fragment]
+
+    def replace_member(self, first: EntryId, position: int, bookie: BookieId) -> None:
+        """Let ``bookie`` have ``position`` from entry ``first`` on; what was added below stays where it is."""
+        last = self._fragments[-1]
+        assert first >= last.first_entry_id, f"a change at {first}, below the fragment that begins at {last}"
+        members = (*last.members[:position], bookie, *last.members[position + 1 :])
+        if last.first_entry_id == first:
+            self._fragments.pop()
+        self._fragments.append(Fragment(first, members))
+
+    def closed(self, metadata: LedgerMetadata, last_entry_id: EntryId, length: int) -> LedgerMetadata | None:
+        """``metadata`` with this tail, sealed; None if its last fragment is not the one that the recovery began with.
+
+        Older fragments are taken as they are in ``metadata``: repair may have changed them meanwhile.
+        """
+        if metadata.last_fragment != self.began.metadata.last_fragment:
+            return None
+        return replace(metadata, fragments=(*metadata.fragments[:-1], *self._fragments)).closed(last_entry_id, length)

@@ -1,0 +1,88 @@
+"""One entry's answers during recovery, and what they prove: pure bookkeeping, no I/O.
+
+Source of the rule: reliability 1.1.2, formats 7.5 step 4. One valid copy proves that the entry is there. Only enough
+explicit "never stored" prove that it cannot have been acknowledged; silence, corruption, limbo and refusal prove
+nothing (S6).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from bookie.model.packet import Entry
+from bookie.wire.port import Status
+
+
+class Verdict(enum.Enum):
+    """What is proved about an entry."""
+
+    FOUND = enum.auto()
+    ABSENT = enum.auto()
+    WAITING = enum.auto()
+    """Not decided; some member has not answered."""
+    UNKNOWN = enum.auto()
+    """Every member has answered, and it is not decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundEntry:
+    """A verified entry with its stored form, which is passed on verbatim."""
+
+    entry: Entry
+    packet: bytes
+
+
+class Votes:
+    """Answers of one entry's write set, each counted once and only where it was asked for (S18)."""
+
+    __slots__ = ("_answers", "_asked", "_negatives_needed", "_write_set", "found")
+
+    def __init__(self, write_set: tuple[int, ...], negatives_needed: int) -> None:
+        self._write_set = write_set
+        self._negatives_needed = negatives_needed
+        self._asked: set[int] = set()
+        self._answers: dict[int, Status] = {}
+        self.found: FoundEntry | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the answers so far prove. FOUND and ABSENT never change again."""
+        if self.found is not None:
+            return Verdict.FOUND
+        if sum(status.is_absent for status in self._answers.values()) >= self._negatives_needed:
+            return Verdict.ABSENT
+        return Verdict.UNKNOWN if len(self._answers) == len(self._write_set) else Verdict.WAITING
+
+    @property
+    def evidence(self) -> dict[int, Status]:
+        """The answers by ensemble position."""
+        return dict(self._answers)
+
+    @property
+    def is_waiting_for_an_answer(self) -> bool:
+        """Whether some position that was asked has not answered."""
+        return len(self._asked) > len(self._answers)
+
+    def ask_next(self, last: Collection[int]) -> int | None:
+        """The next position to ask, those in ``last`` after the others; it is noted as asked. None: all were."""
+        left = [position for position in self._write_set if position not in self._asked]
+        if not left:
+            return None
+        position = next((position for position in left if position not in last), left[0])
+        self._asked.add(position)
+        return position
+
+    def answer(self, position: int, outcome: FoundEntry | Status) -> None:
+        """Count one answer. An answer that nobody waits for, and any after the decision, changes nothing."""
+        if position not in self._asked or position in self._answers:
+            return
+        if self.verdict in (Verdict.FOUND, Verdict.ABSENT):
+            return
+        if isinstance(outcome, FoundEntry):
+            self._answers[position] = Status.OK
+            self.found = outcome
+        else:
+            assert outcome is not Status.OK, "an OK answer brings its entry"
+            self._answers[position] = outcome

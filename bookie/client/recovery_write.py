@@ -1,0 +1,165 @@
+"""Storing found entries again, verbatim and on their whole write sets, during recovery (formats 7.5 steps 5 and 6).
+
+A member that refuses is replaced in memory from the first entry of the block on; without a spare the block is left
+short there. Every entry must be durable on ``Qa`` members of the ensemble that the closing change will name for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
+from bookie.client.ports import ClientPorts
+from bookie.client.read_access import LedgerAccess
+from bookie.client.recovery_tail import LedgerTail
+from bookie.client.recovery_votes import FoundEntry
+from bookie.model.ids import BookieId
+from bookie.model.schedule import stores
+from bookie.runtime.fault_points import fault_point
+from bookie.runtime.tasks import cancel, guarded
+from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, AddBatch, AddReply, Status
+
+_log: Final = logging.getLogger(__name__)
+
+
+class _Part:
+    """What one position stores of a block; ``stored`` tells how many of its first packets its bookie has durably."""
+
+    __slots__ = ("packets", "position", "stored")
+
+    def __init__(self, position: int, packets: list[bytes]) -> None:
+        self.position = position
+        self.packets = packets
+        self.stored = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self.stored == len(self.packets)
+
+
+class RecoveryWriter:
+    """Adds the blocks of one recovery, in order."""
+
+    def __init__(self, ports: ClientPorts, tail: LedgerTail, access: LedgerAccess) -> None:
+        self.short: set[BookieId] = set()
+        """Members that lack an entry which the tail places on them."""
+        self._ports = ports
+        self._tail = tail
+        self._access = access
+        self._ledger_id = tail.began.ledger_id
+        self._shape = tail.began.metadata
+        self._failed: dict[BookieId, Status] = {}
+        """Bookies that refused: not asked or chosen again by this recovery."""
+
+    async def store(self, block: Sequence[FoundEntry]) -> None:
+        """Make a block of consecutive entries durable, on all their members where those can be had.
+
+        Raises:
+            RecoveryImpossibleNowError: an entry reached fewer than ``Qa`` of its members, and there is no spare.
+            WrongPasswordError: a bookie knows the ledger by another master key.
+            StoreUnavailableError: a member failed, and the spares cannot be looked up.
+        """
+        parts = [part for part in self._parts(block) if part.packets]
+        rounds = self._ports.settings.ensemble_change_attempts_max
+        for attempt in range(rounds):
+            await self._send([part for part in parts if not part.is_whole])
+            unwanted = [part for part in parts if not part.is_whole or (not attempt and _is_replaced_for_nothing())]
+            if not unwanted or attempt + 1 == rounds or not await self._replace(block, unwanted):
+                break
+        self._check(block, parts)
+        self.short.update(self._tail.members[part.position] for part in parts if not part.is_whole)
+
+    def _parts(self, block: Sequence[FoundEntry]) -> Iterator[_Part]:
+        size, quorum = self._shape.ensemble_size, self._shape.write_quorum
+        for position in range(size):
+            yield _Part(position, [one.packet for one in block if stores(position, one.entry.entry_id, size, quorum)])
+
+    async def _send(self, parts: Sequence[_Part]) -> None:
+        """Offer each part to its bookie, side by side; those that are not whole afterwards have failed."""
+        bookies = self._tail.members
+        sending = {
+            guarded("recovery add", self._offer(bookies[part.position], part)): bookies[part.position]
+            for part in parts
+            if bookies[part.position] not in self._failed
+        }
+        if not sending:
+            return
+        try:
+            done, _ = await asyncio.wait(sending, timeout=self._ports.settings.recovery_add_timeout_s)
+            for task, bookie in sending.items():
+                status = task.result() if task in done else Status.TIMEOUT
+                if status is Status.UNAUTHORIZED:
+                    raise WrongPasswordError(f"ledger {self._ledger_id}: bookie {bookie} knows it by another password")
+                if status is not Status.OK:
+                    extra = {"ledger_id": self._ledger_id, "bookie_id": bookie, "status": status.name}
+                    _log.info("bookie given up by recovery", extra=extra)
+                    self._failed[bookie] = status
+        finally:
+            for task in sending:
+                await cancel(task)
+
+    async def _offer(self, bookie: BookieId, part: _Part) -> Status:
+        while not part.is_whole:
+            count = _batch_size(part)
+            packets = part.packets[part.stored : part.stored + count]
+            reply = await self._add(bookie, AddBatch(self._ledger_id, self._access.key, packets, is_recovery=True))
+            if reply.status is not Status.OK:
+                return reply.status
+            part.stored += count
+        return Status.OK
+
+    async def _add(self, bookie: BookieId, batch: AddBatch) -> AddReply:
+        settings = self._ports.settings
+        for _ in range(settings.busy_retries_max):
+            reply = await self._ports.transport.add(bookie, batch, settings.add_timeout_s)
+            if reply.status is not Status.TOO_MANY_REQUESTS:
+                break
+            await self._ports.clock.sleep(settings.busy_backoff_s)
+        return reply
+
+    async def _replace(self, block: Sequence[FoundEntry], parts: Sequence[_Part]) -> bool:
+        """Give positions to spare bookies, for the whole block; whether there was any."""
+        writable = (await self._ports.registrations.list()).writable
+        chosen = self._ports.placement.replacements(
+            self._tail.members,
+            [part.position for part in parts],
+            self._shape.write_quorum,
+            writable,
+            self._failed.keys(),
+            self._ports.rng,
+        )
+        for part in parts:
+            if part.position in chosen:
+                self._tail.replace_member(block[0].entry.entry_id, part.position, chosen[part.position])
+                part.stored = 0
+        return bool(chosen)
+
+    def _check(self, block: Sequence[FoundEntry], parts: Sequence[_Part]) -> None:
+        durable = dict.fromkeys((one.packet for one in block), 0)
+        for part in parts:
+            for packet in part.packets[: part.stored]:
+                durable[packet] += 1
+        for one in block:
+            if durable[one.packet] < self._shape.ack_quorum:
+                why = f"entry {one.entry.entry_id} reached {durable[one.packet]} of {self._shape.ack_quorum} bookies"
+                raise RecoveryImpossibleNowError(self._ledger_id, why, self._failed)
+
+
+def _is_replaced_for_nothing() -> bool:
+    return fault_point("recovery.replace_member")
+
+
+def _batch_size(part: _Part) -> int:
+    """How many of the packets that are left fit into one batch."""
+    if fault_point("recovery.tiny_batch"):
+        return 1
+    count = size = 0
+    for packet in part.packets[part.stored : part.stored + BATCH_ENTRIES_MAX]:
+        count += 1
+        size += len(packet)
+        if size >= BATCH_BYTES_MAX:
+            break
+    return count

@@ -1,0 +1,108 @@
+"""An event loop in a thread of its own, and iterators over what runs there: what the synchronous face stands on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+_AHEAD: Final = 512
+"""Items that an iteration fetches ahead of the program."""
+
+
+class LoopThread:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="bkheal-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing runs here any more."""
+        return self._loop.is_closed()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` there and wait for its result. Ctrl-C while waiting cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
+        """Items of ``source``, fetched ahead a little. Leaving the iteration early ends the source."""
+        pump: _Pump[T] = self.run(_start(source))
+        try:
+            while batch := self.run(pump.take()):
+                yield from batch
+        finally:
+            if not self.is_stopped:  # does not wait: this may run wherever the iterator is thrown away
+                self._loop.call_soon_threadsafe(pump.stop)
+
+    def stop(self) -> None:
+        """End the thread; calls that other threads still wait for are cancelled. Idempotent."""
+        if not self.is_stopped:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(_cancel_others())
+        self._loop.close()
+
+
+class _Pump(Generic[T]):
+    """Moves items from an asynchronous iterator into a bounded queue."""
+
+    def __init__(self, source: AsyncIterator[T]) -> None:
+        self._source = source
+        self._ready: list[T] = []
+        self._error: BaseException | None = None
+        self._changed = asyncio.Condition()
+        self._task = asyncio.create_task(self._move())
+
+    async def take(self) -> list[T]:
+        """Everything fetched so far, at least one item; nothing at the end. Raises what the source raised."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._ready or self._task.done() or self._error is not None)
+            batch, self._ready = self._ready, []
+            self._changed.notify_all()
+        if not batch and self._error is not None and not isinstance(self._error, StopAsyncIteration):
+            raise self._error
+        return batch
+
+    def stop(self) -> None:
+        """End the source."""
+        self._task.cancel()
+
+    async def _move(self) -> None:
+        error: BaseException = StopAsyncIteration()
+        try:
+            async for item in self._source:
+                async with self._changed:
+                    await self._changed.wait_for(lambda: len(self._ready) < _AHEAD)
+                    self._ready.append(item)
+                    self._changed.notify_all()
+        except Exception as caught:  # noqa: BLE001 (it is raised where the items are taken)
+            error = caught
+        async with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+
+async def _start(source: AsyncIterator[T]) -> _Pump[T]:
+    return _Pump(source)
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()

@@ -1,0 +1,274 @@
+"""Lists of ledgers that form logs: ``/bkheal/logs/<quoted ledgers root>/<quoted name>``.
+
+A node holds one log as JSON with a format number, and is changed by compare-and-set only. Rules kept here:
+
+- A change is a pure function of what the node holds, and returns None where it has taken effect already. So an answer
+  that was lost is settled by reading: the writer's token and the ledger's id in the node tell ours from others'.
+- A ledger's metadata is created and listed by one transaction: no ledger is ever listed and missing, or there and
+  unlisted.
+- Ids grow along the list, also over ledgers that are gone: positions compare by (ledger, entry).
+- What leaves the list goes into ``trimming`` by the same change, and leaves that once its metadata is deleted: a crash
+  between the two leaks nothing.
+- A node is never deleted, because versions would start again: a deleted log leaves a tombstone, so that a writer of the
+  old log can never change a new one of the same name.
+
+Properties: AllNonEmptyLedgersInLedgerList and OnlyOneLedgerOpenAtATime (reliability T13); safety rule S4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from bookie.metadata.log_list import LogConflictError, LogList, decode, encode, is_tombstone
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, ensure_path, parent_of, reread
+from bookie.metadata.own_state import own_path
+from bookie.metadata.port import (
+    NODE_DATA_MAX,
+    BadVersionError,
+    Create,
+    MetadataStore,
+    MultiFailedError,
+    Node,
+    NodeExistsError,
+    NoNodeError,
+    Operation,
+    SetData,
+    Stat,
+    WriteOutcomeUnknownError,
+)
+from bookie.model.errors import ConflictError, PermanentError
+from bookie.runtime.fault_points import fault_point
+
+LIST_BYTES_MAX: Final = NODE_DATA_MAX * 9 // 10
+"""Largest list that a roll-over makes, in bytes of its node: some 80,000 ledgers. What is left to ``NODE_DATA_MAX`` is
+for the new ledger's metadata in the same request, and for a takeover, which may go to ``TAKEOVER_BYTES_MAX``."""
+TAKEOVER_BYTES_MAX: Final = NODE_DATA_MAX * 19 // 20
+NAME_BYTES_MAX: Final = 255
+_ID_BYTES_MAX: Final = 80
+"""What one more ledger may add to a node: its id, twice, and another writer's token and number of digits."""
+CONFLICTS_MAX: Final = 20
+"""Rounds of one change; conflicts come from truncations and takeovers, a handful at most."""
+
+
+class InvalidLogNameError(PermanentError):
+    """A name that no log can have."""
+
+
+class NoSuchLogError(ConflictError):
+    """There is no log of this name."""
+
+
+class LogExistsError(ConflictError):
+    """There is a log of this name already."""
+
+
+class LogFullError(PermanentError):
+    """The log's list of ledgers does not fit into its node: truncate the log, or use larger ledgers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedLog:
+    """A log's list as read from, or written to, its node."""
+
+    name: str
+    list: LogList
+    stat: Stat | None
+    """None for what was just written: the next change reads the node again if its version does not match."""
+    version: int
+
+
+Decide = Callable[[LogList], LogList | None]
+"""The list to store; None where nothing needs to change. May run many times and must not act."""
+
+
+class LogLists:
+    """The logs of the cluster at ``ledgers_root``."""
+
+    def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
+        self._store = store
+        self._root = ledgers_root
+        self._parent = own_path("logs", ledgers_root)
+
+    def path(self, name: str) -> str:
+        """Path of a log's node.
+
+        Raises:
+            InvalidLogNameError: empty, ``.``, ``..``, or longer than ``NAME_BYTES_MAX`` bytes when quoted.
+        """
+        try:
+            quoted = quote(name, safe="")
+        except UnicodeEncodeError:
+            quoted = ""
+        if quoted in ("", ".", "..") or len(quoted) > NAME_BYTES_MAX:
+            raise InvalidLogNameError(
+                f"{name[:40]!r} is no name for a log: 1 to {NAME_BYTES_MAX} bytes (quoted as in a URL), not '.' or '..'"
+            )
+        return f"{self._parent}/{quoted}"
+
+    async def names(self) -> Sequence[str]:
+        """Names of all logs, sorted.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        try:
+            quoted = sorted((await self._store.children(self._parent)).names)
+        except NoNodeError:
+            return []
+        found = await self._store.get_many_data([f"{self._parent}/{name}" for name in quoted])
+        pairs = zip(quoted, found, strict=True)
+        return sorted(unquote(name) for name, data in pairs if data is not None and not is_tombstone(data))
+
+    async def read(self, name: str, *, is_newest: bool = False, is_tombstone_ok: bool = False) -> ListedLog:
+        """Read a log's list.
+
+        Args:
+            name: the log's.
+            is_newest: read at least what was written before this call, at the cost of a round trip.
+            is_tombstone_ok: also what a deleted log left behind.
+
+        Raises:
+            NoSuchLogError: it does not exist.
+            InvalidLogNameError: no log can have this name.
+            UnreadableLogError: its node is damaged, or of a newer format.
+            StoreUnavailableError: no answer.
+        """
+        path = self.path(name)
+        if is_newest or fault_point("log.read_newest"):
+            await self._store.sync(path)
+        try:
+            listed = listed_log(name, await self._store.get(path))
+        except NoNodeError as error:
+            raise NoSuchLogError(f"there is no log {name!r}") from error
+        if listed.list.is_deleted and not is_tombstone_ok:
+            raise NoSuchLogError(f"there is no log {name!r}")
+        return listed
+
+    def has_room(self, listed: ListedLog) -> bool:
+        """Whether another ledger surely fits into the list, so that ``change`` does not refuse it as too large."""
+        return len(encode(listed.list)) + _ID_BYTES_MAX <= LIST_BYTES_MAX and not fault_point("log.list_full")
+
+    async def create(self, name: str, options: Mapping[str, Any], ctime_ms: int, token: str) -> ListedLog:
+        """Create an empty log. Durable on return.
+
+        Args:
+            name: the log's.
+            options: how its ledgers are made.
+            ctime_ms: now, epoch milliseconds.
+            token: unlike that of any other call; tells this call's own creation after a lost answer.
+
+        Raises:
+            LogExistsError: there is one already.
+            InvalidLogNameError: no log can have this name.
+            UnreadableLogError: there is something else in its place.
+            WriteOutcomeUnknownError: every answer was lost.
+            StoreUnavailableError: no answer; nothing was changed.
+        """
+        new = LogList(options=options, ctime_ms=ctime_ms, writer=token)
+        path = self.path(name)
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            node = await reread(self._store, path)
+            old = None if node is None else listed_log(name, node)
+            if old is not None and not old.list.is_deleted:
+                if old.list.writer == token:
+                    return old
+                raise LogExistsError(f"there is a log {name!r} already")
+            try:
+                if old is None:
+                    await create_with_parents(self._store, path, encode(new), "/")
+                    return ListedLog(name, new, None, 0)
+                new = replace(new, trimming=old.list.trimming, last_listed=old.list.last_listed)
+                new = replace(new, truncated_through=old.list.last_listed)
+                stat = await self._store.set(path, encode(new), old.version)
+                return ListedLog(name, new, stat, stat.version)
+            except (NodeExistsError, BadVersionError, NoNodeError, WriteOutcomeUnknownError):
+                continue
+        raise WriteOutcomeUnknownError(f"creating log {name!r}: every answer was lost; look whether it exists")
+
+    async def change(
+        self, seen: ListedLog, decide: Decide, *, create: Create | None = None, bytes_max: int = LIST_BYTES_MAX
+    ) -> ListedLog:
+        """Apply ``decide`` to the newest list, by compare-and-set.
+
+        Args:
+            seen: the list as known; where it is outdated, it is read again.
+            decide: see ``Decide``; what it raises passes through, and nothing was changed then.
+            create: a ledger's metadata to create in the same transaction.
+            bytes_max: largest node that this change may *grow* the list to.
+
+        Returns:
+            The list as it is with the change.
+
+        Raises:
+            LogFullError: the list would be too large.
+            NoSuchLogError: its node is gone. (A deleted log is for ``decide`` to refuse.)
+            LogConflictError: it kept changing, or the ledger to create exists.
+            UnreadableLogError: its node is damaged.
+            WriteOutcomeUnknownError: every answer was lost.
+            StoreUnavailableError: no answer; nothing was changed.
+        """
+        path, is_unknown = self.path(seen.name), False
+        if fault_point("log.change_from_fresh"):
+            seen = await self._reread(seen.name)
+        for _ in range(CONFLICTS_MAX):
+            wanted = decide(seen.list)
+            if wanted is None:
+                return seen
+            data = encode(wanted)
+            if len(data) > bytes_max and len(wanted.ledgers) > len(seen.list.ledgers):
+                raise LogFullError(
+                    f"log {seen.name!r} lists {len(seen.list.ledgers)} ledgers, as many as fit into its node: "
+                    "truncate it (`bkheal log truncate`), or let ledgers grow larger before the log rolls over"
+                )
+            operations: list[Operation] = [SetData(path, data, seen.version)]
+            try:
+                if create is None:
+                    stat = await self._store.set(path, data, seen.version)
+                    return ListedLog(seen.name, wanted, stat, stat.version)
+                await self._store.multi([create, *operations])
+                return ListedLog(seen.name, wanted, None, seen.version + 1)
+            except MultiFailedError as error:
+                await self._mend(error, create)
+            except WriteOutcomeUnknownError:
+                is_unknown = True
+            except (BadVersionError, NoNodeError):
+                pass
+            seen = await self._reread(seen.name)
+        if is_unknown:
+            raise WriteOutcomeUnknownError(f"changing log {seen.name!r}: answers were lost; read it")
+        raise LogConflictError(f"log {seen.name!r} kept changing; try again")
+
+    async def wait_changed(self, seen: ListedLog) -> None:
+        """Return once the log's node differs from ``seen``.
+
+        Raises:
+            StoreUnavailableError: the session was lost while waiting.
+        """
+        if seen.stat is not None:
+            await self._store.wait_node_changed(self.path(seen.name), seen.stat)
+
+    async def _reread(self, name: str) -> ListedLog:
+        node = await reread(self._store, self.path(name))
+        listed = None if node is None else listed_log(name, node)
+        if listed is None:
+            raise NoSuchLogError(f"there is no log {name!r} any more")
+        return listed
+
+    async def _mend(self, error: MultiFailedError, create: Create | None) -> None:
+        """After a refused transaction: make the ledger's parents where they were missing. The rest shows on reading."""
+        if create is not None and error.index == 0 and isinstance(error.cause, NoNodeError):
+            await ensure_path(self._store, parent_of(create.path), self._root)
+        elif not isinstance(error.cause, BadVersionError | NodeExistsError | NoNodeError):
+            raise error
+
+
+def listed_log(name: str, node: Node) -> ListedLog:
+    """The list in a node.
+
+    Raises:
+        UnreadableLogError: it is damaged, or of another format.
+    """
+    return ListedLog(name, decode(name, node.data), node.stat, node.stat.version)

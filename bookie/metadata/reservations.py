@@ -1,0 +1,205 @@
+"""Copies that are being made: ``/bkheal/reservations/<ledgers root>/<ledger id>`` (S16, reliability finding 3, 5.2).
+
+A repair reserves before it looks at the target or copies to it, and the write that puts the target into the ensemble
+checks that the reservation still stands. A collector counts reservations as membership. So a bookie never throws away
+a copy between the moment a worker finds it there and the moment the metadata names it, whatever happens to the locks.
+
+A ledger has at most one node, of the worker that holds the ledger's lock. Below it is one empty child named by the
+token: its presence is what a transaction checks, because the version of the node itself begins at 0 again after each
+release, and an old worker must not take a later reservation for its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, parent_of, reread
+from bookie.metadata.own_state import own_path
+from bookie.metadata.port import (
+    Create,
+    Delete,
+    MetadataStore,
+    MultiFailedError,
+    Node,
+    NoNodeError,
+    Operation,
+    SetData,
+    WriteOutcomeUnknownError,
+)
+from bookie.model.errors import PermanentError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+
+_TOKEN_VERSION: Final = 0
+"""Nobody changes a token's node."""
+
+
+class UnreadableReservationError(PermanentError):
+    """The reservation of a ledger is damaged: it may name anybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """One copy that is being made: to ``target`` for ``position`` of the fragment that begins at ``first_entry_id``."""
+
+    first_entry_id: EntryId
+    position: int
+    target: BookieId
+    incarnation: str
+    """Storage incarnation of the target that the copy is made to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The reservations of a ledger as written or read. ``Check(path, version)`` holds while they stand."""
+
+    ledger_id: LedgerId
+    token: str
+    reservations: tuple[Reservation, ...]
+    version: int
+    path: str
+
+    def names(self, bookie: BookieId) -> bool:
+        """Whether a copy to this bookie is being made."""
+        return any(reservation.target == bookie for reservation in self.reservations)
+
+
+class Reservations:
+    """The reservations of the cluster at ``ledgers_root``."""
+
+    def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
+        self._store = store
+        self._parent = own_path("reservations", ledgers_root)
+
+    def path(self, ledger_id: LedgerId) -> str:
+        """The node that holds a ledger's reservations."""
+        return f"{self._parent}/{ledger_id}"
+
+    async def read(self, ledger_id: LedgerId) -> Reserved | None:
+        """Return the reservations of a ledger as this session's server knows them; None if there are none.
+
+        Raises:
+            UnreadableReservationError: damaged.
+            StoreUnavailableError: no answer.
+        """
+        try:
+            node = await self._store.get(self.path(ledger_id))
+        except NoNodeError:
+            return None
+        return self._decode(ledger_id, node.data)
+
+    async def ensure_parent(self) -> None:
+        """Create what reservations are made under. Idempotent; for those who make one in a transaction of their own.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; calling again is safe.
+        """
+        await ensure_path(self._store, self._parent)
+
+    async def reserve(self, ledger_id: LedgerId, token: str, reservations: Sequence[Reservation]) -> Reserved:
+        """Replace whatever is reserved of a ledger; durable on return. For the holder of the ledger's lock alone.
+
+        The reservations found are those of a worker that died or has lost the lock. ``token`` is unique for each set
+        of reservations: one that is used again for the same set is a retry.
+
+        Raises:
+            WriteOutcomeUnknownError: the answer was lost and the node cannot be read; release it or reserve again.
+            StoreUnavailableError: no answer; nothing was changed.
+        """
+        data = _encode(token, reservations)
+        reserved = Reserved(ledger_id, token, tuple(reservations), _TOKEN_VERSION, self._token_path(ledger_id, token))
+        is_unknown = False
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            node = await self._current(ledger_id, is_unknown=is_unknown)
+            if node is not None and node.data == data:
+                return reserved
+            try:
+                await self._store.multi([*await self._replacing(ledger_id, node, data), Create(reserved.path)])
+                return reserved
+            except (MultiFailedError, NoNodeError) as error:  # somebody else reserved or released meanwhile
+                if isinstance(error, MultiFailedError) and node is None and isinstance(error.cause, NoNodeError):
+                    await ensure_path(self._store, parent_of(self.path(ledger_id)))
+            except WriteOutcomeUnknownError:
+                is_unknown = True
+        raise WriteOutcomeUnknownError(f"reserving ledger {ledger_id}: no attempt could be settled; try again")
+
+    async def release(self, reserved: Reserved) -> bool:
+        """Delete the reservations if they still stand; False if they are gone or somebody else's. Idempotent.
+
+        Raises:
+            WriteOutcomeUnknownError: the answer was lost and the node cannot be read; releasing again is safe.
+            StoreUnavailableError: no answer; nothing was changed.
+        """
+        is_unknown = False
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            try:
+                await self._store.multi(self.deletes(reserved))
+                return True
+            except MultiFailedError:
+                return is_unknown and await self._is_gone(reserved)
+            except WriteOutcomeUnknownError:
+                is_unknown = True
+                if await self._is_gone(reserved):
+                    return True
+        raise WriteOutcomeUnknownError(f"releasing ledger {reserved.ledger_id}: every answer was lost; try again")
+
+    def deletes(self, reserved: Reserved) -> list[Operation]:
+        """What releases ``reserved`` as part of a transaction; it fails unless they still stand."""
+        return [Delete(reserved.path, reserved.version), Delete(self.path(reserved.ledger_id))]
+
+    async def _current(self, ledger_id: LedgerId, *, is_unknown: bool) -> Node | None:
+        if is_unknown:
+            return await reread(self._store, self.path(ledger_id))
+        try:
+            return await self._store.get(self.path(ledger_id))
+        except NoNodeError:
+            return None
+
+    async def _replacing(self, ledger_id: LedgerId, node: Node | None, data: bytes) -> list[Operation]:
+        """Operations that put ``data`` in the place of ``node`` and end the tokens that are there."""
+        path = self.path(ledger_id)
+        if node is None:
+            return [Create(path, data)]
+        tokens = sorted((await self._store.children(path)).names)
+        return [SetData(path, data, node.stat.version), *(Delete(f"{path}/{token}") for token in tokens)]
+
+    async def _is_gone(self, reserved: Reserved) -> bool:
+        node = await reread(self._store, self.path(reserved.ledger_id))
+        return node is None or node.data != _encode(reserved.token, reserved.reservations)
+
+    def _token_path(self, ledger_id: LedgerId, token: str) -> str:
+        return f"{self.path(ledger_id)}/{token}"
+
+    def _decode(self, ledger_id: LedgerId, data: bytes) -> Reserved:
+        try:
+            fields = json.loads(data)
+            token = str(fields["token"])
+            reservations = tuple(
+                Reservation(
+                    EntryId(int(item["first_entry_id"])),
+                    int(item["position"]),
+                    BookieId(str(item["target"])),
+                    str(item["incarnation"]),
+                )
+                for item in fields["reservations"]
+            )
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UnreadableReservationError(
+                f"the reservation at {self.path(ledger_id)} is damaged: the next repair of the ledger replaces it"
+            ) from error
+        return Reserved(ledger_id, token, reservations, _TOKEN_VERSION, self._token_path(ledger_id, token))
+
+
+def _encode(token: str, reservations: Sequence[Reservation]) -> bytes:
+    items = [
+        {
+            "first_entry_id": reservation.first_entry_id,
+            "position": reservation.position,
+            "target": reservation.target,
+            "incarnation": reservation.incarnation,
+        }
+        for reservation in reservations
+    ]
+    return json.dumps({"token": token, "reservations": items}).encode()

@@ -1,0 +1,185 @@
+"""Where bookies stand, as people wrote it down: in a file, in a node of our own, or in Pulsar's ``bookies`` node.
+
+One JSON format for all of them. Pulsar writes (``pulsar-admin bookies set-bookie-rack``) groups of bookies:
+``{"default": {"bk1:3181": {"rack": "/region1/rack1", "hostname": "bk1"}}}``. Shorter, a location may stand for the
+object, and the groups may be left out: ``{"bk1:3181": "/region1/rack1", "bk2": "/region1/rack2"}``. A name is a bookie
+id, or a host, which then stands for every bookie on it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.fan_out import first_to_end
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, parent_of
+from bookie.metadata.own_state import own_path
+from bookie.metadata.port import (
+    ANY_VERSION,
+    MetadataStore,
+    NodeExistsError,
+    NoNodeError,
+    Stat,
+    WriteOutcomeUnknownError,
+)
+from bookie.model.errors import PermanentError
+from bookie.model.ids import InvalidIdError, bookie_id
+from bookie.model.topology import InvalidLocationError, Location, Topology, location
+from bookie.runtime.fault_points import fault_point
+
+_log: Final = logging.getLogger(__name__)
+
+PULSAR_NODE: Final = "bookies"
+"""Beside the ledgers root: Pulsar keeps both at the top of its ZooKeeper path."""
+_SHOWN_MAX: Final = 200
+
+
+class InvalidTopologyError(PermanentError):
+    """What should say where bookies stand does not; the message names the place in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTopology:
+    """A topology as it was read."""
+
+    topology: Topology
+    path: str | None
+    """The node that it is from; None where there is none, and so nothing is known of any bookie."""
+    stats: tuple[Stat | None, ...]
+    """Of the nodes that were looked at, whichever counted."""
+
+
+class TopologyStore:
+    """The topology of one cluster in the metadata store: our own node if there is one, else Pulsar's."""
+
+    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+        self._store = store
+        self.own_path = own_path("topology", cluster.root)
+        self.pulsar_path = f"{parent_of(cluster.root).rstrip('/')}/{PULSAR_NODE}"
+
+    async def read(self) -> StoredTopology:
+        """Return the topology, no older than this call.
+
+        Raises:
+            InvalidTopologyError: the node that counts holds nonsense.
+            StoreUnavailableError: no answer.
+            AccessDeniedError: not allowed.
+        """
+        await self._store.sync(self.own_path)
+        stats, path, data = await self._look()
+        return StoredTopology(Topology() if path is None else _decode(path, data), path, stats)
+
+    async def wait_changed(self, seen: StoredTopology) -> StoredTopology:
+        """Return what is there once a node differs from ``seen``, which may mean the same topology.
+
+        Nonsense changes nothing: the topology stays the one seen, and a warning is logged.
+
+        Raises:
+            StoreUnavailableError: the session was lost while waiting, or no answer.
+            AccessDeniedError: not allowed.
+        """
+        if not fault_point("topology.read_without_change"):
+            await first_to_end(
+                *(
+                    self._store.wait_node_changed(path, stat)
+                    for path, stat in zip((self.own_path, self.pulsar_path), seen.stats, strict=True)
+                )
+            )
+        stats, path, data = await self._look()
+        try:
+            return StoredTopology(Topology() if path is None else _decode(path, data), path, stats)
+        except InvalidTopologyError as error:
+            _log.warning("topology cannot be read, the last one stays", extra={"path": path, "error": str(error)})
+            return StoredTopology(seen.topology, seen.path, stats)
+
+    async def write(self, text: str) -> None:
+        """Store a topology in our own node, as it is. The last one who writes wins.
+
+        Raises:
+            InvalidTopologyError: it is nonsense; nothing was written.
+            NodeTooLargeError: it does not fit in a node.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; writing again is safe.
+        """
+        parse_topology(text)
+        data = text.encode()
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            try:
+                await self._store.set(self.own_path, data, ANY_VERSION)
+                return
+            except NoNodeError:
+                pass
+            try:
+                await create_with_parents(self._store, self.own_path, data, "/")
+                return
+            except NodeExistsError:
+                continue
+        raise WriteOutcomeUnknownError(f"{self.own_path} is being deleted as fast as it is made")
+
+    async def _look(self) -> tuple[tuple[Stat | None, ...], str | None, bytes]:
+        paths = (self.own_path, self.pulsar_path)
+        nodes = await self._store.get_many(paths)
+        stats = tuple(None if node is None else node.stat for node in nodes)
+        for path, node in zip(paths, nodes, strict=True):
+            if node is not None and node.data:  # an empty node is one that nobody has filled yet
+                return stats, path, node.data
+        return stats, None, b""
+
+
+def parse_topology(text: str) -> Topology:
+    """Read the format of the module docstring. A bookie whose rack is empty or ``/`` counts as unknown, as in Pulsar.
+
+    Raises:
+        InvalidTopologyError: not JSON, or not of this format, or two different locations of one bookie.
+    """
+    try:
+        content = json.loads(text, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise InvalidTopologyError(f"a topology is a JSON object of bookies and locations: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidTopologyError(f"a topology is a JSON object of bookies and locations, not {_shown(content)}")
+    locations: dict[str, Location] = {}
+    for name, value in content.items():
+        if isinstance(value, dict) and not isinstance(value.get("rack"), str):
+            for bookie, entry in value.items():
+                _add(locations, bookie, entry, f"group {name!r}, bookie {bookie!r}")
+        else:
+            _add(locations, name, value, f"bookie {name!r}")
+    return Topology(MappingProxyType(locations))
+
+
+def _add(locations: dict[str, Location], name: str, entry: Any, where: str) -> None:
+    rack = entry.get("rack") if isinstance(entry, dict) else entry
+    if rack is None and isinstance(entry, dict):
+        return
+    if not isinstance(rack, str):
+        raise InvalidTopologyError(f"{where}: a location is a text such as /rack1, not {_shown(rack)}")
+    try:
+        bookie_id(name)
+        found = location(rack) if rack.strip().strip("/") else None
+    except (InvalidIdError, InvalidLocationError) as error:
+        raise InvalidTopologyError(f"{where}: {error}") from error
+    if found is not None and locations.setdefault(name, found) != found:
+        raise InvalidTopologyError(f"{where}: it is at {found} here, and at {locations[name]} elsewhere")
+
+
+def _decode(path: str, data: bytes) -> Topology:
+    try:
+        return parse_topology(data.decode())
+    except (UnicodeDecodeError, InvalidTopologyError) as error:
+        raise InvalidTopologyError(f"node {path}: {error}") from error
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:_SHOWN_MAX]

@@ -1,0 +1,108 @@
+"""Where bookies stand: location paths, the failure domains they name, and how far apart two bookies are.
+
+A location is Apache's: ``/rack``, ``/region/rack`` (or ``/zone/rack``), or ``/region/zone/rack``. The whole path is the
+rack, so that ``/eu/r1`` and ``/us/r1`` are two racks; the first part of a longer path is its region, and a zone is the
+path without the rack. Racks nest in zones, and zones in regions.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, NewType
+
+from bookie.model.errors import PermanentError
+from bookie.model.ids import BookieId
+
+Location = NewType("Location", str)
+"""A normal location path: see ``location``."""
+
+DEFAULT_RACK: Final = Location("/default-rack")
+"""Of a bookie that the topology does not know, where locations have one part (Apache's name)."""
+DEFAULT_REGION: Final = Location("/default-region")
+DEFAULT_REGION_AND_RACK: Final = Location("/default-region/default-rack")
+"""Of a bookie that the topology does not know, where locations have regions or zones (Apache's name)."""
+
+_PARTS_MAX: Final = 8
+_PART: Final = re.compile(r"[A-Za-z0-9._:@=+-]{1,128}")
+
+
+class InvalidLocationError(PermanentError):
+    """Not a location path."""
+
+
+class Level(enum.Enum):
+    """Kinds of failure domains, the largest first."""
+
+    REGION = "region"
+    ZONE = "zone"
+    RACK = "rack"
+
+
+def location(text: str) -> Location:
+    """Return ``text`` as a location: a leading slash is added where it is missing, a trailing one dropped.
+
+    Raises:
+        InvalidLocationError: empty, too deep, or a part that is empty or holds other characters than names do.
+    """
+    parts = text.strip().strip("/").split("/")
+    if len(parts) > _PARTS_MAX or not all(_PART.fullmatch(part) for part in parts):
+        raise InvalidLocationError(
+            f"not a location: {text[:200]!r} (1 to {_PARTS_MAX} names of letters, digits and ._:@=+- behind slashes, "
+            "such as /rack1 or /region1/rack1)"
+        )
+    return Location("/" + "/".join(parts))
+
+
+def domain(where: Location, level: Level) -> str:
+    """Name of the failure domain of one level that a location lies in. Names of one level differ for two domains."""
+    if level is Level.RACK:
+        return where
+    above, _, _ = where.rpartition("/")
+    if not above:
+        return DEFAULT_REGION
+    return above if level is Level.ZONE else "/" + above.split("/", 2)[1]
+
+
+def hops(first: Location, second: Location) -> int:
+    """Steps from one location to another through what they have in common: 0 in one rack, then 2, 4, ..."""
+    ours, theirs = first.split("/"), second.split("/")
+    common = 0
+    for mine, other in zip(ours, theirs, strict=False):
+        if mine != other:
+            break
+        common += 1
+    return len(ours) + len(theirs) - 2 * common
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Locations of bookies, by id or by host (the id without its port). Empty: nothing is known."""
+
+    locations: Mapping[str, Location] = field(default_factory=lambda: MappingProxyType({}))
+    default: Location = field(init=False)
+    """Where a bookie counts to be that is not in the topology."""
+
+    def __post_init__(self) -> None:
+        is_deep = any(where.count("/") > 1 for where in self.locations.values())
+        object.__setattr__(self, "default", DEFAULT_REGION_AND_RACK if is_deep else DEFAULT_RACK)
+
+    def location_of(self, bookie: BookieId) -> Location:
+        """Where a bookie stands; ``default`` where that is not known."""
+        return self.known(bookie) or self.default
+
+    def known(self, bookie: BookieId) -> Location | None:
+        """Where a bookie stands by its id, else by its host; None where the topology does not say."""
+        where = self.locations.get(bookie)
+        return where if where is not None else self.locations.get(bookie.rpartition(":")[0])
+
+    def distance(self, first: BookieId, second: BookieId) -> int:
+        """0 for one and the same bookie, 2 within a rack, and 2 more for each level up to what both share."""
+        return 0 if first == second else 2 + hops(self.location_of(first), self.location_of(second))
+
+    def distance_from(self, where: Location, bookie: BookieId) -> int:
+        """As ``distance``, from somebody else's location."""
+        return 2 + hops(where, self.location_of(bookie))

@@ -1,0 +1,360 @@
+"""Throws away what a bookie holds of ledgers that are deleted or that repair has moved elsewhere (reliability 3.5).
+
+A cheap bulk read of the metadata names the suspects. Each suspect is then judged on its own, and nothing is deleted on
+one witness's word (S13, I16):
+
+* gone: no metadata, read behind a ``sync``, twice, more than a session timeout apart, under one mark;
+* surplus: closed and not naming this bookie, read behind a ``sync`` under a mark and under the ledger's lock (Apache's,
+  so that its workers are respected); and proved by one transaction, which the store orders with every change: the
+  version of the metadata, and that no copy to this bookie is reserved (S16). A reservation found under the lock is that
+  of a worker that died, and ends in the same transaction, so that its owner, if it lives, cannot install any more.
+
+The storage deletes only while the mark stands: an add or a listing by a repair clears it. Whatever cannot be read, is
+not understood, or comes as a surprise keeps the data. A pass that would delete implausibly much deletes nothing (S12),
+and a pass ends with the session that it began in (S14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
+from bookie.metadata.ledgers import LedgerStore, Unreadable
+from bookie.metadata.port import (
+    Check,
+    Create,
+    Delete,
+    MetadataStore,
+    MultiFailedError,
+    Operation,
+    StoreUnavailableError,
+    WriteOutcomeUnknownError,
+)
+from bookie.metadata.reservations import Reservations
+from bookie.metadata.underreplication import HeldLock, UnderReplication
+from bookie.model.errors import BkhealError, FatalError
+from bookie.model.holdings import holds_all
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.runtime.clock import Clock
+from bookie.runtime.fault_points import fault_point
+from bookie.server.collector_verdict import Verdict, is_mass_deletion, verdict
+from bookie.storage.collection import Mark
+from bookie.storage.compaction import Compacted
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import Status
+
+_log = logging.getLogger(__name__)
+
+_PAGE: Final = 200
+"""Ledgers whose metadata is read and decoded at a time, which must not hold up requests for more than milliseconds."""
+_PAGE_PAUSE_S: Final = 0.02
+_GONE_AT_A_TIME: Final = 20_000
+"""Ledgers that wait together for their second look."""
+_RELEASE_S: Final = 30.0
+"""How long the release of a lock is tried before it is left to the end of the session."""
+_RELEASE_WHEN_STOPPING_S: Final = 1.0
+_LOST: Final = "the session ended"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorSettings:
+    """When and how fast a bookie collects."""
+
+    interval_s: float = 3600.0
+    """Between passes; the first one comes after that time as well. 0: never."""
+    confirm_after_s: float = 60.0
+    """Between the two looks at a deleted ledger: more than a session timeout, after which no server is that stale."""
+    suspects_per_s: float = 50.0
+    """Ledgers looked at closely: each costs the metadata store about six requests."""
+    ratio_max: float = 0.5
+    """A pass that would delete more than this part of the local ledgers stops (S12)."""
+    known_min: int = 100
+    """... unless no more ledgers than this are here."""
+
+
+@dataclass(slots=True)
+class CollectorReport:
+    """What one pass has done."""
+
+    known: int = 0
+    suspects: int = 0
+    collected_gone: int = 0
+    collected_surplus: int = 0
+    kept: int = 0
+    """Suspects that are wanted after all, at the second look or by a mark that was cleared."""
+    locked: int = 0
+    """Kept because somebody works on them."""
+    unknown: int = 0
+    """Kept because something could not be read."""
+    limbo_cleared: int = 0
+    stopped: str = ""
+    """Why the pass ended early; empty: it did not."""
+    compacted: Compacted | None = None
+
+    @property
+    def collected(self) -> int:
+        """Ledgers whose entries were deleted."""
+        return self.collected_gone + self.collected_surplus
+
+
+class _PassEndedError(Exception):
+    """Ends a pass early; stays in this module."""
+
+
+class Collector:
+    """The collector of one bookie. See the module docstring."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        cluster: Cluster,
+        storage: LedgerStorage,
+        bookie: BookieId,
+        clock: Clock,
+        rng: random.Random,
+        settings: CollectorSettings | None = None,
+    ) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._ledgers = LedgerStore(store, cluster, rng)
+        self._reservations = Reservations(store, cluster.root)
+        self._tasks = UnderReplication(store, cluster, clock)
+        self._storage = storage
+        self._bookie = bookie
+        self._clock = clock
+        self._rng = rng
+        self._settings = settings or CollectorSettings()
+        self._epoch = 0
+        self._unsettled: set[LedgerId] = set()
+        """Ledgers whose lock may have been left behind, because an answer was lost."""
+
+    async def run(self) -> None:
+        """Pass after pass; ends by cancellation alone."""
+        while True:
+            # Bookies that were started together shall not ask all at once for ever.
+            await self._clock.sleep(self._settings.interval_s * self._rng.uniform(1.0, 1.1))
+            await self.run_pass()
+
+    async def run_pass(self) -> CollectorReport:
+        """One pass and the compaction behind it. Never raises for what the store or the disk does."""
+        report = CollectorReport()
+        self._epoch = self._store.session.epoch
+        try:
+            await self._check_cluster()
+            await self._settle_locks()
+            await self._collect(report)
+            await self._settle_locks()
+            await self._clear_limbo(report)
+        except (_PassEndedError, BkhealError) as error:
+            report.stopped = str(error)
+        with suppress(FatalError):  # the storage itself says when it cannot go on
+            report.compacted = await self._storage.compact()
+        level = logging.WARNING if report.stopped else logging.INFO
+        _log.log(level, "collector pass", extra={"bookie_id": self._bookie, "report": str(report)})
+        return report
+
+    async def _check_cluster(self) -> None:
+        """A root that was formatted anew has none of our ledgers, and deletes none of them (S12)."""
+        self._check_session()
+        try:
+            current = await open_cluster(self._store, self._cluster.root)
+        except NotAClusterError as error:
+            raise _PassEndedError(str(error)) from error
+        if current != self._cluster:
+            raise _PassEndedError(f"{self._cluster.root} is another cluster than the one this bookie joined")
+
+    async def _collect(self, report: CollectorReport) -> None:
+        gone: list[LedgerId] = []
+        surplus: list[LedgerId] = []
+        async with aclosing(self._local()) as pages:
+            async for page in pages:
+                report.known += len(page)
+                await self._clock.sleep(_PAGE_PAUSE_S)
+                self._check_session()
+                for ledger_id, found in zip(page, await self._ledgers.read_many_metadata(page), strict=True):
+                    if isinstance(found, Unreadable):
+                        report.unknown += 1
+                        continue
+                    judged = verdict(found, self._bookie)
+                    if judged is Verdict.GONE:
+                        gone.append(ledger_id)
+                    elif judged is Verdict.SURPLUS or fault_point("collector.suspect_everything"):
+                        surplus.append(ledger_id)
+        report.suspects = len(gone) + len(surplus)
+        if is_mass_deletion(
+            report.suspects, report.known, ratio_max=self._settings.ratio_max, known_min=self._settings.known_min
+        ):
+            _log.error("collector stopped, too much would go", extra={"bookie_id": self._bookie, "report": str(report)})
+            raise _PassEndedError(f"{report.suspects} of {report.known} ledgers would be deleted: look at the metadata")
+        if surplus:
+            await self._reservations.ensure_parent()
+        for ledger_id in surplus:
+            await self._paced()
+            await self._counting(report, self._collect_surplus(ledger_id, report))
+        step = 1 if fault_point("collector.one_at_a_time") else _GONE_AT_A_TIME
+        for start in range(0, len(gone), step):
+            await self._collect_gone(gone[start : start + step], report)
+
+    async def _local(self) -> AsyncGenerator[list[LedgerId], None]:
+        after = -1
+        while page := await self._storage.ledger_ids(after, _PAGE):
+            yield page
+            after = page[-1]
+
+    async def _collect_surplus(self, ledger_id: LedgerId, report: CollectorReport) -> None:
+        self._unsettled.add(ledger_id)
+        held = await self._tasks.lock_alone(ledger_id, self._bookie)
+        if held is None:
+            self._unsettled.discard(ledger_id)
+            report.locked += 1
+            return
+        mark = self._storage.mark(ledger_id)
+        try:
+            if not await self._is_proved_surplus(ledger_id):
+                report.kept += 1
+                return
+            if fault_point("collector.slow_to_delete"):
+                await self._clock.sleep(self._rng.uniform(0, 2 * self._settings.confirm_after_s))
+            self._check_session()
+            if await self._delete(ledger_id, mark, report):
+                report.collected_surplus += 1
+        finally:
+            self._storage.unmark(ledger_id, mark)
+            await self._release(held)
+
+    async def _release(self, held: HeldLock) -> None:
+        task = asyncio.current_task()
+        is_stopping = task is not None and task.cancelling() > 0
+        try:
+            async with asyncio.timeout(_RELEASE_WHEN_STOPPING_S if is_stopping else _RELEASE_S):
+                while True:
+                    try:
+                        await self._tasks.release_alone(held)
+                    except (StoreUnavailableError, WriteOutcomeUnknownError):
+                        await self._clock.sleep(1.0)
+                    else:
+                        self._unsettled.discard(held.ledger_id)
+                        return
+        except TimeoutError:
+            _log.warning("lock not released, the session's end does it", extra={"ledger_id": held.ledger_id})
+
+    async def _settle_locks(self) -> None:
+        """A lock that nobody knows to hold would keep every worker from its ledger."""
+        for ledger_id in sorted(self._unsettled):
+            if (held := await self._tasks.lock_alone(ledger_id, self._bookie)) is not None:
+                await self._release(held)
+            else:
+                self._unsettled.discard(ledger_id)
+
+    async def _is_proved_surplus(self, ledger_id: LedgerId) -> bool:
+        current = await self._ledgers.current(ledger_id)
+        if current is None or verdict(current.metadata, self._bookie) is not Verdict.SURPLUS:
+            return False
+        reserved = await self._reservations.read(ledger_id)  # behind the sync of the read before
+        path = self._reservations.path(ledger_id)
+        rest: list[Operation]
+        if reserved is None:
+            rest = [Create(path), Delete(path)]  # together they prove that there is none, and leave nothing
+        elif reserved.names(self._bookie):
+            rest = self._reservations.deletes(reserved)
+        else:
+            rest = [Check(reserved.path, reserved.version)]
+        self._check_session()
+        try:
+            await self._store.multi(
+                [self._tasks.lock_check(ledger_id), Check(self._ledgers.path(ledger_id), current.version), *rest]
+            )
+        except MultiFailedError as error:
+            _log.info("surplus ledger kept", extra={"ledger_id": ledger_id, "error": str(error)})
+            return False
+        return True
+
+    async def _collect_gone(self, ledger_ids: Sequence[LedgerId], report: CollectorReport) -> None:
+        marks: dict[LedgerId, Mark] = {}
+
+        async def look(ledger_id: LedgerId) -> None:
+            mark = self._storage.mark(ledger_id)
+            if await self._ledgers.current(ledger_id) is None:
+                marks[ledger_id] = mark
+            else:
+                self._storage.unmark(ledger_id, mark)
+                report.kept += 1
+
+        try:
+            for ledger_id in ledger_ids:
+                await self._paced()
+                await self._counting(report, look(ledger_id))
+            if marks:
+                await self._clock.sleep(self._settings.confirm_after_s)
+            for ledger_id, mark in marks.items():
+                await self._paced()
+                await self._counting(report, self._collect_confirmed(ledger_id, mark, report))
+        finally:
+            for ledger_id, mark in marks.items():
+                self._storage.unmark(ledger_id, mark)
+
+    async def _collect_confirmed(self, ledger_id: LedgerId, mark: Mark, report: CollectorReport) -> None:
+        self._check_session()
+        if not self._storage.is_marked(ledger_id, mark) or await self._ledgers.current(ledger_id) is not None:
+            report.kept += 1
+            return
+        self._check_session()
+        if await self._delete(ledger_id, mark, report):
+            report.collected_gone += 1
+
+    async def _delete(self, ledger_id: LedgerId, mark: Mark, report: CollectorReport) -> bool:
+        if not await self._storage.collect(ledger_id, mark):
+            report.kept += 1
+            return False
+        await self._storage.clear_limbo(ledger_id)  # nobody can be misled by "no such entry" any more
+        return True
+
+    async def _clear_limbo(self, report: CollectorReport) -> None:
+        after = -1
+        while page := await self._storage.limbo_ids(after, _PAGE):
+            after = page[-1]
+            for ledger_id, found in zip(page, await self._ledgers.read_many_metadata(page), strict=True):
+                if isinstance(found, LedgerMetadata) and await self._is_whole(ledger_id, found):
+                    await self._counting(report, self._end_limbo(ledger_id, report))
+
+    async def _is_whole(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> bool:
+        """Whether a ledger is closed and everything that it puts here is here."""
+        if not metadata.is_closed:
+            return False
+        reply = await self._storage.list_entries(ledger_id)
+        return reply.status in (Status.OK, Status.LIMBO) and holds_all(metadata, self._bookie, reply.entries)
+
+    async def _end_limbo(self, ledger_id: LedgerId, report: CollectorReport) -> None:
+        await self._paced()
+        current = await self._ledgers.current(ledger_id)
+        if current is not None and await self._is_whole(ledger_id, current.metadata):
+            self._check_session()
+            await self._storage.clear_limbo(ledger_id)
+            report.limbo_cleared += 1
+
+    async def _counting(self, report: CollectorReport, work: Awaitable[None]) -> None:
+        """Await ``work`` on one ledger; what cannot be known keeps it and is counted."""
+        try:
+            await work
+        except FatalError:
+            raise
+        except BkhealError as error:
+            _log.info("ledger kept, it cannot be judged", extra={"error": str(error)})
+            report.unknown += 1
+            self._check_session()
+
+    async def _paced(self) -> None:
+        await self._clock.sleep(1 / self._settings.suspects_per_s)
+        self._check_session()
+
+    def _check_session(self) -> None:
+        session = self._store.session
+        if session.epoch != self._epoch or not session.is_connected:
+            raise _PassEndedError(_LOST)

@@ -1,0 +1,36 @@
+"""May a bookie throw a ledger away? A pure decision from the ledger's metadata.
+
+What is not sure keeps the data: a ledger that is not closed has readers and writers that may still count on this
+bookie, however its metadata looks.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from bookie.model.ids import BookieId
+from bookie.model.metadata import LedgerMetadata
+
+
+class Verdict(enum.Enum):
+    """What the metadata says about a ledger's entries on one bookie."""
+
+    KEEP = "keep"
+    GONE = "gone"
+    """There is no such ledger (ids are never given twice)."""
+    SURPLUS = "surplus"
+    """It is closed and no fragment names the bookie. It may still be reserved."""
+
+
+def verdict(metadata: LedgerMetadata | None, bookie: BookieId) -> Verdict:
+    """The verdict on metadata that was read now; None: there was none."""
+    if metadata is None:
+        return Verdict.GONE
+    if metadata.is_closed and bookie not in metadata.members():
+        return Verdict.SURPLUS
+    return Verdict.KEEP
+
+
+def is_mass_deletion(suspects: int, known: int, *, ratio_max: float, known_min: int) -> bool:
+    """Whether a pass would delete implausibly much (S12); with few ledgers nothing is implausible."""
+    return known > known_min and suspects > ratio_max * known

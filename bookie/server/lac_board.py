@@ -1,0 +1,161 @@
+"""What a bookie remembers of last adds confirmed beside its entries: explicit LACs, and who waits for a greater one.
+
+All of it is in memory and a hint: a restart forgets it, a ledger that was not asked for lately may be forgotten, and
+readers verify whatever they are told. A wake-up says no more than "look again": it follows adds that are durable, and
+an answer is given for what the answer itself proves. So nothing is believed here that a reader could not check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from bookie.model.ids import LEDGER_ID_MAX, NO_ENTRY, EntryId, LedgerId
+from bookie.model.packet import HEADER_SIZE
+from bookie.runtime.fault_points import fault_point
+from bookie.wire.port import LacReply, Status
+
+LAC_PACKET_BYTES_MAX: Final = 64
+"""Two ids and a digest: ours have 16 to 36 bytes."""
+
+_HEADER: Final = struct.Struct(">qqq")
+_IDS: Final = struct.Struct(">qq")
+
+
+class Waiter:
+    """One long poll. It misses nothing that happens from its making on."""
+
+    def __init__(self, beyond: EntryId, *, may_wait: bool = True) -> None:
+        self.beyond = beyond
+        self._may_wait = may_wait
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """Make the present or next ``woken`` return True."""
+        self._woken.set()
+
+    async def woken(self, until_s: float) -> bool:
+        """Wait to be woken, at most until the loop's time is ``until_s``; whether it was."""
+        if self._may_wait:
+            try:
+                async with asyncio.timeout_at(until_s):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+        is_woken = self._woken.is_set()
+        self._woken.clear()
+        return is_woken
+
+
+class LacBoard:
+    """See the module docstring. Nothing here gives way but ``Waiter.woken``."""
+
+    def __init__(self, *, ledgers_max: int, waiters_max: int) -> None:
+        """Remember nothing yet.
+
+        Args:
+            ledgers_max: explicit LACs kept; beyond it the ledger that was asked for longest ago is forgotten.
+            waiters_max: long polls that may wait at once; later ones are told not to.
+        """
+        self._ledgers_max = ledgers_max
+        self._waiters_max = waiters_max
+        self._explicit: OrderedDict[LedgerId, tuple[int, bytes]] = OrderedDict()
+        self._waiters: dict[LedgerId, list[Waiter]] = {}
+        self._waiter_count = 0
+        self._is_closed = False
+
+    @property
+    def waiter_count(self) -> int:
+        """Long polls that wait."""
+        return self._waiter_count
+
+    def explicit(self, ledger_id: LedgerId) -> bytes:
+        """The greatest explicit LAC of a ledger, as it was written; empty if none is remembered."""
+        if ledger_id not in self._explicit:
+            return b""
+        self._explicit.move_to_end(ledger_id)
+        return self._explicit[ledger_id][1]
+
+    def write(self, ledger_id: LedgerId, packet: bytes) -> None:
+        """Remember an explicit LAC unless a greater or equal one is known. ``check_packet`` found nothing wrong."""
+        lac = _IDS.unpack_from(packet)[1]
+        if lac <= self._explicit.get(ledger_id, (NO_ENTRY,))[0] or fault_point("lac_board.forget_explicit"):
+            return
+        self._explicit[ledger_id] = (lac, packet)
+        self._explicit.move_to_end(ledger_id)
+        if len(self._explicit) > self._ledgers_max:
+            self._explicit.popitem(last=False)
+        self._wake(ledger_id, lac)
+
+    def stored(self, ledger_id: LedgerId, entries: Sequence[bytes]) -> None:
+        """Entries of a ledger have become durable here: wake whom their headers' LACs concern."""
+        if ledger_id in self._waiters:
+            self._wake(ledger_id, max(map(header_lac, entries), default=NO_ENTRY))
+
+    @contextmanager
+    def waiting(self, ledger_id: LedgerId, beyond: EntryId) -> Iterator[Waiter]:
+        """A place among those who wait for a LAC greater than ``beyond``, to be taken before looking at what there is.
+
+        Over the bound, or after ``close``, the waiter's ``woken`` returns at once.
+        """
+        is_over = self._is_closed or self._waiter_count >= self._waiters_max
+        if is_over or fault_point("lac_board.no_place"):
+            yield Waiter(beyond, may_wait=False)
+            return
+        waiter = Waiter(beyond)
+        self._waiters.setdefault(ledger_id, []).append(waiter)
+        self._waiter_count += 1
+        try:
+            yield waiter
+        finally:
+            self._waiter_count -= 1
+            places = self._waiters[ledger_id]
+            places.remove(waiter)
+            if not places:
+                del self._waiters[ledger_id]
+
+    def close(self) -> None:
+        """Wake everybody, and let nobody wait any more."""
+        self._is_closed = True
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                waiter.wake()
+
+    def _wake(self, ledger_id: LedgerId, lac: int) -> None:
+        for waiter in self._waiters.get(ledger_id, ()):
+            if waiter.beyond < lac or fault_point("lac_board.wake_for_nothing"):
+                waiter.wake()
+
+
+def header_lac(packet: bytes) -> int:
+    """Last add confirmed in a stored entry's header, -1 if it names none.
+
+    A LAC that is not smaller than the entry's own id was made by no writer, and counts as none.
+    """
+    if len(packet) < HEADER_SIZE:
+        return NO_ENTRY
+    _, entry_id, lac = _HEADER.unpack_from(packet)
+    return int(lac) if NO_ENTRY < lac < entry_id else NO_ENTRY
+
+
+def proven_lac(reply: LacReply) -> int:
+    """The greatest last add confirmed that an answer shows to a reader; -1 if none."""
+    explicit = int(_IDS.unpack_from(reply.explicit)[1]) if reply.explicit else NO_ENTRY
+    last = reply.last_entry
+    return max(explicit, header_lac(last.packet) if last is not None and last.status is Status.OK else NO_ENTRY)
+
+
+def check_packet(ledger_id: LedgerId, packet: bytes) -> str | None:
+    """What is wrong with an explicit LAC packet as far as a bookie can tell; None if nothing is."""
+    if not _IDS.size <= len(packet) <= LAC_PACKET_BYTES_MAX:
+        return f"explicit LAC of {len(packet)} bytes, allowed are {_IDS.size} to {LAC_PACKET_BYTES_MAX}"
+    found_ledger, lac = _IDS.unpack_from(packet)
+    if found_ledger != ledger_id:
+        return f"explicit LAC of ledger {found_ledger}, sent to ledger {ledger_id}"
+    if not 0 <= lac <= LEDGER_ID_MAX:
+        return f"not an entry id: {lac}"
+    return None

@@ -1,0 +1,92 @@
+"""Deleting the entries of a ledger that belongs here no more (reliability 3.5).
+
+Who collects marks the ledger, makes sure that nobody needs its entries here, and collects with the token of the mark.
+Whatever shows that somebody may count on the entries clears the mark: an add, from its arrival to the moment it is
+durable, a fence, limbo, and above all a listing, by which a repair finds out what is here already (finding 3).
+
+Deletion goes page by page. From the check of the mark to the end of a page no checkpoint runs, so an add that comes
+meanwhile stays in the write cache, behind the deletion; and a listing waits for the page, so it sees all of it or
+nothing, and no further page follows it. A crash may bring entries back that are still in the journal, for another
+pass to collect; the ledger's state, with the fence, stays for good (S17).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bookie.model.ids import LedgerId
+from bookie.runtime.fault_points import fault_point
+from bookie.runtime.tasks import guarded
+from bookie.storage.checkpoint import Checkpointer
+from bookie.storage.entry_log import RECORD_HEADER_SIZE
+from bookie.storage.index_format import dead_key, entry_range, pack_dead, unpack_dead, unpack_location
+from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.port import EntryIndex
+
+
+class Mark:
+    """Token of one mark; equal to itself alone."""
+
+
+Marks = dict[LedgerId, Mark]
+"""The marks that stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """Deletions of one store."""
+
+    checkpointer: Checkpointer
+    states: LedgerStates
+    index: EntryIndex
+    marks: Marks
+    page_keys: int
+
+    async def delete(self, ledger_id: LedgerId, mark: Mark) -> bool:
+        """Delete all entries of a ledger while ``mark`` stands; False where it does not, a part may be deleted then.
+
+        Raises:
+            DiskError: the index cannot be read or written.
+        """
+        is_done: bool | None = None
+        while is_done is None:
+            # A page that was begun is finished, or a late deletion could meet entries that were added after it.
+            is_done = await asyncio.shield(guarded("collecting a ledger", self._delete_page(ledger_id, mark)))
+        return is_done
+
+    async def _delete_page(self, ledger_id: LedgerId, mark: Mark) -> bool | None:
+        limit = 1 if fault_point("collection.tiny_page") else self.page_keys
+        async with self.states.using(ledger_id) as state, self.checkpointer.exclusive():
+            pairs = await self.index.range(*entry_range(ledger_id), limit)
+            if self.marks.get(ledger_id) is not mark:
+                return False
+            # Point of no return. Nothing has given way since the check, and what is added from here on stays.
+            self.checkpointer.drop(ledger_id)
+            if not pairs:
+                self._buried(state)
+                return True
+            state.deleting = asyncio.Event()
+            try:
+                await self._delete(pairs)
+            finally:
+                state.deleting.set()
+                state.deleting = None
+            return None
+
+    def _buried(self, state: LedgerState) -> None:
+        del self.marks[state.ledger_id]
+        state.is_collected = True
+        self.states.changed(state)
+
+    async def _delete(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
+        """Delete entries and count their bytes as dead in the logs that hold them, in one step."""
+        dead: dict[int, int] = {}
+        for _, value in pairs:
+            location = unpack_location(value)
+            dead[location.log_id] = dead.get(location.log_id, 0) + location.size + RECORD_HEADER_SIZE
+        keys = [dead_key(log_id) for log_id in dead]
+        before = [unpack_dead(value) for value in await self.index.get_many(keys)]
+        puts = [(key, pack_dead(old + new)) for key, old, new in zip(keys, before, dead.values(), strict=True)]
+        await self.index.write(puts, [key for key, _ in pairs])

@@ -1,0 +1,245 @@
+"""Giving back the space of entry logs that hold mostly what was collected (reliability 3.5).
+
+The order is the safety argument, and a crash between any two steps leaves each entry at a place that the index names:
+
+1. copy what is live to a new log, and make that durable;
+2. let the index name the new place of each entry that it still names at the old one;
+3. remove the old log, once nothing in it is named. A reader that comes too late asks the index again.
+
+A log that cannot be read to its end is never taken for an empty one: it is kept (apache/bookkeeper #4607).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+
+from bookie.model.packet import packet_ids
+from bookie.runtime.clock import Clock
+from bookie.runtime.fault_points import fault_point
+from bookie.runtime.tasks import guarded
+from bookie.storage.checkpoint import Checkpointer
+from bookie.storage.entry_log import (
+    DIRECTORY,
+    HEADER_SIZE,
+    RECORD_HEADER_SIZE,
+    EntryLogs,
+    EntryLogWriter,
+    decode_log_id,
+    decode_records,
+    log_path,
+)
+from bookie.storage.index_format import (
+    Location,
+    dead_key,
+    dead_range,
+    log_id_of_dead,
+    pack_dead,
+    pack_entry_key,
+    pack_location,
+    unpack_dead,
+)
+from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError, EntryIndex
+from bookie.storage.settings import StorageSettings
+
+_log = logging.getLogger(__name__)
+
+_WINDOW_BYTES: Final = 8 << 20
+"""Read at a time; several times the largest entry."""
+_PAGE_KEYS: Final = 10_000
+_UNFINISHED: Final = 1 << 62
+"""Dead bytes of a log that is being filled: after a crash it counts as one to be compacted, whatever is in it."""
+
+
+@dataclass(slots=True)
+class Compacted:
+    """What one run has done."""
+
+    removed_logs: int = 0
+    freed_bytes: int = 0
+    copied_bytes: int = 0
+    kept_damaged: int = 0
+    """Logs that should be compacted and cannot be read to their end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """An entry that the index names in the old log."""
+
+    key: bytes
+    old: bytes
+    body: bytes = field(repr=False)
+    crc: int
+
+
+class _DamagedLogError(Exception):
+    """Stays in this module."""
+
+
+@dataclass(slots=True)
+class Compactor:
+    """Compaction of one store's entry logs; one run at a time."""
+
+    disk: Disk
+    index: EntryIndex
+    logs: EntryLogs
+    checkpointer: Checkpointer
+    settings: StorageSettings
+    clock: Clock
+    _damaged: set[int] = field(default_factory=set)
+
+    async def run(self) -> Compacted:
+        """Remove or compact every log in which too little is live, those with the least first.
+
+        Raises:
+            DiskFullError: no space for a copy; what was done so far stays.
+            DiskError: a disk failed.
+        """
+        done = Compacted()
+        for log_id, size in await self._candidates():
+            if log_id in self._damaged:
+                done.kept_damaged += 1
+                continue
+            try:
+                done.copied_bytes += await self._move_live(log_id, size)
+            except _DamagedLogError as error:
+                _log.error("entry log kept, it cannot be read", extra={"log_id": log_id, "error": str(error)})
+                self._damaged.add(log_id)
+                done.kept_damaged += 1
+                continue
+            await self._remove(log_id)
+            done.removed_logs += 1
+            done.freed_bytes += size
+        return done
+
+    async def _candidates(self) -> list[tuple[int, int]]:
+        found: list[tuple[float, int, int]] = []
+        first, end = dead_range()
+        while page := await self.index.range(first, end, _PAGE_KEYS):
+            for key, value in page:
+                log_id = log_id_of_dead(key)
+                if (size := await self._size(log_id)) is None:
+                    await self.index.write((), [key])  # removed just before a crash
+                    continue
+                live_ratio = 1 - unpack_dead(value) / max(size - HEADER_SIZE, 1)
+                if live_ratio < self.settings.compact_below or fault_point("compaction.anyway"):
+                    found.append((live_ratio, log_id, size))
+            first = page[-1][0] + b"\0"
+        return [(log_id, size) for _, log_id, size in sorted(found)]
+
+    async def _size(self, log_id: int) -> int | None:
+        try:
+            file = await self.disk.open(log_path(log_id))
+        except FileNotFoundError:
+            return None
+        try:
+            return await file.size()
+        finally:
+            await file.close()
+
+    async def _move_live(self, log_id: int, size: int) -> int:
+        """Copy what is live and rename it in the index; returns the bytes copied."""
+        target: EntryLogWriter | None = None
+        is_named = False
+        copied = 0
+        try:
+            async with aclosing(self._live(log_id, size)) as pages:
+                async for live in pages:
+                    if target is None:
+                        target = await self.logs.create()
+                        await self.index.write([(dead_key(target.log_id), pack_dead(_UNFINISHED))])
+                    values = await target.append([(entry.body, entry.crc) for entry in live])
+                    await target.sync()
+                    is_named = True  # may be, from here on
+                    await asyncio.shield(guarded("compaction", self._rename(target.log_id, live, values)))
+                    copied += sum(len(entry.body) for entry in live)
+            if target is not None:
+                await asyncio.shield(guarded("compaction", self._count_dead(target.log_id, -_UNFINISHED)))
+        except DiskFullError:
+            if target is not None and not is_named:
+                await self.logs.discard(target)  # or the attempts would add up and leave no space for any
+            raise
+        finally:
+            if target is not None:
+                await target.file.close()
+        return copied
+
+    async def _live(self, log_id: int, size: int) -> AsyncGenerator[list[_Live], None]:
+        """The live entries of a log, a few at a time."""
+        async with aclosing(self._records(log_id, size)) as windows:
+            async for records in windows:
+                step = 1 if fault_point("compaction.tiny_page") else self.settings.flush_page_entries
+                for start in range(0, len(records), step):
+                    page = [_as_live(location, body) for location, body in records[start : start + step]]
+                    values = await self.index.get_many([entry.key for entry in page])
+                    if live := [entry for entry, value in zip(page, values, strict=True) if value == entry.old]:
+                        yield live
+
+    async def _records(self, log_id: int, size: int) -> AsyncGenerator[list[tuple[Location, bytes]], None]:
+        try:
+            file = await self.disk.open(log_path(log_id))
+        except DiskError as error:
+            raise _DamagedLogError(str(error)) from error
+        try:
+            if decode_log_id(await _read(file, 0, HEADER_SIZE)) != log_id:
+                raise _DamagedLogError("its header is damaged")
+            offset = HEADER_SIZE
+            while offset < size:
+                window = await _read(file, offset, _WINDOW_BYTES)
+                records = decode_records(window)
+                if not records:
+                    raise _DamagedLogError(f"no record at offset {offset}")
+                yield [(_moved(location, log_id, offset), body) for location, body in records]
+                offset += records[-1][0].offset + records[-1][0].size
+                await self.clock.sleep(len(window) / self.settings.compact_bytes_per_s)
+        finally:
+            await file.close()
+
+    async def _rename(self, target_id: int, live: Sequence[_Live], values: Sequence[bytes]) -> None:
+        """The index is changed only where it still names the old place; the rest of the copies is dead at once."""
+        async with self.checkpointer.exclusive():
+            current = await self.index.get_many([entry.key for entry in live])
+            puts, dead = [], 0
+            for entry, now, value in zip(live, current, values, strict=True):
+                if now == entry.old:
+                    puts.append((entry.key, value))
+                else:
+                    dead += len(entry.body) + RECORD_HEADER_SIZE
+            await self.index.write(puts)
+            if dead:
+                await self._add_dead(target_id, dead)
+
+    async def _count_dead(self, log_id: int, change: int) -> None:
+        async with self.checkpointer.exclusive():
+            await self._add_dead(log_id, change)
+
+    async def _add_dead(self, log_id: int, change: int) -> None:
+        """To be called under the checkpointer's lock, as all that changes these numbers."""
+        [before] = await self.index.get_many([dead_key(log_id)])
+        await self.index.write([(dead_key(log_id), pack_dead(max(unpack_dead(before) + change, 0)))])
+
+    async def _remove(self, log_id: int) -> None:
+        await self.disk.unlink(log_path(log_id))
+        await self.logs.forget(log_id)
+        await self.disk.sync_directory(DIRECTORY)
+        await self.index.write((), [dead_key(log_id)])
+
+
+async def _read(file: DiskFile, offset: int, size: int) -> bytes:
+    try:
+        return (await file.read([(offset, size)]))[0]
+    except DiskError as error:
+        raise _DamagedLogError(str(error)) from error
+
+
+def _moved(location: Location, log_id: int, offset: int) -> Location:
+    return Location(log_id, offset + location.offset, location.size, location.crc)
+
+
+def _as_live(location: Location, body: bytes) -> _Live:
+    old = pack_location(location.log_id, location.offset, location.size, location.crc)
+    return _Live(pack_entry_key(*packet_ids(body)), old, body, location.crc)

@@ -1,0 +1,146 @@
+"""Carrying out one round's plan: reserve it, let the targets pin the ledger, copy, and install what is ready.
+
+What goes wrong with bookies on the way is kept for the next plan, and for whoever gives the repair up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from bookie.metadata.ledgers import Versioned
+from bookie.model.ids import BookieId, EntryId
+from bookie.runtime.fault_points import fault_point
+from bookie.wire.port import Status
+from replicator.copying import Copier
+from replicator.events import EventSink
+from replicator.evidence import Answer, describe
+from replicator.holdings import Holdings, Shortfall
+from replicator.install import Copied, Installer
+from replicator.lease import Lease
+from replicator.plan import Plan, PositionKey
+from replicator.ports import RepairPorts
+from replicator.reserving import Reserving
+from replicator.steps import CopyPosition, Step, SwapMember
+
+INSTALL_BYTES: Final = 64 << 20
+"""Copied bytes after which what is ready is installed, so that an interruption costs no more than these."""
+
+
+class Execution:
+    """What one turn of one task does to the cluster, over all its rounds."""
+
+    def __init__(
+        self,
+        ports: RepairPorts,
+        copier: Copier,
+        lease: Lease,
+        events: EventSink,
+        holdings: Holdings,
+        reserving: Reserving,
+    ) -> None:
+        self._copier = copier
+        self._lease = lease
+        self._events = events
+        self._holdings = holdings
+        self._reserving = reserving
+        self._installer = Installer(ports, holdings, lease)
+        self._copied: dict[tuple[PositionKey, BookieId, EntryId], Copied] = {}
+        self.failed_targets: dict[BookieId, Answer] = {}
+        """Bookies that did not take copies, with what they said last."""
+        self.unreadable: dict[PositionKey, str] = {}
+        """Positions with an entry that every live holder denied, and the evidence."""
+        self.silence: list[str] = []
+        """Entries of the last round that could not be read, and may be later."""
+        self.fragments: set[int] = set()
+        """First entries of the fragments that were repaired."""
+        self.entries = 0
+        self.bytes = 0
+
+    async def run(self, plan: Plan, shortfall: Shortfall) -> bool:
+        """Copy and install every step; False if the worker may not go on. What came of it is in the attributes.
+
+        Raises:
+            MetadataConflictError, PreconditionFailedError, NoSuchLedgerError, LeaseLostError: see ``Installer``.
+            TransientError, OutcomeUnknownError: the store did not answer.
+        """
+        ledger = plan.ledger
+        self.silence.clear()
+        incarnations = await self._prepare(ledger, plan.steps)
+        swaps = [step for step in plan.steps if isinstance(step, SwapMember) and step.target in incarnations]
+        ready = [Copied(step) for step in swaps]
+        for step in plan.steps:
+            if isinstance(step, SwapMember) or step.target in self.failed_targets:
+                continue
+            copied = await self._copy(ledger, step, shortfall, incarnations[step.target])
+            if copied is not None:
+                ready.append(copied)
+            elif not await self._lease.may_continue():
+                return False
+            is_early = bool(ready) and fault_point("replicator.install_early")
+            if is_early or sum(copy.bytes for copy in ready) >= INSTALL_BYTES:
+                ledger = await self._install(ledger, ready)
+                ready = []
+        if ready and not fault_point("replicator.look_again"):
+            await self._install(ledger, ready)
+        return True
+
+    async def _prepare(self, ledger: Versioned, steps: Sequence[Step]) -> dict[BookieId, str]:
+        """Reserve the plan, then let each target pin the ledger; incarnations of the targets that are there."""
+        incarnations: dict[BookieId, str] = {}
+        for target in dict.fromkeys(step.target for step in steps):
+            incarnation = await self._installer.incarnation(target)
+            if incarnation is None:
+                self.failed_targets[target] = Answer(target, Status.UNRESOLVED, "not registered any more")
+            else:
+                incarnations[target] = incarnation
+        there = [(step, incarnations[step.target]) for step in steps if step.target in incarnations]
+        await self._reserving.reserve(ledger, there)
+        fresh = dict.fromkeys(s.target for s, _ in there if isinstance(s, CopyPosition) and not s.is_in_place)
+        for refusal in await asyncio.gather(*(self._holdings.pin(ledger.ledger_id, target) for target in fresh)):
+            if refusal is not None:
+                self.failed_targets[refusal.bookie] = refusal
+        return incarnations
+
+    async def _copy(
+        self, ledger: Versioned, step: CopyPosition, shortfall: Shortfall, incarnation: str
+    ) -> Copied | None:
+        """Copy one position; None if it did not work, with the reason noted for the next plan."""
+        key = _key(ledger, step)
+        before = self._copied.get((key, step.target, step.last))
+        if before is not None and before.incarnation == incarnation:
+            return replace(before, step=step)  # copied by an earlier round whose write met a conflict
+        held = shortfall.held_by(step.target)
+        outcome = await self._copier.copy(ledger, step, self._lease.may_continue, held, incarnation)
+        for corrupt in outcome.corrupt:
+            self._events.copy_corrupt(ledger.ledger_id, corrupt)
+        if outcome.is_complete:
+            copied = Copied(step, incarnation, outcome.entries, outcome.bytes)
+            self._copied[key, step.target, step.last] = copied
+            return copied
+        if outcome.target_failure is not None:
+            self.failed_targets[step.target] = outcome.target_failure
+        elif outcome.unreadable_count:
+            where = f"fragment {step.fragment_index} position {step.position}"
+            evidence = f"{where}: {describe(outcome.unreadable, outcome.unreadable_count)}"
+            if outcome.is_hopeless:
+                self.unreadable[key] = evidence
+            else:
+                self.silence.append(evidence)
+        return None
+
+    async def _install(self, ledger: Versioned, ready: Sequence[Copied]) -> Versioned:
+        installed = await self._installer.install(ledger, ready, self._reserving.current)
+        for refusal in installed.refusals:
+            self.failed_targets[refusal.bookie] = refusal
+        for copy in installed.done:
+            self.fragments.add(ledger.metadata.fragments[copy.step.fragment_index].first_entry_id)
+            self.entries += copy.entries
+            self.bytes += copy.bytes
+        return installed.ledger
+
+
+def _key(ledger: Versioned, step: Step) -> PositionKey:
+    return PositionKey(ledger.metadata.fragments[step.fragment_index].first_entry_id, step.position, step.old)

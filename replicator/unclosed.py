@@ -1,0 +1,109 @@
+"""Positions of an unclosed ledger that only a recovery can repair: wait, look again, fence and close (formats 7.10).
+
+The last fragment of an unclosed ledger belongs to its writer and is never copied (S2). When one of its bookies stays
+away for the grace period, the writer is taken to be gone: the ledger is recovered, after which it is closed and is
+repaired like any other. Recovery is safe also if the writer lives (it is fenced), if another recovery runs, and if the
+lock is lost meanwhile (reliability R36).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
+from bookie.client.recovery import recover_ledger
+from bookie.metadata.ledgers import NoSuchLedgerError, Versioned
+from bookie.metadata.own_state import ParkReason
+from bookie.metadata.registration import Bookies
+from bookie.model.coverage import is_covered
+from bookie.model.ids import BookieId
+from bookie.model.schedule import write_set
+from bookie.runtime.fault_points import fault_point
+from bookie.wire.port import Status
+from replicator.delay import Delays
+from replicator.lease import Lease
+from replicator.plan import Plan, PositionKey
+from replicator.ports import RepairPorts
+
+_log = logging.getLogger(__name__)
+
+
+_NEVER_KNOWS: Final = frozenset({Status.LIMBO, Status.CORRUPT, Status.UNAUTHORIZED})
+"""Answers of a bookie that do not get better by asking again."""
+
+
+class Unclosed:
+    """Used by one turn of one task."""
+
+    def __init__(self, ports: RepairPorts, lease: Lease, delays: Delays) -> None:
+        self._ports = ports
+        self._lease = lease
+        self._delays = delays
+        self._ledger_id = lease.held.task.ledger_id
+        self.is_recovered = False
+        """Whether this turn closed the ledger."""
+        self.failure: str | None = None
+        """Why it could not be recovered in this turn."""
+        self.is_failure_final = False
+        """Whether another attempt has no point before the bookies change."""
+
+    def remaining_s(self, plan: Plan, bookies: Bookies) -> float | None:
+        """Seconds until the ledger may be recovered, 0 or less where it may be now; None where it need not be."""
+        fragments = plan.ledger.metadata.fragments
+        keys = [
+            PositionKey(fragments[block.fragment_index].first_entry_id, block.position, block.bookie)
+            for block in plan.blocked
+            if block.reason is ParkReason.NEEDS_RECOVERY
+        ]
+        if not keys:
+            return None
+        lost = [key for key in keys if key.bookie not in bookies.registered]
+        doubtful = [key for key in keys if key.bookie in bookies.registered]
+        remaining_s = self._delays.remaining_s(self._ledger_id, lost, doubtful)
+        return min(remaining_s, 0.0) if fault_point("replicator.recover_early") else remaining_s
+
+    async def recover(self, ledger: Versioned, bookies: Bookies) -> bool:
+        """Fence and close the ledger, if it still is as ``ledger`` says; whether it is worth another look now.
+
+        Raises:
+            NoSuchLedgerError: it was deleted.
+            LeaseLostError: the lock is not ours any more; nothing was begun.
+            TransientError, OutcomeUnknownError: the store did not answer; recovering again is safe.
+        """
+        current = await self._ports.ledgers.current(self._ledger_id)
+        if current is None:
+            raise NoSuchLedgerError(f"ledger {self._ledger_id} does not exist")
+        if current.version != ledger.version:
+            return True  # its writer lives, or somebody else recovers it
+        await self._lease.ensure_ours()
+        try:
+            recovered = await recover_ledger(self._ports.client(), self._ledger_id)
+        except RecoveryImpossibleNowError as error:
+            self._delays.recovery_failed(self._ledger_id, bookies)
+            self.is_failure_final = not _may_work_later(ledger, bookies, error.evidence)
+            self.failure = str(error)
+        except WrongPasswordError as error:
+            self.is_failure_final, self.failure = True, str(error)
+        else:
+            self._delays.forget(self._ledger_id)
+            self.is_recovered = True
+            metadata = recovered.metadata
+            fields = {"ledger_id": self._ledger_id, "last_entry_id": metadata.last_entry_id, "length": metadata.length}
+            _log.info("ledger without a writer recovered and closed", extra=fields)
+        return self.failure is None
+
+
+def _may_work_later(ledger: Versioned, bookies: Bookies, evidence: Mapping[BookieId, Status]) -> bool:
+    """Whether the bookies that are registered now could tell the ledger's end and store it, if all of them answered."""
+    metadata = ledger.metadata
+    size, quorum, ack_quorum = metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
+    members = metadata.last_fragment.members
+    there = [position for position, member in enumerate(members) if member in bookies.registered]
+    able = [position for position in there if evidence.get(members[position]) not in _NEVER_KNOWS]
+    writable = [position for position, member in enumerate(members) if member in bookies.writable]
+    has_room = bool(bookies.writable - set(members)) or all(
+        len(set(write_set(start, size, quorum)) & set(writable)) >= ack_quorum for start in range(size)
+    )
+    return has_room and is_covered(able, size, quorum, ack_quorum)

@@ -1,0 +1,235 @@
+"""What a bookie's store promises about collection, compaction and the end of limbo, on the twins and on real files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bookie.model.ids import EntryId, LedgerId
+from bookie.storage.settings import StorageSettings
+from bookie.wire.port import Status
+from tests.contract.test_ledger_storage_contract import KEY, LEDGER, Bookie, batch, ids
+
+OTHER = LedgerId(8)
+SETTINGS = StorageSettings(delete_page_keys=7, list_page_keys=5, flush_page_entries=10)
+
+
+@pytest.fixture(params=["memory", "real"])
+async def bookie(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bookie]:
+    bookie = Bookie(request.param, tmp_path, SETTINGS)
+    await bookie.start()
+    yield bookie
+    await bookie.stop()
+
+
+async def restart(bookie: Bookie, *, cleanly: bool = True) -> None:
+    await bookie.stop(cleanly=cleanly)
+    await bookie.start()
+
+
+async def logs(bookie: Bookie) -> list[str]:
+    disk = bookie.twins[1] if bookie.kind == "memory" else bookie.disks[1]
+    return await disk.names("entries")
+
+
+async def served(bookie: Bookie, ledger_id: LedgerId, count: int) -> set[Status]:
+    reply = await bookie.store.read(ledger_id, ids(range(count)))
+    return {result.status for result in reply.results}
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+async def test_a_collected_ledger_is_gone_and_stays_fenced(bookie: Bookie, is_flushed: bool) -> None:
+    for ledger_id in (LEDGER, OTHER):
+        await bookie.store.add(batch(*range(30), ledger_id=ledger_id))
+    if is_flushed:
+        await bookie.store.checkpoint()
+        await bookie.store.add(batch(2, 40))
+    assert await bookie.store.ledger_ids() == [LEDGER, OTHER]
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    for _ in range(2):
+        assert await served(bookie, LEDGER, 41) == {Status.NO_ENTRY}
+        assert not (await bookie.store.list_entries(LEDGER)).entries
+        assert (await bookie.store.read_last(LEDGER)).results[0].entry_id == -1
+        assert (await bookie.store.add(batch(1))).status is Status.FENCED
+        assert (await bookie.store.add(batch(1, key=b"wrong", is_recovery=True))).status is Status.UNAUTHORIZED
+        assert await served(bookie, OTHER, 30) == {Status.OK}
+        assert await bookie.store.ledger_ids() == [OTHER]
+        await restart(bookie)
+
+
+async def test_a_collected_ledger_takes_copies_again(bookie: Bookie) -> None:
+    await bookie.store.add(batch(*range(30)))
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    await bookie.store.add(batch(3, 4, is_recovery=True))
+    for _ in range(2):
+        assert list((await bookie.store.list_entries(LEDGER)).entries) == [3, 4]
+        assert await bookie.store.ledger_ids() == [LEDGER]
+        await restart(bookie)
+
+
+@pytest.mark.parametrize("touch", ["add", "list", "fence", "limbo", "mark", "unmark"])
+async def test_a_mark_that_was_cleared_keeps_everything(bookie: Bookie, touch: str) -> None:
+    store = bookie.store
+    await store.add(batch(*range(30)))
+    mark = store.mark(LEDGER)
+    match touch:
+        case "add":
+            await store.add(batch(5))
+        case "list":
+            await store.list_entries(LEDGER)
+        case "fence":
+            await store.fence(LEDGER, KEY)
+        case "limbo":
+            await store.set_limbo([LEDGER])
+        case "mark":
+            store.mark(LEDGER)
+        case "unmark":
+            store.unmark(LEDGER, mark)
+    assert not store.is_marked(LEDGER, mark)
+    assert not await store.collect(LEDGER, mark)
+    assert len((await store.list_entries(LEDGER)).entries) == 30
+
+
+async def test_reads_and_other_ledgers_leave_a_mark_alone(bookie: Bookie) -> None:
+    await bookie.store.add(batch(*range(30)))
+    mark = bookie.store.mark(LEDGER)
+    await bookie.store.read(LEDGER, ids([1]))
+    await bookie.store.add(batch(1, ledger_id=OTHER))
+    await bookie.store.list_entries(OTHER)
+    assert await bookie.store.collect(LEDGER, mark)
+
+
+@pytest.mark.parametrize("turns", range(0, 40, 2))
+async def test_what_is_acknowledged_while_a_ledger_is_collected_is_there(bookie: Bookie, turns: int) -> None:
+    store = bookie.store
+    await store.add(batch(*range(30)))
+    await store.checkpoint()
+    collecting = asyncio.ensure_future(store.collect(LEDGER, store.mark(LEDGER)))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    reply, _ = await asyncio.gather(store.add(batch(0, 29, 50, is_recovery=True)), store.checkpoint())
+    await collecting
+    assert reply.status is Status.OK
+    for _ in range(2):
+        assert {0, 29, 50} <= set((await bookie.store.list_entries(LEDGER)).entries)
+        assert await served(bookie, LEDGER, 1) == {Status.OK}
+        await restart(bookie, cleanly=False)
+
+
+@pytest.mark.parametrize("turns", range(0, 40, 2))
+async def test_what_a_listing_shows_is_not_deleted_behind_it(bookie: Bookie, turns: int) -> None:
+    store = bookie.store
+    await store.add(batch(*range(30)))
+    await store.checkpoint()
+    collecting = asyncio.ensure_future(store.collect(LEDGER, store.mark(LEDGER)))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    listed = set((await store.list_entries(LEDGER)).entries)
+    is_collected = await collecting
+    assert set((await store.list_entries(LEDGER)).entries) == listed
+    assert not (is_collected and listed)
+
+
+async def test_ledgers_are_listed_in_pages(bookie: Bookie) -> None:
+    known = [LedgerId(number * 3) for number in range(20)]
+    for ledger_id in known[:10]:
+        await bookie.store.add(batch(1, ledger_id=ledger_id))
+    await bookie.store.checkpoint()
+    for ledger_id in known[10:]:
+        await bookie.store.fence(ledger_id, KEY)
+    for ledger_id in known[::4]:
+        assert await bookie.store.collect(ledger_id, bookie.store.mark(ledger_id))
+    left = [ledger_id for ledger_id in known if ledger_id not in known[::4]]
+    for _ in range(2):
+        for limit in (1, 3, 1000):
+            found: list[LedgerId] = []
+            while page := await bookie.store.ledger_ids(found[-1] if found else -1, limit):
+                found += page
+            assert found == left
+        await bookie.store.checkpoint()
+
+
+async def test_space_comes_back_and_what_is_live_stays(bookie: Bookie) -> None:
+    for number in range(6):
+        for ledger_id in (LEDGER, OTHER):
+            count = 40 if ledger_id == LEDGER else 5
+            await bookie.store.add(batch(*range(number * 100, number * 100 + count), ledger_id=ledger_id))
+        await bookie.store.checkpoint()
+    live = ids([number * 100 + entry for number in range(6) for entry in range(5)])
+    assert len(await logs(bookie)) == 6
+    assert (await bookie.store.compact()).removed_logs == 0
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    reading = [asyncio.ensure_future(bookie.store.read(OTHER, live)) for _ in range(30)]
+    done = await bookie.store.compact()
+    assert done.removed_logs == 6
+    assert 0 < done.copied_bytes < done.freed_bytes
+    reading.append(asyncio.ensure_future(bookie.store.read(OTHER, live)))
+    for reply in await asyncio.gather(*reading):
+        assert {result.status for result in reply.results} == {Status.OK}
+    for is_clean in (True, False):
+        await restart(bookie, cleanly=is_clean)
+        reply = await bookie.store.read(OTHER, live)
+        assert [result.status for result in reply.results] == [Status.OK] * len(live)
+    assert (await bookie.store.compact()).removed_logs == 0
+    assert await bookie.store.collect(OTHER, bookie.store.mark(OTHER))
+    await bookie.store.compact()
+    assert await logs(bookie) == []
+
+
+async def test_reads_during_compaction_find_everything(bookie: Bookie) -> None:
+    for ledger_id, count in ((LEDGER, 100), (OTHER, 20)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    await bookie.store.checkpoint()
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    compacting = asyncio.ensure_future(bookie.store.compact())
+    seen: set[Status] = set()
+    while not compacting.done():
+        seen |= await served(bookie, OTHER, 20)
+    assert (await compacting).removed_logs == 1
+    assert seen | await served(bookie, OTHER, 20) == {Status.OK}
+
+
+async def test_a_log_that_cannot_be_read_is_kept(bookie: Bookie) -> None:
+    for ledger_id, count in ((LEDGER, 100), (OTHER, 5)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    await bookie.store.checkpoint()
+    [name] = await logs(bookie)
+    if bookie.kind == "memory":
+        bookie.twins[1].overwrite(f"entries/{name}", 3, b"\0\0")
+    else:
+        path = bookie.root / "ledgers" / "entries" / name
+        path.write_bytes(path.read_bytes()[:3] + b"\0\0" + path.read_bytes()[5:])
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    for _ in range(2):
+        done = await bookie.store.compact()
+        assert (done.removed_logs, done.kept_damaged) == (0, 1)
+    assert await served(bookie, OTHER, 5) == {Status.OK}
+
+
+async def test_limbo_ends_durably_and_the_fence_does_not(bookie: Bookie) -> None:
+    await bookie.store.set_limbo([LEDGER, OTHER])
+    await bookie.store.add(batch(1, is_recovery=True))
+    assert (await bookie.store.list_entries(LEDGER)).status is Status.LIMBO
+    assert await bookie.store.limbo_ids() == [LEDGER, OTHER]
+    await bookie.store.clear_limbo(LEDGER)
+    for is_clean in (False, True, False):
+        assert (await bookie.store.list_entries(LEDGER)).status is Status.OK
+        assert (await bookie.store.list_entries(OTHER)).status is Status.LIMBO
+        assert (await bookie.store.add(batch(2))).status is Status.FENCED
+        assert await served(bookie, LEDGER, 1) == {Status.NO_ENTRY}
+        assert await bookie.store.limbo_ids() == [OTHER]
+        await restart(bookie, cleanly=is_clean)
+
+
+async def test_collection_ends_no_limbo(bookie: Bookie) -> None:
+    await bookie.store.set_limbo([LEDGER])
+    await bookie.store.add(batch(1, is_recovery=True))
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    for _ in range(2):
+        read = await bookie.store.read(LEDGER, [EntryId(1)])
+        assert read.results[0].status is Status.LIMBO
+        assert await bookie.store.ledger_ids() == [LEDGER]
+        await restart(bookie)

@@ -1,0 +1,145 @@
+"""Reservations, and ledger changes that depend on them, on the twin and on ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.ledgers import LedgerStore, MetadataConflictError, NoSuchLedgerError, PreconditionFailedError
+from bookie.metadata.port import ANY_VERSION, Check, MetadataStore, MultiFailedError
+from bookie.metadata.reservations import Reservation, Reservations, UnreadableReservationError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+
+L7 = LedgerId(7)
+BK1, BK2 = BookieId("bk1:3181"), BookieId("bk2:3181")
+TO_BK1 = Reservation(EntryId(0), 1, BK1, "uuid-1")
+TO_BK2 = Reservation(EntryId(5), 0, BK2, "uuid-2")
+OPEN = LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BK1,)),))
+
+
+@pytest.fixture
+async def cluster(store: MetadataStore, base: str) -> Cluster:
+    await format_cluster(store, f"{base}/ledgers", rng=random.Random(1))
+    return await open_cluster(store, f"{base}/ledgers")
+
+
+@pytest.fixture
+def reservations(store: MetadataStore, cluster: Cluster) -> Reservations:
+    return Reservations(store, cluster.root)
+
+
+@pytest.fixture
+def ledgers(store: MetadataStore, cluster: Cluster) -> LedgerStore:
+    return LedgerStore(store, cluster, random.Random(2))
+
+
+async def stands(store: MetadataStore, path: str, version: int) -> bool:
+    """Whether a transaction that checks the reservation goes through."""
+    try:
+        await store.multi([Check(path, version)])
+    except MultiFailedError:
+        return False
+    return True
+
+
+async def test_what_is_reserved_is_read_back_until_it_is_released(
+    store: MetadataStore, reservations: Reservations
+) -> None:
+    assert await reservations.read(L7) is None
+    reserved = await reservations.reserve(L7, "a", [TO_BK1, TO_BK2])
+    assert reserved.reservations == (TO_BK1, TO_BK2)
+    assert await reservations.read(L7) == reserved
+    assert reserved.names(BK1)
+    assert not reserved.names(BookieId("bk3:3181"))
+    assert await stands(store, reserved.path, reserved.version)
+    assert await reservations.release(reserved)
+    assert await reservations.read(L7) is None
+    assert await store.stat(reservations.path(L7)) is None
+    assert not await stands(store, reserved.path, reserved.version)
+    assert not await reservations.release(reserved)
+
+
+async def test_reserving_again_with_the_same_token_is_a_retry(store: MetadataStore, reservations: Reservations) -> None:
+    first = await reservations.reserve(L7, "a", [TO_BK1])
+    assert await reservations.reserve(L7, "a", [TO_BK1]) == first
+    more = await reservations.reserve(L7, "a", [TO_BK1, TO_BK2])
+    assert await reservations.read(L7) == more
+    assert await reservations.release(more)
+
+
+async def test_new_reservation_ends_the_one_before(store: MetadataStore, reservations: Reservations) -> None:
+    old = await reservations.reserve(L7, "a", [TO_BK1])
+    new = await reservations.reserve(L7, "b", [TO_BK2])
+    assert await reservations.read(L7) == new
+    assert not await stands(store, old.path, old.version)
+    assert not await reservations.release(old)
+    assert await stands(store, new.path, new.version)
+
+
+async def test_later_reservation_is_never_taken_for_an_earlier_one(
+    store: MetadataStore, reservations: Reservations
+) -> None:
+    old = await reservations.reserve(L7, "a", [TO_BK1])
+    assert await reservations.release(await reservations.reserve(L7, "b", [TO_BK2]))
+    new = await reservations.reserve(L7, "c", [TO_BK2])
+    assert (await store.get(reservations.path(L7))).stat.version == 0  # what makes versions alone worthless
+    assert not await stands(store, old.path, old.version)
+    assert not await reservations.release(old)
+    assert await reservations.release(new)
+
+
+async def test_of_many_who_reserve_at_once_one_stands(store: MetadataStore, reservations: Reservations) -> None:
+    made = await asyncio.gather(
+        *(reservations.reserve(L7, f"t{i}", [TO_BK1]) for i in range(4)), return_exceptions=True
+    )
+    read = await reservations.read(L7)
+    standing = [one for one in made if not isinstance(one, BaseException) and await stands(store, one.path, 0)]
+    assert standing == [read]
+
+
+async def test_damaged_reservation_is_an_error_to_readers_and_replaced_by_the_next(
+    store: MetadataStore, reservations: Reservations
+) -> None:
+    old = await reservations.reserve(L7, "a", [TO_BK1])
+    await store.set(reservations.path(L7), b"rubbish", ANY_VERSION)
+    with pytest.raises(UnreadableReservationError, match=reservations.path(L7)):
+        await reservations.read(L7)
+    new = await reservations.reserve(L7, "b", [TO_BK2])
+    assert await reservations.read(L7) == new
+    assert not await stands(store, old.path, old.version)
+
+
+async def test_two_clusters_of_one_store_do_not_meet(
+    store: MetadataStore, reservations: Reservations, base: str
+) -> None:
+    await reservations.reserve(L7, "a", [TO_BK1])
+    assert await Reservations(store, f"{base}/other").read(L7) is None
+
+
+async def test_ledger_is_written_only_while_the_reservation_stands(
+    ledgers: LedgerStore, reservations: Reservations
+) -> None:
+    created = await ledgers.create(L7, OPEN)
+    reserved = await reservations.reserve(L7, "a", [TO_BK1])
+    checks = [Check(reserved.path, reserved.version)]
+    written = await ledgers.write(L7, created.metadata.closed(EntryId(3), 30), 0, checks=checks)
+    assert written.version == 1
+    assert await ledgers.current(L7) == written
+    with pytest.raises(MetadataConflictError):
+        await ledgers.write(L7, OPEN, 0, checks=checks)
+    await reservations.release(reserved)
+    with pytest.raises(PreconditionFailedError, match="a") as failed:
+        await ledgers.write(L7, OPEN, 1, checks=checks)
+    assert failed.value.path == reserved.path
+    assert await ledgers.current(L7) == written
+
+
+async def test_current_is_none_where_there_is_no_ledger(ledgers: LedgerStore, reservations: Reservations) -> None:
+    assert await ledgers.current(L7) is None
+    reserved = await reservations.reserve(L7, "a", [TO_BK1])
+    with pytest.raises(NoSuchLedgerError):
+        await ledgers.write(L7, OPEN, 0, checks=[Check(reserved.path, reserved.version)])

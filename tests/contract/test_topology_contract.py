@@ -1,0 +1,126 @@
+"""The topology in the metadata store, on the twin and on ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.nodes import create_with_parents
+from bookie.metadata.own_state import own_path
+from bookie.metadata.port import ANY_VERSION, AccessDeniedError, MetadataStore, NodeTooLargeError
+from bookie.metadata.topology import InvalidTopologyError, TopologyStore, parse_topology
+from bookie.model.ids import BookieId
+from bookie.model.topology import Topology
+
+Soon = Callable[[Awaitable[Any]], Awaitable[Any]]
+
+BK1, BK2 = BookieId("bk1:3181"), BookieId("bk2:3181")
+PULSAR = b'{"default": {"bk1:3181": {"rack": "/eu/r1", "hostname": "bk1"}}}'
+
+
+@pytest.fixture
+async def cluster(store: MetadataStore, base: str) -> Cluster:
+    await format_cluster(store, f"{base}/ledgers", rng=random.Random(1))
+    return await open_cluster(store, f"{base}/ledgers")
+
+
+@pytest.fixture
+def topologies(store: MetadataStore, cluster: Cluster) -> TopologyStore:
+    return TopologyStore(store, cluster)
+
+
+async def test_without_nodes_nothing_is_known(topologies: TopologyStore, base: str) -> None:
+    read = await topologies.read()
+    assert (read.topology, read.path) == (Topology(), None)
+    assert topologies.pulsar_path == f"{base}/bookies"
+
+
+async def test_default_root_has_pulsars_default_path(store: MetadataStore, cluster: Cluster) -> None:
+    usual = TopologyStore(store, Cluster("/ledgers", cluster.kind, cluster.instance_id))
+    assert (usual.pulsar_path, usual.own_path) == ("/bookies", "/bkheal/topology/ledgers")
+
+
+async def test_pulsars_node_counts_until_there_is_our_own(
+    store: MetadataStore, topologies: TopologyStore, cluster: Cluster
+) -> None:
+    await store.create(topologies.pulsar_path)
+    assert (await topologies.read()).topology == Topology()
+    await store.set(topologies.pulsar_path, PULSAR, ANY_VERSION)
+    read = await topologies.read()
+    assert (read.topology.locations, read.path) == ({BK1: "/eu/r1"}, topologies.pulsar_path)
+
+    for rack in ("/r7", "/r8"):
+        await topologies.write(f'{{"bk2:3181": "{rack}"}}')
+        read = await topologies.read()
+        assert (read.topology.locations, read.path) == ({BK2: rack}, own_path("topology", cluster.root))
+
+
+async def test_nonsense_is_an_error_at_load(store: MetadataStore, topologies: TopologyStore) -> None:
+    for nonsense in (b"\xff", b"[]", b'{"g": {"bk1:3181": {"rack": 5}}}'):
+        await _put(store, topologies.pulsar_path, nonsense)
+        with pytest.raises(InvalidTopologyError, match=topologies.pulsar_path):
+            await topologies.read()
+    await store.delete(topologies.pulsar_path)
+    with pytest.raises(InvalidTopologyError):
+        await topologies.write("[]")
+    with pytest.raises(NodeTooLargeError):
+        await topologies.write("{" + " " * 1_000_001 + "}")
+    assert (await topologies.read()).path is None
+
+
+async def test_each_change_of_either_node_is_seen(
+    store: MetadataStore, topologies: TopologyStore, backend: Any, cluster: Cluster, soon: Soon
+) -> None:
+    other = TopologyStore(await backend.open(), cluster)
+    seen = await other.read()
+    for path, data, expected in (
+        (topologies.pulsar_path, PULSAR, {BK1: "/eu/r1"}),
+        (topologies.pulsar_path, b'{"bk1:3181": "/r2"}', {BK1: "/r2"}),
+        (topologies.own_path, b'{"bk1:3181": "/r3"}', {BK1: "/r3"}),
+        (topologies.own_path, None, {BK1: "/r2"}),
+        (topologies.pulsar_path, None, {}),
+    ):
+        waiting = asyncio.ensure_future(other.wait_changed(seen))
+        await asyncio.sleep(0)
+        await (store.delete(path) if data is None else _put(store, path, data))
+        seen = await soon(waiting)
+        assert seen.topology.locations == expected
+
+
+async def test_change_before_the_wait_is_not_missed(topologies: TopologyStore, soon: Soon) -> None:
+    seen = await topologies.read()
+    await topologies.write('{"bk1:3181": "/r1"}')
+    assert (await soon(topologies.wait_changed(seen))).topology == parse_topology('{"bk1:3181": "/r1"}')
+
+
+async def test_nonsense_changes_nothing_later_on(
+    store: MetadataStore, topologies: TopologyStore, soon: Soon, caplog: pytest.LogCaptureFixture
+) -> None:
+    await topologies.write('{"bk1:3181": "/r1"}')
+    good = await topologies.read()
+    await store.set(topologies.own_path, b"{", ANY_VERSION)
+    kept = await soon(topologies.wait_changed(good))
+    assert kept.topology == good.topology
+    assert [record.message for record in caplog.records] == ["topology cannot be read, the last one stays"]
+    waiting = asyncio.ensure_future(topologies.wait_changed(kept))
+    await topologies.write('{"bk1:3181": "/r2"}')
+    assert (await soon(waiting)).topology.locations == {BK1: "/r2"}
+
+
+async def test_node_that_may_not_be_read_is_an_error(topologies: TopologyStore, backend: Any) -> None:
+    await topologies.write("{}")
+    backend.deny(topologies.own_path)
+    with pytest.raises(AccessDeniedError):
+        await topologies.read()
+
+
+async def _put(store: MetadataStore, path: str, data: bytes) -> None:
+    if await store.stat(path) is None:
+        await create_with_parents(store, path, data, "/")
+    else:
+        await store.set(path, data, ANY_VERSION)

@@ -1,0 +1,155 @@
+"""One bookie and a transport that reaches it: in memory, or over gRPC on the loopback interface.
+
+Behind both is the same request handling on the same storage, on disks in memory whose faults produce every status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from bookie.model.digest import digest_for
+from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType
+from bookie.model.packet import pack, pack_lac
+from bookie.runtime.clock import SystemClock
+from bookie.server.grpc_server import GrpcServer
+from bookie.server.service import BookieIdentity, BookieService, ServiceLimits
+from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.port import DiskError
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.memory import MemoryNetwork, MemoryTransport
+from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status, Transport
+from bookie.wire.resolver import BookieAddress
+
+BOOKIE = BookieId("bookie-1")
+LEDGER = LedgerId(7)
+KEY = b"k" * 20
+INCARNATION = "0b5c7e9e-0000-4000-8000-000000000001"
+DEADLINE_S = 20.0
+"""Never reached where the test passes."""
+SOON_S = 0.2
+"""For calls that must time out."""
+DIGEST = digest_for(DigestType.CRC32C, b"")
+
+
+class StuckDisk:
+    """A ``before`` hook: journal writes hang until ``release``."""
+
+    def __init__(self) -> None:
+        self.has_begun = asyncio.Event()
+        self._may_go = asyncio.Event()
+
+    async def __call__(self, operation: Operation, path: str) -> None:
+        if operation in (Operation.APPEND, Operation.SYNC):
+            self.has_begun.set()
+            await self._may_go.wait()
+
+    def release(self) -> None:
+        self._may_go.set()
+
+
+async def broken_disk(operation: Operation, path: str) -> None:
+    if operation in (Operation.APPEND, Operation.SYNC, Operation.INDEX_READ):
+        raise DiskError("the disk is broken")
+
+
+class Looked:
+    """A ``before`` hook that notices when somebody looks for the last entry."""
+
+    def __init__(self) -> None:
+        self.has_begun = asyncio.Event()
+
+    async def __call__(self, operation: Operation, path: str) -> None:
+        if operation is Operation.INDEX_READ:
+            self.has_begun.set()
+        await give_way(operation, path)
+
+
+@dataclass
+class Directory:
+    """A resolver that says what the test says."""
+
+    address: BookieAddress | None = None
+
+    async def resolve(self, bookie: BookieId) -> BookieAddress | None:
+        return self.address if bookie == BOOKIE else None
+
+
+@dataclass
+class World:
+    """One bookie, and a transport that reaches it."""
+
+    transport: Transport
+    directory: Directory
+    service: BookieService
+    storage: LedgerStorage
+    journal: MemoryDisk
+    ledgers: MemoryDisk
+    index: MemoryIndex
+    stop_listening: Callable[[], Awaitable[None]]
+    stuck: list[StuckDisk] = field(default_factory=list)
+
+    def stick(self) -> StuckDisk:
+        stuck = StuckDisk()
+        self.journal.before = stuck
+        self.stuck.append(stuck)
+        return stuck
+
+    async def add(self, *entries: bytes, is_recovery: bool = False, key: bytes = KEY) -> AddReply:
+        return await self.transport.add(BOOKIE, AddBatch(LEDGER, key, entries, is_recovery), DEADLINE_S)
+
+    async def read(self, *entry_ids: int, fence_key: bytes | None = None) -> ReadReply:
+        wanted = [EntryId(entry_id) for entry_id in entry_ids]
+        return await self.transport.read(BOOKIE, LEDGER, wanted, DEADLINE_S, fence_key=fence_key)
+
+
+def entry(entry_id: int, payload: bytes = b"payload", *, lac: int = NO_ENTRY) -> bytes:
+    return pack(DIGEST, LEDGER, EntryId(entry_id), lac, len(payload), payload)
+
+
+def lac(last_add_confirmed: int) -> bytes:
+    return pack_lac(DIGEST, LEDGER, last_add_confirmed)
+
+
+def ok(*entry_ids: int) -> list[EntryResult]:
+    return [EntryResult(EntryId(entry_id), Status.OK, entry(entry_id)) for entry_id in entry_ids]
+
+
+@asynccontextmanager
+async def a_world(kind: str) -> AsyncIterator[World]:
+    """``kind``: "memory" or "grpc"."""
+    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
+    storage = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), SystemClock())
+    identity = BookieIdentity(INCARNATION, "1.2.3")
+    service = BookieService(storage, ledgers, identity, ServiceLimits(add_bytes_max=10_000_000, lac_waiters_max=3))
+    directory = Directory()
+    transport: Transport
+    server = GrpcServer(concurrent_requests_max=100)
+    if kind == "grpc":
+        port = server.bind("127.0.0.1", 0, None)
+        await server.start(service)
+        stop_listening = server.stop
+        transport = GrpcTransport(directory, is_plaintext=True)
+    else:
+        port = 3181
+        network = MemoryNetwork()
+        network.listen("127.0.0.1", port, service)
+        transport = MemoryTransport(directory, network)
+
+        async def stop_listening() -> None:
+            network.hang_up("127.0.0.1", port)
+
+    directory.address = BookieAddress("127.0.0.1", port, incarnation=INCARNATION)
+    world = World(transport, directory, service, storage, journal, ledgers, index, stop_listening)
+    yield world
+    for stuck in world.stuck:
+        stuck.release()
+    await transport.close()
+    await server.stop()
+    assert await service.drain(DEADLINE_S)
+    await storage.abort()

@@ -1,0 +1,79 @@
+"""Real bookie processes that get new disks, and that throw away what belongs elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import sys
+
+import pytest
+
+from bookie.embedded.process import ManagedProcess
+from bookie.metadata.ledgers import LedgerStore
+from bookie.metadata.underreplication import UnderReplication
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.runtime.clock import SystemClock
+from bookie.server.exit_codes import ExitCode
+from bookie.wire.port import Status
+from tests.integration.test_bookie_process import DEADLINE_S, LEDGER, READY, Machine, entry, machine
+
+__all__ = ["machine"]
+
+pytestmark = pytest.mark.integration
+
+
+def naming(bookie: str) -> LedgerMetadata:
+    return LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BookieId(bookie),)),))
+
+
+async def lists(machine: Machine, bookie: BookieId) -> Status:
+    async with asyncio.timeout(DEADLINE_S):
+        while (reply := await machine.transport.list_entries(bookie, LEDGER, DEADLINE_S)).status.value >= 100:
+            pass
+    return reply.status
+
+
+async def first_read(machine: Machine, bookie: BookieId) -> Status:
+    reply = await machine.transport.read(bookie, LEDGER, [EntryId(0)], DEADLINE_S)
+    return reply.results[0].status
+
+
+async def test_lost_disks_need_the_flag_and_then_nothing_counts_as_never_written(
+    machine: Machine,
+) -> None:
+    process, bookie = await machine.ready(port=0, bookie_id="disks")
+    await LedgerStore(machine.store, machine.cluster, random.Random(1)).create(LEDGER, naming(bookie))
+    assert await machine.add(bookie, entry(0)) is Status.OK
+    await process.stop()
+    for name in ("journal", "ledgers"):
+        shutil.rmtree(machine.home / name)
+    assert "--new-incarnation" in await machine.refused(ExitCode.REFUSED, bookie_id="disks")
+    uri = f"zk+hierarchical://{machine.hosts}{machine.root}"
+    words = ["--metadata-uri", uri, "--port", "0", "--bookie-id", "disks", "--new-incarnation"]
+    words += ["--journal-dir", str(machine.home / "journal"), "--ledger-dir", str(machine.home / "ledgers")]
+    command = [sys.executable, "-m", "bookie.server", *words]
+    process = ManagedProcess.start("bookie", command, log_path=machine.home / "log-new")
+    machine.stack.push_async_callback(process.stop)
+    await process.wait_for_line(READY, DEADLINE_S)
+    assert await lists(machine, bookie) is Status.LIMBO
+    [task] = await UnderReplication(machine.store, machine.cluster, SystemClock()).list()
+    assert (task.ledger_id, task.missing) == (LEDGER, (bookie,))
+    await process.stop()
+    process, _ = await machine.ready(bookie_id="disks")
+    assert await lists(machine, bookie) is Status.LIMBO
+
+
+async def test_a_closed_ledger_that_moved_elsewhere_is_collected(machine: Machine) -> None:
+    _, bookie = await machine.ready(collect_interval=1)
+    ledgers = LedgerStore(machine.store, machine.cluster, random.Random(1))
+    created = await ledgers.create(LEDGER, naming(bookie))
+    assert await machine.add(bookie, entry(0), entry(1)) is Status.OK
+    moved = naming("elsewhere:1").closed(EntryId(1), 14)
+    await ledgers.write(LEDGER, moved, created.version)
+    async with asyncio.timeout(DEADLINE_S):
+        while await first_read(machine, bookie) is Status.OK:  # noqa: ASYNC110 (another process)
+            await asyncio.sleep(0.2)
+    assert await lists(machine, bookie) is Status.OK
+    assert await machine.add(bookie, entry(2)) is Status.FENCED

@@ -1,0 +1,248 @@
+"""``bkheal ledger``, ``log`` and ``simpletest`` as a person types them, on one cluster of three bookies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bookie.client import sync
+from bookie.client.connect import connect
+from bookie.embedded.cluster import EmbeddedCluster
+from bookie.model.ids import LedgerId
+from bookie.model.metadata import LedgerState
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    started = asyncio.run(EmbeddedCluster.start(tmp_path_factory.mktemp("cluster"), bookies=3))
+    yield started
+    asyncio.run(started.stop())
+
+
+@pytest.fixture(scope="module")
+def uri(cluster: EmbeddedCluster) -> str:
+    return cluster.metadata_uri
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "auditor.cli.main", *arguments]
+
+
+def environment(uri: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BKHEAL_")}
+    return {**kept, "BKHEAL_METADATA_URI": uri}
+
+
+def bkheal(uri: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        command(*arguments), env=environment(uri), input=stdin, capture_output=True, timeout=120, check=False
+    )
+
+
+def output(uri: str, *arguments: str, stdin: bytes = b"") -> str:
+    result = bkheal(uri, *arguments, stdin=stdin)
+    assert result.returncode == 0, result.stderr.decode()
+    return result.stdout.decode()
+
+
+def document(uri: str, *arguments: str, stdin: bytes = b"") -> dict[str, Any]:
+    parsed = json.loads(output(uri, *arguments, "--output", "json", stdin=stdin))
+    assert isinstance(parsed, dict)
+    assert parsed["apiVersion"] == "bkheal/v1"
+    return parsed
+
+
+def left_open(uri: str, count: int) -> LedgerId:
+    """A ledger whose writer is gone."""
+
+    async def write() -> LedgerId:
+        async with await connect(uri) as client:
+            ledger = await client.create_ledger(custom={"app": b"crashed"})
+            for number in range(count):
+                await ledger.append(b"entry %d" % number)
+            await ledger.abandon()
+            return ledger.ledger_id
+
+    return asyncio.run(write())
+
+
+def test_entries_come_from_a_file_and_are_printed_in_every_format(uri: str, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"one\n\xff\xfe\nthree")
+    written = document(uri, "ledger", "write", str(tmp_path / "lines"), "-e", "3", "-w", "3", "-a", "2")
+    ledger = str(written["ledger_id"])
+    assert written["last_entry_id"] == 2
+    raw = bkheal(uri, "ledger", "read", ledger, "--format", "raw")
+    assert raw.stdout == b"one\xff\xfethree"
+    rows = [json.loads(line) for line in output(uri, "ledger", "read", ledger, "--format", "json").splitlines()]
+    assert [row["entry_id"] for row in rows] == [0, 1, 2]
+    assert rows[0]["payload"] == "one"
+    assert rows[1] == {"ledger_id": written["ledger_id"], "entry_id": 1, "length": 2, "payload_base64": "//4="}
+    assert "6f 6e 65" in output(uri, "ledger", "read", ledger, "--format", "hex", "--last", "0")
+
+
+def test_a_ledger_whose_writer_is_gone_is_recovered(uri: str) -> None:
+    ledger = str(left_open(uri, 5))
+    assert document(uri, "ledger", "show", ledger)["state"] == "OPEN"
+    assert "5 entries" in output(uri, "ledger", "recover", ledger)
+    assert document(uri, "ledger", "recover", ledger)["last_entry_id"] == 4
+    assert document(uri, "ledger", "close", ledger)["state"] == "CLOSED"
+    assert output(uri, "ledger", "read", ledger) == "".join(f"entry {number}\n" for number in range(5))
+    missing = bkheal(uri, "ledger", "recover", "999999")
+    assert missing.returncode == 1
+    assert b"999999" in missing.stderr
+
+
+def test_a_wrong_password_is_one_sentence(uri: str) -> None:
+    written = document(uri, "ledger", "write", "--password", "right", stdin=b"x\n")
+    ledger = str(written["ledger_id"])
+    for verb in ("read", "recover"):
+        result = bkheal(uri, "ledger", verb, ledger, "--password", "wrong")
+        assert result.returncode == 1
+        assert b"wrong password" in result.stderr
+        assert b"Traceback" not in result.stderr
+    assert output(uri, "ledger", "read", ledger, "--password", "right") == "x\n"
+
+
+def test_ledgers_are_filtered(uri: str, cluster: EmbeddedCluster) -> None:
+    written = document(uri, "ledger", "write", "--custom", "app=filter", "--custom", "run=1", stdin=b"x\n")
+    ledger = written["ledger_id"]
+    crashed = int(left_open(uri, 1))
+
+    def ids(*conditions: str) -> list[int]:
+        return [row["ledger_id"] for row in document(uri, "ledger", "list", *conditions)["items"]]
+
+    assert ids("--custom", "app=filter") == [ledger]
+    assert ids("--custom", "app=filter", "--custom", "run") == [ledger]
+    assert ids("--custom", "app=filter", "--custom", "run=2") == []
+    assert crashed in ids("--state", "open")
+    assert ledger not in ids("--state", "open")
+    assert ids("--custom", "app=filter", "--created-after", "1h") == [ledger]
+    assert ids("--custom", "app=filter", "--created-before", "1h") == []
+    assert ids("--created-after", "2099-01-01") == []
+    assert len(ids("--limit", "1")) == 1
+    assert ledger in ids("--prefix", str(ledger)[:1])
+    on = [row for bookie in cluster.bookies for row in ids("--custom", "app=filter", "--bookie", bookie.bookie_id)]
+    assert set(on) == {ledger}
+    for wrong in (("--state", "half"), ("--created-after", "soon")):
+        assert bkheal(uri, "ledger", "list", *wrong).returncode == 2
+
+
+def test_a_tail_follows_a_ledger_until_it_is_closed(uri: str) -> None:
+    with sync.connect(uri) as client:
+        writer = client.create_ledger()
+        writer.append(b"first")
+        arguments = command("ledger", "tail", str(writer.ledger_id), "--first", "0")
+        with subprocess.Popen(arguments, env=environment(uri), stdout=subprocess.PIPE) as tail:
+            assert tail.stdout is not None
+            writer.append(b"second")
+            assert tail.stdout.readline() == b"first\n"
+            writer.close()
+            assert tail.stdout.read() == b"second\n"
+            assert tail.wait(60) == 0
+
+
+def test_deleting_asks_first(uri: str) -> None:
+    ledger = str(document(uri, "ledger", "write", "-n", "1")["ledger_id"])
+    assert bkheal(uri, "ledger", "delete", ledger, stdin=b"n\n").returncode == 1
+    assert document(uri, "ledger", "show", ledger)["state"] == "CLOSED"
+    assert bkheal(uri, "ledger", "delete", ledger, stdin=b"y\n").returncode == 0
+    assert bkheal(uri, "ledger", "show", ledger).returncode == 1
+
+
+def test_a_log_from_creation_to_deletion(uri: str) -> None:
+    assert bkheal(uri, "log", "append", "shop/orders", stdin=b"x\n").returncode == 1  # not created yet
+    output(uri, "log", "create", "shop/orders", "-e", "3", "-w", "3", "-a", "2", "--ledger-bytes", "40")
+    again = bkheal(uri, "log", "create", "shop/orders")
+    assert (again.returncode, b"already" in again.stderr) == (1, True)
+    lines = [f"order {number:02}" for number in range(20)]
+    appended = document(uri, "log", "append", "shop/orders", stdin="\n".join(lines).encode())
+    assert appended["entries"] == 20
+    assert "3 entries appended" in output(uri, "log", "append", "shop/orders", "-n", "3", "--size", "4")
+    assert output(uri, "log", "read", "shop/orders", "--limit", "20").splitlines() == lines
+    rows = [json.loads(line) for line in output(uri, "log", "read", "shop/orders", "-f", "json").splitlines()]
+    assert rows[0]["position"] == appended["first"]
+    assert rows[19]["position"] == appended["last"]
+    from_there = output(uri, "log", "read", "shop/orders", "--from", rows[15]["position"], "--limit", "2")
+    assert from_there.splitlines() == lines[15:17]
+
+    shown = document(uri, "log", "show", "shop/orders")
+    assert (shown["closed_entries"], shown["is_open"], shown["options"]["write_quorum"]) == (23, False, 3)
+    assert [row["log"] for row in document(uri, "log", "list")["items"]] == ["shop/orders"]
+    assert "shop/orders" in output(uri, "log", "list")
+    assert "CLOSED" in output(uri, "log", "show", "shop/orders")
+
+    assert "2 ledgers dropped" in output(uri, "log", "truncate", "shop/orders", "--before", rows[10]["position"], "-y")
+    truncated = bkheal(uri, "log", "read", "shop/orders", "--from", rows[0]["position"])
+    assert truncated.returncode == 1
+    assert b"truncated" in truncated.stderr
+    assert document(uri, "log", "show", "shop/orders")["first"].encode() in truncated.stderr
+    assert bkheal(uri, "log", "read", "shop/orders", "--from", "nonsense").returncode == 1
+
+    ledgers = [row["ledger_id"] for row in document(uri, "log", "show", "shop/orders")["ledgers"]]
+    output(uri, "log", "delete", "shop/orders", "--yes")
+    assert document(uri, "log", "list")["items"] == []
+    with sync.connect(uri) as client:
+        assert set(ledgers) & set(client.ledgers()) == set()
+    assert bkheal(uri, "log", "show", "shop/orders").returncode == 1
+
+
+def test_a_tail_follows_a_log_over_ledgers_and_writers(uri: str) -> None:
+    with sync.connect(uri) as client:
+        log = client.log("tailed")
+        log.create()
+        arguments = command("log", "tail", "tailed", "--from", "start", "--limit", "4")
+        with subprocess.Popen(arguments, env=environment(uri), stdout=subprocess.PIPE) as tail:
+            with log.write() as writer:
+                writer.append_all([b"a", b"b"])
+                writer.roll()
+                writer.append(b"c")
+            with log.write() as writer:
+                writer.append(b"d")
+            assert tail.communicate(timeout=60)[0] == b"a\nb\nc\nd\n"
+            assert tail.returncode == 0
+        log.delete()
+
+
+def test_simpletest_proves_the_cluster_and_cleans_up(uri: str) -> None:
+    with sync.connect(uri) as client:
+        before = client.ledgers()
+        row = document(uri, "simpletest", "-e", "3", "-w", "2", "-a", "2", "-n", "500", "--size", "200")
+        assert (row["entries"], row["is_deleted"]) == (500, True)
+        assert row["written_entries_per_second"] > 0
+        assert "500 entries read" in output(uri, "simpletest", "-n", "500")
+        assert client.ledgers() == before
+    too_many = bkheal(uri, "simpletest", "-e", "9")
+    assert too_many.returncode == 69
+    assert b"9 bookies" in too_many.stderr
+    assert bkheal(uri, "simpletest", "-e", "1").returncode == 2
+
+
+def test_the_synchronous_client_has_everything(uri: str) -> None:
+    with sync.connect(uri) as client:
+        with client.create_ledger(custom={"app": b"sync"}) as ledger:
+            assert ledger.append_all(b"%d" % number for number in range(700)) == list(range(700))
+        reader = client.open_ledger(ledger.ledger_id)
+        assert [entry.payload for entry in reader.read_range(reader.last_entry_id(), reader.last_entry_id())] == [
+            b"699"
+        ]
+        for entry in reader.read_all():
+            if entry.entry_id == 3:  # leaving early ends the fetching behind it
+                break
+        assert [entry.entry_id for entry in reader.tail()] == list(range(700))
+        assert client.ledgers(custom={"app": b"sync"}) == [ledger.ledger_id]
+        assert [item.ledger_id for item in client.scan_ledgers(limit=1)] == client.ledgers(limit=1)
+        crashed = left_open(uri, 2)
+        assert client.recover_ledger(crashed).state is LedgerState.CLOSED
+        assert client.open_ledger(left_open(uri, 2), recover=True).last_entry_id() == 1
+        client.delete_ledger(crashed)
+        assert crashed not in client.ledgers()

@@ -1,0 +1,37 @@
+"""The tutorial's Python blocks, run as they stand, one after the other, on a real cluster."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bookie.embedded.cluster import EmbeddedCluster
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", TUTORIAL.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    started = asyncio.run(EmbeddedCluster.start(tmp_path_factory.mktemp("cluster"), bookies=3))
+    yield started
+    asyncio.run(started.stop())
+
+
+def test_every_block_of_the_tutorial_runs(cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BKHEAL_METADATA_URI", cluster.metadata_uri)
+    assert len(BLOCKS) >= 8
+    names: dict[str, object] = {}
+    for number, block in enumerate(BLOCKS):
+        code = compile(block, f"tutorial.md block {number}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        result = eval(code, names)
+        if inspect.iscoroutine(result):
+            asyncio.run(result)

@@ -1,0 +1,54 @@
+"""Repair keeps the placement policy: what replicators choose for lost positions."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie.client.placement import Placement, PlacementPolicy
+from bookie.metadata.ledgers import Versioned
+from bookie.metadata.own_state import ParkReason
+from bookie.metadata.registration import Bookies
+from bookie.metadata.topology import parse_topology
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from replicator.plan import Plan, plan_repair
+from replicator.repair import target_chooser
+
+TOPOLOGY = parse_topology('{"a": "/r1", "b": "/r2", "c": "/r3", "x1": "/r1", "x2": "/r2", "x3": "/r3", "y1": "/r1"}')
+
+
+def names(text: str) -> tuple[BookieId, ...]:
+    return tuple(map(BookieId, text.split()))
+
+
+def plan(ledger_id: int, members: str, writable: str, policy: PlacementPolicy) -> Plan:
+    size = len(names(members))
+    metadata = LedgerMetadata(size, size, size, (Fragment(EntryId(0), names(members)),)).closed(EntryId(9), 10)
+    ledger = Versioned(LedgerId(ledger_id), metadata, 0)
+    choose = target_chooser(ledger.ledger_id, metadata.write_quorum, Placement(policy, TOPOLOGY))
+    return plan_repair(ledger, Bookies(frozenset(names(writable)), frozenset()), choose)
+
+
+@pytest.mark.parametrize("ledger_id", range(10))
+def test_lost_positions_get_bookies_of_the_racks_that_are_missing(ledger_id: int) -> None:
+    result = plan(ledger_id, "a b c", "a x1 y1 x2 x3", PlacementPolicy(min_racks=3))
+    assert sorted(step.target for step in result.steps) == ["x2", "x3"]
+
+
+def test_the_targets_count_for_the_positions_after_them() -> None:
+    for ledger_id in range(10):
+        result = plan(ledger_id, "b x2 a", "a x3 y1 c x1", PlacementPolicy(min_racks=2))
+        assert {step.target for step in result.steps} & {"x3", "c"}
+
+
+def test_best_effort_repairs_into_the_same_rack_rather_than_not_at_all() -> None:
+    (step,) = plan(1, "a b", "a x1", PlacementPolicy()).steps
+    assert step.target == "x1"
+
+
+def test_strict_policy_waits_for_a_bookie_in_another_rack() -> None:
+    (blocked,) = plan(1, "a b", "a x1", PlacementPolicy(is_strict=True)).blocked
+    assert blocked.reason is ParkReason.NO_CANDIDATE_BOOKIE
+    assert "where the placement policy, which is strict, allows a copy" in blocked.detail
+    (step,) = plan(1, "a b", "a x1 x2", PlacementPolicy(is_strict=True)).steps
+    assert step.target == "x2"
