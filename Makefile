@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
 help: ## Show this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  %-17s %s\n", $$1, $$2}'
 
 .PHONY: quickstart
 quickstart: $(VENV)/.installed ## Set everything up, then lose a bookie and heal a cluster, in about two minutes
@@ -26,6 +26,15 @@ check: $(VENV)/.installed-dev ## Fast gate for each commit: format, types, impor
 	$(BIN)/lint-imports
 	$(BIN)/codespell auditor bookie replicator spark_jobs tests docs *.md Makefile
 	$(BIN)/python -m pytest tests/unit -q
+
+SEEDS ?= 2000
+.PHONY: simulate
+simulate: $(VENV)/.installed-dev ## Run SEEDS=2000 histories of a simulated cluster under faults, on all cores
+	$(BIN)/python -m tests.simulation run --seeds $(SEEDS)
+
+.PHONY: simulate-defects
+simulate-defects: $(VENV)/.installed-dev ## Plant each known defect in turn and look for it; writes docs/simulation-defects.md
+	$(BIN)/python -m tests.simulation defects
 
 .PHONY: bench
 bench: $(VENV)/.installed ## Run every benchmark; each prints ratios against a baseline of the same run

@@ -27,6 +27,9 @@ from replicator.steps import CopyPosition, Step, SwapMember
 
 INSTALL_BYTES: Final = 64 << 20
 """Copied bytes after which what is ready is installed, so that an interruption costs no more than these."""
+STEPS_MAX: Final = 1000
+"""Steps of one round, as their reservation is one node: a ledger may have many thousand fragments. The next round plans
+what is left."""
 
 
 class Execution:
@@ -60,18 +63,18 @@ class Execution:
         self.bytes = 0
 
     async def run(self, plan: Plan, shortfall: Shortfall) -> bool:
-        """Copy and install every step; False if the worker may not go on. What came of it is in the attributes.
+        """Copy and install ``STEPS_MAX`` steps; False if the worker may not go on. The attributes tell what came of it.
 
         Raises:
             MetadataConflictError, PreconditionFailedError, NoSuchLedgerError, LeaseLostError: see ``Installer``.
             TransientError, OutcomeUnknownError: the store did not answer.
         """
-        ledger = plan.ledger
+        ledger, steps = plan.ledger, plan.steps[:STEPS_MAX]
         self.silence.clear()
-        incarnations = await self._prepare(ledger, plan.steps)
-        swaps = [step for step in plan.steps if isinstance(step, SwapMember) and step.target in incarnations]
+        incarnations = await self._prepare(ledger, steps)
+        swaps = [step for step in steps if isinstance(step, SwapMember) and step.target in incarnations]
         ready = [Copied(step) for step in swaps]
-        for step in plan.steps:
+        for step in steps:
             if isinstance(step, SwapMember) or step.target in self.failed_targets:
                 continue
             copied = await self._copy(ledger, step, shortfall, incarnations[step.target])

@@ -77,6 +77,10 @@ class Unclosed:
             raise NoSuchLedgerError(f"ledger {self._ledger_id} does not exist")
         if current.version != ledger.version:
             return True  # its writer lives, or somebody else recovers it
+        if ledger.metadata.password is None:  # fencing with a wrong key would keep everybody with the right one out
+            self.is_failure_final = True
+            self.failure = "its metadata carries no password: recover it by hand, with the password it was created with"
+            return False
         await self._lease.ensure_ours()
         try:
             recovered = await recover_ledger(self._ports.client(), self._ledger_id)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import enum
 import json
+import os
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Final
 
 import typer
 
+from bookie.client.errors import EntryTooLargeError
 from bookie.model.metadata import DigestType
+from bookie.model.packet import ENTRY_PAYLOAD_MAX
+
+_CHUNK_BYTES: Final = 1 << 16
 
 
 class EntryFormat(enum.StrEnum):
@@ -44,15 +52,23 @@ def formatted(place: dict[str, object], payload: bytes, form: EntryFormat) -> by
 
 
 def payloads_from(file: Path | None, entries: int, entry_bytes: int) -> AsyncIterator[bytes]:
-    """Random entries where a number is given; else the lines of a file (``-`` or None: standard input)."""
+    """Random entries where a number is given; else the lines of a file (``-`` or None: standard input).
+
+    Raises:
+        typer.BadParameter: there is no such file, or both are given.
+    """
+    if entries and file is not None:
+        raise typer.BadParameter(f"write the lines of {file}, or {entries} random entries, not both")
     if entries:
         return _random_payloads(entries, entry_bytes)
     if file is None or str(file) == "-":
         if sys.stdin.isatty():
             sys.stderr.write("Type entries, one a line; end with Ctrl-D.\n")
         return _lines(None)
-    if not file.is_file():
+    if not file.exists():
         raise typer.BadParameter(f"there is no file {file}")
+    if file.is_dir():
+        raise typer.BadParameter(f"{file} is a directory")
     return _lines(file)
 
 
@@ -86,7 +102,8 @@ def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> tup
         typer.BadParameter: no ledger can have them.
     """
     if not ensemble_size >= write_quorum >= ack_quorum:
-        raise typer.BadParameter("need ensemble size >= write quorum >= ack quorum")
+        shape = f"{ensemble_size}/{write_quorum}/{ack_quorum}"
+        raise typer.BadParameter(f"{shape} cannot be: need ensemble size >= write quorum >= ack quorum (-e, -w, -a)")
     return ensemble_size, write_quorum, ack_quorum
 
 
@@ -105,13 +122,52 @@ def _hex_line(payload: bytes, at: int) -> str:
 
 
 async def _lines(file: Path | None) -> AsyncIterator[bytes]:
-    source = sys.stdin.buffer if file is None else file.open("rb")
-    try:
-        while line := await asyncio.to_thread(source.readline):
-            yield line.removesuffix(b"\n")
-    finally:
-        if file is not None:
-            source.close()
+    descriptor = sys.stdin.fileno() if file is None else os.open(file, os.O_RDONLY)
+    number, rest = 0, b""
+    while chunk := await _read_some(descriptor):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            number += 1
+            yield _checked(line, number)
+        _checked(rest, number + 1)  # its end may never come
+    if rest:
+        yield rest
+    if file is not None:
+        os.close(descriptor)  # only here: elsewhere a thread may still read from it
+
+
+def _checked(line: bytes, number: int) -> bytes:
+    if len(line) > ENTRY_PAYLOAD_MAX:
+        raise EntryTooLargeError(
+            f"line {number} is longer than the largest entry, {ENTRY_PAYLOAD_MAX} bytes; write shorter lines"
+        )
+    return line
+
+
+async def _read_some(descriptor: int) -> bytes:
+    """What there is to read, b"" at the end. Cancelled at once: nobody waits for a thread that waits for a terminal."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[bytes] = loop.create_future()
+
+    def settle(chunk: bytes, error: OSError | None) -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(chunk)
+        else:
+            answer.set_exception(error)
+
+    def read() -> None:
+        chunk, error = b"", None
+        try:
+            chunk = os.read(descriptor, _CHUNK_BYTES)
+        except OSError as failed:
+            error = failed
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the command has ended
+            loop.call_soon_threadsafe(settle, chunk, error)
+
+    threading.Thread(target=read, name="read lines", daemon=True).start()
+    return await answer
 
 
 async def _random_payloads(count: int, entry_bytes: int) -> AsyncIterator[bytes]:

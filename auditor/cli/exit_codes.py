@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 
-from bookie.client.errors import EntryLostError, WrongPasswordError
+from bookie.client.errors import EntryLostError, LedgerDeletedError, LedgerFencedError, WrongPasswordError
+from bookie.client.log_values import LogDeposedError
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.cookies import ForeignClusterError
 from bookie.metadata.port import StoreUnavailableError
@@ -45,6 +46,8 @@ def exit_code_of(error: BkhealError) -> ExitCode:
             return ExitCode.CONFIGURATION
         case WrongPasswordError() | ConflictError():
             return ExitCode.FAILED
+        case LogDeposedError() | LedgerFencedError() | LedgerDeletedError():
+            return ExitCode.FAILED  # somebody else decided so; trying again by itself would only fight them
         case TransientError() | OutcomeUnknownError():
             return ExitCode.UNAVAILABLE
         case FatalError():

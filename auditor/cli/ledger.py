@@ -11,7 +11,7 @@ import typer
 from auditor.cli import ledger_entries
 from auditor.cli.ledger_entries import describe
 from auditor.cli.ledger_options import LedgerArgument, PasswordOption, YesOption
-from auditor.cli.output import OutputFormat, print_json, print_line, print_table, size
+from auditor.cli.output import OutputFormat, print_json, print_line, print_table, printable, size
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.model.ids import bookie_id, ledger_id
 from bookie.model.metadata import LedgerState
@@ -48,13 +48,15 @@ def list_ledgers(
 ) -> None:
     """List ledgers with their shape, state and size; all conditions must hold.
 
-    Open ledgers of an application, older than a day: bkheal ledger list --state open --custom app=shop
-    --created-before 1d
+    Example, open ones of an application, older than a day: `bkheal ledger list --state open --custom app=shop
+    --created-before 1d`.
     """
     from bookie.client.ledger_filter import LedgerFilter
 
     if state is not None and state.upper() not in LedgerState.__members__:
         raise typer.BadParameter(f"{state!r} is no state; use one of {', '.join(LedgerState.__members__)}")
+    if prefix and not (prefix.isascii() and prefix.isdigit()):
+        raise typer.BadParameter(f"{prefix!r} begins no id: ids are numbers")
     pairs = (pair.partition("=") for pair in custom or [])
     where = LedgerFilter(
         states=None if state is None else frozenset({LedgerState[state.upper()]}),
@@ -100,12 +102,17 @@ def show(
         return
     for name, value in row.items():
         if name == "fragments":
+            print_line("fragments:")
             for fragment in value:
                 print_line(f"  from entry {fragment['first_entry_id']}: {', '.join(fragment['members'])}")
+        elif name == "custom_metadata":
+            print_line(
+                f"custom metadata: {printable(', '.join(f'{key}={text}' for key, text in value.items())) or '-'}"
+            )
+        elif name == "ctime_ms":
+            print_line(f"created: {_moment(value)}")
         else:
             print_line(f"{name.replace('_', ' ')}: {_or_dash(value)}")
-            continue
-    print_line()
 
 
 @app.command("recover")
@@ -198,7 +205,10 @@ def _time_ms(text: str | None) -> int | None:
         return None
     now = datetime.datetime.now(datetime.UTC)
     if match := _AGO.fullmatch(text):
-        moment = now - datetime.timedelta(seconds=int(match[1]) * _UNIT_S[match[2]])
+        try:
+            moment = now - datetime.timedelta(seconds=int(match[1]) * _UNIT_S[match[2]])
+        except (OverflowError, ValueError) as error:
+            raise typer.BadParameter(f"{text!r} is before the first year") from error
     else:
         try:
             moment = datetime.datetime.fromisoformat(text)
@@ -206,6 +216,13 @@ def _time_ms(text: str | None) -> int | None:
             raise typer.BadParameter(f"{text!r} is no time: write 2026-01-31T12:00, or 30m, 2h, 7d") from error
         moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
     return int(moment.timestamp() * 1000)
+
+
+def _moment(epoch_ms: int) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(epoch_ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError):  # another client may have stored anything
+        return f"{epoch_ms} ms"
 
 
 def _or_dash(value: object) -> object:

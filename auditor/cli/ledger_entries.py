@@ -30,8 +30,9 @@ from auditor.cli.ledger_options import (
     PasswordOption,
     WriteQuorumOption,
 )
-from auditor.cli.output import OutputFormat, print_json, print_line, size
+from auditor.cli.output import OutputFormat, print_json, print_line, print_note, size
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.client.errors import NoSuchEntryError
 from bookie.model.ids import EntryId, ledger_id
 from bookie.model.metadata import DigestType, LedgerMetadata
 
@@ -94,6 +95,8 @@ def read(
     An open ledger is read as far as it is confirmed; `bkheal ledger recover` finds the end of one whose writer is gone.
     Examples: `bkheal ledger read 17`; `bkheal ledger read 17 --first 10 --last 19 --format hex`.
     """
+    if last is not None and last < first:
+        raise typer.BadParameter(f"--first {first} is behind --last {last}")
     chosen = form or (EntryFormat.RAW if to else EntryFormat.TEXT)
     work = _read(metadata_uri(uri, config), ledger, (first, last), to, chosen, password.encode() or None)
     count = run(work)
@@ -158,11 +161,15 @@ async def _write(
         async with client.create_ledger(options, password=password, custom=custom, writer_options=lac) as writer:
             added = None
             with counting("writing", count) as advance:
-                async for payload in payloads:
-                    added = await writer.submit(payload)
-                    advance(1)
-                if added is not None:
-                    await added  # acknowledged in order: all are, once the last one is
+                try:
+                    async for payload in payloads:
+                        added = await writer.submit(payload)
+                        advance(1)
+                    if added is not None:
+                        await added  # acknowledged in order: all are, once the last one is
+                except BaseException:
+                    print_note(f"ledger {writer.ledger_id} was begun; `bkheal ledger show {writer.ledger_id}` shows it")
+                    raise
             metadata = await writer.close()
         return describe(writer.ledger_id, metadata)
 
@@ -180,8 +187,17 @@ async def _read(
     (first, last), count = entries, 0
     async with await connect(uri) as client:
         reader = await client.open_ledger(ledger_id(ledger), password=password)
-        end = await reader.last_entry_id() if last is None else EntryId(last)
-        if end < first and last is None:
+        readable = await reader.last_entry_id()
+        end = readable if last is None else EntryId(last)
+        if end > readable or first > readable + 1:
+            known = "holds no entry" if readable < 0 else f"ends with entry {readable}"
+            until = "" if reader.metadata.is_closed else " so far (it is not closed)"
+            raise NoSuchEntryError(f"ledger {ledger} {known}{until}; asked for entry {max(first, end)}")
+        if not reader.metadata.is_closed:
+            print_note(f"ledger {ledger} is not closed: entries behind {readable} may be on their way")
+        if end < first:
+            if to:
+                to.touch()
             return 0
         with (
             to.open("wb") if to else contextlib.nullcontext(sys.stdout.buffer) as target,
@@ -200,7 +216,11 @@ async def _tail(uri: str, ledger: int, first: int | None, form: EntryFormat, pas
 
     async with await connect(uri) as client:
         reader = await client.open_ledger(ledger_id(ledger), password=password)
-        start = await reader.last_entry_id() + 1 if first is None else first
+        end = await reader.last_entry_id()
+        start = end + 1 if first is None else first
+        if reader.metadata.is_closed and start > end:
+            print_note(f"ledger {ledger} is closed with {end + 1} entries; nothing follows")
+            return
         async for entry in reader.tail(EntryId(start)):
             place: dict[str, object] = {"ledger_id": ledger, "entry_id": entry.entry_id}
             sys.stdout.buffer.write(formatted(place, entry.payload, form))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -22,8 +23,9 @@ from auditor.cli.ledger_options import (
     WriteQuorumOption,
     YesOption,
 )
-from auditor.cli.output import OutputFormat, print_json, print_line, print_table, size
+from auditor.cli.output import OutputFormat, print_json, print_line, print_table, printable, size
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.metadata.log_lists import NoSuchLogError
 
 if TYPE_CHECKING:
     from bookie.client.log_values import LogEntry, LogOptions, LogPosition
@@ -58,7 +60,7 @@ def create(
     shape = check_quorums(ensemble_size, write_quorum, ack_quorum)
     options = LogOptions(LedgerOptions(*shape, digest_type=digest_named(digest)), ledger_bytes, ledger_age)
     run(_create(metadata_uri(uri, config), name, options))
-    print_line(f"log {name} created; write to it with `bkheal log append {name}`")
+    print_line(f"log {printable(name)} created; write to it with `bkheal log append {printable(shlex.quote(name))}`")
 
 
 @app.command("append")
@@ -79,7 +81,10 @@ def append(
     """
     payloads = payloads_from(file, entries, entry_bytes)
     work = _append(metadata_uri(uri, config), name, payloads, entries or None, password.encode(), is_created)
-    first, last, count = run(work)
+    try:
+        first, last, count = run(work)
+    except NoSuchLogError as error:
+        raise NoSuchLogError(f"{error}; append with --create, or create it with `bkheal log create`") from error
     if output is OutputFormat.JSON:
         print_json("LogAppend", log=name, entries=count, first=_text(first), last=_text(last))
     elif count:
@@ -136,7 +141,7 @@ def list_logs(
         ("LOG", "LEDGERS", "ENTRIES", "LENGTH", "STARTS AT", "IS OPEN"),
         [
             (
-                row["log"],
+                printable(row["log"]),
                 len(row["ledgers"]),
                 row["closed_entries"],
                 size(row["closed_length"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -16,6 +16,9 @@ from bookie.model.errors import BkhealError
 from bookie.runtime.logs import setup_logging
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC prints failures of its own, which our errors tell better
+
+_SERVERS: Final = ("bookie", "replicator")
+"""Commands that stay: their logs are kept, and lost connections belong into them."""
 
 app = typer.Typer(
     name="bkheal",
@@ -42,6 +45,7 @@ app.add_typer(bench.app, name="bench")
 
 @app.callback(invoke_without_command=True)
 def options(
+    context: typer.Context,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR; logs go to stderr.")] = "WARNING",
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
@@ -54,10 +58,15 @@ def options(
     if log_level.upper() not in logging.getLevelNamesMapping():
         raise typer.BadParameter(f"{log_level!r} is no log level; use DEBUG, INFO, WARNING or ERROR")
     setup_logging(log_level.upper())
+    if context.invoked_subcommand not in _SERVERS and logging.getLogger().level >= logging.WARNING:
+        logging.getLogger("kazoo.client").setLevel(logging.ERROR)  # one error tells what it tells of each attempt
 
 
 def main() -> None:
     """Entry point: an error of ours ends the process with one sentence and its exit code, not with a traceback."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed (`>&-`): its number must not become that of a connection
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
     try:
         app()
     except BkhealError as error:

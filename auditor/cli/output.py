@@ -33,6 +33,16 @@ def print_error(text: str) -> None:
     sys.stderr.write(f"error: {text}\n")
 
 
+def print_note(text: str) -> None:
+    """Print one sentence that is neither result nor error to standard error."""
+    sys.stderr.write(f"note: {text}\n")
+
+
+def printable(text: str) -> str:
+    """A name that others chose, without control characters that would break a line or a terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> None:
     """Print aligned columns; ``right`` names the columns that hold numbers."""
     cells = [[str(cell) for cell in row] for row in rows]

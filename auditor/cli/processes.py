@@ -22,6 +22,15 @@ def bookie(
     read_only_below_bytes: Annotated[
         int, typer.Option(min=0, help="Turn read-only while a disk has less free space; 0: never.")
     ] = 1 << 30,
+    new_incarnation: Annotated[
+        bool, typer.Option("--new-incarnation", help="The old disks are lost for good: begin on these empty ones.")
+    ] = False,
+    collect_interval: Annotated[
+        float, typer.Option(min=0, help="Seconds between collections of what nobody needs; 0: never.")
+    ] = 3600.0,
+    collect_ratio_max: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Collect nothing when more than this share would go.")
+    ] = 0.5,
     plaintext: Annotated[bool, typer.Option("--plaintext", help="No TLS on an address others can reach.")] = False,
     tls_ca: Annotated[Path | None, typer.Option(help="PEM file; TLS on, for clients with its certificates.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file, with --tls-ca.")] = None,
@@ -43,6 +52,9 @@ def bookie(
         port=port,
         bookie_id=bookie_id,
         read_only_below_bytes=read_only_below_bytes,
+        is_new_incarnation=new_incarnation,
+        collect_interval_s=collect_interval,
+        collect_ratio_max=collect_ratio_max,
         is_plaintext=plaintext,
         tls=TlsSettings(tls_ca, tls_cert, tls_key) if tls_ca else None,
     )
@@ -57,13 +69,25 @@ def replicator(
     open_ledger_grace: Annotated[
         float, typer.Option(min=0, help="Seconds that a bookie of an open ledger is gone before it is recovered.")
     ] = 30.0,
+    min_racks: Annotated[int, typer.Option(min=1, help="Racks that each write quorum must span.")] = 2,
+    min_zones: Annotated[int, typer.Option(min=1, help="Zones that each write quorum must span.")] = 1,
+    min_regions: Annotated[int, typer.Option(min=1, help="Regions that each write quorum must span.")] = 1,
+    strict_placement: Annotated[
+        bool, typer.Option("--strict-placement", help="Park a ledger rather than break that.")
+    ] = False,
+    topology_file: Annotated[
+        Path | None, typer.Option(help="Where bookies stand (docs/placement.md); default: what ZooKeeper says.")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when every task is repaired or parked.")] = False,
 ) -> None:
     """Run a replicator until SIGTERM: lock, copy what is missing, swap the ensemble, delete the task."""
+    from bookie.model.spread import PlacementPolicy
     from replicator.main import run_replicator
     from replicator.settings import ReplicatorSettings
 
     settings = ReplicatorSettings(
+        placement=PlacementPolicy(min_racks, min_zones, min_regions, is_strict=strict_placement),
+        topology_file=topology_file,
         metadata_uri=metadata_uri(uri, config),
         ledgers_in_flight=ledgers_in_flight,
         copy_bytes_per_second=bytes_per_second,

@@ -23,6 +23,7 @@ from bookie.metadata.underreplication import UnderReplication
 from bookie.metadata.uri import parse_uri
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.spread import STANDARD, PlacementPolicy
+from bookie.model.topology import Location, location
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.grpc_transport import GrpcTransport
@@ -72,6 +73,7 @@ async def connect(
     tls: TlsSettings | None = None,
     topology_file: Path | None = None,
     placement_policy: PlacementPolicy = STANDARD,
+    where: str | None = None,
 ) -> ConnectedBookKeeper:
     """Connect to the cluster at ``metadata_uri`` (``zk+hierarchical://host:port/ledgers``).
 
@@ -82,22 +84,25 @@ async def connect(
         tls: how to reach bookies that speak TLS; None for plain connections.
         topology_file: where bookies stand (``docs/placement.md``), read once; None for what ZooKeeper says.
         placement_policy: how ensembles must be spread.
+        where: this client's own place in the topology, such as ``/zone-1/rack-4``: nearer replicas are read first.
 
     Raises:
+        InvalidLocationError: ``where`` is not a place.
         InvalidUriError: not such a URI.
         StoreUnavailableError: no ZooKeeper answers there.
         NotAClusterError: there is no BookKeeper cluster under that root.
         TlsFilesError: the files of ``tls`` cannot be read.
-        InvalidTopologyError: the topology in the file, or the one in ZooKeeper, cannot be read.
+        InvalidTopologyError: the topology in the file cannot be read; with a strict policy also the one in ZooKeeper.
     """
     uri = parse_uri(metadata_uri)
+    here = None if where is None else location(where)
     topology = topology_text(topology_file)
     store = await ZooKeeperStore.connect(uri.hosts, session_timeout_s=session_timeout_s)
     try:
         cluster = await open_cluster(store, uri)
         placement = await load_placement(store, cluster, topology, placement_policy)
         client = ConnectedBookKeeper(
-            _ports(store, cluster, settings or ClientSettings(), tls, placement), store, cluster
+            _ports(store, cluster, settings or ClientSettings(), tls, placement, here), store, cluster
         )
         client.follow_placement(is_from_file=topology is not None)
         return client
@@ -107,7 +112,12 @@ async def connect(
 
 
 def _ports(
-    store: ZooKeeperStore, cluster: Cluster, settings: ClientSettings, tls: TlsSettings | None, placement: Placement
+    store: ZooKeeperStore,
+    cluster: Cluster,
+    settings: ClientSettings,
+    tls: TlsSettings | None,
+    placement: Placement,
+    here: Location | None,
 ) -> ClientPorts:
     clock, rng = SystemClock(), random.SystemRandom()
     registrations = Registrations(store, cluster)
@@ -120,5 +130,6 @@ def _ports(
         rng=rng,
         settings=settings,
         placement=placement,
+        near=None if here is None else (lambda bookie: placement.topology.distance_from(here, bookie)),
         logs=LogLists(store, cluster.root),
     )

@@ -36,12 +36,19 @@ async def load_placement(
         policy: how ensembles must be spread.
 
     Raises:
-        InvalidTopologyError: the file or the node holds nonsense.
+        InvalidTopologyError: the file holds nonsense; or the node does, and the policy is strict. Otherwise a damaged
+            node, which may be somebody else's (Pulsar's), is logged, and bookies count as being in one rack.
         StoreUnavailableError: no answer.
     """
     if file_text is not None:
         return Placement(policy, parse_topology(file_text))
-    return Placement(policy, (await TopologyStore(store, cluster).read()).topology)
+    try:
+        return Placement(policy, (await TopologyStore(store, cluster).read()).topology)
+    except InvalidTopologyError as error:
+        if policy.is_strict:
+            raise
+        _log.warning("topology cannot be read, racks do not count", extra={"error": str(error)})
+        return Placement(policy)
 
 
 def feed_of(

@@ -18,6 +18,9 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._lock = threading.RLock()  # an iterator may be thrown away, and take it, in the middle of a call
+        self._is_stopping = False
+        """Nothing begins any more: what began before is cancelled once the loop ends, and nobody waits for ever."""
         self._thread = threading.Thread(target=self._run, name="bkheal-client", daemon=True)
         self._thread.start()
 
@@ -27,8 +30,16 @@ class LoopThread:
         return self._loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` there and wait for its result. Ctrl-C while waiting cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run ``work`` there and wait for its result. Ctrl-C while waiting cancels it.
+
+        Raises:
+            RuntimeError: the client was closed.
+        """
+        with self._lock:
+            if self._is_stopping:
+                work.close()
+                raise RuntimeError("the client is closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
@@ -42,14 +53,17 @@ class LoopThread:
             while batch := self.run(pump.take()):
                 yield from batch
         finally:
-            if not self.is_stopped:  # does not wait: this may run wherever the iterator is thrown away
-                self._loop.call_soon_threadsafe(pump.stop)
+            with self._lock:
+                if not self._is_stopping:  # does not wait: this may run wherever the iterator is thrown away
+                    self._loop.call_soon_threadsafe(pump.stop)
 
     def stop(self) -> None:
         """End the thread; calls that other threads still wait for are cancelled. Idempotent."""
-        if not self.is_stopped:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        with self._lock:
+            if not self._is_stopping:
+                self._is_stopping = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
     def _run(self) -> None:
         self._loop.run_forever()

@@ -249,6 +249,8 @@ class MemoryStore(MetadataStore):
         return await self.fault_hook(operation, path)
 
     async def _sendable(self, operation: str, path: str) -> Session:
+        if self.session.is_connected:
+            return self.session
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._tracker.ready()

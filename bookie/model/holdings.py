@@ -10,10 +10,12 @@ from bookie.model.schedule import stored_count
 
 def holds_all(metadata: LedgerMetadata, bookie: BookieId, held: EntryRuns) -> bool:
     """Whether ``held`` has every entry that a closed ledger's metadata puts on the bookie."""
-    assert metadata.is_closed
+    end_of_ledger = metadata.last_entry_id
+    assert end_of_ledger is not None, "only a closed ledger has an end"
     for index, fragment in enumerate(metadata.fragments):
         last = metadata.fragment_last_entry_id(index)
         assert last is not None, "each fragment of a closed ledger has an end"
+        last = min(last, end_of_ledger)  # fragments that lie beyond the ledger's end hold nothing (BK-623)
         size, quorum = len(fragment.members), metadata.write_quorum
         for position, member in enumerate(fragment.members):
             if member != bookie:

@@ -8,9 +8,9 @@ storage runs to its end, whoever stops waiting for it; a long poll ends with its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
@@ -31,6 +31,8 @@ from bookie.wire.port import (
     ReadReply,
     Status,
 )
+
+Reply = TypeVar("Reply")
 
 _MAY_CHANGE: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
 """What a long poll waits on: the bookie answered, and may have more to say later."""
@@ -113,10 +115,9 @@ class BookieService:
         return await self._entries(ledger_id, entry_ids[:1] if fault_point("service.short_read") else entry_ids)
 
     async def _entries(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
-        async with self._reads:
-            return await self._running.to_the_end(
-                self._storage.read(ledger_id, entry_ids), lambda status, detail: ReadReply(status, detail=detail)
-            )
+        return await self._in_turn(
+            lambda: self._storage.read(ledger_id, entry_ids), lambda status, detail: ReadReply(status, detail=detail)
+        )
 
     async def read_last(self, incarnation: str, ledger_id: LedgerId) -> ReadReply:
         """See ``Transport.read_last``."""
@@ -125,10 +126,9 @@ class BookieService:
         return await self._last(ledger_id)
 
     async def _last(self, ledger_id: LedgerId) -> ReadReply:
-        async with self._reads:
-            return await self._running.to_the_end(
-                self._storage.read_last(ledger_id), lambda status, detail: ReadReply(status, detail=detail)
-            )
+        return await self._in_turn(
+            lambda: self._storage.read_last(ledger_id), lambda status, detail: ReadReply(status, detail=detail)
+        )
 
     async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
         """See ``Transport.fence``. A read-only bookie fences as well: that takes bytes, not kilobytes."""
@@ -175,8 +175,7 @@ class BookieService:
             return AddReply(*refusal)
         if (problem := check_packet(ledger_id, explicit)) is not None:
             return AddReply(Status.BAD_REQUEST, problem)
-        async with self._reads:
-            return await self._running.to_the_end(self._write_lac(ledger_id, master_key, explicit), AddReply)
+        return await self._in_turn(lambda: self._write_lac(ledger_id, master_key, explicit), AddReply)
 
     async def _write_lac(self, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
         status = await self._storage.check_key(ledger_id, master_key)
@@ -188,10 +187,9 @@ class BookieService:
         """See ``Transport.list_entries``."""
         if (refusal := self._refusal(incarnation)) is not None:
             return ListReply(refusal[0], detail=refusal[1])
-        async with self._reads:
-            return await self._running.to_the_end(
-                self._storage.list_entries(ledger_id), lambda status, detail: ListReply(status, detail=detail)
-            )
+        return await self._in_turn(
+            lambda: self._storage.list_entries(ledger_id), lambda status, detail: ListReply(status, detail=detail)
+        )
 
     async def info(self, incarnation: str) -> InfoReply:
         """See ``Transport.info``."""
@@ -210,6 +208,20 @@ class BookieService:
             ledger_count=self._storage.ledger_count,
         )
         return InfoReply(Status.OK, info)
+
+    async def _in_turn(
+        self, read: Callable[[], Coroutine[Any, Any, Reply]], failed: Callable[[Status, str], Reply]
+    ) -> Reply:
+        """Run ``read`` once there is room among the reads. It keeps its place to its own end, not to its caller's."""
+        await self._reads.acquire()
+
+        async def placed() -> Reply:
+            try:
+                return await read()
+            finally:
+                self._reads.release()
+
+        return await self._running.to_the_end(placed(), failed)
 
     def refuse_everything(self) -> None:
         """From now on each new request answers SHUTTING_DOWN, and each long poll that still waits."""

@@ -1,8 +1,9 @@
-"""The two metadata stores behind one harness: every contract test runs on the twin and on a real ZooKeeper."""
+"""The metadata stores behind one harness: each test runs on the twin, the simulator's store and a real ZooKeeper."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
@@ -15,6 +16,9 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id
 from bookie.metadata.memory import MemoryCell, MemoryStore
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.zookeeper import ZooKeeperStore
+from tests.simulation.loop import Process
+from tests.simulation.store import SimCell, SimStore, StoreFaults
+from tests.simulation.trace import Trace
 
 DEADLINE_S = 30.0
 """Bounds what must happen soon; reached only by a test that fails."""
@@ -50,7 +54,7 @@ class MemoryBackend:
     name = "memory"
 
     def __init__(self) -> None:
-        self.cell = MemoryCell()
+        self.cell: MemoryCell = MemoryCell()
         self._stores: list[MemoryStore] = []
 
     async def open(self) -> MetadataStore:
@@ -75,6 +79,25 @@ class MemoryBackend:
     async def close(self) -> None:
         for store in self._stores:
             await store.close()
+
+
+class SimulatedBackend(MemoryBackend):
+    """The store of the simulator's histories, on the ordinary loop."""
+
+    name = "simulated"
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._trace = Trace(loop)
+        self.cell: SimCell = SimCell(loop, lambda *change: None)
+        self._stores = []
+
+    async def open(self) -> MetadataStore:
+        number = len(self._stores)
+        loop, faults = asyncio.get_running_loop(), StoreFaults(latency_max_s=0.0)
+        store = SimStore(self.cell, Process(f"session{number}"), loop, random.Random(number), faults, self._trace)
+        self._stores.append(store)
+        return store
 
 
 class ZooKeeperBackend:
@@ -145,11 +168,13 @@ class raw_client:  # noqa: N801  # reads as a function
         self._client.close()
 
 
-@pytest.fixture(params=["memory", "zookeeper"])
+@pytest.fixture(params=["memory", "simulated", "zookeeper"])
 def make_backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
     """Chooses the store; outside any event loop, because the server's fixture runs one of its own."""
     if request.param == "memory":
         return MemoryBackend
+    if request.param == "simulated":
+        return SimulatedBackend
     hosts = request.getfixturevalue("zookeeper").connect_string
     return lambda: ZooKeeperBackend(hosts)
 

@@ -67,8 +67,25 @@ async def test_file_counts_before_zookeeper(where: tuple[str, str], topologies: 
         await connect(uri, topology_file=tmp_path / "none.json")
 
 
-async def test_client_does_not_start_on_nonsense(where: tuple[str, str], topologies: TopologyStore) -> None:
+async def test_only_a_strict_client_does_not_start_on_nonsense(
+    where: tuple[str, str], topologies: TopologyStore
+) -> None:
+    uri = "zk+hierarchical://{}{}".format(*where)
     await topologies.write("{}")
     await topologies._store.set(topologies.own_path, b"[", ANY_VERSION)
     with pytest.raises(InvalidTopologyError, match=topologies.own_path):
-        await connect("zk+hierarchical://{}{}".format(*where))
+        await connect(uri, placement_policy=PlacementPolicy(is_strict=True))
+    async with await connect(uri) as client:
+        assert client.ports.placement.topology.known(BK1) is None
+
+
+async def test_a_client_that_says_where_it_is_reads_near_replicas_first(
+    where: tuple[str, str], topologies: TopologyStore
+) -> None:
+    await topologies.write('{"bk1:3181": "/a/1", "bk2:3181": "/b/1"}')
+    async with await connect("zk+hierarchical://{}{}".format(*where), where="/b/2") as client:
+        near = client.ports.near
+        assert near is not None
+        assert near(BookieId("bk2:3181")) < near(BK1)
+    async with await connect("zk+hierarchical://{}{}".format(*where)) as client:
+        assert client.ports.near is None

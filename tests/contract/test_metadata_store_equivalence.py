@@ -1,4 +1,4 @@
-"""The twin gives the same answers as a real ZooKeeper, operation by operation, on random histories."""
+"""The twin and the simulator's store answer as a real ZooKeeper does, operation by operation, on random histories."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from bookie.metadata.port import (
 )
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.errors import BkhealError
+from tests.contract.conftest import SimulatedBackend
 
 OPERATIONS = 250
 
@@ -33,13 +34,15 @@ async def test_random_history_has_equal_answers(zookeeper: EmbeddedZooKeeper, se
     real = await ZooKeeperStore.connect(zookeeper.connect_string)
     try:
         twin = MemoryStore(MemoryCell())
-        for store in (real, twin):
+        simulated = await SimulatedBackend().open()
+        stores = (real, twin, simulated)
+        for store in stores:
             await store.create(base)
         rng = random.Random(seed)
         for step in range(OPERATIONS):
             name, arguments = _any_request(rng, base)
-            answers = [await _answer(store, name, arguments, base) for store in (real, twin)]
-            assert answers[0] == answers[1], f"seed {seed}, step {step}: {name}{arguments}"
+            answers = [await _answer(store, name, arguments, base) for store in stores]
+            assert answers[0] == answers[1] == answers[2], f"seed {seed}, step {step}: {name}{arguments}"
     finally:
         await real.close()
 

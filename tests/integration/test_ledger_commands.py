@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -246,3 +249,120 @@ def test_the_synchronous_client_has_everything(uri: str) -> None:
         assert client.open_ledger(left_open(uri, 2), recover=True).last_entry_id() == 1
         client.delete_ledger(crashed)
         assert crashed not in client.ledgers()
+
+
+def waiting_for_input(uri: str, *arguments: str) -> tuple[int, bytes]:
+    """Interrupt a command that was given one line and waits for more; its exit code and standard error."""
+    reading, writing = os.pipe()
+    try:
+        with subprocess.Popen(
+            command(*arguments), env=environment(uri), stdin=reading, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as running:
+            os.write(writing, b"one\n")
+            time.sleep(3)
+            running.send_signal(signal.SIGINT)
+            return running.wait(30), running.communicate()[1]
+    finally:
+        os.close(writing)
+        os.close(reading)
+
+
+def test_ctrl_c_ends_a_command_that_waits_for_lines(uri: str) -> None:
+    code, told = waiting_for_input(uri, "ledger", "write")
+    assert code == 130
+    assert b"bkheal ledger show" in told
+    assert b"Traceback" not in told
+    assert waiting_for_input(uri, "log", "append", "interrupted", "--create")[0] == 130
+    assert output(uri, "log", "read", "interrupted") == "one\n"
+    output(uri, "log", "delete", "interrupted", "--yes")
+
+
+def test_lines_come_from_pipes_of_every_kind(uri: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(
+        command("ledger", "write", str(tmp_path / "pipe"), "-o", "json"), env=environment(uri), stdout=subprocess.PIPE
+    ) as running:
+        (tmp_path / "pipe").write_bytes(b"one\n\ntwo")
+        assert json.loads(running.communicate(timeout=60)[0])["last_entry_id"] == 2
+    assert bkheal(uri, "ledger", "write", str(tmp_path)).returncode == 2
+    assert bkheal(uri, "ledger", "write", str(tmp_path / "pipe"), "-n", "2").returncode == 2
+
+
+def test_a_line_that_is_no_entry_is_named(uri: str) -> None:
+    result = bkheal(uri, "ledger", "write", stdin=b"one\n" + b"x" * ((1 << 20) + 1))
+    assert result.returncode == 1
+    assert b"error: line 2 is longer" in result.stderr
+    assert document(uri, "ledger", "write", stdin=b"x" * (1 << 20))["length"] == 1 << 20
+
+
+def test_asking_beyond_the_end_says_where_the_end_is(uri: str) -> None:
+    ledger = str(document(uri, "ledger", "write", stdin=b"a\nb\n")["ledger_id"])
+    for bounds in (("--first", "3"), ("--last", "2")):
+        result = bkheal(uri, "ledger", "read", ledger, *bounds)
+        assert (result.returncode, b"ends with entry 1" in result.stderr) == (1, True)
+    assert output(uri, "ledger", "read", ledger, "--first", "2") == ""  # where a reader that has all goes on
+    assert bkheal(uri, "ledger", "read", ledger, "--first", "1", "--last", "0").returncode == 2
+    tail = bkheal(uri, "ledger", "tail", ledger)
+    assert (tail.returncode, tail.stdout, b"closed with 2 entries" in tail.stderr) == (0, b"", True)
+    crashed = bkheal(uri, "ledger", "read", str(left_open(uri, 2)))
+    assert (crashed.returncode, b"not closed" in crashed.stderr) == (0, True)
+
+
+def test_a_deposed_append_is_not_told_to_try_again(uri: str) -> None:
+    arguments = command("log", "append", "contended", "--create")
+    with subprocess.Popen(arguments, env=environment(uri), stdin=subprocess.PIPE, stderr=subprocess.PIPE) as first:
+        assert first.stdin is not None
+        first.stdin.write(b"one\n")
+        first.stdin.flush()
+        while b"one\n" not in bkheal(uri, "log", "read", "contended").stdout:
+            assert first.poll() is None
+        output(uri, "log", "append", "contended", stdin=b"two\n")
+        told = first.communicate(b"three\n", timeout=60)[1]
+        assert first.returncode == 1
+        assert b"another writer has taken" in told
+    assert output(uri, "log", "read", "contended") == "one\ntwo\n"
+    output(uri, "log", "delete", "contended", "--yes")
+
+
+def test_odd_arguments_are_one_sentence(uri: str) -> None:
+    for arguments in (
+        ("ledger", "list", "--created-after", "9999999999d"),
+        ("ledger", "list", "--prefix", "x"),
+        ("simpletest", "-e", "1"),
+    ):
+        result = bkheal(uri, *arguments)
+        assert result.returncode == 2
+        assert b"Traceback" not in result.stderr
+    missing = bkheal(uri, "log", "append", "nowhere", stdin=b"x\n")
+    assert (missing.returncode, b"--create" in missing.stderr) == (1, True)
+    output(uri, "log", "create", "tab\tline\n")
+    assert "tab\\tline\\n" in output(uri, "log", "list")
+    output(uri, "log", "delete", "tab\tline\n", "--yes")
+
+
+def test_closed_streams_are_no_traceback(uri: str) -> None:
+    for redirection in (">&-", "<&-", "2>&-"):
+        line = f"{shlex.join(command('ledger', 'write', '-n', '1'))} {redirection}"
+        result = subprocess.run(["sh", "-c", line], env=environment(uri), capture_output=True, timeout=60, check=False)
+        assert (result.returncode, result.stderr) == (0, b"")
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence() -> None:
+    missing = bkheal("zk+hierarchical://127.0.0.1:1/ledgers", "ledger", "list")
+    assert missing.returncode == 3
+    assert missing.stderr.count(b"\n") == 1
+    assert b"check the addresses" in missing.stderr
+
+
+def test_a_ledger_is_shown_for_people(uri: str) -> None:
+    written = document(uri, "ledger", "write", "--custom", "app=shown", "--custom", "run=1", stdin=b"x\n")
+    shown = output(uri, "ledger", "show", str(written["ledger_id"]))
+    assert "custom metadata: app=shown, run=1\n" in shown
+    assert "created: 20" in shown
+
+
+def test_a_closed_client_says_so(uri: str) -> None:
+    with sync.connect(uri) as client:
+        pass
+    with pytest.raises(RuntimeError, match="closed"):
+        client.ledgers()

@@ -140,6 +140,28 @@ async def test_reads_beyond_the_limit_wait_for_their_turn(bookie: Bookie) -> Non
     assert {(await read).status for read in reads} == {Status.OK}
 
 
+async def test_a_read_whose_caller_is_gone_keeps_its_place(bookie: Bookie) -> None:
+    gate = bookie.index.before = Gate(Operation.INDEX_READ)
+    reads = [asyncio.create_task(bookie.service.list_entries("uuid", LEDGER)) for _ in range(2)]
+    await gate.has_begun.wait()
+    for read in reads:
+        read.cancel()
+    await asyncio.wait(reads)
+    begun: list[str] = []
+
+    async def count(operation: Operation, path: str) -> None:
+        begun.append(path)
+
+    bookie.index.before = count
+    late = asyncio.create_task(bookie.service.read("uuid", LedgerId(99), [EntryId(0)]))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not begun
+    gate.open()
+    assert (await late).status is Status.OK
+    assert begun
+
+
 async def test_a_bug_in_one_request_is_answered_and_logged(bookie: Bookie, caplog: pytest.LogCaptureFixture) -> None:
     async def bug(operation: Operation, path: str) -> None:
         raise ZeroDivisionError

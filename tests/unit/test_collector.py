@@ -15,6 +15,7 @@ from bookie.metadata.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.port import Check
 from bookie.metadata.reservations import Reservation, Reservations
 from bookie.metadata.underreplication import UnderReplication
+from bookie.model.availability import EntryRuns
 from bookie.model.holdings import holds_all
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
@@ -114,6 +115,13 @@ async def test_whole_is_what_has_every_entry_of_every_position() -> None:
         assert not holds_all(closed, US, (await world.storage.list_entries(L6)).entries)
         assert await world.storage.collect(L6, world.storage.mark(L6))
         world = await World().open()
+
+
+def test_fragments_beyond_the_end_of_a_ledger_hold_nothing() -> None:
+    fragments = tuple(Fragment(EntryId(first), (US, BK1)) for first in (0, 4, 10, 20))
+    closed = LedgerMetadata(2, 2, 2, fragments).closed(EntryId(5), 1)
+    assert holds_all(closed, US, EntryRuns.of(range(6)))
+    assert not holds_all(closed, US, EntryRuns.of(range(5)))
 
 
 @in_virtual_time

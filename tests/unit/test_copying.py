@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -17,7 +17,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.schedule import write_set
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, EntryResult, Status
-from replicator.copying import NOTHING_HELD, Copier, CopyOutcome
+from replicator.copying import NOTHING_HELD, Copier, CopyOutcome, entries_without
 from replicator.evidence import Answer, UnreadableEntry
 from replicator.steps import Cause, CopyPosition
 from replicator.target import batches
@@ -116,6 +116,25 @@ async def test_the_target_gets_exactly_the_position_s_entries_byte_for_byte(dige
         assert await at.on_target() == at.expected()
         assert outcome.entries == len(at.expected())
         assert outcome.bytes == sum(map(len, at.expected().values()))
+
+
+@in_virtual_time
+async def test_only_what_the_target_does_not_hold_is_copied() -> None:
+    async with scene() as at:
+        held = EntryRuns.of_runs([(-5, -2), (3, 3), (10, 39), (41, 41), (95, 120), (200, 300)])
+        outcome = await at.copy(held)
+        expected = {i: packet for i, packet in at.expected().items() if i not in held}
+        assert outcome.is_complete
+        assert outcome.entries == len(expected)
+        assert await at.on_target() == expected
+
+
+@in_virtual_time
+async def test_what_is_held_costs_no_time_for_each_entry() -> None:
+    async with scene() as at:
+        everything_else = EntryRuns(((0, 1 << 50), ((1 << 50) + 3, 1 << 60)))
+        at.step = replace(at.step, last=EntryId(1 << 60))
+        assert list(entries_without(at.step, everything_else)) == [(1 << 50) + 1, (1 << 50) + 2]
 
 
 @in_virtual_time

@@ -674,3 +674,21 @@ def test_the_synchronous_client_leaves_no_caller_waiting_when_it_is_closed() -> 
         loop.stop()
         with pytest.raises(concurrent.futures.CancelledError):
             waiting.result(1)
+
+
+def test_a_call_in_the_moment_of_closing_ends_as_well() -> None:
+    async def short() -> None:
+        await asyncio.sleep(0)
+
+    def call_for_ever(loop: LoopThread) -> None:
+        while True:
+            loop.run(short())
+
+    for _ in range(50):
+        loop = LoopThread()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            calling = pool.submit(call_for_ever, loop)
+            loop.run(short())
+            loop.stop()
+            with pytest.raises((concurrent.futures.CancelledError, RuntimeError)):
+                calling.result(20)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from bookie.client import writer as ledger_writer
 from bookie.client.errors import NotEnoughBookiesError, WriterClosedError
 from bookie.client.log_values import (
     InvalidLogOptionsError,
@@ -370,3 +371,25 @@ async def test_a_log_goes_on_in_its_ledger_while_no_new_one_can_be_planned() -> 
         assert (await writer.append(LINES[30])).ledger_id > positions[0].ledger_id
         await writer.close()
         assert [entry.payload for entry in await read_all(world.client(2))] == LINES[:31]
+
+
+@in_virtual_time
+async def test_an_append_that_is_cancelled_at_any_moment_leaves_the_writer_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger_writer, "_TURN_ENTRIES", 1)  # each admission gives the loop a turn
+    async with log_world() as world:
+        client = world.client()
+        async with await client.log(NAME).write() as writer:
+            await writer.append(b"before")
+            for turns in range(4):
+                cancelled = asyncio.create_task(writer.append(b"maybe"))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                cancelled.cancel()
+                await asyncio.wait([cancelled])
+            await writer.roll()
+            await writer.append(b"after")
+        payloads = [entry.payload for entry in await read_all(client)]
+        assert (payloads[0], payloads[-1]) == (b"before", b"after")
+        assert set(payloads[1:-1]) <= {b"maybe"}

@@ -82,3 +82,28 @@ def test_package_files_hold_no_logic() -> None:
 
 def test_nothing_is_unpickled() -> None:
     assert [path for path, module in sources(*PACKAGES) if imported(module) & {"pickle", "marshal", "shelve"}] == []
+
+
+def test_no_part_of_a_product_decides_fault_points() -> None:
+    """Outside a simulation every fault point is constant false."""
+    deciders = [
+        path
+        for path, module in sources(*PACKAGES)
+        for node in ast.walk(module)
+        if isinstance(node, ast.ImportFrom)
+        and node.module == "bookie.runtime.fault_points"
+        and any(alias.name != "fault_point" for alias in node.names)
+    ]
+    assert deciders == []
+
+
+def test_fault_points_are_named_and_many() -> None:
+    """Each has a name of its own form, written where it stands, so that a simulation can count how often it fires."""
+    names = [
+        node.args[0].value if isinstance(node.args[0], ast.Constant) else None
+        for path, module in sources("bookie", "replicator")
+        for node in ast.walk(module)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "fault_point"
+    ]
+    assert all(isinstance(name, str) and name.count(".") == 1 for name in names)
+    assert len(set(names)) >= 40

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import ListReply, Status
+from replicator import execution
 from replicator.events import Ending
 from replicator.worker import RunEnd
 from tests.unit.repair_world import LEDGER, Tampering, a_world, flipped, make_metadata, names
@@ -56,6 +59,20 @@ async def test_every_fragment_is_repaired_and_everything_else_in_the_metadata_st
         assert (after.state, after.last_entry_id, after.length) == (LedgerState.CLOSED, 29, 300)
         await world.assert_whole(LEDGER, packets)
         assert world.version(LEDGER) == 1  # all fragments by one write
+
+
+@in_virtual_time
+async def test_a_ledger_of_many_fragments_is_repaired_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "STEPS_MAX", 2)
+    async with a_world("a b c t") as world:
+        before = make_metadata((0, "a b"), (10, "b c"), (20, "b a"), (30, "a b"), (40, "b c"), quorum=(2, 2), last=49)
+        packets = await world.ledger(LEDGER, before, 50)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert [(result.ending, result.fragments) for result in recorder.results] == [(Ending.REPAIRED, 5)]
+        await world.assert_whole(LEDGER, packets)
+        assert world.version(LEDGER) == 3
 
 
 @in_virtual_time

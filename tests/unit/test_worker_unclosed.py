@@ -17,11 +17,23 @@ from bookie.metadata.layout import lock_path
 from bookie.metadata.memory import Fault
 from bookie.metadata.own_state import ParkReason
 from bookie.metadata.port import NoNodeError
+from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
+from bookie.wire.port import AddBatch, Status
 from replicator.events import Ending
 from replicator.worker import RunEnd
-from tests.unit.repair_world import LEDGER, PASSWORD, ROOT, Running, World, a_world, make_metadata, names
+from tests.unit.repair_world import (
+    LEDGER,
+    PASSWORD,
+    ROOT,
+    Running,
+    World,
+    a_world,
+    make_metadata,
+    make_packets,
+    names,
+)
 from tests.unit.virtual_time import in_virtual_time, until
 
 GRACE_S = 30.0
@@ -288,6 +300,23 @@ async def test_a_recovery_that_is_impossible_now_is_parked_until_a_bookie_comes_
         await world.assert_whole(LEDGER, packets)
         assert (await world.metadata(LEDGER)).last_entry_id == 9
         await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_ledger_whose_password_is_not_known_is_not_fenced_with_a_guess() -> None:
+    async with a_world("a b c t") as world:
+        before = make_metadata((0, "a b c"), quorum=(3, 3), last=None)
+        before = replace(before, password=None, digest_type=None, ctime_ms=None, format_version=1)
+        await world.ledgers.create(LEDGER, before)
+        await lose(world, "c")
+        recorder = await world.heal()
+        assert (recorder.results[-1].ending, recorder.results[-1].reason) == (Ending.PARKED, ParkReason.NEEDS_RECOVERY)
+        assert "no password" in recorder.results[-1].detail
+        assert (await world.metadata(LEDGER)).state is LedgerState.OPEN
+        stored = await world.bookies.nodes[BookieId("a")].storage.add(
+            AddBatch(LEDGER, master_key(b"right"), list(make_packets(LEDGER, 1).values()))
+        )
+        assert stored.status is Status.OK
 
 
 @in_virtual_time

@@ -1,0 +1,172 @@
+"""What applications do in a history: write, read, recover, delete. Each checks what it is told against the truth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bookie.client.bookkeeper import LedgerOptions
+from bookie.client.reader import LedgerReader
+from bookie.client.recovery import recover_ledger
+from bookie.client.writer import LedgerWriter
+from bookie.client.writer_options import NO_OPTIONS, WriterOptions
+from bookie.model.errors import BkhealError
+from bookie.model.ids import EntryId, LedgerId
+from tests.simulation.nodes import SimClient
+from tests.simulation.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """How one writer behaves."""
+
+    options: LedgerOptions
+    entries: int
+    pace_s: float
+    """Mean pause between bursts."""
+    burst: int
+    """Largest number of entries handed in at once."""
+    writer: WriterOptions = NO_OPTIONS
+    is_left_open: bool = False
+    """The application stops without closing."""
+    idles_at: int = -1
+    """Entries after which it does nothing for ``idle_s``."""
+    idle_s: float = 0.0
+
+
+async def write_ledger(world: World, client: SimClient, plan: WritePlan) -> None:
+    """Create a ledger, append, and close it, as long as that is possible."""
+    try:
+        writer = await client.client.create_ledger(plan.options, password=b"pw", writer_options=plan.writer)
+    except BkhealError as error:
+        world.trace.event(client.process.name, f"creates no ledger: {type(error).__name__}")
+        return
+    world.open_ledgers.append(writer.ledger_id)
+    try:
+        await _append_all(world, client, writer, plan)
+        if plan.is_left_open:
+            world.trace.event(client.process.name, f"leaves {writer.ledger_id} open")
+            return
+        await writer.close()
+    except (BkhealError, TimeoutError) as error:
+        world.trace.event(client.process.name, f"gives up {writer.ledger_id}: {type(error).__name__}")
+
+
+async def _append_all(world: World, client: SimClient, writer: LedgerWriter, plan: WritePlan) -> None:
+    truth, ledger_id = world.truth, writer.ledger_id
+    rng = client.rng
+    number = 0
+    failed: list[BaseException] = []
+
+    def ended(future: asyncio.Future[EntryId]) -> None:
+        if not client.process.is_alive or future.cancelled():
+            return
+        if future.exception() is None:
+            truth.acknowledged(client.process.name, ledger_id, future.result())
+            world.happened("acked", ledger_id)
+        else:
+            failed.append(future.exception() or RuntimeError())
+
+    futures: list[asyncio.Future[EntryId]] = []
+    while number < plan.entries and not failed:
+        if number >= plan.idles_at >= 0 and plan.idle_s:
+            await asyncio.gather(*futures, return_exceptions=True)
+            world.happened("idle", ledger_id)
+            await asyncio.sleep(plan.idle_s)
+            plan = WritePlan(plan.options, plan.entries, plan.pace_s, plan.burst, plan.writer, plan.is_left_open)
+        ids = list(range(number, min(plan.entries, number + 1 + rng.randrange(plan.burst))))
+        number = ids[-1] + 1
+        if plan.writer.has_own_entry_ids:
+            rng.shuffle(ids)
+        for entry in ids:
+            payload = f"{ledger_id}/{entry}/{client.process.name}".encode() * (1 + entry % 3)
+            truth.offered(ledger_id, EntryId(entry), payload)
+            if plan.writer.has_own_entry_ids:
+                future = await writer.submit_at(EntryId(entry), payload)
+            else:
+                future = await writer.submit(payload)
+            future.add_done_callback(ended)
+            futures.append(future)
+        world.happened("sent", ledger_id)
+        await asyncio.sleep(rng.random() * 2 * plan.pace_s)
+    await asyncio.gather(*futures, return_exceptions=True)
+
+
+async def recover(world: World, client: SimClient, ledger_id: LedgerId) -> None:
+    """Recover a ledger once, as an application that takes over does."""
+    try:
+        world.trace.event(client.process.name, f"recovers {ledger_id}")
+        closed = await recover_ledger(client.ports, ledger_id, b"pw")
+    except (BkhealError, TimeoutError) as error:
+        world.trace.event(client.process.name, f"recovery of {ledger_id}: {type(error).__name__}")
+        return
+    stored = world.truth.metadata.get(ledger_id)
+    if not closed.metadata.is_closed:
+        world.truth.fail("T2", f"{client.process.name} recovered {ledger_id} and it is {closed.metadata.state.name}")
+    elif stored is not None and stored.last_entry_id != closed.metadata.last_entry_id:
+        world.truth.fail(
+            "T2",
+            f"{client.process.name} believes {ledger_id} ends at {closed.metadata.last_entry_id}, "
+            f"stored is {stored.last_entry_id}",
+        )
+
+
+async def read_along(world: World, client: SimClient, ledger_id: LedgerId, rounds: int) -> None:
+    """Open a ledger again and again, look at its end and read some of it: the same bytes, never less than before."""
+    try:
+        reader = await client.client.open_ledger(ledger_id, password=b"pw")
+    except BkhealError:
+        return
+    seen = -1
+    for _ in range(rounds):
+        try:
+            last = await _look(client, reader)
+            if last < seen:
+                world.truth.fail("I5", f"{client.process.name} saw {ledger_id} end at {seen}, then at {last}")
+            seen = max(seen, last)
+            world.truth.may_be_read(client.process.name, ledger_id, last)
+            if last >= 0:
+                first = client.rng.randrange(last + 1)
+                stop = min(last, first + 3)
+                async for entry in reader.read_range(EntryId(first), EntryId(stop)):
+                    world.truth.was_read(client.process.name, ledger_id, entry.entry_id, entry.payload)
+        except (BkhealError, TimeoutError) as error:
+            world.trace.event(client.process.name, f"cannot read {ledger_id}: {type(error).__name__}")
+        await asyncio.sleep(client.rng.random())
+
+
+async def _look(client: SimClient, reader: LedgerReader) -> int:
+    if client.rng.random() < 0.5:
+        return await getattr(reader, "quorum_last_add_confirmed", reader.refresh)()
+    return await reader.refresh()
+
+
+async def tail(world: World, client: SimClient, ledger_id: LedgerId, seconds: float) -> None:
+    """Follow a ledger from its beginning: every entry once, in order, confirmed when it is seen."""
+    expected = 0
+    try:
+        async with asyncio.timeout(seconds):
+            reader = await client.client.open_ledger(ledger_id, password=b"pw")
+            async for entry in getattr(reader, "tail", lambda first: reader.read_all())(EntryId(0)):
+                if entry.entry_id != expected:
+                    world.truth.fail("I5", f"{client.process.name} was given {entry.entry_id} after {expected - 1}")
+                expected = entry.entry_id + 1
+                world.truth.was_read(client.process.name, ledger_id, entry.entry_id, entry.payload)
+    except (BkhealError, TimeoutError) as error:
+        world.trace.event(client.process.name, f"stops tailing {ledger_id}: {type(error).__name__}")
+
+
+async def delete(world: World, client: SimClient, ledger_id: LedgerId) -> None:
+    """Delete a ledger."""
+    world.trace.event(client.process.name, f"deletes {ledger_id}")
+    try:
+        await client.client.delete_ledger(ledger_id)
+    except BkhealError as error:
+        world.trace.event(client.process.name, f"does not delete {ledger_id}: {type(error).__name__}")
+
+
+async def in_turn(works: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for all of ``works``."""
+    if works:
+        await asyncio.wait(works)

@@ -1,0 +1,417 @@
+"""One history: a cluster, applications, trouble, healing, and the judgement at the end. A seed determines all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import logging
+import random
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from bookie.client.bookkeeper import LedgerOptions
+from bookie.client.recovery import recover_ledger
+from bookie.client.writer_options import WriterOptions
+from bookie.metadata.ledgers import NoSuchLedgerError
+from bookie.metadata.own_state import ParkedTasks
+from bookie.model.errors import BkhealError
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.metadata import DigestType, LedgerMetadata
+from bookie.model.schedule import stored_entries
+from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.tasks import _running as guarded_tasks
+from tests.simulation import apps, services
+from tests.simulation.loop import SimLoop, StuckError
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.nodes import SimClient
+from tests.simulation.profiles import PROFILES, Profile
+from tests.simulation.trace import Trace
+from tests.simulation.truth import Truth, Violation, describe
+from tests.simulation.world import World
+
+COLLECT_EVERY: Final = 8
+HEAL_S: Final = 600.0
+"""Bound on healing, in virtual seconds (I19)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one seed."""
+
+    seed: int
+    profile: str
+    violations: tuple[Violation, ...]
+    digest: int
+    events: int
+    bookies: int
+    clients: int
+    acked: int
+    faults: dict[str, int]
+    fault_points: dict[str, int]
+    turns: int
+    virtual_s: float
+    real_s: float
+    lines: tuple[str, ...] = ()
+
+    @property
+    def faults_fired(self) -> int:
+        """How many faults took effect."""
+        return sum(self.faults.values())
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it had enough of everything to count as a history."""
+        return self.bookies >= 5 and self.clients >= 2 and self.faults_fired > 0
+
+
+def run_history(
+    seed: int,
+    profile: str | None = None,
+    *,
+    is_recording: bool = False,
+    planted: Callable[[ExitStack], None] | None = None,
+) -> Outcome:
+    """Run the history of ``seed``; the same arguments give the same history.
+
+    Args:
+        seed: determines everything.
+        profile: name of the profile; the seed draws one otherwise.
+        is_recording: keep readable lines of the trace.
+        planted: plants a defect for the duration, undone by the stack.
+    """
+    rng = random.Random(seed)
+    drawn = PROFILES[seed % len(PROFILES)]
+    chosen = drawn if profile is None else next(found for found in PROFILES if found.name == profile)
+    loop = SimLoop()
+    trace = Trace(loop, is_recording=is_recording)
+    started_s = time.perf_counter()
+    was_collecting = gc.isenabled()
+    gc.disable()
+    _collect_garbage()
+    logging.disable(logging.CRITICAL)
+    asyncio.set_event_loop(loop)
+    try:
+        with ExitStack() as stack:
+            points = FaultPoints(random.Random(rng.getrandbits(64)), is_on=rng.random() < 0.7)
+            stack.enter_context(deciding_by(points))
+            if planted is not None:
+                planted(stack)
+            history = History(loop, rng, trace, chosen)
+            loop.set_exception_handler(history.task_failed)
+            history.run()
+    finally:
+        logging.disable(logging.NOTSET)
+        turns = loop.turns
+        _bury(loop)
+        asyncio.set_event_loop(None)
+        if was_collecting:
+            gc.enable()
+    world, truth = history.world, history.world.truth
+    return Outcome(
+        seed,
+        chosen.name,
+        tuple(truth.violations),
+        trace.digest,
+        trace.count,
+        len(world.bookies),
+        len(history.applications),
+        truth.acked_count(),
+        dict(world.faults_fired),
+        dict(points.fired),
+        turns,
+        loop.time() - 1000.0,
+        time.perf_counter() - started_s,
+        tuple(trace.lines),
+    )
+
+
+class FaultPoints:
+    """Decides which unlikely branches are taken: a random half of them, each at a rate of its own."""
+
+    def __init__(self, rng: random.Random, *, is_on: bool) -> None:
+        self._rng = rng
+        self._is_on = is_on
+        self._rates: dict[str, float] = {}
+        self.fired: dict[str, int] = {}
+
+    def __call__(self, name: str) -> bool:
+        if not self._is_on:
+            return False
+        rate = self._rates.get(name)
+        if rate is None:
+            rate = self._rates[name] = self._rng.choice((0.0, 0.0, 0.02, 0.1, 0.3))
+        if not rate or self._rng.random() >= rate:
+            return False
+        self.fired[name] = self.fired.get(name, 0) + 1
+        return True
+
+
+class History:
+    """See the module docstring."""
+
+    def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace, profile: Profile) -> None:
+        self._loop = loop
+        self._rng = rng
+        self._profile = profile
+        self.applications: list[SimClient] = []
+        self._loop.run_until_complete(self._make(rng, trace))
+        self.world: World
+
+    async def _make(self, rng: random.Random, trace: Trace) -> None:
+        self.world = World(self._loop, rng, trace)
+
+    def run(self) -> None:
+        """Live through it; what was broken is in the world's truth."""
+        truth = self.world.truth
+        try:
+            self._loop.run_until_complete(self._until_violated(truth))
+        except StuckError as error:
+            truth.fail("I19", str(error))
+
+    def task_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Nothing may fail without anybody noticing."""
+        error = context.get("exception")
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            where = "".join(traceback.format_exception(error)[-3:])
+            self.world.truth.fail("BUG", f"{context.get('message')}: {error!r} {where}")
+
+    async def _until_violated(self, truth: Truth) -> None:
+        life = asyncio.get_running_loop().create_task(self._live())
+        await asyncio.wait([life, truth.violated], return_when=asyncio.FIRST_COMPLETED)
+        if not truth.violations:
+            life.result()
+
+    async def _live(self) -> None:
+        world, profile, rng = self.world, self._profile, self._rng
+        count = rng.randint(*profile.bookies)
+        world.collect_s = profile.collect_s
+        await world.found([f"b{number}" for number in range(count)])
+        nemesis = Nemesis(world, profile, random.Random(rng.getrandbits(64)))
+        world.on_event = nemesis.on_event
+        works = self._start_applications(nemesis)
+        self._start_services()
+        trouble = asyncio.get_running_loop().create_task(nemesis.run())
+        await asyncio.wait(works, timeout=profile.trouble_s)
+        world.is_healing = True
+        trouble.cancel()
+        await self._heal()
+
+    def _start_applications(self, nemesis: Nemesis) -> list[asyncio.Task[None]]:
+        profile, rng = self._profile, self._rng
+        works: list[asyncio.Task[None]] = []
+        for number in range(rng.randint(*profile.writers)):
+            client = self._application(f"writer{number}", nemesis)
+            works.append(client.process.run("write", self._write_some(client)))
+        for number in range(2):
+            client = self._application(f"reader{number}", nemesis)
+            works.append(client.process.run("read", self._read_some(client)))
+        return works
+
+    def _application(self, name: str, nemesis: Nemesis) -> SimClient:
+        client = self.world.client(name)
+        settings = replace(client.ports.settings, add_timeout_s=self._profile.add_timeout_s)
+        client.use(settings)
+        self.applications.append(client)
+        nemesis.targets.append(client)
+        return client
+
+    async def _write_some(self, client: SimClient) -> None:
+        profile, rng = self._profile, client.rng
+        for _ in range(1 + (rng.random() < 0.4)):
+            await asyncio.sleep(rng.random() * 0.5)
+            await apps.write_ledger(self.world, client, self._plan(rng))
+            if rng.random() < profile.deletes and self.world.open_ledgers:
+                await asyncio.sleep(rng.random() * 2)
+                await apps.delete(self.world, client, rng.choice(self.world.open_ledgers))
+
+    def _plan(self, rng: random.Random) -> apps.WritePlan:
+        profile = self._profile
+        size = len(self.world.bookies)
+        ensemble, write, ack = rng.choice([quorums for quorums in profile.quorums if quorums[0] <= size - 1])
+        digest = rng.choice((DigestType.CRC32C, DigestType.CRC32C, DigestType.CRC32, DigestType.HMAC))
+        options = WriterOptions(
+            has_own_entry_ids=rng.random() < 0.15,
+            is_ensemble_change_delayed=rng.random() < 0.25,
+            add_quorum_timeout_s=rng.choice((None, None, 3.0)),
+            explicit_lac_interval_s=rng.choice((None, 0.3)),
+        )
+        entries = rng.randint(*profile.entries)
+        return apps.WritePlan(
+            LedgerOptions(ensemble, write, ack, digest),
+            entries,
+            profile.pace_s * (0.3 + rng.random()),
+            profile.burst,
+            options,
+            is_left_open=rng.random() < profile.left_open,
+            idles_at=rng.randrange(entries) if profile.is_idle or rng.random() < 0.1 else -1,
+            idle_s=3.0 + (profile.trouble_s - 8.0) * rng.random(),
+        )
+
+    async def _read_some(self, client: SimClient) -> None:
+        rng, world = client.rng, self.world
+        for _ in range(3):
+            await asyncio.sleep(rng.random())
+            if not world.open_ledgers:
+                continue
+            ledger_id = rng.choice(world.open_ledgers)
+            if rng.random() < 0.4:
+                await apps.tail(world, client, ledger_id, 3.0)
+            else:
+                await apps.read_along(world, client, ledger_id, 3)
+
+    def _start_services(self) -> None:
+        world = self.world
+        auditor = world.client("auditor")
+        auditor.process.run("audit", services.audit_for_ever(world, auditor))
+        for number in range(2):
+            self._start_worker(f"worker{number}")
+
+    def _start_worker(self, name: str) -> None:
+        client = self.world.client(name)
+        client.process.run("repair", services.worker(self.world, client).run())
+
+    # Healing
+
+    async def _heal(self) -> None:
+        world, loop = self.world, self._loop
+        world.trace.event("WORLD", "heals")
+        deadline_s = loop.time() + HEAL_S
+        for client in world.clients:
+            client.be_well()
+        world.network.heal()
+        for node in world.bookies.values():
+            node.be_well()
+            if not node.process.is_alive and not node.is_retired:
+                node.begin()
+        doctor = world.client("doctor")
+        while True:
+            if loop.time() > deadline_s:
+                await self._say_what_is_left(doctor)
+                return
+            await asyncio.sleep(0.5)
+            if all(node.is_listening for node in world.bookies.values() if not node.is_retired):
+                await self._recover_all(doctor)
+                if await self._is_healed(doctor):
+                    break
+        await self._judge(doctor)
+
+    async def _recover_all(self, doctor: SimClient) -> None:
+        for ledger_id, metadata in sorted(self.world.truth.metadata.items()):
+            if not metadata.is_closed:
+                try:
+                    await recover_ledger(doctor.ports, ledger_id)
+                except (BkhealError, TimeoutError) as error:
+                    self.world.trace.event("doctor", f"cannot recover {ledger_id}: {error}")
+
+    async def _is_healed(self, doctor: SimClient) -> bool:
+        """Everything closed, and nothing marked after an audit that saw every bookie registered."""
+        world = self.world
+        metadata = world.truth.metadata
+        if not all(found.is_closed for found in metadata.values()) and not world.is_doomed:
+            return False
+        registered = (await doctor.ports.registrations.list()).registered
+        if any(node.bookie not in registered for node in world.bookies.values() if not node.is_retired):
+            return False
+        try:
+            marked = await services.audit(world, doctor)
+            tasks = await doctor.ports.tasks.list()
+        except BkhealError:
+            return False
+        if world.is_doomed:
+            parked = await ParkedTasks(doctor.store, world.cluster.root).list()
+            return {task.ledger_id for task in tasks} <= {task.ledger_id for task in parked}
+        return not marked and not tasks
+
+    async def _say_what_is_left(self, doctor: SimClient) -> None:
+        world = self.world
+        tasks = await doctor.ports.tasks.list()
+        parked = await ParkedTasks(doctor.store, world.cluster.root).list()
+        ledgers = {key: describe(value) for key, value in world.truth.metadata.items()}
+        detail = f"tasks {tasks}, parked {[(p.ledger_id, p.reason.name, p.detail) for p in parked]}, {ledgers}"
+        world.truth.fail("I19", f"not healed after {HEAL_S:g} s: {detail}")
+
+    async def _judge(self, doctor: SimClient) -> None:
+        for ledger_id, metadata in sorted(self.world.truth.metadata.items()):
+            await self._judge_copies(ledger_id, metadata)
+            await self._judge_reading(doctor, ledger_id)
+
+    async def _judge_copies(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
+        """Every member holds every entry of its position, byte for byte."""
+        world, truth = self.world, self.world.truth
+        if truth.of(ledger_id).is_doomed or metadata.last_entry_id is None:
+            return
+        for index, fragment in enumerate(metadata.fragments):
+            last = metadata.fragment_last_entry_id(index)
+            assert last is not None
+            for position, bookie in enumerate(fragment.members):
+                size, quorum = metadata.ensemble_size, metadata.write_quorum
+                wanted = list(stored_entries(position, fragment.first_entry_id, last, size, quorum))
+                if not wanted or bookie in truth.rotten:
+                    continue
+                reply = await world.bookies[bookie].storage.read(ledger_id, wanted)
+                packets = truth.of(ledger_id).packets
+                for result in reply.results:
+                    if result.packet != packets.get(result.entry_id):
+                        truth.fail("I19", f"{bookie} ends with {result.status.name} for {ledger_id}/{result.entry_id}")
+                        return
+
+    async def _parked(self, doctor: SimClient) -> set[LedgerId]:
+        """Ledgers whose repair is parked with a reason, for an operator to see."""
+        return {parked.ledger_id for parked in await ParkedTasks(doctor.store, self.world.cluster.root).list()}
+
+    async def _judge_reading(self, doctor: SimClient, ledger_id: LedgerId) -> None:
+        """What was acknowledged is read, and nothing else than what was written."""
+        truth = self.world.truth
+        ledger = truth.of(ledger_id)
+        try:
+            reader = await doctor.client.open_ledger(ledger_id)
+            count = 0
+            async for entry in reader.read_all():
+                truth.was_read("doctor", ledger_id, entry.entry_id, entry.payload)
+                count += 1
+            if reader.metadata.is_closed and ledger.acked and max(ledger.acked) >= count:
+                truth.fail("I3", f"{ledger_id} was read to {count - 1}, {max(ledger.acked)} was acknowledged")
+        except NoSuchLedgerError:
+            return
+        except BkhealError as error:
+            if not ledger.is_doomed:
+                truth.fail("I19", f"{ledger_id} cannot be read in the end: {error}")
+            elif str(ledger_id) not in str(error) or ledger_id not in await self._parked(doctor):
+                truth.fail("LOSS", f"{ledger_id} lost entries, and nobody says so: {error}")
+
+
+_histories = itertools.count()
+
+
+def _collect_garbage() -> None:
+    """Between histories, and only what they left: never in one, where finalizers would be part of what happens."""
+    number = next(_histories)
+    if number == 0:
+        gc.freeze()
+    elif number % COLLECT_EVERY == 0:
+        gc.collect()
+
+
+def _bury(loop: SimLoop) -> None:
+    """End what is left of a history, without its oracles."""
+    loop.set_exception_handler(lambda _, context: None)
+    for _ in range(20):
+        tasks = [task for task in loop.tasks if not task.done()]
+        if not tasks:
+            break
+        for task in tasks:
+            task.cancel()
+        loop.turns = 0
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    loop.close()
+    guarded_tasks.difference_update(loop.tasks)  # what would not end keeps a whole history in memory
+    loop.tasks.clear()
+
+
+__all__ = ["EntryId", "History", "Outcome", "run_history"]

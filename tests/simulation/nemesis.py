@@ -1,0 +1,359 @@
+"""Faults: what they do, when they strike, and how they are undone when the cluster is to heal."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from bookie.metadata.layout import lock_path
+from bookie.model.ids import LedgerId
+from tests.simulation import apps
+from tests.simulation.nodes import SimBookie, SimClient
+from tests.simulation.profiles import Profile
+from tests.simulation.world import World
+
+LONGEST_S: Final = 6.0
+DOWN_MAX: Final = 2
+"""Bookies that single faults take away at once; ``kill most bookies`` and power loss go beyond."""
+_LOCKS: Final = "/ledgers/underreplication/locks"
+
+
+class Nemesis:
+    """Strikes at random times and at events, with the faults this seed has drawn from its profile."""
+
+    def __init__(self, world: World, profile: Profile, rng: random.Random) -> None:
+        self._world = world
+        self._rng = rng
+        self._profile = profile
+        names = sorted(profile.rates)
+        chosen = [name for name in names if rng.random() < 0.7] or names
+        self._rates = {name: profile.rates[name] for name in chosen}
+        self._wipes = 0
+        self._recoverers = 0
+        self._about: LedgerId | None = None
+        """The ledger at whose event a fault strikes."""
+        self._where = ""
+        self.targets: list[SimClient] = []
+        """Applications; services are in the world as well."""
+        self._faults: dict[str, Callable[[], bool]] = {
+            "kill bookie": lambda: self._crash(is_power_lost=False),
+            "power loss of one": lambda: self._crash(is_power_lost=True),
+            "power loss of all": self._power_loss_of_all,
+            "kill most bookies": self._kill_most,
+            "wipe bookie": self._wipe,
+            "cut link": lambda: self._cut(is_both_ways=True),
+            "cut one way": lambda: self._cut(is_both_ways=False),
+            "slow link": self._slow_link,
+            "slow bookie": self._slow_bookie,
+            "delay adds": self._delay_adds,
+            "lose fences": self._lose_fences,
+            "stretch and recover": self._stretch,
+            "freeze client": lambda: self._freeze(rng.choice(self._living_clients())),
+            "freeze bookie": self._freeze_bookie,
+            "kill client": self._kill_client,
+            "lose session": self._lose_session,
+            "interrupt session": self._interrupt_session,
+            "lose all sessions": self._lose_all_sessions,
+            "lose store answers": lambda: self._store_faults(lose_share=0.15),
+            "slow store": lambda: self._store_faults(slow_share=0.3),
+            "slow workers": self._slow_workers,
+            "slow collector": self._slow_collector,
+            "unlock soon": self._unlock_soon,
+            "wipe soon": self._wipe_soon,
+            "lag store": lambda: self._store_faults(lag_s=2.0 * rng.random()),
+            "delete lock": self._delete_lock,
+            "stall disk": self._stall_disk,
+            "fill disk": self._fill_disk,
+            "rot": self._rot,
+        }
+
+    async def run(self) -> None:
+        """Strike until the world is to heal."""
+        rate = sum(self._rates.values())
+        names, weights = list(self._rates), list(self._rates.values())
+        while not self._world.is_healing:
+            await asyncio.sleep(self._rng.expovariate(rate))
+            if not self._world.is_healing:
+                self.strike(self._rng.choices(names, weights)[0])
+
+    def on_event(self, kind: str, ledger_id: LedgerId, where: str) -> None:
+        """An event at which a fault may strike; ``where`` names the bookie it happened at, if any."""
+        for name, chance in self._profile.triggers.get(kind, ()):
+            if self._rng.random() < chance:
+                self.strike(name, ledger_id, where)
+
+    def strike(self, name: str, ledger_id: LedgerId | None = None, where: str = "") -> None:
+        """Let one fault happen, if there is something to happen to."""
+        world = self._world
+        self._about, self._where = ledger_id, where
+        is_done = self._meddle(name, ledger_id) if name in ("recover", "delete") else self._faults[name]()
+        if is_done:
+            world.note_fault(name)
+
+    def _meddle(self, name: str, ledger_id: LedgerId | None) -> bool:
+        world = self._world
+        if not world.open_ledgers or self._recoverers >= 6:
+            return False
+        chosen = ledger_id if ledger_id is not None else self._rng.choice(world.open_ledgers)
+        self._recoverers += 1
+        client = world.client(f"meddler{self._recoverers}")
+        work = apps.recover if name == "recover" else apps.delete
+        client.process.run(name, work(world, client, chosen))
+        return True
+
+    def _crash(self, *, is_power_lost: bool) -> bool:
+        world = self._world
+        living = world.living_bookies()
+        if len(living) <= len(world.bookies) - DOWN_MAX:
+            return False
+        node = self._rng.choice(living)
+        node.crash(is_power_lost=is_power_lost)
+        world.start_later(node, self._down_s())
+        return True
+
+    def _power_loss_of_all(self) -> bool:
+        world = self._world
+        for node in world.living_bookies():
+            node.crash(is_power_lost=True)
+            world.start_later(node, 0.2 + self._rng.random())
+        return True
+
+    def _kill_most(self) -> bool:
+        world = self._world
+        living = world.living_bookies()
+        for node in self._rng.sample(living, len(living) * 3 // 4):
+            node.crash(is_power_lost=False)
+            world.start_later(node, 3.0 + self._down_s())
+        return True
+
+    def _wipe(self) -> bool:
+        world = self._world
+        living = world.living_bookies()
+        if self._wipes >= self._profile.wipes_max or not living:
+            return False
+        self._wipes += 1
+        metadata = None if self._about is None else world.truth.metadata.get(self._about)
+        named = [] if metadata is None else [node for node in living if node.bookie in metadata.last_fragment.members]
+        here = [node for node in living if node.process.name == self._where and self._rng.random() < 0.5]
+        node = self._rng.choice(here or named or living)
+        node.crash(is_power_lost=False)
+        node.wipe()
+        if self._profile.is_beyond_quorum:
+            world.doom()
+        world.start_later(node, 1.5 * self._down_s())  # long enough for its ledgers to be moved elsewhere
+        return True
+
+    def _wipe_soon(self) -> bool:
+        """As ``wipe bookie``, shortly after what happened there was answered."""
+        if self._wipes >= self._profile.wipes_max:
+            return False
+        self._world.loop.call_later(0.6 * self._rng.random(), self.strike, "wipe bookie", self._about, self._where)
+        return True
+
+    def _cut(self, *, is_both_ways: bool) -> bool:
+        client, node = self._rng.choice(self._living_clients()), self._any_bookie()
+        link = self._world.network.link(client.process.name, node.process.name)
+        which = self._rng.random()
+        if is_both_ways or which < 0.5:
+            link.loss[""] = 1.0
+        if is_both_ways or which >= 0.5:
+            link.answer_loss[""] = 1.0
+        self._note(f"{client.process.name} and {node.process.name} are cut")
+        self._undo(lambda: (link.loss.pop("", None), link.answer_loss.pop("", None)))
+        return True
+
+    def _slow_link(self) -> bool:
+        client, node = self._rng.choice(self._living_clients()), self._any_bookie()
+        link = self._world.network.link(client.process.name, node.process.name)
+        link.late_share, link.late_s = 0.5, 1.5
+        self._undo(lambda: setattr(link, "late_share", 0.0))
+        return True
+
+    def _slow_bookie(self) -> bool:
+        node = self._any_bookie()
+        delay_s = 0.2 + self._rng.random()
+        for client in self._living_clients():
+            link = self._world.network.link(client.process.name, node.process.name)
+            link.extra_delay_s = delay_s
+            self._undo(partial(setattr, link, "extra_delay_s", 0.0))
+        self._note(f"{node.process.name} is slow by {delay_s:.3f} s")
+        return True
+
+    def _delay_adds(self) -> bool:
+        """What a writer sends to a bookie takes seconds, for a while: its adds arrive long after it was deposed."""
+        client, node = self._rng.choice(self.targets), self._any_bookie()
+        link = self._world.network.link(client.process.name, node.process.name)
+        link.extra_delay_s = 0.5 + 4.0 * self._rng.random()
+        self._note(f"{client.process.name} to {node.process.name} takes {link.extra_delay_s:.3f} s")
+        self._undo(lambda: setattr(link, "extra_delay_s", 0.0))
+        return True
+
+    def _lose_fences(self) -> bool:
+        """Fences to some bookie are lost, whoever sends them, and nothing else is."""
+        node = self._any_bookie()
+        self._world.lose_kind(node.process.name, "fence", self._down_s())
+        self._note(f"fences to {node.process.name} are lost")
+        return True
+
+    def _stretch(self) -> bool:
+        """A writer reaches its members at very different times, one hears no fence, and somebody recovers the ledger.
+
+        What each of them knows of the tail differs as much as it can.
+        """
+        world = self._world
+        metadata = None if self._about is None else world.truth.metadata.get(self._about)
+        if metadata is None or metadata.is_closed:
+            return False
+        members = self._rng.sample(metadata.last_fragment.members, len(metadata.last_fragment.members))
+        delays_s = (0.8 + 1.5 * self._rng.random(), 3.0 + 2.0 * self._rng.random())
+        for member, delay_s in zip(members, delays_s, strict=False):
+            for client in self.targets:
+                link = world.network.link(client.process.name, member)
+                link.extra_delay_s = delay_s
+                world.loop.call_later(LONGEST_S, setattr, link, "extra_delay_s", 0.0)
+        world.lose_kind(members[0], "fence", 3.0)
+        self._note(f"{members[:2]} hear writers late, {members[0]} no fences")
+        world.loop.call_later(0.02 + 0.4 * self._rng.random(), self._meddle, "recover", self._about)
+        return True
+
+    def _freeze(self, client: SimClient) -> bool:
+        client.freeze(self._down_s())
+        return True
+
+    def _freeze_bookie(self) -> bool:
+        node = self._any_bookie()
+        node.process.held_until_s = self._world.loop.time() + self._down_s()
+        self._note(f"{node.process.name} is frozen")
+        return True
+
+    def _kill_client(self) -> bool:
+        living = [client for client in self.targets if client.process.is_alive]
+        if len(living) < 2:
+            return False
+        self._rng.choice(living).kill()
+        return True
+
+    def _lose_session(self) -> bool:
+        if self._rng.random() < 0.4 and self._world.living_bookies():
+            node = self._rng.choice(self._world.living_bookies())
+            if not node.is_listening:
+                return False
+            self._note(f"{node.process.name} loses its session")
+            node.store.expire()
+            self._world.loop.call_later(self._down_s(), node.resume_session)
+        else:
+            self._rng.choice(self._living_clients()).lose_session(self._down_s())
+        return True
+
+    def _interrupt_session(self) -> bool:
+        self._rng.choice(self._living_clients()).interrupt_session(self._down_s())
+        return True
+
+    def _lose_all_sessions(self) -> bool:
+        for node in self._world.living_bookies():
+            if node.is_listening:
+                node.store.expire()
+                self._world.loop.call_later(self._down_s(), node.resume_session)
+        for client in self._living_clients():
+            client.lose_session(self._down_s())
+        return True
+
+    def _store_faults(self, *, lose_share: float = 0.0, slow_share: float = 0.0, lag_s: float = 0.0) -> bool:
+        nodes = [node for node in self._world.living_bookies() if node.is_listening]
+        if lag_s and nodes and self._rng.random() < 0.6:
+            node = self._rng.choice(nodes)
+            faults = node.store.faults
+            self._note(f"{node.process.name} reads from a server {lag_s:.3f} s behind")
+        else:
+            client = self._rng.choice(self._living_clients())
+            faults = client.faults
+            self._note(f"{client.process.name} and the store: lost {lose_share} slow {slow_share} lag {lag_s:.3f}")
+        faults.lose_share, faults.slow_share, faults.lag_s = lose_share, slow_share, lag_s
+        faults.fail_share = lose_share / 2
+
+        def undo() -> None:
+            faults.lose_share = faults.slow_share = faults.lag_s = faults.fail_share = 0.0
+
+        self._undo(undo)
+        return True
+
+    def _slow_workers(self) -> bool:
+        """What replication workers ask the store takes a second or two, for a while."""
+        for client in self._living_clients():
+            if client.process.name.startswith("worker"):
+                client.faults.slow_share, client.faults.slow_s = 0.5, 2.0
+                self._undo(partial(setattr, client.faults, "slow_share", 0.0))
+        return True
+
+    def _slow_collector(self) -> bool:
+        """The bookie's own requests to the store take a second or two, for a while."""
+        node = self._world.bookies.get(self._where)
+        if node is None or not node.is_listening:
+            return False
+        faults = node.store.faults
+        faults.slow_share, faults.slow_s = 0.4, 6.0
+        self._undo(partial(setattr, faults, "slow_share", 0.0))
+        return True
+
+    def _delete_lock(self) -> bool:
+        cell = self._world.cell
+        names = cell.children(_LOCKS).names
+        if not names:
+            return False
+        cell.delete(f"{_LOCKS}/{self._rng.choice(sorted(names))}", -1)
+        return True
+
+    def _unlock_soon(self) -> bool:
+        """Somebody deletes the lock of the ledger that this is about, a little later."""
+        if self._about is None:
+            return False
+        path = lock_path("/ledgers", self._about)
+        self._world.loop.call_later(0.8 * self._rng.random(), self._world.remove, path)
+        return True
+
+    def _stall_disk(self) -> bool:
+        node = self._any_bookie()
+        node.faults.stall_share = 0.3
+        self._undo(lambda: setattr(node.faults, "stall_share", 0.0))
+        return True
+
+    def _fill_disk(self) -> bool:
+        node = self._any_bookie()
+        disk = self._rng.choice(node.disks)
+        disk.capacity_bytes = disk.used_bytes() + self._rng.randrange(3000)
+        self._note(f"{node.process.name} has a full disk")
+        self._undo(lambda: node.unfill())
+        return True
+
+    def _rot(self) -> bool:
+        """A bit of an entry log changes; all rot of a history is on one bookie."""
+        world = self._world
+        name = next(iter(sorted(world.truth.rotten)), None)
+        node = world.bookies[name] if name is not None else self._any_bookie()
+        disk = node.disks[1]
+        logs = [path for path in disk.paths() if path.startswith("entries/") and len(disk.content(path)) > 64]
+        if not logs:
+            return False
+        path = self._rng.choice(logs)
+        disk.flip_bit(path, self._rng.randrange(32 * 8, len(disk.content(path)) * 8))
+        world.truth.rotten.add(node.bookie)
+        self._note(f"rot in {path} of {node.process.name}")
+        return True
+
+    def _any_bookie(self) -> SimBookie:
+        return self._rng.choice([self._world.bookies[name] for name in sorted(self._world.bookies)])
+
+    def _living_clients(self) -> list[SimClient]:
+        return [client for client in self._world.clients if client.process.is_alive]
+
+    def _down_s(self) -> float:
+        return 0.2 + self._rng.random() ** 2 * LONGEST_S
+
+    def _undo(self, undo: Callable[[], object]) -> None:
+        self._world.loop.call_later(self._down_s(), undo)
+
+    def _note(self, text: str) -> None:
+        self._world.trace.event("NEMESIS", text)

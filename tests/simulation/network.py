@@ -1,0 +1,326 @@
+"""The network of a history: every message has its own delay and may be lost, held or sent twice, by kind and by link.
+
+``SimTransport`` is the transport port of one process. Adds over one link arrive in the order of the calls, as the port
+promises; everything else may overtake. What was delivered runs to its end at the bookie, whether or not its answer
+finds anybody. An answer of an earlier life of a bookie, or to a dead process, is nobody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeVar, cast
+
+from bookie.model.errors import BkhealError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.wire.handler import BookieHandler
+from bookie.wire.port import AddBatch, AddReply, FenceReply, InfoReply, LacReply, ListReply, ReadReply, Status
+from bookie.wire.resolver import Resolver
+from tests.simulation.loop import Process, SimLoop
+from tests.simulation.trace import Trace
+
+Reply = TypeVar("Reply")
+PORT: Final = 3181
+_ADD_LIKE: Final = ("add", "recovery add")
+
+
+class Fate(enum.Enum):
+    """What becomes of a message."""
+
+    ARRIVES = enum.auto()
+    IS_LOST = enum.auto()
+    """The request never arrives."""
+    ANSWER_IS_LOST = enum.auto()
+    IS_REFUSED = enum.auto()
+    """The sender learns at once that nobody answers, and nothing happened."""
+
+
+@dataclass(slots=True)
+class Link:
+    """How messages between one process and one bookie fare. Shares are probabilities."""
+
+    loss: dict[str, float] = field(default_factory=dict)
+    """By kind of request, or "" for every kind."""
+    answer_loss: dict[str, float] = field(default_factory=dict)
+    extra_delay_s: float = 0.0
+    late_share: float = 0.0
+    late_s: float = 1.0
+    """Some messages are this much later than the others."""
+
+    def draw(self, table: dict[str, float], kind: str, rng: random.Random) -> bool:
+        if not table:
+            return False
+        share = table.get(kind, table.get("", 0.0))
+        return share > 0 and rng.random() < share
+
+
+class Listener(Protocol):
+    """A bookie as the network sees it."""
+
+    process: Process
+    handler: BookieHandler
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether somebody answers at its address."""
+        ...
+
+
+class SimNetwork:
+    """Every link of a history.
+
+    Attributes:
+        delay_max_s: usual largest delay of a message.
+        on_deliver: told of every request that arrives: sender, bookie, kind.
+    """
+
+    def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.trace = trace
+        self.delay_max_s = 0.01
+        self.lost_kinds: set[tuple[str, str]] = set()
+        self.on_deliver: Callable[[str, BookieId, str], None] = lambda sender, bookie, kind: None
+        self._listeners: dict[str, Listener] = {}
+        self._links: dict[tuple[str, str], Link] = {}
+        self._healthy = Link()
+
+    def listen(self, host: str, listener: Listener) -> None:
+        """Let ``listener`` answer at ``host``."""
+        self._listeners[host] = listener
+
+    def at(self, host: str) -> Listener | None:
+        """Who answers there."""
+        listener = self._listeners.get(host)
+        return listener if listener is not None and listener.is_listening else None
+
+    def link(self, sender: str, host: str) -> Link:
+        """The link, to be changed."""
+        return self._links.setdefault((sender, host), Link())
+
+    def heal(self) -> None:
+        """Make every link healthy."""
+        self._links.clear()
+        self.lost_kinds.clear()
+        self.delay_max_s = 0.01
+
+    def path(self, sender: str, host: str) -> Link:
+        """The link, to be used."""
+        return self._links.get((sender, host), self._healthy)
+
+    def delay_s(self, link: Link) -> float:
+        """Delay of the next message on a link."""
+        delay_s = self.rng.random() * self.delay_max_s + link.extra_delay_s
+        if link.late_share and self.rng.random() < link.late_share:
+            delay_s += self.rng.random() * link.late_s
+        return delay_s
+
+
+@dataclass(slots=True)
+class _Message:
+    kind: str
+    ask: Callable[[BookieHandler, str], Coroutine[Any, Any, Any]]
+    answer: asyncio.Future[Any]
+    generation: int
+
+
+@dataclass(slots=True)
+class _Line:
+    """What one process has for one bookie."""
+
+    waiting: deque[_Message] = field(default_factory=deque)
+    is_resolving: bool = False
+    last_add_at_s: float = 0.0
+
+
+class SimTransport:
+    """See the module docstring and ``bookie.wire.port.Transport``."""
+
+    def __init__(self, network: SimNetwork, process: Process, resolver: Resolver) -> None:
+        self._network = network
+        self._loop = network.loop
+        self._process = process
+        self._resolver = resolver
+        self._lines: dict[BookieId, _Line] = {}
+        self.is_cut_off = False
+
+    async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        pin = batch.incarnation
+        kind = "recovery add" if batch.is_recovery else "add"
+        reply = await self._call(bookie, kind, lambda to, known: to.add(pin or known, batch), timeout_s)
+        return reply if isinstance(reply, AddReply) else AddReply(*reply)
+
+    async def read(
+        self,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        entry_ids: Sequence[EntryId],
+        timeout_s: float,
+        *,
+        fence_key: bytes | None = None,
+    ) -> ReadReply:
+        def ask(to: BookieHandler, known: str) -> Coroutine[Any, Any, ReadReply]:
+            return to.read(known, ledger_id, entry_ids, fence_key)
+
+        reply = await self._call(bookie, "read" if fence_key is None else "recovery read", ask, timeout_s)
+        return reply if isinstance(reply, ReadReply) else ReadReply(reply[0], detail=reply[1])
+
+    async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
+        reply = await self._call(bookie, "read", lambda to, known: to.read_last(known, ledger_id), timeout_s)
+        return reply if isinstance(reply, ReadReply) else ReadReply(reply[0], detail=reply[1])
+
+    async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
+        reply = await self._call(bookie, "fence", lambda to, known: to.fence(known, ledger_id, master_key), timeout_s)
+        return reply if isinstance(reply, FenceReply) else FenceReply(reply[0], detail=reply[1])
+
+    async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
+        reply = await self._call(bookie, "lac", lambda to, known: to.read_lac(known, ledger_id), timeout_s)
+        return reply if isinstance(reply, LacReply) else LacReply(reply[0], detail=reply[1])
+
+    async def wait_lac(
+        self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
+    ) -> LacReply:
+        def ask(to: BookieHandler, known: str) -> Coroutine[Any, Any, LacReply]:
+            return to.wait_lac(known, ledger_id, beyond, wait_s)
+
+        reply = await self._call(bookie, "lac", ask, timeout_s)
+        return reply if isinstance(reply, LacReply) else LacReply(reply[0], detail=reply[1])
+
+    async def write_lac(
+        self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
+    ) -> AddReply:
+        def ask(to: BookieHandler, known: str) -> Coroutine[Any, Any, AddReply]:
+            return to.write_lac(known, ledger_id, master_key, explicit)
+
+        reply = await self._call(bookie, "lac", ask, timeout_s)
+        return reply if isinstance(reply, AddReply) else AddReply(*reply)
+
+    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
+        reply = await self._call(bookie, "list", lambda to, known: to.list_entries(known, ledger_id), timeout_s)
+        return reply if isinstance(reply, ListReply) else ListReply(reply[0], detail=reply[1])
+
+    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
+        reply = await self._call(bookie, "info", lambda to, known: to.info(known), timeout_s)
+        return reply if isinstance(reply, InfoReply) else InfoReply(reply[0], detail=reply[1])
+
+    async def close(self) -> None:
+        self.is_cut_off = True
+
+    def cut_off(self) -> None:
+        """The process is dead: nothing is sent and nothing heard any more."""
+        self.is_cut_off = True
+
+    async def _call(
+        self,
+        bookie: BookieId,
+        kind: str,
+        ask: Callable[[BookieHandler, str], Coroutine[Any, Any, Reply]],
+        timeout_s: float,
+    ) -> Reply | tuple[Status, str]:
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        line = self._lines.get(bookie)
+        if line is None:
+            line = self._lines[bookie] = _Line()
+        line.waiting.append(_Message(kind, ask, answer, self._process.generation))
+        if not line.is_resolving:
+            line.is_resolving = True
+            self._process.run("send", self._send_waiting(bookie, line))
+        timer = self._loop.call_later(timeout_s, _give_up, answer, timeout_s)
+        try:
+            return cast("Reply | tuple[Status, str]", await answer)
+        finally:
+            timer.cancel()
+
+    async def _send_waiting(self, bookie: BookieId, line: _Line) -> None:
+        """Look the address up and send what waits, in order, whoever called first."""
+        try:
+            while line.waiting:
+                try:
+                    address = await self._resolver.resolve(bookie)
+                except BkhealError as error:
+                    self._fail(line.waiting.popleft(), Status.UNRESOLVED, str(error))
+                    continue
+                message = line.waiting.popleft()
+                if address is None:
+                    self._fail(message, Status.UNRESOLVED, f"{bookie} has no address")
+                else:
+                    self._send(bookie, line, message, address.host, address.incarnation)
+        finally:
+            line.is_resolving = False
+            while line.waiting and self.is_cut_off:
+                self._fail(line.waiting.popleft(), Status.UNREACHABLE, "cut off")
+
+    def _send(self, bookie: BookieId, line: _Line, message: _Message, host: str, incarnation: str) -> None:
+        network, loop = self._network, self._loop
+        if self.is_cut_off:
+            return self._fail(message, Status.UNREACHABLE, "cut off")
+        link = network.path(self._process.name, host)
+        at_s = max(loop.time(), self._process.held_until_s) + network.delay_s(link)
+        if message.kind in _ADD_LIKE:
+            at_s = line.last_add_at_s = max(at_s, line.last_add_at_s)
+        is_lost = network.lost_kinds and (host, message.kind) in network.lost_kinds
+        if is_lost or link.draw(link.loss, message.kind, network.rng):
+            return network.trace.event(self._process.name, f"{message.kind} to {host} lost")
+        loop.call_at(at_s, self._deliver, bookie, message, host, incarnation)
+        return None
+
+    def _deliver(self, bookie: BookieId, message: _Message, host: str, incarnation: str) -> None:
+        network = self._network
+        listener = network.at(host)
+        network.trace.event(self._process.name, f"{message.kind} reaches {host}")
+        if listener is None:
+            return self._fail(message, Status.UNREACHABLE, f"nobody answers at {host}")
+        held_s = listener.process.held_until_s - self._loop.time()
+        if held_s > 0:
+            self._loop.call_later(held_s, self._deliver, bookie, message, host, incarnation)
+            return None
+        network.on_deliver(self._process.name, bookie, message.kind)
+        if not listener.is_listening:  # what was told of it may have killed it
+            return self._fail(message, Status.UNREACHABLE, f"nobody answers at {host}")
+        generation = listener.process.generation
+        work = listener.process.run(message.kind, message.ask(listener.handler, incarnation))
+        work.add_done_callback(lambda task: self._answered(message, host, listener, generation, task))
+        return None
+
+    def _answered(
+        self, message: _Message, host: str, listener: Listener, generation: int, task: asyncio.Task[Any]
+    ) -> None:
+        if task.cancelled() or listener.process.generation != generation:
+            return
+        if task.exception() is not None:
+            return
+        network = self._network
+        link = network.path(self._process.name, host)
+        if link.draw(link.answer_loss, message.kind, network.rng):
+            network.trace.event(host, f"answer to {self._process.name}'s {message.kind} lost")
+            return
+        at_s = self._loop.time() + network.delay_s(link)
+        self._loop.call_at(max(at_s, self._process.held_until_s), self._hear, message, task.result())
+
+    def _hear(self, message: _Message, reply: Any) -> None:
+        held_s = self._process.held_until_s - self._loop.time()
+        if held_s > 0:
+            self._loop.call_later(held_s, self._hear, message, reply)
+        elif not message.answer.done() and message.generation == self._process.generation:
+            self._network.trace.event(self._process.name, f"hears {message.kind} {_shown(reply)}")
+            message.answer.set_result(reply)
+
+    def _fail(self, message: _Message, status: Status, detail: str) -> None:
+        if not message.answer.done():
+            message.answer.set_result((status, detail))
+
+
+def _give_up(answer: asyncio.Future[Any], timeout_s: float) -> None:
+    if not answer.done():
+        answer.set_result((Status.TIMEOUT, f"no answer within {timeout_s:g} s"))
+
+
+def _shown(reply: Any) -> str:
+    text: str = reply.status.name
+    if isinstance(reply, ReadReply) and reply.status is Status.OK:
+        text += " " + ",".join(f"{result.entry_id}:{result.status.name}" for result in reply.results)
+    return text

@@ -1,0 +1,382 @@
+"""Processes of a history: bookies with real storage on simulated disks, and clients of any kind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from bookie.client.bookkeeper import BookKeeper
+from bookie.client.ports import ClientPorts
+from bookie.client.resolve import RegistrationResolver
+from bookie.client.settings import ClientSettings
+from bookie.metadata.ledgers import LedgerStore
+from bookie.metadata.registration import Registrations
+from bookie.metadata.underreplication import UnderReplication
+from bookie.model.errors import BkhealError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.runtime.clock import Clock
+from bookie.server.directories import Role
+from bookie.server.registration import RegistrationKeeper, service_info
+from bookie.server.service import BookieIdentity, BookieService
+from bookie.storage.collection import Mark
+from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.port import DiskError, DiskFullError
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.handler import BookieHandler
+from bookie.wire.port import AddBatch, AddReply, FenceReply, InfoReply, LacReply, ListReply, ReadReply, Status
+from tests.simulation.loop import Process, SimClock
+from tests.simulation.network import PORT, SimTransport
+from tests.simulation.store import SimStore, StoreFaults
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+SESSION_S: Final = 3.0
+"""How long the metadata store waits for a dead process."""
+
+STORAGE: Final = StorageSettings(
+    journal_batch_bytes=2048,
+    journal_file_bytes=6000,
+    cache_bytes_max=12_000,
+    flush_page_bytes=2000,
+    flush_page_entries=8,
+    flush_sync_bytes=4000,
+    flush_sync_entries=16,
+    flush_retry_s=0.5,
+    ledgers_in_memory=2,
+    open_logs=2,
+    list_page_keys=8,
+)
+
+
+class Witnessed:
+    """A bookie's handler whose answers the oracles see at the moment they are made."""
+
+    def __init__(self, world: World, bookie: BookieId, inner: BookieHandler) -> None:
+        self._world = world
+        self._truth = world.truth
+        self._bookie = bookie
+        self._inner = inner
+
+    async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
+        reply = await self._inner.add(incarnation, batch)
+        if reply.status is Status.OK:
+            self._truth.stored(self._bookie, batch)
+            if batch.is_recovery:
+                self._world.happened("copied", batch.ledger_id, self._bookie)
+        return reply
+
+    async def read(
+        self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId], fence_key: bytes | None = None
+    ) -> ReadReply:
+        held = self._truth.holds(self._bookie, ledger_id)
+        reply = await self._inner.read(incarnation, ledger_id, entry_ids, fence_key)
+        is_fencing = fence_key is not None
+        if reply.status is Status.OK and is_fencing:
+            self._truth.fenced(self._bookie, ledger_id)
+        self._truth.answered(self._bookie, ledger_id, held, reply.results, is_fencing=is_fencing)
+        return reply
+
+    async def read_last(self, incarnation: str, ledger_id: LedgerId) -> ReadReply:
+        return await self._inner.read_last(incarnation, ledger_id)
+
+    async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
+        reply = await self._inner.fence(incarnation, ledger_id, master_key)
+        if reply.status is Status.OK:
+            self._truth.fenced(self._bookie, ledger_id)
+            self._world.happened("fenced", ledger_id, self._bookie)
+        return reply
+
+    async def read_lac(self, incarnation: str, ledger_id: LedgerId) -> LacReply:
+        return await self._inner.read_lac(incarnation, ledger_id)
+
+    async def wait_lac(self, incarnation: str, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
+        return await self._inner.wait_lac(incarnation, ledger_id, beyond, wait_s)
+
+    async def write_lac(self, incarnation: str, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
+        return await self._inner.write_lac(incarnation, ledger_id, master_key, explicit)
+
+    async def list_entries(self, incarnation: str, ledger_id: LedgerId) -> ListReply:
+        held = self._truth.holds(self._bookie, ledger_id)
+        reply = await self._inner.list_entries(incarnation, ledger_id)
+        self._truth.listed(self._bookie, ledger_id, held, reply)
+        return reply
+
+    async def info(self, incarnation: str) -> InfoReply:
+        return await self._inner.info(incarnation)
+
+
+@dataclass(slots=True)
+class DiskFaults:
+    """What is wrong with a bookie's disks; changed at any time."""
+
+    sync_fails: int = 0
+    """This many of the next syncs fail."""
+    stall_share: float = 0.0
+    stall_s: float = 0.5
+
+
+class SimBookie:
+    """A bookie id with its disks, through all the lives of its process."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.bookie = BookieId(name)
+        self.process = Process(name)
+        self.process.is_alive = False
+        self.faults = DiskFaults()
+        self.is_listening = False
+        self.is_retired = False
+        self.is_new_incarnation = False
+        self.handler: BookieHandler
+        self.storage: LedgerStorage
+        self.store: SimStore
+        self._rng = random.Random(world.rng.getrandbits(64))
+        self._journal = MemoryDisk(before=self._before)
+        self._ledgers = MemoryDisk(before=self._before)
+        self._index = MemoryIndex(before=self._before)
+
+    @property
+    def index(self) -> MemoryIndex:
+        """The index on the ledger disk."""
+        return self._index
+
+    @property
+    def disks(self) -> tuple[MemoryDisk, MemoryDisk]:
+        """Journal and ledger disk."""
+        return self._journal, self._ledgers
+
+    def begin(self) -> asyncio.Task[None]:
+        """Start the process."""
+        self.process.is_alive = True
+        return self.process.run("start", self._start(self.process.generation))
+
+    def crash(self, *, is_power_lost: bool) -> None:
+        """End the process as SIGKILL does, or the whole machine."""
+        if not self.process.is_alive:
+            return
+        world = self.world
+        world.trace.event(self.process.name, "loses power" if is_power_lost else "is killed")
+        self.is_listening = False
+        if hasattr(self, "store"):
+            store = self.store
+            store.cut_off()
+            world.loop.call_later(world.rng.random() * SESSION_S, store.forget_session)
+        self.process.die()
+        if is_power_lost:
+            self._journal = self._journal.crash(self._rng)
+            self._ledgers = self._ledgers.crash(self._rng)
+            self._index = self._index.crash(self._rng)
+        else:
+            self._journal, self._ledgers = self._journal.restarted(), self._ledgers.restarted()
+            self._index = self._index.restarted()
+        for part in (self._journal, self._ledgers, self._index):
+            part.before = self._before
+
+    def wipe(self) -> None:
+        """Put empty disks into a dead bookie; its next start is a new incarnation."""
+        assert not self.process.is_alive
+        self.world.trace.event(self.process.name, "gets empty disks")
+        self._journal = MemoryDisk(before=self._before)
+        self._ledgers = MemoryDisk(before=self._before)
+        self._index = MemoryIndex(before=self._before)
+        self.is_new_incarnation = True
+        self.world.truth.wiped(self.bookie)
+
+    def resume_session(self) -> None:
+        """Connect to the store again after the end of a session."""
+        if self.process.is_alive:
+            self.store.resume()
+            self.world.truth.roles[self.store.session.session_id] = self.process.name
+
+    def be_well(self) -> None:
+        """Nothing is wrong with this bookie any more."""
+        self.process.held_until_s = 0.0
+        self.faults = DiskFaults()
+        self.unfill()
+        if self.process.is_alive and hasattr(self, "store"):
+            faults = self.store.faults
+            faults.lose_share = faults.slow_share = faults.lag_s = faults.fail_share = 0.0
+            self.resume_session()
+
+    def unfill(self) -> None:
+        """There is room on the disks again."""
+        for disk in self.disks:
+            disk.capacity_bytes = 1 << 40
+
+    async def _start(self, generation: int) -> None:
+        while True:
+            try:
+                await self._start_once()
+                break
+            except (BkhealError, TimeoutError) as error:
+                self.world.trace.event(self.process.name, f"does not start: {error}")
+                if isinstance(error, DiskError) and not isinstance(error, DiskFullError):
+                    self.world.bookie_is_broken(self, error)
+                    return
+                await asyncio.sleep(0.5 + self._rng.random())
+        self.is_new_incarnation = False
+        self.is_listening = True
+        self.process.run("fatal watch", self._watch_fatal(self.process.generation))
+        self.world.trace.event(self.process.name, "serves")
+
+    async def _start_once(self) -> None:
+        world = self.world
+        self.store = world.session(self.process, self._rng)
+        clock = SimClock(world.loop)
+        self.storage, incarnation = await world.open_storage(self, clock)
+        self._witness_collection()
+        await self._compare_with_truth()
+        service = BookieService(self.storage, self._ledgers, BookieIdentity(incarnation, "sim"))
+        self.handler = Witnessed(world, self.bookie, service)
+        world.network.listen(self.process.name, self)
+        self.is_listening = True
+        keeper = RegistrationKeeper(
+            self.store,
+            Registrations(self.store, world.cluster),
+            self.bookie,
+            service_info(self.process.name, PORT, incarnation),
+            clock,
+            takeover_deadline_s=3 * SESSION_S,
+        )
+        await keeper.start(is_read_only=False)
+        world.start_collector(self, clock)
+
+    def _witness_collection(self) -> None:
+        storage, truth, bookie = self.storage, self.world.truth, self.bookie
+        collect, mark_one = storage.collect, storage.mark
+
+        def marked(ledger_id: LedgerId) -> Mark:
+            self.world.happened("marked", ledger_id, bookie)
+            return mark_one(ledger_id)
+
+        async def witnessed(ledger_id: LedgerId, mark: Mark) -> bool:
+            before = truth.begins_to_collect(bookie, ledger_id)
+            is_collected = await collect(ledger_id, mark)
+            truth.collected(bookie, ledger_id, before, is_collected=is_collected)
+            return is_collected
+
+        for name, method in (("collect", witnessed), ("mark", marked)):
+            setattr(storage, name, method)
+
+    async def _compare_with_truth(self) -> None:
+        truth = self.world.truth
+        for ledger_id in sorted(truth.held.get(self.bookie, ())):
+            reply = await self.storage.list_entries(ledger_id)
+            truth.restarted(self.bookie, ledger_id, list(reply.entries))
+
+    async def _watch_fatal(self, generation: int) -> None:
+        await asyncio.wait([self.storage.fatal])
+        if self.process.generation == generation:
+            self.world.bookie_failed(self)
+
+    async def _before(self, operation: Operation, path: str) -> None:
+        draw = self._rng.random()
+        if draw < 0.1:
+            await asyncio.sleep(0)
+        elif draw < 0.15:
+            await asyncio.sleep(self._rng.random() * 0.004)
+        faults = self.faults
+        if faults.stall_share and self._rng.random() < faults.stall_share:
+            await asyncio.sleep(self._rng.random() * faults.stall_s)
+        if faults.sync_fails and operation is Operation.SYNC:
+            faults.sync_fails -= 1
+            self.world.trace.event(self.process.name, "sync fails")
+            raise DiskError(f"sync of {path} failed")
+        held_s = self.process.held_until_s - self.world.loop.time()
+        if held_s > 0:
+            await asyncio.sleep(held_s)
+
+
+CLIENT: Final = ClientSettings(
+    add_timeout_s=1.0,
+    read_timeout_s=0.8,
+    close_timeout_s=4.0,
+    pipeline_entries_max=16,
+    pipeline_bytes_max=1 << 14,
+    batches_in_flight_max=2,
+    busy_retries_max=5,
+    busy_backoff_s=0.05,
+    ensemble_change_attempts_max=6,
+    failed_bookie_quarantine_s=3.0,
+    read_chunk_entries=5,
+)
+
+
+class SimClient:
+    """A process that talks to the store and to bookies: an application, a worker, an auditor."""
+
+    def __init__(self, world: World, name: str, settings: ClientSettings = CLIENT) -> None:
+        self.world = world
+        self.process = Process(name)
+        self.rng = random.Random(world.rng.getrandbits(64))
+        self.clock: Clock = SimClock(world.loop, skew_ms=self.rng.randrange(-2000, 2000))
+        self.faults = StoreFaults()
+        self.store = world.session(self.process, self.rng, self.faults)
+        registrations = Registrations(self.store, world.cluster)
+        self.transport = SimTransport(world.network, self.process, RegistrationResolver(registrations, self.clock))
+        self.ports = ClientPorts(
+            ledgers=LedgerStore(self.store, world.cluster, self.rng),
+            registrations=registrations,
+            tasks=UnderReplication(self.store, world.cluster, self.clock),
+            transport=self.transport,
+            clock=self.clock,
+            rng=self.rng,
+            settings=settings,
+        )
+        self.client = BookKeeper(self.ports)
+
+    def use(self, settings: ClientSettings) -> None:
+        """Work with other bounds from now on."""
+        self.ports = replace(self.ports, settings=settings)
+        self.client = BookKeeper(self.ports)
+
+    def be_well(self) -> None:
+        """Nothing is wrong with this process any more."""
+        self.process.held_until_s = 0.0
+        self.faults.lose_share = self.faults.slow_share = self.faults.lag_s = self.faults.fail_share = 0.0
+        self._come_back()
+
+    def kill(self) -> None:
+        """End the process; the store notices later."""
+        if not self.process.is_alive:
+            return
+        self.world.trace.event(self.process.name, "is killed")
+        self.transport.cut_off()
+        self.store.cut_off()
+        self.world.loop.call_later(self.world.rng.random() * SESSION_S, self.store.forget_session)
+        self.process.die()
+
+    def freeze(self, seconds: float) -> None:
+        """Nothing goes in or out for a while."""
+        self.world.trace.event(self.process.name, f"is frozen for {seconds:.3f} s")
+        self.process.held_until_s = self.world.loop.time() + seconds
+
+    def lose_session(self, back_after_s: float) -> None:
+        """The session with the store ends; another one begins later."""
+        if self.process.is_alive:
+            self.world.trace.event(self.process.name, "loses its session")
+            self.store.expire()
+            self.world.loop.call_later(back_after_s, self._come_back)
+
+    def interrupt_session(self, seconds: float) -> None:
+        """The connection to the store is gone for a while, and the session survives."""
+        if self.process.is_alive:
+            self.world.trace.event(self.process.name, f"has no connection to the store for {seconds:.3f} s")
+            self.store.suspend()
+            self.world.loop.call_later(seconds, self._come_back)
+
+    def _come_back(self) -> None:
+        if self.process.is_alive:
+            self.store.resume()
+            self.world.truth.roles[self.store.session.session_id] = self.process.name
+
+
+def place_paths(name: str) -> tuple[tuple[Role, Path], tuple[Role, Path]]:
+    """Where the cookie says the directories are."""
+    return (Role.JOURNAL, Path(f"/sim/{name}/journal")), (Role.LEDGERS, Path(f"/sim/{name}/ledgers"))

@@ -1,0 +1,155 @@
+"""Planted defects of audit and repair: marks, tasks, copies, reservations, installation."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from bookie.metadata.layout import task_path
+from bookie.metadata.port import NoNodeError
+from bookie.metadata.task_locks import HeldTask, TaskLocks
+from bookie.model.digest import digest_for
+from bookie.model.ids import EntryId
+from bookie.model.packet import pack, unpack
+from bookie.model.schedule import first_stored, last_stored, stored_count
+from bookie.wire.port import AddBatch
+from replicator import execution, holdings, install, plan, repair, target
+from replicator.events import Ending
+from replicator.install import Installer
+from replicator.target import Target
+from tests.simulation import services
+from tests.simulation.planting import Registry, swap
+
+REPAIR_DEFECTS = Registry()
+plants = REPAIR_DEFECTS.add
+
+
+@plants("brake-ignored", "#2302, #2471, R35", "marks are published however many bookies have vanished")
+def _(stack: ExitStack) -> None:
+    swap(stack, services, "held_because", lambda _: lambda *arguments: None)
+
+
+@plants("task-deleted-blindly", "R13", "a task is deleted whatever its version, the lock and the ledger are by then")
+def _(stack: ExitStack) -> None:
+    async def blindly(self: TaskLocks, held: HeldTask, checks: Any) -> bool:
+        try:
+            await self._store.delete(task_path(self._root, held.task.ledger_id))
+        except NoNodeError:
+            return True
+        return True
+
+    swap(stack, TaskLocks, "_delete_task", lambda _: blindly)
+
+
+@plants("copies-packed-anew", "R26", "a worker packs what it copies anew, with the ledger's end as last add confirmed")
+def _(stack: ExitStack) -> None:
+    def make(init: Any) -> Any:
+        def with_digest(
+            self: Target, transport: Any, clock: Any, throttle: Any, bookie: Any, ledger: Any, *rest: Any
+        ) -> None:
+            init(self, transport, clock, throttle, bookie, ledger, *rest)
+            self._digest = digest_for(ledger.metadata.digest_type, ledger.metadata.password)  # type: ignore[attr-defined]
+
+        return with_digest
+
+    def make_add(add: Any) -> Any:
+        async def repacked(self: Any, packets: Any) -> Any:
+            again = []
+            for packet in packets:
+                entry = unpack(self._digest, packet, self._ledger_id, None)
+                again.append(
+                    pack(self._digest, entry.ledger_id, entry.entry_id, entry.entry_id, entry.length, entry.payload)
+                )
+            return await add(self, again)
+
+        return repacked
+
+    swap(stack, Target, "__init__", make)
+    swap(stack, Target, "_add", make_add)
+
+
+@plants("open-fragment-copied", "R3, #3917", "a worker repairs the end of an open ledger as far as it is confirmed")
+def _(stack: ExitStack) -> None:
+    def make(last_of: Any) -> Any:
+        def careless(metadata: Any, index: int, *, is_tail_written: bool) -> Any:
+            last = last_of(metadata, index, is_tail_written=is_tail_written)
+            return EntryId(metadata.fragments[index].first_entry_id - 1) if last is None else last
+
+        return careless
+
+    swap(stack, plan, "closed_fragment_last", make)
+
+
+@plants("boundary-one-short", "#3917", "a worker ends a fragment one entry early, where bookies put the confirmed end")
+def _(stack: ExitStack) -> None:
+    def make(last_of: Any) -> Any:
+        def short(metadata: Any, index: int, *, is_tail_written: bool) -> Any:
+            last = last_of(metadata, index, is_tail_written=is_tail_written)
+            is_before_another = index + 1 < len(metadata.fragments)
+            return last - 1 if last is not None and is_before_another else last
+
+        return short
+
+    swap(stack, plan, "closed_fragment_last", make)
+    swap(stack, holdings, "closed_fragment_last", make)
+
+
+@plants("first-and-last-probe", "R24", "a bookie with the first and the last entry of a fragment counts as whole")
+def _(stack: ExitStack) -> None:
+    def careless(listed: Any, position: int, first: int, last: int, size: int, quorum: int) -> int:
+        ends = (first_stored(position, first, last, size, quorum), last_stored(position, first, last, size, quorum))
+        if all(end is None or end in listed for end in ends):
+            return stored_count(position, first, last, size, quorum)
+        return 0
+
+    swap(stack, holdings, "_held_count", lambda _: careless)
+
+
+@plants("member-twice", "R10", "a bookie that is a member already takes another position of the fragment")
+def _(stack: ExitStack) -> None:
+    def careless(self: Any) -> Any:
+        return sorted(self.bookies.writable - self.knowledge.failed_targets)
+
+    def choose(*arguments: Any) -> Any:
+        return lambda key, members, candidates: candidates[(key.position + key.first_entry_id) % len(candidates)]
+
+    def with_steps(metadata: Any, steps: Any) -> Any:
+        for step in steps:
+            metadata = metadata.with_member(step.fragment_index, step.position, step.target)
+        return metadata
+
+    swap(stack, plan._FragmentPlan, "_candidates", lambda _: careless)
+    swap(stack, repair, "target_chooser", lambda _: choose)
+    swap(stack, install, "with_steps", lambda _: with_steps)
+
+
+@plants("copy-without-recovery-flag", "#3783, #4163", "copies are sent as ordinary adds, which fenced bookies refuse")
+def _(stack: ExitStack) -> None:
+    def plain(*arguments: Any, **named: Any) -> AddBatch:
+        return replace(AddBatch(*arguments, **named), is_recovery=False)
+
+    swap(stack, target, "AddBatch", lambda _: plain)
+
+
+@plants("copies-not-waited-for", "R29, S11", "the metadata names a target before it has acknowledged its copies")
+def _(stack: ExitStack) -> None:
+    async def at_once(self: Any, ledger: Any, step: Any, shortfall: Any, incarnation: str) -> Any:
+        return install.Copied(step, incarnation, 0, 0)
+
+    async def whole(self: Installer, ledger: Any, copy: Any) -> None:
+        return None
+
+    swap(stack, execution.Execution, "_copy", lambda _: at_once)
+    swap(stack, Installer, "_lacking", lambda _: whole)
+
+
+@plants("all-entries-denied", "R23", "a fragment whose entries cannot be read counts as repaired")
+def _(stack: ExitStack) -> None:
+    def make(complete: Any) -> Any:
+        async def done(self: Any, blocked: Any, bookies: Any) -> Any:
+            return await self._complete(Ending.NOTHING_MISSING)
+
+        return done
+
+    swap(stack, repair.LedgerRepair, "_give_up", make)

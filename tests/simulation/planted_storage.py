@@ -1,0 +1,165 @@
+"""Planted defects of the bookie: journal, fences, limbo, collection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from typing import Any
+
+from bookie.server import collector, limbo
+from bookie.server.collector_verdict import Verdict
+from bookie.server.service import BookieService
+from bookie.storage import reading, writing
+from bookie.storage.checkpoint import Checkpointer
+from bookie.storage.collection import Collection
+from bookie.storage.errors import DamagedJournalError
+from bookie.storage.index_format import MARK_KEY, CheckpointMark
+from bookie.storage.journal_replay import JournalReplay
+from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.memory import MemoryDisk, _MemoryFile
+from bookie.storage.writing import LedgerWriter
+from bookie.wire.port import EntryResult, Status
+from tests.simulation.planting import Registry, swap
+
+STORAGE_DEFECTS = Registry()
+plants = STORAGE_DEFECTS.add
+
+
+@plants("ack-before-sync", "J1, NATS 2.12.1", "the journal acknowledges what it has written and not synced")
+def _(stack: ExitStack) -> None:
+    swap(stack, _MemoryFile, "append_and_sync", lambda _: _MemoryFile.append)
+
+
+@plants("directory-not-synced", "J5", "a new file's name is not made durable")
+def _(stack: ExitStack) -> None:
+    async def forget(self: MemoryDisk, directory: str) -> None:
+        await asyncio.sleep(0)
+
+    swap(stack, MemoryDisk, "sync_directory", lambda _: forget)
+
+
+@plants("fence-in-memory", "BK-500, BP-46 scenario 1", "a fence is answered before it is durable")
+def _(stack: ExitStack) -> None:
+    async def fence(self: LedgerWriter, state: LedgerState, master_key: bytes) -> None:
+        state.is_fenced = True
+
+    swap(stack, writing.LedgerWriter, "fence", lambda _: fence)
+
+
+@plants("checkpoint-mark-early", "#3329, #4105", "the mark is stored before the entries that it covers are")
+def _(stack: ExitStack) -> None:
+    def make(finish: Any) -> Any:
+        async def early(self: Checkpointer, flush: Any) -> int:
+            mark = CheckpointMark(flush.sequence, self.logs.next_id + 1, flush.ledger_count)
+            await self.index.write([*flush.states, (MARK_KEY, mark.encode())])
+            return int(await finish(self, flush))
+
+        return early
+
+    swap(stack, Checkpointer, "_finish", make)
+
+
+@plants("torn-tail-refused", "PAR/CTRL, BookieJournalTest", "a journal cut short by a crash counts as damaged")
+def _(stack: ExitStack) -> None:
+    def make(batches: Any) -> Any:
+        async def refuse(self: JournalReplay, mark: Any) -> AsyncIterator[Any]:
+            async for records in batches(self, mark):
+                yield records
+            if self._damage:
+                raise DamagedJournalError(f"{self._damage} cannot be read")
+
+        return refuse
+
+    swap(stack, JournalReplay, "batches", make)
+
+
+@plants("corrupt-is-absent", "#2908", "an entry that does not verify is answered with no such entry")
+def _(stack: ExitStack) -> None:
+    def make(verified: Any) -> Any:
+        def denied(ledger_id: Any, entry_id: Any, location: Any, data: Any) -> EntryResult:
+            result: EntryResult = verified(ledger_id, entry_id, location, data)
+            return result if result.status is Status.OK else EntryResult(entry_id, Status.NO_ENTRY)
+
+        return denied
+
+    swap(stack, reading, "_verified", make)
+
+
+@plants("checksum-not-looked-at", "ALICE, NATS bit flips", "stored bytes are served without verifying them")
+def _(stack: ExitStack) -> None:
+    swap(stack, reading, "is_entry", lambda _: lambda location, data, ledger_id, entry_id: True)
+
+
+@plants("limbo-is-absent", "BP-46 scenario 2, #4812", "a bookie on new disks denies what the old ones held")
+def _(stack: ExitStack) -> None:
+    def denied(self: LedgerState) -> Status:
+        return Status.NO_ENTRY if self.is_known else Status.NO_LEDGER
+
+    swap(stack, LedgerState, "absent_status", lambda _: property(denied))
+
+
+@plants("no-limbo", "BP-46", "new disks under an old name serve without looking which ledgers name them")
+def _(stack: ExitStack) -> None:
+    async def nothing(*arguments: Any, **named: Any) -> int:
+        return 0
+
+    swap(stack, limbo, "enter_limbo", lambda _: nothing)
+
+
+@plants("limbo-ends-early", "BP-46", "limbo ends while entries are still missing")
+def _(stack: ExitStack) -> None:
+    swap(stack, collector, "holds_all", lambda _: lambda metadata, bookie, held: True)
+
+
+@plants("incarnation-unchecked", "#4812", "requests meant for the disks before are served by the new ones")
+def _(stack: ExitStack) -> None:
+    def make(refusal: Any) -> Any:
+        return lambda self, incarnation: refusal(self, "")
+
+    swap(stack, BookieService, "_refusal", make)
+
+
+@plants("two-states-of-a-ledger", "#4701", "a ledger's state is dropped while it is in use")
+def _(stack: ExitStack) -> None:
+    def drop(self: LedgerStates) -> None:
+        for ledger_id in list(self._states):
+            if ledger_id not in self._changed and ledger_id not in self._being_saved:
+                del self._states[ledger_id]
+
+    swap(stack, LedgerStates, "_forget_surplus", lambda _: drop)
+
+
+@plants("fence-forgotten", "#4462", "a collected ledger's fence is forgotten with it")
+def _(stack: ExitStack) -> None:
+    def make(buried: Any) -> Any:
+        def unfenced(self: Collection, state: LedgerState) -> None:
+            buried(self, state)
+            state.is_fenced = state.is_fence_durable = state.is_collected = False
+
+        return unfenced
+
+    swap(stack, Collection, "_buried", make)
+
+
+@plants("open-ledgers-collected", "I16", "a ledger is surplus as soon as no fragment names the bookie, closed or not")
+def _(stack: ExitStack) -> None:
+    def careless(metadata: Any, bookie: Any) -> Verdict:
+        if metadata is None:
+            return Verdict.GONE
+        return Verdict.KEEP if bookie in metadata.members() else Verdict.SURPLUS
+
+    swap(stack, collector, "verdict", lambda _: careless)
+
+
+@plants("only-last-fragment-kept", "I16", "a bookie that only older fragments name throws the ledger away")
+def _(stack: ExitStack) -> None:
+    def make(verdict: Any) -> Any:
+        def careless(metadata: Any, bookie: Any) -> Any:
+            if metadata is not None and metadata.is_closed and bookie not in metadata.last_fragment.members:
+                return Verdict.SURPLUS
+            return verdict(metadata, bookie)
+
+        return careless
+
+    swap(stack, collector, "verdict", make)

@@ -1,0 +1,163 @@
+"""The kinds of trouble a history may be in. Each seed draws one, and a random part of its faults (swarm testing).
+
+Rates are faults per virtual second over the whole history; a trigger's number is the chance that its fault strikes
+when the event happens. ``wipes_max`` keeps the history within what the quorums promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+Quorums = tuple[int, int, int]
+
+USUAL: Final[tuple[Quorums, ...]] = ((3, 3, 2), (3, 2, 2), (3, 3, 3), (2, 2, 2), (3, 2, 1))
+STRIPED: Final[tuple[Quorums, ...]] = ((4, 3, 2), (5, 3, 2), (4, 2, 2), (5, 3, 3), (5, 2, 2))
+SAFE: Final[tuple[Quorums, ...]] = ((3, 3, 2), (3, 2, 2), (4, 3, 2), (3, 3, 3), (2, 2, 2))
+"""An acknowledged entry survives the loss of one disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A kind of trouble.
+
+    Attributes:
+        rates: fault name to faults per virtual second.
+        triggers: event to (fault name, chance) pairs.
+        pace_s: mean pause of a writer between bursts.
+        add_timeout_s: a writer's patience; long ones make zombies.
+        collect_s: pause between a bookie's collections.
+        trouble_s: longest time of trouble, in virtual seconds.
+    """
+
+    name: str
+    rates: Mapping[str, float]
+    triggers: Mapping[str, tuple[tuple[str, float], ...]] = field(default_factory=dict)
+    quorums: tuple[Quorums, ...] = USUAL + STRIPED
+    bookies: tuple[int, int] = (5, 7)
+    writers: tuple[int, int] = (2, 3)
+    entries: tuple[int, int] = (12, 30)
+    pace_s: float = 0.15
+    burst: int = 5
+    add_timeout_s: float = 1.0
+    wipes_max: int = 0
+    left_open: float = 0.3
+    is_idle: bool = False
+    deletes: float = 0.0
+    collect_s: float = 2.5
+    trouble_s: float = 12.0
+    is_beyond_quorum: bool = False
+
+
+PROFILES: Final[tuple[Profile, ...]] = (
+    Profile(
+        "plain",
+        {"kill bookie": 0.25, "cut link": 0.3, "slow link": 0.2, "recover": 0.1, "lose store answers": 0.2},
+        {"sent": (("recover", 0.01), ("kill bookie", 0.01))},
+    ),
+    Profile(
+        "zombie writer",
+        {"delay adds": 0.9, "lose fences": 0.8, "kill bookie": 0.1, "cut link": 0.2, "freeze client": 0.2},
+        {
+            "sent": (("recover", 0.04), ("delay adds", 0.05), ("stretch and recover", 0.06)),
+            "acked": (("recover", 0.02), ("lose fences", 0.02)),
+        },
+        quorums=((3, 3, 2), (3, 2, 1), (4, 3, 2), (2, 2, 1), (3, 3, 1), (3, 2, 2)),
+        add_timeout_s=6.0,
+        pace_s=0.25,
+        burst=2,
+    ),
+    Profile(
+        "power loss",
+        {"power loss of one": 0.3, "power loss of all": 0.15, "recover": 0.15, "stall disk": 0.3},
+        {
+            "acked": (("power loss of one", 0.01), ("power loss of all", 0.004)),
+            "fenced": (("power loss of one", 0.15), ("power loss of all", 0.05)),
+        },
+    ),
+    Profile(
+        "collector race",
+        {"kill bookie": 0.4, "delete lock": 0.8, "lag store": 0.6, "slow store": 0.4, "lose session": 0.1},
+        {
+            "sent": (("kill bookie", 0.01),),
+            "copied": (("delete lock", 0.3), ("slow workers", 0.2)),
+            "marked": (("unlock soon", 0.6), ("slow collector", 0.4), ("kill bookie", 0.1)),
+        },
+        writers=(3, 4),
+        entries=(6, 16),
+        deletes=0.3,
+        collect_s=0.6,
+    ),
+    Profile(
+        "new disks",
+        {"recover": 0.3, "kill bookie": 0.1, "delay adds": 0.5, "kill client": 0.05, "wipe bookie": 0.1},
+        {
+            "sent": (("recover", 0.03), ("wipe bookie", 0.005)),
+            "acked": (("wipe bookie", 0.003),),
+            "idle": (("recover", 0.6),),
+            "fenced": (("wipe bookie", 0.04),),
+            "copied": (("wipe soon", 0.3), ("slow workers", 0.3)),
+        },
+        quorums=SAFE,
+        wipes_max=1,
+        add_timeout_s=3.0,
+        is_idle=True,
+        trouble_s=16.0,
+    ),
+    Profile(
+        "idle writer",
+        {"kill bookie": 0.5, "cut link": 0.2, "recover": 0.1},
+        {"idle": (("kill bookie", 0.5), ("recover", 0.2))},
+        is_idle=True,
+    ),
+    Profile(
+        "store storm",
+        {
+            "lose all sessions": 0.2,
+            "lose session": 0.3,
+            "interrupt session": 0.3,
+            "lose store answers": 0.5,
+            "slow store": 0.3,
+            "lag store": 0.3,
+            "kill bookie": 0.15,
+            "recover": 0.1,
+        },
+    ),
+    Profile(
+        "rot",
+        {"rot": 0.6, "kill bookie": 0.2, "recover": 0.2},
+        {"sent": (("recover", 0.02),)},
+        quorums=SAFE,
+    ),
+    Profile(
+        "full disk",
+        {"fill disk": 0.5, "recover": 0.15, "cut link": 0.2},
+    ),
+    Profile(
+        "gray",
+        {"slow bookie": 0.4, "cut one way": 0.5, "freeze bookie": 0.3, "recover": 0.15, "stall disk": 0.2},
+        {"sent": (("recover", 0.02), ("cut one way", 0.02))},
+    ),
+    Profile(
+        "deletion",
+        {"kill bookie": 0.3, "recover": 0.3, "delay adds": 0.5, "lag store": 0.2},
+        {"sent": (("recover", 0.03), ("delete", 0.01)), "acked": (("delete", 0.01),)},
+        add_timeout_s=4.0,
+        deletes=0.6,
+        collect_s=1.0,
+    ),
+    Profile(
+        "mass loss",
+        {"kill most bookies": 0.2, "lose all sessions": 0.1, "kill bookie": 0.3, "delete lock": 0.3, "recover": 0.8},
+        {"sent": (("recover", 0.02),)},
+        quorums=((3, 3, 3), (2, 2, 2), (3, 2, 2), (5, 3, 3), (3, 3, 2)),
+    ),
+    Profile(
+        "beyond quorum",
+        {"wipe bookie": 0.5, "kill bookie": 0.2, "recover": 0.2},
+        {"acked": (("wipe bookie", 0.03),)},
+        wipes_max=4,
+        is_beyond_quorum=True,
+    ),
+)

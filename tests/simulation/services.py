@@ -1,0 +1,107 @@
+"""What keeps the cluster whole in a history: an auditor, replication workers, and the bookies' own collectors.
+
+The auditor's pass is the one that matters here: the real verdict (``fragment_health``), the real brake, the real
+publisher. Spark's way of computing the same verdict is held equal to it by a property test of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from bookie.metadata.ledgers import Versioned
+from bookie.metadata.own_state import ParkedTasks
+from bookie.metadata.reservations import Reservations
+from bookie.model.errors import BkhealError
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.severity import fragment_health
+from replicator.events import Outlook, TaskResult
+from replicator.evidence import CorruptCopy
+from replicator.ports import RepairPorts
+from replicator.settings import ReplicatorSettings
+from replicator.worker import Worker
+from spark_jobs.brake import MISSING_SHARE_MAX, held_because
+from spark_jobs.publish import Publisher
+from tests.simulation.nodes import SimClient
+from tests.simulation.world import World
+
+AUDIT_S: Final = 2.0
+
+
+async def audit_for_ever(world: World, client: SimClient) -> None:
+    """Audit again and again."""
+    while True:
+        try:
+            await audit(world, client)
+        except (BkhealError, TimeoutError) as error:
+            world.trace.event(client.process.name, f"audit failed: {type(error).__name__}")
+        await asyncio.sleep(AUDIT_S * (0.5 + client.rng.random()))
+
+
+async def audit(world: World, client: SimClient) -> int:
+    """One pass: metadata first, the live list second (R2); how many ledgers were marked."""
+    ports = client.ports
+    ids = [ledger_id async for ledger_id in ports.ledgers.ids()]
+    ledgers = [found for found in await ports.ledgers.read_many(ids) if isinstance(found, Versioned)]
+    bookies = await ports.registrations.list()
+    members = frozenset(member for ledger in ledgers for member in ledger.metadata.members())
+    known = members | bookies.registered | await ports.registrations.known()
+    reason = held_because(known, bookies.registered, len(ledgers), None, MISSING_SHARE_MAX)
+    if reason is not None:
+        world.trace.event(client.process.name, f"audit held: {reason}")
+        return 0
+    markings = [(ledger.ledger_id, missing) for ledger in ledgers if (missing := lost(ledger, bookies.registered))]
+    if not markings:
+        return 0
+    world.about_to_mark(client.process.name, known, bookies.registered)
+    await Publisher(ports.tasks).mark(markings)
+    world.trace.event(client.process.name, f"marked {[ledger_id for ledger_id, _ in markings]}")
+    return len(markings)
+
+
+def lost(ledger: Versioned, registered: frozenset[BookieId]) -> tuple[BookieId, ...]:
+    """Bookies that a ledger names and that are not registered, by the verdict on each of its fragments."""
+    metadata = ledger.metadata
+    missing: set[BookieId] = set()
+    for index, fragment in enumerate(metadata.fragments):
+        is_live = [member in registered for member in fragment.members]
+        last = metadata.fragment_last_entry_id(index)
+        health = fragment_health(is_live, metadata.write_quorum, metadata.ack_quorum, fragment.first_entry_id, last)
+        missing.update(fragment.members[position] for position in health.missing_positions)
+    return tuple(sorted(missing))
+
+
+class Events:
+    """What a worker tells of its work, for the trace."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world = world
+        self._name = name
+
+    def task_ended(self, result: TaskResult) -> None:
+        self._world.trace.event(self._name, f"task {result.ledger_id} {result.ending.name} {result.detail[:160]}")
+
+    def tasks_listed(self, outlook: Outlook) -> None:
+        pass
+
+    def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
+        self._world.trace.event(self._name, f"corrupt copy of {ledger_id}/{copy.entry_id} on {copy.bookie}")
+
+
+def worker(world: World, client: SimClient) -> Worker:
+    """A replication worker on a client's ports."""
+    ports = client.ports
+    repair = RepairPorts(
+        store=client.store,
+        cluster=world.cluster,
+        ledgers=ports.ledgers,
+        registrations=ports.registrations,
+        tasks=ports.tasks,
+        parked=ParkedTasks(client.store, world.cluster.root),
+        transport=ports.transport,
+        clock=ports.clock,
+        rng=ports.rng,
+        reservations=Reservations(client.store, world.cluster.root),
+    )
+    settings = ReplicatorSettings("sim", ledgers_in_flight=3, poll_interval_s=1.5, grace_s=1.0, open_ledger_grace_s=2.0)
+    return Worker(repair, settings, Events(world, client.process.name), client.process.name)

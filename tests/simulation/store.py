@@ -1,0 +1,273 @@
+"""The metadata store of a history: the twin of the contract suite, with faults, servers that lag, and witnesses.
+
+``SimCell`` keeps every state a node had, so that a session on a lagging server reads a consistent past, and tells a
+witness of each change at the moment it is made. ``SimStore`` is one process's session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from bookie.metadata.memory import Fault, MemoryStore, Readable
+from bookie.metadata.memory_cell import MemoryCell, _MemoryNode
+from bookie.metadata.port import ANY_VERSION, Children, Node, NoNodeError, Operation, Stat
+from bookie.metadata.request_limits import check_data, check_path
+from tests.simulation.loop import Process
+from tests.simulation.trace import Trace
+
+T = TypeVar("T")
+
+Witness = Callable[[int, str, bytes | None, bytes | None, int | None], None]
+"""Called with session, path, data before and after (None: no node), and the expected version of a set or delete."""
+
+
+@dataclass(slots=True)
+class _State:
+    zxid: int
+    node: Node | None
+    children: Children
+
+
+@dataclass(slots=True)
+class _Past:
+    """The tree as it was after transaction ``zxid``."""
+
+    histories: dict[str, list[_State]]
+    zxid: int
+
+    def get(self, path: str) -> Node:
+        state = self._at(path)
+        if state is None or state.node is None:
+            raise NoNodeError(f"read {path}: no such node")
+        return state.node
+
+    def stat(self, path: str) -> Stat | None:
+        state = self._at(path)
+        return None if state is None or state.node is None else state.node.stat
+
+    def children(self, path: str) -> Children:
+        state = self._at(path)
+        if state is None or state.node is None:
+            raise NoNodeError(f"list {path}: no such node")
+        return state.children
+
+    def _at(self, path: str) -> _State | None:
+        states = self.histories.get(path, [])
+        index = bisect_right(states, self.zxid, key=lambda state: state.zxid)
+        return states[index - 1] if index else None
+
+
+class SimCell(MemoryCell):
+    """See the module docstring."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, witness: Witness) -> None:
+        super().__init__(now_ms=lambda: int(loop.time() * 1000))
+        self._loop = loop
+        self._witness = witness
+        self._histories: dict[str, list[_State]] = {}
+        self._times: list[tuple[float, int]] = []
+        self._in_multi: list[tuple[str, bytes | None, int | None]] | None = None
+        self._changed("/")
+
+    @property
+    def zxid(self) -> int:
+        """The last transaction."""
+        return self._zxid
+
+    def zxid_at(self, time_s: float) -> int:
+        """The last transaction before a point in time."""
+        index = bisect_right(self._times, time_s, key=lambda item: item[0])
+        return self._times[index - 1][1] if index else 0
+
+    def past(self, zxid: int) -> Readable:
+        """The tree as it was then."""
+        return _Past(self._histories, zxid)
+
+    def data(self, path: str) -> bytes | None:
+        """A node's data now."""
+        node = self._nodes.get(path)
+        return None if node is None else node.data
+
+    def create(self, session_id: int, path: str, data: bytes, *, is_ephemeral: bool, is_sequential: bool) -> str:
+        created = super().create(session_id, path, data, is_ephemeral=is_ephemeral, is_sequential=is_sequential)
+        self._tell(session_id, created, None, None)
+        return created
+
+    def set(self, path: str, data: bytes, version: int, session_id: int = 0) -> Stat:
+        before = self.data(path)
+        stat = super().set(path, data, version)
+        self._tell(session_id, path, before, version)
+        return stat
+
+    def delete(self, path: str, version: int, session_id: int = 0) -> None:
+        before = self.data(path)
+        super().delete(path, version)
+        self._tell(session_id, path, before, version)
+
+    def multi(self, session_id: int, operations: Sequence[Operation]) -> None:
+        self._in_multi = []
+        try:
+            super().multi(session_id, operations)
+            told, self._in_multi = self._in_multi, None
+        finally:
+            self._in_multi = None
+        for path, before, version in told:
+            self._tell(session_id, path, before, version)
+
+    def _tell(self, session_id: int, path: str, before: bytes | None, version: int | None) -> None:
+        if self._in_multi is not None:
+            self._in_multi.append((path, before, version))
+        else:
+            self._witness(session_id, path, before, self.data(path), version)
+
+    def _restore(self, saved: dict[str, _MemoryNode | None], zxid: int) -> None:
+        super()._restore(saved, zxid)
+        for path in saved:
+            states = self._histories.get(path, [])
+            while states and states[-1].zxid > zxid:
+                states.pop()
+        while self._times and self._times[-1][1] > zxid:
+            self._times.pop()
+
+    def _changed(self, *paths: str) -> None:
+        zxid = self._zxid
+        for path in paths:
+            node = self._nodes.get(path)
+            states = self._histories.setdefault(path, [])
+            if states and states[-1].zxid == zxid:
+                states.pop()
+            if node is None:
+                states.append(_State(zxid, None, Children((), 0)))
+            else:
+                stat = node.stat()
+                children = Children(tuple(sorted(node.children)), stat.children_version)
+                states.append(_State(zxid, Node(node.data, stat), children))
+        self._times.append((self._loop.time(), zxid))
+        super()._changed(*paths)
+
+
+@dataclass(slots=True)
+class StoreFaults:
+    """How one session's server and connection behave; changed at any time. Times in seconds, shares 0 to 1."""
+
+    latency_max_s: float = 0.004
+    fail_share: float = 0.0
+    lose_share: float = 0.0
+    slow_share: float = 0.0
+    slow_s: float = 1.0
+    lag_s: float = 0.0
+    fail_next: list[tuple[str, Fault]] = field(default_factory=list)
+    """Faults of the next requests whose operation has this name."""
+
+
+class SimStore(MemoryStore):
+    """One process's session."""
+
+    def __init__(
+        self,
+        cell: SimCell,
+        process: Process,
+        loop: asyncio.AbstractEventLoop,
+        rng: random.Random,
+        faults: StoreFaults,
+        trace: Trace,
+    ) -> None:
+        super().__init__(cell, fault_hook=self._before, operation_timeout_s=10.0)
+        self.sim_cell = cell
+        self.faults = faults
+        self._process = process
+        self._loop = loop
+        self._rng = rng
+        self._trace = trace
+        self._seen = cell.zxid
+        self.is_cut_off = False
+
+    def view(self) -> Readable:
+        if not self.faults.lag_s:
+            self._seen = self.sim_cell.zxid
+            return self.sim_cell
+        self._seen = max(self._seen, self.sim_cell.zxid_at(self._loop.time() - self.faults.lag_s))
+        return self.sim_cell.past(self._seen)
+
+    async def sync(self, path: str) -> None:
+        await super().sync(path)
+        self._seen = self.sim_cell.zxid
+
+    async def set(self, path: str, data: bytes, version: int) -> Stat:
+        check_path(path)
+        check_data(path, data)
+        return await self._write("set", path, lambda session_id: self._set(session_id, path, data, version))
+
+    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
+        check_path(path)
+        await self._write("delete", path, lambda session_id: self._delete(session_id, path, version))
+
+    async def create(
+        self, path: str, data: bytes = b"", *, is_ephemeral: bool = False, is_sequential: bool = False
+    ) -> str:
+        created = await super().create(path, data, is_ephemeral=is_ephemeral, is_sequential=is_sequential)
+        self._seen = self.sim_cell.zxid
+        return created
+
+    async def multi(self, operations: Sequence[Operation]) -> None:
+        await super().multi(operations)
+        self._seen = self.sim_cell.zxid
+
+    async def wait_children_changed(self, path: str, seen: Children) -> None:
+        await super().wait_children_changed(path, seen)
+        self._seen = self.sim_cell.zxid
+
+    async def wait_node_changed(self, path: str, seen: Stat | None) -> None:
+        await super().wait_node_changed(path, seen)
+        self._seen = self.sim_cell.zxid
+
+    def cut_off(self) -> None:
+        """The process is dead: nothing is sent any more, and the server does not know it yet."""
+        self.is_cut_off = True
+        self.suspend()
+
+    def forget_session(self) -> None:
+        """The server gives the session up, whatever its process believes."""
+        self.cell.close_session(self.session.session_id)
+
+    def _set(self, session_id: int, path: str, data: bytes, version: int) -> Stat:
+        stat = self.sim_cell.set(path, data, version, session_id)
+        self._seen = self.sim_cell.zxid
+        return stat
+
+    def _delete(self, session_id: int, path: str, version: int) -> None:
+        self.sim_cell.delete(path, version, session_id)
+        self._seen = self.sim_cell.zxid
+
+    async def _request(
+        self, operation: str, path: str, action: Callable[[int], T], lost: Callable[[str], Exception]
+    ) -> T:
+        result = await super()._request(operation, path, action, lost)
+        if self.faults.slow_share and self._rng.random() < self.faults.slow_share:
+            await asyncio.sleep(self._rng.random() * self.faults.slow_s)  # the answer is under way
+        return result
+
+    async def _before(self, operation: str, path: str) -> Fault | None:
+        faults, rng = self.faults, self._rng
+        draw = rng.random()
+        delay_s = max(0.0, 2 * draw - 1) * faults.latency_max_s
+        if faults.slow_share and rng.random() < faults.slow_share:
+            delay_s += faults.slow_s * rng.random()
+        held_s = self._process.held_until_s - self._loop.time()
+        await asyncio.sleep(max(delay_s, held_s))
+        if self._trace.is_recording:
+            self._trace.event(self._process.name, f"store {operation} {path}")
+        for index, (name, fault) in enumerate(faults.fail_next):
+            if name == operation:
+                del faults.fail_next[index]
+                return fault
+        if faults.fail_share and rng.random() < faults.fail_share:
+            return Fault.FAIL_BEFORE
+        if faults.lose_share and rng.random() < faults.lose_share:
+            return Fault.LOSE_ANSWER
+        return None

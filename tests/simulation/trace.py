@@ -1,0 +1,33 @@
+"""What happened, as a hash that two runs of one seed must share, and as lines for people when asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+
+from tests.simulation.loop import START_S
+
+
+class Trace:
+    """Events of one history in their order.
+
+    Attributes:
+        digest: rolling checksum over every event.
+        lines: readable events; empty unless recording.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, is_recording: bool = False) -> None:
+        self._loop = loop
+        self.is_recording = is_recording
+        self.digest = 0
+        self.count = 0
+        self.lines: list[str] = []
+
+    def event(self, who: str, what: str) -> None:
+        """Note that ``what`` happened at ``who``, now."""
+        now_s = self._loop.time()
+        text = f"{now_s - START_S:.6f} {who} {what}"
+        self.digest = zlib.crc32(text.encode(), self.digest)
+        self.count += 1
+        if self.is_recording:
+            self.lines.append(f"{now_s - START_S:12.6f}  {who:<12} {what}")

@@ -1,0 +1,376 @@
+"""What is really so in a history, and the rules that must hold at each moment of it.
+
+The oracles know no defect in particular. They look at every acknowledgement, change of metadata, answer of a bookie,
+collection and deletion of a task at the moment it happens (invariants I1 to I18), and at the whole in the end (I19).
+A broken rule is noted and ends the history; nothing in the code under test can swallow it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from bookie.metadata.layout import LayoutKind, ledger_id_of, task_ledger_id, tasks_path
+from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.serde import decode
+from bookie.metadata.task_format import decode_task
+from bookie.model.errors import BkhealError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.packet import packet_ids
+from bookie.model.schedule import stored_entries, write_set
+from bookie.wire.port import AddBatch, EntryResult, ListReply, Status
+from tests.simulation.store import SimCell
+from tests.simulation.trace import Trace
+
+ROOT = "/ledgers"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken rule."""
+
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.text}"
+
+
+@dataclass(slots=True)
+class LedgerTruth:
+    """One ledger, as the applications and the disks know it."""
+
+    payloads: dict[EntryId, bytes] = field(default_factory=dict)
+    """Everything that was ever handed to a writer."""
+    packets: dict[EntryId, bytes] = field(default_factory=dict)
+    """The first stored form of each entry."""
+    acked: set[EntryId] = field(default_factory=set)
+    holders: dict[EntryId, set[BookieId]] = field(default_factory=lambda: defaultdict(set))
+    """Bookies that ever acknowledged the entry; a wiped disk stays here."""
+    is_deleted: bool = False
+    is_doomed: bool = False
+    """More disks were lost than its quorums promise to survive: loss must be reported, and is no violation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collecting:
+    """A ledger's metadata and what the bookie held when a collection began."""
+
+    metadata: LedgerMetadata | None
+    held: dict[EntryId, bytes]
+
+
+class Truth:
+    """See the module docstring."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.violations: list[Violation] = []
+        self.violated: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ledgers: dict[LedgerId, LedgerTruth] = {}
+        self.metadata: dict[LedgerId, LedgerMetadata] = {}
+        self.held: dict[BookieId, dict[LedgerId, dict[EntryId, bytes]]] = defaultdict(lambda: defaultdict(dict))
+        self.roles: dict[int, str] = {}
+        self.registered: frozenset[BookieId] = frozenset()
+        self.rotten: set[BookieId] = set()
+        self.copies = 0
+        self.copied: dict[tuple[BookieId, LedgerId, EntryId], int] = defaultdict(int)
+        self._fenced: dict[tuple[BookieId, LedgerId], float] = {}
+        self._denied: set[tuple[BookieId, LedgerId, EntryId]] = set()
+        self._gone: set[tuple[BookieId, LedgerId]] = set()
+        self._ids: set[LedgerId] = set()
+        self._tasks = tasks_path(ROOT)
+        self.cell: SimCell
+
+    def fail(self, rule: str, text: str) -> None:
+        """Note a broken rule and end the history."""
+        self.violations.append(Violation(rule, text))
+        self.trace.event("ORACLE", f"{rule} broken: {text}")
+        if not self.violated.done():
+            self.violated.set_result(None)
+
+    def of(self, ledger_id: LedgerId) -> LedgerTruth:
+        """Truth about one ledger."""
+        found = self.ledgers.get(ledger_id)
+        if found is None:
+            found = self.ledgers[ledger_id] = LedgerTruth()
+        return found
+
+    def acked_count(self) -> int:
+        """Entries acknowledged in this history."""
+        return sum(len(ledger.acked) for ledger in self.ledgers.values())
+
+    # Applications
+
+    def offered(self, ledger_id: LedgerId, entry_id: EntryId, payload: bytes) -> None:
+        """A writer was handed an entry."""
+        self.of(ledger_id).payloads[entry_id] = payload
+
+    def acknowledged(self, who: str, ledger_id: LedgerId, entry_id: EntryId) -> None:
+        """I1 and I2, at the moment of the acknowledgement."""
+        truth = self.of(ledger_id)
+        self.trace.event(who, f"acked {ledger_id}/{entry_id}")
+        if entry_id and EntryId(entry_id - 1) not in truth.acked:
+            self.fail("I1", f"{who}: entry {ledger_id}/{entry_id} was acknowledged before the one in front of it")
+        truth.acked.add(entry_id)
+        metadata = self.metadata.get(ledger_id)
+        if metadata is None:
+            return
+        if metadata.last_entry_id is not None and entry_id > metadata.last_entry_id:
+            self.fail("I2", f"{who}: {ledger_id}/{entry_id} acknowledged, sealed at {metadata.last_entry_id}")
+            return
+        copies = self._copies(metadata, ledger_id, entry_id)
+        if copies < metadata.ack_quorum and not truth.is_doomed:
+            members = metadata.fragments[metadata.fragment_index(entry_id)].members
+            self.fail("I1", f"{who}: {ledger_id}/{entry_id} acknowledged with {copies} copies in {members}")
+
+    def was_read(self, who: str, ledger_id: LedgerId, entry_id: EntryId, payload: bytes) -> None:
+        """Same bytes always, and no dirty read (I5, I14)."""
+        truth = self.of(ledger_id)
+        if truth.payloads.get(entry_id) != payload:
+            self.fail("I14", f"{who}: {ledger_id}/{entry_id} read as {payload!r}")
+        self.may_be_read(who, ledger_id, entry_id)
+
+    def may_be_read(self, who: str, ledger_id: LedgerId, last: int) -> None:
+        """I5: what readers are told is confirmed has reached the ack quorum."""
+        metadata = self.metadata.get(ledger_id)
+        if metadata is None or last < 0:
+            return
+        truth = self.of(ledger_id)
+        if metadata.last_entry_id is not None:
+            if last > metadata.last_entry_id:
+                self.fail("I5", f"{who}: {ledger_id} readable to {last}, sealed at {metadata.last_entry_id}")
+        elif len(truth.holders[EntryId(last)]) < metadata.ack_quorum and EntryId(last) not in truth.acked:
+            self.fail("I5", f"{who}: told of {ledger_id}/{last}, on {sorted(truth.holders[EntryId(last)])} alone")
+
+    # Bookies
+
+    def holds(self, bookie: BookieId, ledger_id: LedgerId) -> frozenset[EntryId]:
+        """Entries that a bookie has acknowledged and not lost by a wipe or collection."""
+        ledgers = self.held.get(bookie)
+        return frozenset(ledgers[ledger_id]) if ledgers is not None and ledger_id in ledgers else frozenset()
+
+    def stored(self, bookie: BookieId, batch: AddBatch) -> None:
+        """A bookie says that a batch is durable: I11, I12, I14."""
+        ledger_id = batch.ledger_id
+        truth = self.of(ledger_id)
+        if not batch.is_recovery and (bookie, ledger_id) in self._fenced:
+            self.fail("I11", f"{bookie} took an add to {ledger_id} after it had answered a fence")
+        held = self.held[bookie][ledger_id]
+        self._gone.discard((bookie, ledger_id))
+        for packet in batch.entries:
+            entry_id = packet_ids(packet)[1]
+            if not batch.is_recovery and (bookie, ledger_id, entry_id) in self._denied:
+                self.fail("I12", f"{bookie} took {ledger_id}/{entry_id} after it had denied it to a recovery")
+            first = truth.packets.setdefault(entry_id, packet)
+            if first != packet:
+                self.fail("I14", f"{bookie} was given other bytes for {ledger_id}/{entry_id} than others before")
+            held[entry_id] = packet
+            truth.holders[entry_id].add(bookie)
+
+    def fenced(self, bookie: BookieId, ledger_id: LedgerId) -> None:
+        """A bookie says that a fence is durable."""
+        self._fenced.setdefault((bookie, ledger_id), 0.0)
+
+    def answered(
+        self,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        held_before: frozenset[EntryId],
+        results: Sequence[EntryResult],
+        *,
+        is_fencing: bool,
+    ) -> None:
+        """Answers of a read: I12, I13, I14. ``held_before``: what the bookie held when the request arrived."""
+        truth = self.of(ledger_id)
+        for result in results:
+            if result.status is Status.OK:
+                first = truth.packets.get(result.entry_id)
+                if first is not None and first != result.packet:
+                    self.fail("I14", f"{bookie} serves other bytes for {ledger_id}/{result.entry_id}")
+            elif result.status.is_absent:
+                is_kept = (bookie, ledger_id) not in self._gone
+                if is_kept and (result.entry_id in held_before or self._lost(bookie, ledger_id, result.entry_id)):
+                    self.fail("I13", f"{bookie} says {result.status.name} of {ledger_id}/{result.entry_id}, once held")
+                if is_fencing:
+                    self._denied.add((bookie, ledger_id, result.entry_id))
+
+    def listed(self, bookie: BookieId, ledger_id: LedgerId, held_before: frozenset[EntryId], reply: ListReply) -> None:
+        """A list that claims to be whole must be so (I13)."""
+        if reply.status is Status.OK and (bookie, ledger_id) not in self._gone:
+            missing = held_before - frozenset(reply.entries)
+            if missing:
+                self.fail("I13", f"{bookie} lists {ledger_id} without {sorted(missing)}")
+        # A list is a promise like an acknowledgement: whoever reads it counts on the entries.
+        truth = self.of(ledger_id)
+        for number in reply.entries:
+            entry_id = EntryId(number)
+            if entry_id in truth.packets:
+                self.held[bookie][ledger_id].setdefault(entry_id, truth.packets[entry_id])
+                truth.holders[entry_id].add(bookie)
+
+    def wiped(self, bookie: BookieId) -> None:
+        """All disks of a bookie were replaced by empty ones."""
+        self.held.pop(bookie, None)
+
+    def restarted(self, bookie: BookieId, ledger_id: LedgerId, entries: Iterable[int]) -> None:
+        """After a crash everything acknowledged is there (I15)."""
+        missing = self.holds(bookie, ledger_id) - frozenset(EntryId(entry_id) for entry_id in entries)
+        if missing:
+            self.fail("I15", f"{bookie} lost {ledger_id} entries {sorted(missing)} in a crash")
+
+    def begins_to_collect(self, bookie: BookieId, ledger_id: LedgerId) -> Collecting:
+        """A collector is about to delete; what it holds from here on is what it is given while it does."""
+        return Collecting(self.metadata.get(ledger_id), self.held[bookie].pop(ledger_id, {}))
+
+    def collected(self, bookie: BookieId, ledger_id: LedgerId, before: Collecting, *, is_collected: bool) -> None:
+        """I16, as it was at the moment of the deletion. That a copy reserved there is not lost is I17's business."""
+        if not is_collected:
+            self.held[bookie][ledger_id] = before.held | self.held[bookie][ledger_id]
+            return
+        self.trace.event(bookie, f"collected {ledger_id}")
+        metadata = before.metadata
+        if metadata is not None and not metadata.is_closed:
+            self.fail("I16", f"{bookie} collected {ledger_id}, which is {metadata.state.name}")
+        elif metadata is not None and bookie in metadata.members():
+            self.fail("I16", f"{bookie} collected {ledger_id} and is a member of it")
+        self._gone.add((bookie, ledger_id))
+
+    # Metadata
+
+    def changed(self, session: int, path: str, before: bytes | None, after: bytes | None, version: int | None) -> None:
+        """Witness of every change in the store."""
+        ledger_id = ledger_id_of(LayoutKind.HIERARCHICAL, ROOT, path)
+        if ledger_id is not None:
+            self._ledger_changed(self.roles.get(session, "?"), ledger_id, before, after, version)
+        elif path.startswith(self._tasks) and after is None and before is not None:
+            task_id = task_ledger_id(path.rpartition("/")[2])
+            if task_id is not None:
+                self._task_gone(self.roles.get(session, "?"), task_id, before)
+
+    def _ledger_changed(
+        self, who: str, ledger_id: LedgerId, before: bytes | None, after: bytes | None, version: int | None
+    ) -> None:
+        if after is None:
+            self.trace.event(who, f"deleted ledger {ledger_id}")
+            self.metadata.pop(ledger_id, None)
+            self.of(ledger_id).is_deleted = True
+            return
+        try:
+            new = decode(after)
+        except BkhealError as error:
+            self.fail("I7", f"{who} wrote nonsense for {ledger_id}: {error}")
+            return
+        self.trace.event(who, f"ledger {ledger_id} is {describe(new)}")
+        old = self.metadata.get(ledger_id)
+        self.metadata[ledger_id] = new
+        if old is None:
+            if before is None and ledger_id in self._ids:
+                self.fail("I10", f"{who} created ledger {ledger_id} again")
+            self._ids.add(ledger_id)
+        else:
+            if version == ANY_VERSION:
+                self.fail("I9", f"{who} changed ledger {ledger_id} without comparing its version")
+            self._check_transition(who, ledger_id, old, new)
+        for fragment in new.fragments:
+            if len(set(fragment.members)) != new.ensemble_size:
+                self.fail("I6", f"{who}: {ledger_id} fragment {fragment.first_entry_id} names {fragment.members}")
+        if new.fragments[0].first_entry_id != 0:
+            self.fail("I7", f"{who}: {ledger_id} begins at {new.fragments[0].first_entry_id}")
+
+    def _check_transition(self, who: str, ledger_id: LedgerId, old: LedgerMetadata, new: LedgerMetadata) -> None:
+        truth = self.of(ledger_id)
+        if old.is_closed and (old.state, old.last_entry_id, old.length) != (new.state, new.last_entry_id, new.length):
+            self.fail("I4", f"{who} changed closed ledger {ledger_id}: {describe(old)} to {describe(new)}")
+        if new.last_entry_id is not None and not old.is_closed:
+            beyond = [entry_id for entry_id in truth.acked if entry_id > new.last_entry_id]
+            if beyond:
+                self.fail("I3", f"{who} sealed {ledger_id} at {new.last_entry_id}, {max(beyond)} was acknowledged")
+            self._check_length(who, ledger_id, new)
+            for number in range(new.last_entry_id + 1):
+                copies = self._copies(new, ledger_id, EntryId(number))
+                if copies < new.ack_quorum and not truth.is_doomed:
+                    self.fail("T4", f"{who} sealed {ledger_id} at {new.last_entry_id}, {number} has {copies} copies")
+                    break
+        self._check_owner(who, ledger_id, old, new)
+
+    def _check_length(self, who: str, ledger_id: LedgerId, new: LedgerMetadata) -> None:
+        truth = self.of(ledger_id)
+        if not truth.payloads or new.last_entry_id is None:
+            return
+        length = sum(len(truth.payloads.get(EntryId(number), b"")) for number in range(new.last_entry_id + 1))
+        if length != new.length:
+            self.fail("I3", f"{who} sealed {ledger_id} with length {new.length}, its entries have {length}")
+
+    def _check_owner(self, who: str, ledger_id: LedgerId, old: LedgerMetadata, new: LedgerMetadata) -> None:
+        """I8 and I17: closed fragments change by replacing members, who must hold everything; ids and order stand."""
+        shared = [fragment.first_entry_id for fragment in new.fragments[: len(old.fragments)]]
+        kept = old.fragments if new.fragments[: len(old.fragments)] == old.fragments else None
+        if kept is None:
+            if shared[:-1] != [fragment.first_entry_id for fragment in old.fragments[:-1]]:
+                self.fail("I8", f"{who} moved fragments of {ledger_id}: {describe(old)} to {describe(new)}")
+                return
+            if len(new.fragments) < len(old.fragments):
+                self.fail("I8", f"{who} dropped fragments of {ledger_id}: {describe(old)} to {describe(new)}")
+                return
+        for index, before in enumerate(old.fragments):
+            after = new.fragments[index]
+            is_live = index == len(old.fragments) - 1 and not old.is_closed
+            if before.members == after.members or is_live:
+                continue
+            last = old.fragment_last_entry_id(index)
+            for position, bookie in enumerate(after.members):
+                if bookie == before.members[position] or last is None:
+                    continue
+                wanted = stored_entries(position, before.first_entry_id, last, old.ensemble_size, old.write_quorum)
+                missing = frozenset(wanted) - self.holds(bookie, ledger_id)
+                if missing:
+                    self.fail("I17", f"{who} named {bookie} in {ledger_id}, which lacks {sorted(missing)}")
+        last_index = len(old.fragments) - 1
+        is_repair = who.startswith("worker") and not old.is_closed and old.state is new.state
+        if is_repair and new.fragments[last_index:] != old.fragments[last_index:]:
+            self.fail("I8", f"{who} changed the open end of {ledger_id}: {describe(old)} to {describe(new)}")
+
+    def _task_gone(self, who: str, ledger_id: LedgerId, before: bytes) -> None:
+        """I18: at that moment the bookies the task named are not members, or hold everything; or the ledger is gone.
+
+        Not asked of the last two fragments of an unclosed ledger: whoever closes it marks what is short there.
+        """
+        metadata = self.metadata.get(ledger_id)
+        self.trace.event(who, f"completed task {ledger_id}")
+        if metadata is None or self.of(ledger_id).is_doomed:
+            return
+        named = frozenset(decode_task(before).missing)
+        settled = metadata.fragments if metadata.is_closed else metadata.fragments[:-2]
+        for index, fragment in enumerate(settled):
+            last = metadata.fragment_last_entry_id(index)
+            for position, bookie in enumerate(fragment.members):
+                if bookie not in named or last is None or bookie in self.rotten:
+                    continue
+                size, quorum = metadata.ensemble_size, metadata.write_quorum
+                wanted = frozenset(stored_entries(position, fragment.first_entry_id, last, size, quorum))
+                missing = wanted - self.holds(bookie, ledger_id)
+                if missing:
+                    self.fail("I18", f"{who} completed {ledger_id}, {bookie} still lacks {sorted(missing)}")
+
+    def _copies(self, metadata: LedgerMetadata, ledger_id: LedgerId, entry_id: EntryId) -> int:
+        """Members of the stored write set that acknowledged the entry."""
+        members = metadata.fragments[metadata.fragment_index(entry_id)].members
+        holders = self.of(ledger_id).holders[entry_id]
+        positions = write_set(entry_id, metadata.ensemble_size, metadata.write_quorum)
+        return sum(members[position] in holders for position in positions)
+
+    def _lost(self, bookie: BookieId, ledger_id: LedgerId, entry_id: EntryId) -> bool:
+        """Whether an earlier disk of this bookie held the entry."""
+        return bookie in self.of(ledger_id).holders[entry_id] and entry_id not in self.holds(bookie, ledger_id)
+
+
+def describe(metadata: LedgerMetadata) -> str:
+    """Metadata in one line."""
+    fragments = " ".join(f"{f.first_entry_id}:[{','.join(f.members)}]" for f in metadata.fragments)
+    end = "" if metadata.last_entry_id is None else f" last {metadata.last_entry_id} length {metadata.length}"
+    quorums = f"{metadata.ensemble_size}/{metadata.write_quorum}/{metadata.ack_quorum}"
+    return f"{metadata.state.name} {quorums} {fragments}{end}"

@@ -1,0 +1,30 @@
+"""Unlikely branches are taken on request alone, and only while the request stands."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie.runtime.fault_points import deciding_by, fault_point
+
+
+def test_outside_a_simulation_none_is_taken() -> None:
+    assert not fault_point("journal.roll_early")
+
+
+def test_a_simulation_decides_each_time() -> None:
+    asked: list[str] = []
+
+    def every_other(name: str) -> bool:
+        asked.append(name)
+        return len(asked) % 2 == 0
+
+    with deciding_by(every_other):
+        assert [fault_point("journal.roll_early") for _ in range(4)] == [False, True, False, True]
+    assert asked == ["journal.roll_early"] * 4
+    assert not fault_point("journal.roll_early")
+
+
+def test_an_error_ends_it_as_well() -> None:
+    with pytest.raises(KeyError), deciding_by(lambda name: True):
+        raise KeyError
+    assert not fault_point("journal.roll_early")
