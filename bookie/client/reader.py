@@ -191,9 +191,8 @@ class LedgerReader:
     async def _check_range(self, first: int, last: int) -> None:
         end = await self.last_entry_id()
         if first < 0 or last > end:
-            raise NoSuchEntryError(
-                f"ledger {self.ledger_id} is readable from entry 0 to {end}; asked for {first} to {last}"
-            )
+            extent = f"is readable from entry 0 to {end}" if end >= 0 else "has no readable entry"
+            raise NoSuchEntryError(f"ledger {self.ledger_id} {extent}; asked for {first} to {last}")
 
     async def _read_some(self, entry_ids: Sequence[EntryId]) -> list[Entry]:
         """The entries from the first one on; at least that one."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import pytest
 from bookie.client import sync
 from bookie.client.connect import connect
 from bookie.embedded.cluster import EmbeddedCluster
+from bookie.metadata.log_lists import NoSuchLogError
 from bookie.model.ids import LedgerId
 from bookie.model.metadata import LedgerState
 
@@ -251,30 +255,59 @@ def test_the_synchronous_client_has_everything(uri: str) -> None:
         assert crashed not in client.ledgers()
 
 
-def waiting_for_input(uri: str, *arguments: str) -> tuple[int, bytes]:
+def interrupted_at_input(uri: str, *arguments: str, until: Callable[[], bool]) -> tuple[int, bytes]:
     """Interrupt a command that was given one line and waits for more; its exit code and standard error."""
     reading, writing = os.pipe()
+    running = subprocess.Popen(
+        command(*arguments), env=environment(uri), stdin=reading, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
-        with subprocess.Popen(
-            command(*arguments), env=environment(uri), stdin=reading, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as running:
-            os.write(writing, b"one\n")
-            time.sleep(3)
-            running.send_signal(signal.SIGINT)
-            return running.wait(30), running.communicate()[1]
+        os.write(writing, b"one\n")
+        deadline_s = time.monotonic() + 60
+        while not (is_drained(reading) and until()):
+            assert time.monotonic() < deadline_s, "the line was not taken"
+            time.sleep(0.05)  # between two looks
+        running.send_signal(signal.SIGINT)
+        told = running.communicate(timeout=30)[1]
+        return running.returncode, told
     finally:
+        running.kill()
+        running.wait()
         os.close(writing)
         os.close(reading)
 
 
+def is_drained(pipe: int) -> bool:
+    """Whether what was written to a pipe has been read."""
+    waiting = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, waiting)
+    return waiting[0] == 0
+
+
 def test_ctrl_c_ends_a_command_that_waits_for_lines(uri: str) -> None:
-    code, told = waiting_for_input(uri, "ledger", "write")
+    before = ledger_ids(uri)
+    code, told = interrupted_at_input(uri, "ledger", "write", until=lambda: ledger_ids(uri) != before)
     assert code == 130
     assert b"bkheal ledger show" in told
     assert b"Traceback" not in told
-    assert waiting_for_input(uri, "log", "append", "interrupted", "--create")[0] == 130
-    assert output(uri, "log", "read", "interrupted") == "one\n"
+    code, _ = interrupted_at_input(
+        uri, "log", "append", "interrupted", "--create", until=lambda: log_lines(uri) == "one\n"
+    )
+    assert code == 130
     output(uri, "log", "delete", "interrupted", "--yes")
+
+
+def ledger_ids(uri: str) -> list[int]:
+    with sync.connect(uri) as client:
+        return list(client.ledgers())
+
+
+def log_lines(uri: str) -> str:
+    with sync.connect(uri) as client:
+        try:
+            return "".join(f"{entry.payload.decode()}\n" for entry in client.log("interrupted").read())
+        except NoSuchLogError:
+            return ""
 
 
 def test_lines_come_from_pipes_of_every_kind(uri: str, tmp_path: Path) -> None:

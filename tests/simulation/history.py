@@ -20,7 +20,7 @@ from bookie.client.writer_options import WriterOptions
 from bookie.metadata.ledgers import NoSuchLedgerError
 from bookie.metadata.own_state import ParkedTasks
 from bookie.model.errors import BkhealError
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.ids import LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.model.schedule import stored_entries
 from bookie.runtime.fault_points import deciding_by
@@ -412,6 +412,3 @@ def _bury(loop: SimLoop) -> None:
     loop.close()
     guarded_tasks.difference_update(loop.tasks)  # what would not end keeps a whole history in memory
     loop.tasks.clear()
-
-
-__all__ = ["EntryId", "History", "Outcome", "run_history"]
