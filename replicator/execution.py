@@ -72,7 +72,7 @@ class Execution:
         ledger, steps = plan.ledger, plan.steps[:STEPS_MAX]
         self.silence.clear()
         incarnations = await self._prepare(ledger, steps)
-        swaps = [step for step in steps if isinstance(step, SwapMember) and step.target in incarnations]
+        swaps = [step for step in steps if isinstance(step, SwapMember) and step.target not in self.failed_targets]
         ready = [Copied(step) for step in swaps]
         for step in steps:
             if isinstance(step, SwapMember) or step.target in self.failed_targets:
@@ -101,7 +101,8 @@ class Execution:
                 incarnations[target] = incarnation
         there = [(step, incarnations[step.target]) for step in steps if step.target in incarnations]
         await self._reserving.reserve(ledger, there)
-        fresh = dict.fromkeys(s.target for s, _ in there if isinstance(s, CopyPosition) and not s.is_in_place)
+        # Also where nothing is copied: a collector that has begun with the ledger must not end with a member of it.
+        fresh = dict.fromkeys(s.target for s, _ in there if isinstance(s, SwapMember) or not s.is_in_place)
         for refusal in await asyncio.gather(*(self._holdings.pin(ledger.ledger_id, target) for target in fresh)):
             if refusal is not None:
                 self.failed_targets[refusal.bookie] = refusal

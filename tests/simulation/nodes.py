@@ -64,9 +64,10 @@ class Witnessed:
         self._inner = inner
 
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
+        was_fenced = self._truth.is_fenced(self._bookie, batch.ledger_id)
         reply = await self._inner.add(incarnation, batch)
         if reply.status is Status.OK:
-            self._truth.stored(self._bookie, batch)
+            self._truth.stored(self._bookie, batch, was_fenced=was_fenced)
             if batch.is_recovery:
                 self._world.happened("copied", batch.ledger_id, self._bookie)
         return reply

@@ -78,7 +78,7 @@ class Truth:
         self.rotten: set[BookieId] = set()
         self.copies = 0
         self.copied: dict[tuple[BookieId, LedgerId, EntryId], int] = defaultdict(int)
-        self._fenced: dict[tuple[BookieId, LedgerId], float] = {}
+        self._fenced: set[tuple[BookieId, LedgerId]] = set()
         self._denied: set[tuple[BookieId, LedgerId, EntryId]] = set()
         self._gone: set[tuple[BookieId, LedgerId]] = set()
         self._ids: set[LedgerId] = set()
@@ -153,11 +153,19 @@ class Truth:
         ledgers = self.held.get(bookie)
         return frozenset(ledgers[ledger_id]) if ledgers is not None and ledger_id in ledgers else frozenset()
 
-    def stored(self, bookie: BookieId, batch: AddBatch) -> None:
-        """A bookie says that a batch is durable: I11, I12, I14."""
+    def is_fenced(self, bookie: BookieId, ledger_id: LedgerId) -> bool:
+        """Whether a bookie, whatever its disks, has answered a fence."""
+        return (bookie, ledger_id) in self._fenced
+
+    def stored(self, bookie: BookieId, batch: AddBatch, *, was_fenced: bool) -> None:
+        """A bookie says that a batch is durable: I11, I12, I14.
+
+        ``was_fenced``: as it was when the batch arrived. One that came before the fence may be answered behind it, if
+        the recovery sees its entries (I12).
+        """
         ledger_id = batch.ledger_id
         truth = self.of(ledger_id)
-        if not batch.is_recovery and (bookie, ledger_id) in self._fenced:
+        if not batch.is_recovery and was_fenced:
             self.fail("I11", f"{bookie} took an add to {ledger_id} after it had answered a fence")
         held = self.held[bookie][ledger_id]
         self._gone.discard((bookie, ledger_id))
@@ -173,7 +181,7 @@ class Truth:
 
     def fenced(self, bookie: BookieId, ledger_id: LedgerId) -> None:
         """A bookie says that a fence is durable."""
-        self._fenced.setdefault((bookie, ledger_id), 0.0)
+        self._fenced.add((bookie, ledger_id))
 
     def answered(
         self,

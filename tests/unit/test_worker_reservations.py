@@ -291,3 +291,17 @@ async def test_a_bookie_that_came_back_without_its_disks_after_the_verdict_is_as
 
         assert await heal_while(world, come_back_empty) == [Ending.MARKED_AGAIN, Ending.REPAIRED]
         await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_a_target_that_gets_nothing_is_pinned_as_well() -> None:
+    """A collector that has begun with the ledger there must not end with a member of it."""
+    async with a_world("a b c d") as world:
+        await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=-1), 0)
+        await lose(world, "a")
+        storage = world.bookies.nodes[BookieId("d")].storage
+        mark = storage.mark(LEDGER)
+        recorder = await world.heal()
+        assert recorder.endings()[-1] is Ending.REPAIRED
+        assert BookieId("d") in (await world.metadata(7)).members()
+        assert not await storage.collect(LEDGER, mark)
