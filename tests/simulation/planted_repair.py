@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
 from bookie.metadata.layout import task_path
-from bookie.metadata.port import NoNodeError
+from bookie.metadata.port import Delete, MultiFailedError, NoNodeError
+from bookie.metadata.reservations import Reserved
 from bookie.metadata.task_locks import HeldTask, TaskLocks
 from bookie.model.digest import digest_for
 from bookie.model.ids import EntryId
@@ -16,7 +17,10 @@ from bookie.model.schedule import first_stored, last_stored, stored_count
 from bookie.wire.port import AddBatch
 from replicator import execution, holdings, install, plan, repair, target
 from replicator.events import Ending
+from replicator.holdings import Holdings
 from replicator.install import Installer
+from replicator.lease import Lease
+from replicator.reserving import Reserving
 from replicator.target import Target
 from tests.simulation import services
 from tests.simulation.planting import Registry, swap
@@ -153,3 +157,36 @@ def _(stack: ExitStack) -> None:
         return done
 
     swap(stack, repair.LedgerRepair, "_give_up", make)
+
+
+@plants(
+    "repair-without-lock", "#4668", "copies are made as by Apache's admin: no lock, no reservation, no look at the end"
+)
+def _(stack: ExitStack) -> None:
+    def make(lock: Any) -> Any:
+        async def given_back(self: TaskLocks, ledger_id: Any, owner: str) -> HeldTask | None:
+            held: HeldTask | None = await lock(self, ledger_id, owner)
+            if held is not None:
+                await self._release(ledger_id, held.lock_czxid, held.session_id)
+            return held
+
+        return given_back
+
+    async def without_lock(self: TaskLocks, held: HeldTask, checks: Any) -> bool:
+        with suppress(MultiFailedError):
+            await self._store.multi([*checks, Delete(task_path(self._root, held.task.ledger_id), held.task.version)])
+        return True
+
+    async def reserve(self: Reserving, ledger: Any, steps: Any) -> None:
+        self.current = Reserved(ledger.ledger_id, "none", (), 0, "/")
+
+    async def nothing(*arguments: Any) -> None:
+        return None
+
+    swap(stack, TaskLocks, "_lock", make)
+    swap(stack, TaskLocks, "_delete_task", lambda _: without_lock)
+    swap(stack, Lease, "ensure_ours", lambda _: nothing)
+    swap(stack, Reserving, "reserve", lambda _: reserve)
+    swap(stack, Reserving, "release", lambda _: nothing)
+    swap(stack, Holdings, "pin", lambda _: nothing)
+    swap(stack, Installer, "_lacking", lambda _: nothing)
