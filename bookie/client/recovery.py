@@ -8,6 +8,7 @@ ledger in recovery, and another one begins anew. Source of the rules: formats 7.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from bookie.client.errors import RecoveryImpossibleNowError
@@ -21,7 +22,7 @@ from bookie.client.recovery_tail import LedgerTail
 from bookie.client.recovery_write import RecoveryWriter
 from bookie.metadata.ledgers import Versioned
 from bookie.model.errors import PermanentError
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff, retry_transient
@@ -86,10 +87,12 @@ class _Recovery:
         last, length = await self._recover_entries(fenced.last_add_confirmed, fenced.length)
         if length is None:
             length = await self._length_at(last)
-        await self._mark_short(self._tail.closed(self._ledger.metadata, last, length))
+        short = await self._short(self._tail.closed(self._ledger.metadata, last, length))
+        await self._mark(short)  # before: once the ledger is closed nobody else knows of it
         stored, is_ours = await seal(self._ports, self._ledger, self._tail.closed, last, length)
         extra = {"ledger_id": stored.ledger_id, "last_entry_id": stored.metadata.last_entry_id, "is_ours": is_ours}
         _log.info("ledger recovered", extra=extra)
+        await self._mark(short)  # and after: by the unclosed ledger a worker may have called the task done meanwhile
         return stored
 
     async def _recover_entries(self, last: EntryId, length: int | None) -> tuple[EntryId, int | None]:
@@ -126,14 +129,16 @@ class _Recovery:
             self._ledger.ledger_id, f"entry {entry_id}, which was confirmed, is on none of its bookies"
         )
 
-    async def _mark_short(self, sealed: LedgerMetadata | None) -> None:
-        """Mark members that are not known to hold all that the end places on them, before anybody may forget it.
+    async def _short(self, sealed: LedgerMetadata | None) -> list[BookieId]:
+        """Members that are not known to hold all that the end places on them.
 
         The writer may have died with entries confirmed that some member never got, and nobody else knows of those.
         """
         if sealed is None:
-            return
-        short = sorted(self._writer.short | await incomplete_members(self._ports, self._ledger.ledger_id, sealed))
+            return []
+        return sorted(self._writer.short | await incomplete_members(self._ports, self._ledger.ledger_id, sealed))
+
+    async def _mark(self, short: Sequence[BookieId]) -> None:
         if not short:
             return
         ledger_id, tasks = self._ledger.ledger_id, self._ports.tasks

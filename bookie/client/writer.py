@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Final
 
@@ -197,8 +197,11 @@ class LedgerWriter:
             pipeline = self._pipeline
             if isinstance(pipeline.error, LedgerFencedError):  # what is known here is older than that
                 pipeline.ledger = await newest(self._ports.ledgers, pipeline.ledger)
-            await self._mark_short()  # first: once the ledger is closed nobody else knows of it
+            short = sorted(self._state.short)
+            await self._mark(short)  # before: once the ledger is closed nobody else knows of it
             pipeline.ledger = await update_metadata(self._ports.ledgers, pipeline.ledger, self._sealed)
+            await self._mark(short)  # and after: by the open ledger a worker may have called the task done meanwhile
+            self._state.short.difference_update(short)
             return pipeline.ledger.metadata
 
     async def abandon(self) -> None:
@@ -264,16 +267,13 @@ class LedgerWriter:
             await self._explicit_lac.stop()
         await self._pipeline.stop()
 
-    async def _mark_short(self) -> None:
-        short = sorted(self._state.short)
+    async def _mark(self, short: Sequence[BookieId]) -> None:
         if not short:
             return
         try:
             await self._ports.tasks.mark(self.ledger_id, short)
         except PermanentError as error:  # a damaged task is somebody else's to mend, and no reason to leave it open
             _log.warning("task cannot be marked", extra={"ledger_id": self.ledger_id, "error": str(error)})
-        _log.info("ledger closes short of its write quorum", extra={"ledger_id": self.ledger_id})
-        self._state.short.difference_update(short)
 
     def _sealed(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
         last, length = self._state.last_add_confirmed, self._state.confirmed_length
