@@ -10,9 +10,8 @@ from bookie.metadata.registration import Registrations
 from bookie.model.errors import TransientError
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
-from bookie.wire.resolver import BookieAddress
+from bookie.wire.resolver import GRPC_PROTOCOL, BookieAddress
 
-GRPC_PROTOCOL: Final = "bookie-grpc"
 _FRESH_S: Final = 2.0
 """How long an answer is believed. A restarted bookie may come back on another port within a second or two."""
 

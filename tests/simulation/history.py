@@ -66,7 +66,7 @@ class Outcome:
     @property
     def is_counted(self) -> bool:
         """Whether it had enough of everything to count as a history."""
-        return self.bookies >= 5 and self.clients >= 2 and self.faults_fired > 0
+        return self.bookies >= 5 and self.clients >= 2 and self.faults_fired >= 3
 
 
 def run_history(

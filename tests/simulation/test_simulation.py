@@ -33,7 +33,7 @@ def test_fresh_histories_break_no_rule() -> None:
     assert ended.returncode == 0, ended.stderr[-4000:]
     found: dict[str, Any] = json.loads(ended.stdout)
     assert found["histories"] == HISTORIES
-    assert found["counted"] > 0.9 * HISTORIES
+    assert found["counted"] > 0.7 * HISTORIES
     assert found["acked_median"] >= 30
     assert found["faults_median"] >= 3
 
