@@ -14,6 +14,10 @@ help: ## Show this list
 quickstart: $(VENV)/.installed ## Set everything up, then lose a bookie and heal a cluster, in about two minutes
 	$(BIN)/bkheal quickstart
 
+.PHONY: demo
+demo: $(VENV)/.installed ## A cluster with the auditor service, Spark UI tab and replicators, to click and to hurt
+	$(BIN)/bkheal demo
+
 .PHONY: test
 test: $(VENV)/.installed-dev ## Set everything up, then run all tests
 	$(BIN)/python -m pytest
@@ -24,7 +28,7 @@ check: $(VENV)/.installed-dev ## Fast gate for each commit: format, types, impor
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/codespell auditor bookie replicator spark_jobs tests docs *.md Makefile
+	$(BIN)/codespell auditor bookie replicator spark_jobs tests docs helm *.md Makefile Dockerfile
 	$(BIN)/python -m pytest tests/unit -q
 
 SEEDS ?= 2000
@@ -41,6 +45,16 @@ bench: $(VENV)/.installed ## Run every benchmark; each prints ratios against a b
 	$(BIN)/bkheal bench add
 	$(BIN)/bkheal bench repair
 	$(BIN)/bkheal bench scan
+
+.PHONY: spark-matrix
+spark-matrix: $(VENV)/.installed-dev ## Run the tests of the Spark UI tab with each supported PySpark (400 MB each, kept)
+	$(BIN)/python .ci/spark_matrix.py
+
+.PHONY: docs
+docs: $(VENV)/.installed-dev ## Generate docs/configuration.md, docs/metrics.md and the chart's table of values anew
+	$(BIN)/python .ci/generate_configuration_doc.py
+	$(BIN)/python .ci/generate_metrics_doc.py
+	$(BIN)/python -m tests.chart.values_table
 
 .PHONY: proto
 proto: $(VENV)/.installed-dev ## Generate the protobuf code anew

@@ -10,10 +10,13 @@ import argparse
 import sys
 from pathlib import Path
 
+import grpc_tools
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("auditor", "bookie", "replicator", "spark_jobs")
+WELL_KNOWN = Path(grpc_tools.__file__).parent / "_proto"
+"""Timestamps and the like, which a ``.proto`` may import."""
 
 
 def proto_files() -> list[Path]:
@@ -29,7 +32,9 @@ def generate(out: Path) -> int:
         if "\nservice " in (ROOT / proto).read_text():
             plugins.append("grpc_python")
         outputs = [f"--{plugin}_out={out}" for plugin in plugins]
-        status = protoc.main(["protoc", f"--proto_path={ROOT}", *outputs, str(ROOT / proto)])
+        status = protoc.main(
+            ["protoc", f"--proto_path={ROOT}", f"--proto_path={WELL_KNOWN}", *outputs, str(ROOT / proto)]
+        )
         if status != 0:
             return int(status)
     return 0

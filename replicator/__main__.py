@@ -10,16 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bookie.model.spread import InvalidPolicyError, PlacementPolicy
+from bookie.runtime.http_options import add_http_options, http_settings
 from bookie.runtime.logs import setup_logging
 from bookie.runtime.settings import ConfigurationError, resolve_metadata_uri
+from bookie.wire.tls import TlsSettings
 from replicator.main import ExitCode, run_replicator
 from replicator.settings import ReplicatorSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse ``arguments`` (default: the command line), run, and return the exit code."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
     setup_logging(given.log_level)
+    if given.tls_ca is None and (given.tls_cert or given.tls_key):
+        parser.error("--tls-cert and --tls-key need --tls-ca")
     try:
         settings = ReplicatorSettings(
             metadata_uri=resolve_metadata_uri(given.metadata_uri, os.environ, given.config),
@@ -34,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 given.min_racks, given.min_zones, given.min_regions, is_strict=given.strict_placement
             ),
             topology_file=given.topology_file,
+            tls=TlsSettings(given.tls_ca, given.tls_cert, given.tls_key) if given.tls_ca else None,
+            http=http_settings(given),
+            has_apache_metrics=given.compat_metrics,
         )
     except (ConfigurationError, InvalidPolicyError) as error:
         sys.stderr.write(f"{error}\n")
@@ -69,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--min-{domain}", type=int, default=least, metavar="N", help=text)
     parser.add_argument("--strict-placement", action="store_true", help="park a ledger rather than break that")
     parser.add_argument("--topology-file", type=Path, help="where bookies stand; default: what ZooKeeper says")
+    parser.add_argument("--tls-ca", type=Path, help="PEM file: bookies speak TLS, with certificates that it signed")
+    parser.add_argument("--tls-cert", type=Path, help="PEM file: this side's certificate, with --tls-ca")
+    parser.add_argument("--tls-key", type=Path, help="PEM file: its key")
+    add_http_options(parser)
+    parser.add_argument("--compat-metrics", action="store_true", help="also show Apache's replication_worker_*")
     parser.add_argument("--once", action="store_true", help="end when every task is repaired or parked")
     parser.add_argument("--output", choices=("text", "json"), default="text", help="what standard output carries")
     parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))

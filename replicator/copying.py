@@ -81,6 +81,9 @@ class Copier:
         self.clock = clock
         self.throttle = throttle
         self.budget = budget
+        self.copied_entries = 0
+        """Entries that targets have acknowledged, over all copies."""
+        self.copied_bytes = 0
 
     async def copy(
         self,
@@ -216,7 +219,11 @@ class _CopyRun:
         return {entry_id: rotated[entry_id % size] for entry_id in entry_ids}
 
     async def _send(self, packets: Sequence[bytes]) -> None:
-        self._target_failure = await self._target.store(packets) or self._target_failure
+        failure = await self._target.store(packets)
+        if failure is None:
+            self._copier.copied_entries += len(packets)
+            self._copier.copied_bytes += sum(map(len, packets))
+        self._target_failure = failure or self._target_failure
         if self._target.entries:
             self._entry_bytes = max(1, self._target.bytes // self._target.entries)
 

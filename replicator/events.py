@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from bookie.metadata.own_state import ParkReason
@@ -50,6 +50,8 @@ class TaskResult:
     seconds: float = 0.0
     reason: ParkReason | None = None
     detail: str = ""
+    marked_ms: int = field(default=0, compare=False)
+    """When the ledger was last marked, epoch milliseconds; 0 or less: not known."""
 
     def fields(self) -> dict[str, str | int | float]:
         """As plain values, for logs and JSON; only those that say something."""
@@ -83,6 +85,22 @@ class Outlook:
     def is_settled(self) -> bool:
         """Whether every task is parked, or fails again and again."""
         return not self.eligible and not self.locked and not self.delayed and self.backing_off == self.given_up
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker carries now, and totals since its start."""
+
+    ledgers_in_flight: int = 0
+    bytes_in_flight: int = 0
+    """Bytes read and not stored yet."""
+    bytes_per_second: int = 0
+    """The throttle's rate; 0: unlimited."""
+    copied_entries: int = 0
+    """Entries acknowledged by targets, whatever became of their repair."""
+    copied_bytes: int = 0
+    throttled_s: float = 0.0
+    """Time in which the throttle held copying up."""
 
 
 class EventSink(Protocol):

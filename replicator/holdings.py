@@ -79,7 +79,10 @@ class Holdings:
         return Answer(step.target, reply.status, reply.detail)
 
     async def shortfall(self, ledger: Versioned, named: Collection[BookieId], bookies: Bookies) -> Shortfall:
-        """Which of the registered members among ``named`` lack entries of closed fragments, or may of others."""
+        """Which of the registered members among ``named`` lack entries of closed fragments, or may of others.
+
+        One that is being drained is not asked: it is replaced wherever it can be, whatever it holds.
+        """
         positions: set[PositionKey] = set()
         doubtful: set[PositionKey] = set()
         held: list[tuple[BookieId, EntryRuns]] = []
@@ -88,6 +91,8 @@ class Holdings:
         for bookie in sorted(set(named) & ledger.metadata.members() & bookies.registered):
             if is_in_recovery:
                 doubtful.update(_growing_positions(ledger.metadata, bookie))
+            if bookie in bookies.draining:
+                continue
             reply = await self._list(bookie, ledger.ledger_id)
             if reply.status not in _LISTS:
                 silent.append(Answer(bookie, reply.status, reply.detail))

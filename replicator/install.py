@@ -2,15 +2,20 @@
 
 The order is the safety argument (S4, S11, I17, I20): the target lists every entry; then the lock, the old bookie, the
 target and its incarnation are looked at again; then the metadata is written at the version that the plan was made
-from, in one transaction with a check of the reservation that was made before the first byte was copied (S16). Whatever
-changed in between makes a step drop out, never a write that was not decided on current data.
+from, in one transaction with a check of the reservation that was made before the first byte was copied (S16), and that
+no other disks were recorded under a target's name. A registration outlives the disks by a session timeout, and disks
+that come after them look in the metadata for what they may have held: they must find what is written here, or it must
+not be written (R30). Whatever changed in between makes a step drop out, never a write that was not decided on current
+data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from bookie.metadata.incarnations import Latest
 from bookie.metadata.ledgers import Versioned
 from bookie.metadata.port import Check
 from bookie.metadata.registration import Bookies
@@ -19,11 +24,15 @@ from bookie.model.errors import InvariantError
 from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import Status
+from replicator.draining import with_draining
 from replicator.evidence import Answer
 from replicator.holdings import Holdings
 from replicator.lease import Lease
 from replicator.ports import RepairPorts
 from replicator.steps import Cause, CopyPosition, Step, SwapMember
+
+_TARGETS_MAX: Final = 400
+"""Targets named by one write, as each needs a check in its transaction. The next round names what is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,8 @@ class Installer:
 
         Raises:
             MetadataConflictError: the metadata is not at ``ledger.version`` any more; nothing was changed.
-            PreconditionFailedError: the reservation is gone, another worker has the ledger; nothing was changed.
+            PreconditionFailedError: the reservation is gone, another worker has the ledger; or a target has got other
+                disks; nothing was changed.
             NoSuchLedgerError: the ledger was deleted.
             LeaseLostError: the lock is not ours any more; nothing was changed.
             TransientError: the store did not answer; nothing was changed.
@@ -78,16 +88,22 @@ class Installer:
             else:
                 refusals.append(refusal)
         await self._lease.ensure_ours()
-        bookies = await self._ports.registrations.list()
+        bookies, _ = await with_draining(
+            self._ports, await self._ports.registrations.list(), [copy.step.old for copy in whole if _replaces(copy)]
+        )
         refusals.extend(_gone_targets(whole, bookies))
-        done = [copy for copy in whole if await self._is_still_wanted(copy, bookies)]
+        targets = sorted({copy.step.target for copy in whole if isinstance(copy.step, CopyPosition)})
+        latest = await self._ports.registrations.latest_disks(targets)  # behind the sync of the list
+        refusals.extend([answer async for answer in self._dead_disks(whole, latest)])
+        done = _with_few_targets([copy for copy in whole if await self._is_still_wanted(copy, bookies, latest)])
         changes = [copy.step for copy in done if not _is_in_place(copy.step)]
         if changes:
             wanted = with_steps(ledger.metadata, changes)
             if reserved is None:
                 raise InvariantError(f"ledger {ledger.ledger_id} was to be changed without a reservation")
             self._lease.ensure_session()
-            checks = [Check(reserved.path, reserved.version)]
+            named = sorted({step.target for step in changes} & latest.keys())
+            checks = [Check(reserved.path, reserved.version), *(latest[target].check for target in named)]
             ledger = await self._ports.ledgers.write(ledger.ledger_id, wanted, ledger.version, checks=checks)
         return Installed(ledger, tuple(done), tuple(refusals))
 
@@ -101,15 +117,26 @@ class Installer:
             return None
         return await self._holdings.missing_on_target(ledger.ledger_id, copy.step)
 
-    async def _is_still_wanted(self, copy: Copied, bookies: Bookies) -> bool:
+    async def _dead_disks(self, copied: Iterable[Copied], latest: Mapping[BookieId, Latest]) -> AsyncIterator[Answer]:
+        """Targets whose registration is all that is left of them. One that is back on new disks gets a new copy."""
+        for copy in copied:
+            known, target = latest.get(copy.step.target), copy.step.target
+            if known is not None and known.uuid != copy.incarnation and await self.incarnation(target) != known.uuid:
+                yield Answer(
+                    target, Status.WRONG_INCARNATION, "its disks were replaced, and the new ones do not serve yet"
+                )
+
+    async def _is_still_wanted(self, copy: Copied, bookies: Bookies, latest: Mapping[BookieId, Latest]) -> bool:
         step = copy.step
-        was_unregistered = isinstance(step, SwapMember) or step.cause is Cause.UNREGISTERED
-        if was_unregistered and step.old in bookies.registered:
-            return False  # R5: it came back, with its copies
+        if _replaces(copy) and step.old in bookies.staying:
+            return False  # R5: it came back, with its copies; or its drain was withdrawn
         if step.target not in bookies.writable:
             return False
+        if isinstance(step, SwapMember):
+            return True
         # R30: other disks under the target's name would not hold what was copied.
-        return isinstance(step, SwapMember) or await self.incarnation(step.target) == copy.incarnation
+        known = latest.get(step.target)
+        return copy.incarnation == (await self.incarnation(step.target) if known is None else known.uuid)
 
 
 def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadata:
@@ -126,12 +153,23 @@ def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadat
     return metadata
 
 
+def _replaces(copy: Copied) -> bool:
+    """Whether it takes the place of a bookie that was gone, or that is to go."""
+    return isinstance(copy.step, SwapMember) or copy.step.cause is not Cause.INCOMPLETE
+
+
 def _gone_targets(copied: Iterable[Copied], bookies: Bookies) -> Iterable[Answer]:
     return (
         Answer(copy.step.target, Status.UNRESOLVED, "not registered as writable any more")
         for copy in copied
         if copy.step.target not in bookies.writable
     )
+
+
+def _with_few_targets(copied: Sequence[Copied]) -> list[Copied]:
+    targets = list(dict.fromkeys(copy.step.target for copy in copied))
+    few = frozenset(targets[:_TARGETS_MAX])
+    return [copy for copy in copied if copy.step.target in few]
 
 
 def _is_in_place(step: Step) -> bool:

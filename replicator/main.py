@@ -11,7 +11,7 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
 from bookie.client.placement_feed import feed_of, load_placement
@@ -27,9 +27,14 @@ from bookie.metadata.uri import MetadataUri, parse_uri
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.errors import BkhealError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.runtime.clock import SystemClock
+from bookie.runtime.metrics import SESSION
 from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.telemetry import observable
+from bookie.runtime.version import installed_version
 from bookie.wire.grpc_transport import GrpcTransport
+from replicator.apache_metrics import ApacheEvents
 from replicator.events import EventSink, Fanout
+from replicator.metrics import MetricsEvents, replicator_metrics
 from replicator.ports import RepairPorts
 from replicator.settings import ReplicatorSettings
 from replicator.status import JsonEvents, LogEvents, Progress, Snapshot
@@ -57,11 +62,18 @@ async def run_replicator(settings: ReplicatorSettings) -> int:
     """Repair until SIGTERM or SIGINT (or, with ``once``, until nothing is left to repair) and return the exit code."""
     try:
         uri = parse_uri(settings.metadata_uri)
-        store = await ZooKeeperStore.connect(uri.hosts)
-        try:
-            return await _run_on(store, uri, settings)
-        finally:
-            await store.close()
+        telemetry = _Telemetry(has_apache_names=settings.has_apache_metrics)
+        async with observable(
+            settings.http, telemetry.metrics, {"store": telemetry.store_problem}, SystemClock(), telemetry.sample
+        ) as http:
+            if http is not None:
+                _say({"event": "http", "url": http.url}, f"replicator metrics on {http.url}", settings, sys.stdout)
+            store = await ZooKeeperStore.connect(uri.hosts)
+            try:
+                telemetry.watch_store(store)
+                return await _run_on(store, uri, settings, telemetry)
+            finally:
+                await store.close()
     except PermanentError as error:
         _log.error("replicator cannot start", extra={"error": str(error)})
         return ExitCode.CONFIGURATION
@@ -73,17 +85,51 @@ async def run_replicator(settings: ReplicatorSettings) -> int:
         return ExitCode.BROKEN
 
 
-async def _run_on(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSettings) -> ExitCode:
+class _Telemetry:
+    """The metrics of this process, and what they are read from as soon as it is there."""
+
+    def __init__(self, *, has_apache_names: bool) -> None:
+        self.metrics = replicator_metrics(installed_version())
+        self.sinks: list[MetricsEvents | ApacheEvents] = [MetricsEvents(self.metrics, SystemClock())]
+        if has_apache_names:
+            apache = ApacheEvents()
+            self.metrics.registry.register(apache)
+            self.sinks.append(apache)
+        self._store: ZooKeeperStore | None = None
+        self._worker: Worker | None = None
+
+    def watch_store(self, store: ZooKeeperStore) -> None:
+        self._store = store
+        self.metrics.watch(SESSION, lambda: store.session.is_connected)
+
+    def watch_worker(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def sample(self) -> None:
+        if self._worker is not None:
+            load = self._worker.load()
+            for sink in self.sinks:
+                sink.sample(load)
+
+    def store_problem(self) -> str:
+        is_connected = self._store is not None and self._store.session.is_connected
+        return "" if is_connected else "no connected session with ZooKeeper"
+
+
+async def _run_on(
+    store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSettings, telemetry: _Telemetry
+) -> ExitCode:
     ports = await _ports(store, uri, settings)
     progress = Progress()
     is_from_file = settings.topology_file is not None
     feed = feed_of(ports.placement, store, ports.cluster, ports.transport, ports.clock, is_from_file=is_from_file)
     following = guarded("placement feed", feed.run())
     try:
-        events = _sinks(settings, progress, sys.stdout)
+        events = _sinks(settings, (progress, *telemetry.sinks), sys.stdout)
         worker = Worker(ports, settings, events, owner=socket.gethostname())
+        telemetry.watch_worker(worker)
         with _stopping_on_signals(worker):
-            _say_ready(settings, sys.stdout)
+            _say({"event": "ready"}, "replicator ready", settings, sys.stdout)
             end = await worker.run()
     finally:
         await cancel(following)
@@ -106,21 +152,23 @@ async def _ports(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSe
         tasks=tasks,
         parked=ParkedTasks(store, cluster.root),
         reservations=Reservations(store, cluster.root),
-        transport=GrpcTransport(RegistrationResolver(registrations, clock), is_plaintext=True),
+        transport=GrpcTransport(
+            RegistrationResolver(registrations, clock), tls=settings.tls, is_plaintext=settings.tls is None
+        ),
         clock=clock,
         rng=rng,
         placement=await load_placement(store, cluster, topology_text(settings.topology_file), settings.placement),
     )
 
 
-def _sinks(settings: ReplicatorSettings, progress: Progress, stdout: TextIO) -> EventSink:
-    sinks: tuple[EventSink, ...] = (progress, LogEvents())
+def _sinks(settings: ReplicatorSettings, counting: Sequence[EventSink], stdout: TextIO) -> EventSink:
+    sinks: tuple[EventSink, ...] = (*counting, LogEvents())
     return Fanout((*sinks, JsonEvents(stdout)) if settings.is_output_json else sinks)
 
 
-def _say_ready(settings: ReplicatorSettings, stdout: TextIO) -> None:
-    """The line that whoever started this process waits for."""
-    stdout.write(json.dumps({"event": "ready"}) + "\n" if settings.is_output_json else "replicator ready\n")
+def _say(event: Mapping[str, str], text: str, settings: ReplicatorSettings, stdout: TextIO) -> None:
+    """A line that whoever started this process waits for."""
+    stdout.write(json.dumps(event) + "\n" if settings.is_output_json else text + "\n")
     stdout.flush()
 
 

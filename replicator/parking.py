@@ -20,7 +20,7 @@ from bookie.metadata.registration import Bookies
 from bookie.metadata.underreplication import Task
 from bookie.model.ids import LedgerId
 from bookie.runtime.clock import Clock
-from replicator.plan import Choose, plan_repair
+from replicator.plan import Choose, Plan, plan_repair
 
 RECHECK_S: Final = 1800.0
 """How long a parked task rests while nothing has changed that the store would show."""
@@ -52,11 +52,19 @@ def would_act(
     if isinstance(ledger, Unreadable):
         return parked.reason is not ParkReason.UNREADABLE_METADATA
     plan = plan_repair(ledger, bookies, choose)
+    if parked.reason is ParkReason.OPEN_LEDGER:
+        return plan.is_nothing_missing or bool(plan.steps) or _may_be_left(ledger, plan)
     if parked.reason is ParkReason.NEEDS_RECOVERY and bookies.registered - parked.bookies_seen:
         return True
     if parked.reason is ParkReason.UNREADABLE_ENTRIES:
         return plan.is_nothing_missing or bool(bookies.writable - parked.bookies_seen)
     return plan.is_nothing_missing or bool(plan.steps)
+
+
+def _may_be_left(ledger: Versioned, plan: Plan) -> bool:
+    """Whether something else is wrong by now, or the writer has gone on to another ensemble; a close look tells."""
+    last = len(ledger.metadata.fragments) - 1
+    return any(block.reason is not ParkReason.OPEN_LEDGER or block.fragment_index < last for block in plan.blocked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ The invariants that the plan keeps: a fragment that may still grow is never touc
 member of the fragment (S9) and not planned for another position of it; positions are kept; read-only bookies are
 sources and never targets, and not missing (S8). What cannot be repaired now is a ``Blocked`` with its reason, beside
 whatever can. The under-replication task is a hint that made us look, never an instruction (reliability R1), so it is
-no argument here: every unregistered member counts, and an empty plan means that nothing is missing.
+no argument here: every unregistered member counts, and every one that is being drained, and an empty plan means that
+nothing is missing.
 
 Not decided here: whether copies can really be read. Copying finds that out and is told back through ``Knowledge``.
 """
@@ -18,14 +19,14 @@ from bookie.metadata.ledgers import Versioned
 from bookie.metadata.own_state import ParkReason
 from bookie.metadata.registration import Bookies
 from bookie.model.ids import BookieId, EntryId
-from bookie.model.metadata import LedgerMetadata
+from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.schedule import occurring_starts, stored_count
 from replicator.steps import Cause, CopyPosition, Step, SwapMember
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A position that lost its bookie and cannot be repaired now."""
+    """A position that lost its bookie, or should leave it, and cannot be repaired now."""
 
     fragment_index: int
     position: int
@@ -146,7 +147,10 @@ def needs_tail_evidence(
     before_last = len(metadata.fragments) - 2
     if metadata.is_closed or before_last < 0:
         return False
-    first = metadata.fragments[before_last].first_entry_id
+    fragment = metadata.fragments[before_last]
+    if not bookies.draining.isdisjoint(fragment.members):
+        return True
+    first = fragment.first_entry_id
     return any(key.first_entry_id == first for key in (*growing_losses(metadata, bookies), *doubtful))
 
 
@@ -170,6 +174,8 @@ class _FragmentPlan:
     def _cause(self, position: int, member: BookieId, last: EntryId | None) -> Cause | None:
         if member not in self.bookies.registered:
             return Cause.UNREGISTERED
+        if member in self.bookies.draining:
+            return Cause.DRAINING
         known = self.knowledge.doubtful if last is None else self.knowledge.incomplete
         return Cause.INCOMPLETE if self._key(position) in known else None
 
@@ -177,7 +183,7 @@ class _FragmentPlan:
         first = self.metadata.fragments[self.index].first_entry_id
         old = self.metadata.fragments[self.index].members[position]
         if last is None:
-            return self._blocked(position, ParkReason.NEEDS_RECOVERY, "may still grow: the ledger is not closed")
+            return self._may_grow(position, cause)
         size, quorum = self.metadata.ensemble_size, self.metadata.write_quorum
         has_entries = stored_count(position, first, last, size, quorum) > 0
         if has_entries:
@@ -193,6 +199,13 @@ class _FragmentPlan:
         return CopyPosition(
             self.index, position, old, target, cause, first, last, quorum, sources=self._sources(position)
         )
+
+    def _may_grow(self, position: int, cause: Cause) -> Blocked:
+        """Nobody is fenced for a drain; a recovery that somebody has begun, though, is brought to its end."""
+        if cause is Cause.DRAINING and self.metadata.state is LedgerState.OPEN:
+            detail = "is left to the writer, who leaves a drained bookie with the next write"
+            return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
+        return self._blocked(position, ParkReason.NEEDS_RECOVERY, "may still grow: the ledger is not closed")
 
     def _unreadable(self, position: int, first: EntryId, last: EntryId) -> Blocked | None:
         evidence = self.knowledge.evidence(self._key(position))
@@ -234,8 +247,8 @@ class _FragmentPlan:
 
     def _sources(self, position: int) -> tuple[BookieId | None, ...]:
         members = self.metadata.fragments[self.index].members
-        registered = self.bookies.registered
-        return tuple(m if p != position and m in registered else None for p, m in enumerate(members))
+        registered, draining = self.bookies.registered, self.bookies.draining
+        return tuple(m if m in registered and (p != position or m in draining) else None for p, m in enumerate(members))
 
     def _key(self, position: int) -> PositionKey:
         fragment = self.metadata.fragments[self.index]

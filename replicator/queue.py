@@ -18,6 +18,7 @@ from bookie.metadata.underreplication import Task
 from bookie.model.ids import LedgerId
 from bookie.runtime.fault_points import fault_point
 from replicator.delay import Delays
+from replicator.draining import with_draining
 from replicator.events import Ending, Outlook
 from replicator.ordering import Candidate, in_order, surviving_copies
 from replicator.parking import Memory, Seen, seen, would_act
@@ -132,12 +133,14 @@ class TaskQueue:
         tasks = await self._ports.tasks.list()
         locked = await self._ports.tasks.locked()
         parked = {record.ledger_id: record for record in await self._ports.parked.list()}
+        named = frozenset(bookie for task in tasks for bookie in task.missing)
         verdicts: dict[LedgerId, _Verdict] = {}
         candidates: list[Candidate] = []
         circumstances: dict[LedgerId, Seen] = {}
         for part in _parts(tasks):
             ledgers = await self._ports.ledgers.read_many([task.ledger_id for task in part])
-            bookies = self._same_if_equal(await self._ports.registrations.list())
+            registered, _ = await with_draining(self._ports, await self._ports.registrations.list(), named)
+            bookies = self._same_if_equal(registered)
             for task, ledger in zip(part, ledgers, strict=True):
                 self._observe(task, ledger, bookies)
                 verdict = self._judge(task, ledger, bookies, task.ledger_id in locked, parked.get(task.ledger_id))

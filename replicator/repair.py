@@ -29,6 +29,7 @@ from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
 from replicator.copying import Copier
 from replicator.delay import Delays
+from replicator.draining import with_draining
 from replicator.events import Ending, EventSink, TaskResult
 from replicator.evidence import SHOWN_MAX
 from replicator.execution import Execution
@@ -55,6 +56,7 @@ _WORST_FIRST: Final = (
     ParkReason.NO_LIVE_COPY,
     ParkReason.NO_CANDIDATE_BOOKIE,
     ParkReason.NEEDS_RECOVERY,
+    ParkReason.OPEN_LEDGER,
 )
 
 
@@ -114,8 +116,10 @@ class LedgerRepair:
             ledger = await self._ports.ledgers.read(self._task.ledger_id)
             if fault_point("replicator.reread"):
                 ledger = await self._ports.ledgers.read(self._task.ledger_id)
-            bookies = await self._ports.registrations.list()
-            checks = await grounds(self._ports, ledger, self._task, bookies)
+            bookies, drain_checks = await with_draining(
+                self._ports, await self._ports.registrations.list(), ledger.metadata.members() & set(self._task.missing)
+            )
+            checks = [*await grounds(self._ports, ledger, self._task, bookies), *drain_checks]
             shortfall = await self._holdings.shortfall(ledger, self._task.missing, bookies)
             choose = target_chooser(ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement)
             plan = plan_repair(ledger, bookies, choose, await self._knowledge(ledger, bookies, shortfall))
@@ -209,4 +213,5 @@ class LedgerRepair:
             self._unclosed.is_recovered,
             reason=reason,
             detail=detail,
+            marked_ms=self._task.ctime_ms,
         )

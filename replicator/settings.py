@@ -7,6 +7,8 @@ from pathlib import Path
 
 from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.settings import ConfigurationError
+from bookie.runtime.status_server import StatusServerSettings
+from bookie.wire.tls import TlsSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,12 @@ class ReplicatorSettings:
     """How copies must be spread. To be that of the cluster's writers."""
     topology_file: Path | None = None
     """Where bookies stand, read once; None for what ZooKeeper says."""
+    tls: TlsSettings | None = None
+    """How to reach bookies that speak TLS; None for plain connections."""
+    http: StatusServerSettings | None = None
+    """Where metrics and probes are served; None: nowhere."""
+    has_apache_metrics: bool = False
+    """Also show the metrics that boards for Apache's replication worker ask for."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -52,5 +60,7 @@ class ReplicatorSettings:
             )
             if is_bad
         ]
+        if self.http is not None:
+            problems += self.http.problems()
         if problems:
             raise ConfigurationError(problems)

@@ -17,6 +17,8 @@ class Cause(enum.Enum):
     """Its bookie is not registered."""
     INCOMPLETE = "incomplete"
     """Its bookie is registered and said itself that it lacks entries it should store (reliability R31)."""
+    DRAINING = "draining"
+    """Its bookie is registered and whole, and is to be taken out of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class CopyPosition:
     last: EntryId
     write_quorum: int
     sources: tuple[BookieId | None, ...]
-    """Per ensemble position the registered bookie that may be read; None where there is none, as at ``position``."""
+    """Per ensemble position the registered bookie that may be read; None where there is none, as at ``position`` unless
+    its bookie is being drained."""
 
     @property
     def entry_count(self) -> int:
@@ -53,10 +56,11 @@ class CopyPosition:
         """Who may be read for entries with ``entry_id mod E == start``: distinct, nearest position above ours first.
 
         The order starts behind our own position, not at the write set's first, so that neighbouring entries have the
-        same holder first wherever they can, and a request covers a run of entries.
+        same holder first wherever they can, and a request covers a run of entries. Our own position comes last: a
+        bookie that is being drained is read where nobody else has the entry.
         """
         size = len(self.sources)
-        around = ((self.position + step) % size for step in range(1, size))
+        around = ((self.position + step) % size for step in range(1, size + 1))
         named = (self.sources[p] for p in around if stores(p, start, size, self.write_quorum))
         return tuple(dict.fromkeys(bookie for bookie in named if bookie is not None and bookie != self.target))
 

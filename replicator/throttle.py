@@ -30,6 +30,8 @@ class Throttle:
         self._tokens = bytes_per_second * BURST_S
         self._filled_at_s = clock.monotonic_s()
         self._turn = asyncio.Lock()
+        self.waited_s = 0.0
+        """Time in which somebody had to wait for the rate; grows by at most one second a second."""
 
     @property
     def bytes_per_second(self) -> int:
@@ -51,7 +53,9 @@ class Throttle:
             return
         async with self._turn:
             while self._rate and (wait_s := self._wait_s()) > 0:
+                begun_s = self._clock.monotonic_s()
                 await self._clock.sleep(max(_NAP_S, min(wait_s, _SLICE_S)))
+                self.waited_s += self._clock.monotonic_s() - begun_s
             self._tokens -= size_bytes
 
     def _wait_s(self) -> float:

@@ -9,16 +9,14 @@ lock is lost meanwhile (reliability R36).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Final
 
-from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
+from bookie.client.errors import ConfirmedEntryUnreadableError, RecoveryImpossibleNowError, WrongPasswordError
 from bookie.client.recovery import recover_ledger
 from bookie.metadata.ledgers import NoSuchLedgerError, Versioned
 from bookie.metadata.own_state import ParkReason
 from bookie.metadata.registration import Bookies
 from bookie.model.coverage import is_covered
-from bookie.model.ids import BookieId
 from bookie.model.schedule import write_set
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Status
@@ -86,7 +84,7 @@ class Unclosed:
             recovered = await recover_ledger(self._ports.client(), self._ledger_id)
         except RecoveryImpossibleNowError as error:
             self._delays.recovery_failed(self._ledger_id, bookies)
-            self.is_failure_final = not _may_work_later(ledger, bookies, error.evidence)
+            self.is_failure_final = not _may_work_later(ledger, bookies, error)
             self.failure = str(error)
         except WrongPasswordError as error:
             self.is_failure_final, self.failure = True, str(error)
@@ -99,9 +97,12 @@ class Unclosed:
         return self.failure is None
 
 
-def _may_work_later(ledger: Versioned, bookies: Bookies, evidence: Mapping[BookieId, Status]) -> bool:
+def _may_work_later(ledger: Versioned, bookies: Bookies, error: RecoveryImpossibleNowError) -> bool:
     """Whether the bookies that are registered now could tell the ledger's end and store it, if all of them answered."""
-    metadata = ledger.metadata
+    if isinstance(error, ConfirmedEntryUnreadableError):  # it needs one copy, maybe of an older fragment
+        left = {bookie for bookie, status in error.evidence.items() if not (status in _NEVER_KNOWS or status.is_absent)}
+        return not left.isdisjoint(bookies.registered)
+    metadata, evidence = ledger.metadata, error.evidence
     size, quorum, ack_quorum = metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
     members = metadata.last_fragment.members
     there = [position for position, member in enumerate(members) if member in bookies.registered]

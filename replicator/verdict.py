@@ -19,6 +19,8 @@ from replicator.ports import RepairPorts
 async def grounds(ports: RepairPorts, ledger: Versioned, task: Task, bookies: Bookies) -> list[Check]:
     """Checks that hold as long as nothing of this has changed. To be called before the bookies are asked.
 
+    Bookies that are being drained need none: as long as a member is, something is left to do.
+
     Args:
         ports: see ``RepairPorts``.
         ledger: as the verdict sees it.
@@ -30,7 +32,7 @@ async def grounds(ports: RepairPorts, ledger: Versioned, task: Task, bookies: Bo
     """
     root = ports.cluster.root
     checks = [Check(ports.ledgers.path(ledger.ledger_id), ledger.version)]
-    named = sorted(set(task.missing) & ledger.metadata.members() & bookies.registered)
+    named = sorted(set(task.missing) & ledger.metadata.members() & bookies.staying)
     if not named:
         return checks
     histories = [f"{own_path('incarnations', root)}/{bookie}" for bookie in named]

@@ -20,7 +20,7 @@ from bookie.model.ids import LedgerId
 from bookie.runtime.tasks import cancel, guarded
 from replicator.copying import Copier
 from replicator.delay import Delays
-from replicator.events import Ending, EventSink, TaskResult
+from replicator.events import Ending, EventSink, Load, TaskResult
 from replicator.lease import Lease
 from replicator.ports import RepairPorts
 from replicator.queue import TaskQueue, Turn
@@ -67,6 +67,17 @@ class Worker:
         self._wake = asyncio.Event()
         self._unreleased: list[Lease] = []
         self._fatal: FatalError | None = None
+
+    def load(self) -> Load:
+        """What is being worked on now."""
+        return Load(
+            len(self._running),
+            self._copier.budget.held_bytes,
+            self.throttle.bytes_per_second,
+            self._copier.copied_entries,
+            self._copier.copied_bytes,
+            self.throttle.waited_s,
+        )
 
     def stop(self) -> None:
         """Take no more tasks; what is in flight may end within the grace period, the rest is let go. Idempotent."""

@@ -7,10 +7,21 @@ from dataclasses import dataclass, field
 
 from bookie.metadata.registration import Bookies
 from bookie.model.ids import BookieId
+from bookie.model.run import RunKind
 from spark_jobs.bookie_state import state_of
 from spark_jobs.completeness import ScanTotals
 from spark_jobs.publish import Published, PublishOutcome
-from spark_jobs.summary import BookieCount, ClusterName, FindingSums, LedgerCounts, RunSummary, WorstLedger
+from spark_jobs.summary import (
+    BookieCount,
+    ClusterName,
+    FindingSums,
+    LedgerCounts,
+    PlacementCounts,
+    ReplicaCounts,
+    RunSummary,
+    WaitingBookie,
+    WorstLedger,
+)
 
 _HELD = Published(PublishOutcome.HELD)
 _NOT_SCANNED = "no ledger was read, because the brake holds"
@@ -35,6 +46,9 @@ class Checked:
     sums: FindingSums = field(default_factory=FindingSums)
     worst: tuple[WorstLedger, ...] = ()
     published: Published = _HELD
+    waiting: tuple[WaitingBookie, ...] = ()
+    placement: PlacementCounts | None = None
+    replicas: ReplicaCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +59,24 @@ class RunName:
     cluster: ClusterName
     started_ms: int
     finished_ms: int
+    kind: RunKind = RunKind.BOOKIES
+    is_dry_run: bool = False
 
 
-def assemble(
-    run: RunName, cookies: AbstractSet[BookieId], scanned: Scanned | None, checked: Checked, held_because: str | None
-) -> RunSummary:
-    """Return the summary of a run; ``scanned`` is None where the brake held before anything was read."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Everything of a run but its name."""
+
+    scanned: Scanned | None
+    """None where the brake held before anything was read."""
+    checked: Checked
+    held_because: str | None = None
+    """Why the brake holds."""
+
+
+def assemble(run: RunName, cookies: AbstractSet[BookieId], outcome: Outcome) -> RunSummary:
+    """Return the summary of a run."""
+    scanned, checked = outcome.scanned, outcome.checked
     return RunSummary(
         run_id=run.run_id,
         cluster=run.cluster,
@@ -62,7 +88,12 @@ def assemble(
         worst_ledgers=checked.worst,
         published=checked.published,
         problems=(_NOT_SCANNED,) if scanned is None else scanned.problems,
-        held_because=held_because,
+        held_because=outcome.held_because,
+        kind=run.kind,
+        is_dry_run=run.is_dry_run,
+        waiting=checked.waiting,
+        placement=checked.placement,
+        replicas=checked.replicas,
     )
 
 

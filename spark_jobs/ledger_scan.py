@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark 
 
 from bookie.metadata.port import StoreUnavailableError
 from bookie.model.errors import FatalError
+from bookie.model.ids import LEDGER_ID_MAX
 from spark_jobs.completeness import ScanTotals
 from spark_jobs.datasource import options
 from spark_jobs.datasource.ledgers import NAME
@@ -33,7 +34,7 @@ class LedgerScan:
     """Result of a pass. Call ``release`` when done with ``suspects``."""
 
     suspects: DataFrame
-    """Rows of ``bk_ledgers``: unreadable ledgers, and those that name a bookie outside of the live ones."""
+    """Rows of ``bk_ledgers``: unreadable ledgers, and those that name a bookie outside of the live ones, or all."""
     totals: ScanTotals
     cached: DataFrame
 
@@ -43,11 +44,20 @@ class LedgerScan:
 
 
 def scan_ledgers(
-    spark: SparkSession, settings: AuditSettings, plan: Sequence[LeafParent], live: AbstractSet[str]
+    spark: SparkSession,
+    settings: AuditSettings,
+    plan: Sequence[LeafParent],
+    live: AbstractSet[str] | None,
+    ids: tuple[int, int] = (0, LEDGER_ID_MAX),
 ) -> LedgerScan:
     """Read every ledger under ``plan`` once; when this returns, all of it has been read.
 
-    Ledgers on live bookies alone are counted where they are read and go no further.
+    Args:
+        spark: the session.
+        settings: of the run.
+        plan: the nodes to read.
+        live: ledgers on these bookies alone are counted where they are read and go no further; None: all are kept.
+        ids: lowest and highest ledger id to read; the others count as skipped.
 
     Raises:
         StoreUnavailableError: the metadata store did not answer, also when asked again.
@@ -59,11 +69,14 @@ def scan_ledgers(
         .option(options.METADATA_URI, settings.metadata_uri)
         .option(options.PLAN, options.plan_text(plan))
         .option(options.NUM_PARTITIONS, settings.num_partitions or partition_count(plan, cores))
-        # A name with a comma is no bookie id (formats 1.4), and must not make two bookies look alive.
-        .option(options.LIVE_BOOKIES, ",".join(sorted(bookie for bookie in live if "," not in bookie)))
         .option(options.CONNECT_TIMEOUT_S, settings.connect_timeout_s)
         .option(options.WITH_SUMMARY, "true")
+        .option(options.FIRST_LEDGER, ids[0])
+        .option(options.LAST_LEDGER, ids[1])
     )
+    if live is not None:
+        # A name with a comma is no bookie id (formats 1.4), and must not make two bookies look alive.
+        read = read.option(options.LIVE_BOOKIES, ",".join(sorted(bookie for bookie in live if "," not in bookie)))
     uri = settings.metadata_uri
     try:
         cached = read.load().persist(StorageLevel.MEMORY_AND_DISK)

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from bookie.metadata.underreplication import UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId, LedgerId
+from spark_jobs.gate import Gate, OpenGate
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class Published:
     """Ledgers handed to marking."""
     tasks_changed: int = 0
     """Tasks that were created, or that learned of another missing bookie; the others said it already."""
+    ledgers_waiting: int = 0
+    """Ledgers with findings whose missing bookies are all within the delay for lost bookies; not marked."""
 
 
 class Publisher:
@@ -81,14 +84,21 @@ class MarksLedgers(Protocol):
         ...
 
 
-def publish(markings: Iterable[Marking], target: MarksLedgers, batch_size: int = BATCH) -> Published:
+def publish(
+    markings: Iterable[Marking], target: MarksLedgers, batch_size: int = BATCH, *, gate: Gate | None = None
+) -> Published:
     """Publish ``markings`` in their order, in bounded batches, until all are done or auto-recovery gets disabled.
 
     A store that stops answering ends it as ``INTERRUPTED``: marking is idempotent, and the next run repeats it.
+
+    Raises:
+        RunStoppedError: from ``gate``, which is passed before each batch.
     """
+    gate = gate or OpenGate()
     ledgers = changed = 0
     remaining = iter(markings)
     while batch := tuple(islice(remaining, batch_size)):
+        gate.pass_through()
         try:
             marked = target.mark(batch)
         except (TransientError, ConflictError, OutcomeUnknownError) as error:

@@ -7,6 +7,7 @@ from typing import Final
 
 from spark_jobs.bookie_state import BookieState
 from spark_jobs.publish import Published, PublishOutcome
+from spark_jobs.report_text import plain
 from spark_jobs.summary import RunSummary, rfc3339
 
 _PUBLISHED: Final = {
@@ -21,7 +22,7 @@ _PUBLISHED: Final = {
 
 def table(summary: RunSummary) -> str:
     """Several lines of text without a final line feed."""
-    return "\n".join(_lines(summary))
+    return "\n".join(map(plain, _lines(summary)))
 
 
 def published_text(published: Published) -> str:
@@ -33,6 +34,7 @@ def _lines(summary: RunSummary) -> Iterator[str]:
     counts = summary.counts
     seconds = (summary.finished_ms - summary.started_ms) / 1000
     yield f"verdict     {summary.verdict.value}"
+    yield f"check       {summary.kind.value}{', dry run' if summary.is_dry_run else ''}"
     yield f"cluster     {summary.cluster.metadata_uri} ({summary.cluster.instance_id})"
     yield f"run         {summary.run_id}, finished {rfc3339(summary.finished_ms)} after {seconds:.1f} s"
     yield f"ledgers     {counts.ledgers} ({counts.open} open, {counts.in_recovery} in recovery, {counts.closed} closed)"
@@ -43,6 +45,8 @@ def _lines(summary: RunSummary) -> Iterator[str]:
         yield f"brake       {summary.held_because}"
     for problem in summary.problems:
         yield f"incomplete  {problem}"
+    for bookie in summary.waiting:
+        yield f"waiting     {bookie.bookie_id}: {bookie.ledgers} ledgers, not marked before {rfc3339(bookie.until_ms)}"
     if summary.severities:
         rows = [(c.severity.name, c.ledgers, c.fragments, c.bytes_estimate) for c in summary.severities]
         yield ""

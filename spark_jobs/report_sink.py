@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark 
 
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import Severity
+from spark_jobs.checks.sql_text import in_list, literal
 from spark_jobs.publish import Marking
 from spark_jobs.report import FINDINGS
 from spark_jobs.summary import FindingSums, SeverityCount, WorstLedger
@@ -41,17 +42,33 @@ _FACTS: Final = f"""
 """
 
 
-def write_findings(ledgers: DataFrame, others: DataFrame, directory: Path) -> None:
-    """Write all findings into the run's directory, with the run's id, which is its name, as first column.
+def write_findings(
+    ledgers: DataFrame, others: DataFrame, directory: Path, waiting_until: Mapping[BookieId, str] | None = None
+) -> None:
+    """Add findings to the run's directory, with the run's id, which is its name, as first column.
 
     Args:
         ledgers: ``ledgers_found``.
         others: findings of any other kind.
         directory: of the run.
+        waiting_until: bookies within the delay for lost bookies, and its end as text; the detail of a finding of which
+            all missing bookies are among them says so.
     """
-    findings = ledgers.selectExpr("inline(found)").unionByName(others)
-    named = findings.select(F.lit(directory.name).alias("run_id"), "*")
-    named.write.parquet((directory / FINDINGS).resolve().as_uri())
+    found = ledgers.selectExpr("inline(found)")
+    if waiting_until:
+        found = found.withColumn("detail", F.expr(_waiting(waiting_until)))
+    named = found.unionByName(others).select(F.lit(directory.name).alias("run_id"), "*")
+    named.write.mode("append").parquet((directory / FINDINGS).resolve().as_uri())
+
+
+def _waiting(until: Mapping[BookieId, str]) -> str:
+    ends = " ".join(f"WHEN {literal(bookie)} THEN {literal(end)}" for bookie, end in until.items())
+    waits = in_list("bookie", sorted(until))
+    return f"""
+        CASE WHEN size(missing) > 0 AND forall(missing, bookie -> {waits})
+             THEN concat('waiting until ', array_max(transform(missing, bookie -> CASE bookie {ends} END)))
+             ELSE detail END
+    """
 
 
 def ledgers_found(findings: DataFrame) -> DataFrame:

@@ -35,6 +35,8 @@ class SessionSettings:
     """Spark master; None for all cores of this machine, or for what ``spark-submit`` was given."""
     app_name: str = "bkheal-audit"
     is_ui_enabled: bool = False
+    ui_host: str = LOOPBACK
+    """Address that the UI listens on, with a local master; elsewhere Spark's own settings say it."""
     driver_memory: str = "1g"
     """Java heap of the driver, which in local mode is all there is. Ignored inside ``spark-submit``."""
     shuffle_partitions: int | None = None
@@ -69,6 +71,8 @@ def spark_conf(settings: SessionSettings, log_settings_path: str) -> Mapping[str
     """Return the Spark settings of a session, by name."""
     conf = {
         "spark.python.worker.reuse": "true",
+        # Runs of several kinds go on side by side: the one that follows a bookie's loss must not wait for the others.
+        "spark.scheduler.mode": "FAIR",
         "spark.sql.ansi.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
         "spark.sql.debug.maxToStringFields": "200",
@@ -99,9 +103,11 @@ def _prepare_environment(settings: SessionSettings) -> None:
     """Set what the JVM and the Python workers are started with; it must be there before the JVM is."""
     if not _is_submitted():
         os.environ.update(java_environment(find_java()))
+        os.environ["PYSPARK_PIN_THREAD"] = "true"  # runs in threads side by side keep their job groups apart
     if not _is_submitted() and _is_local(settings.master or "local"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
-        os.environ["SPARK_LOCAL_IP"] = LOOPBACK  # else Spark looks the host's name up, and warns about what it finds
+        # The UI binds to it; without it Spark looks the host's name up, and warns about what it finds.
+        os.environ["SPARK_LOCAL_IP"] = settings.ui_host
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import PermanentError
+from bookie.model.ids import LEDGER_ID_MAX
+from bookie.model.spread import STANDARD, PlacementPolicy
+from bookie.wire.tls import TlsSettings
 from spark_jobs.brake import MISSING_SHARE_MAX
 from spark_jobs.connect import CONNECT_TIMEOUT_S
 
@@ -28,8 +31,12 @@ class ExitCode(enum.IntEnum):
     """Not every ledger was checked. What was found is published all the same."""
     HELD = 6
     """The mass-loss brake holds: nothing was published, a person has to look."""
+    CANCELLED = 7
+    """Somebody cancelled the run. What was marked before stays."""
     INTERNAL = 70
     """Spark or this program failed; the log says how."""
+    BUSY = 75
+    """Another run of the same kind is under way; nothing was done."""
     CONFIGURATION = 78
     """A setting is wrong, or there is no cluster at the metadata URI."""
 
@@ -63,6 +70,30 @@ class AuditSettings:
     """How long to try to connect to ZooKeeper: the driver once, each task of the scan as often as Spark repeats it."""
     worst_ledgers_max: int = 20
     """How many of the worst ledgers the summary names."""
+    topology_file: Path | None = None
+    """Placement: where bookies stand; None for what the metadata store says."""
+    placement_policy: PlacementPolicy = STANDARD
+    """Placement: what each write set must span. Strict: also where the topology has no more domains to offer."""
+    mark_misplaced: bool = False
+    """Placement: mark what a replacement can improve, as Apache's auditor does with
+    ``repairedPlacementPolicyNotAdheringBookieEnabled``: with an empty list of replicas, closed ledgers only."""
+    ledger_min: int = 0
+    """Replicas: lowest ledger id to ask for, inclusive."""
+    ledger_max: int = LEDGER_ID_MAX
+    """Replicas: highest ledger id to ask for, inclusive."""
+    sample: float = 1.0
+    """Replicas: share of the ledgers to ask for, above 0 to 1; which ones depends on their ids and the seed alone."""
+    sample_seed: int | None = None
+    """Replicas: None for another sample in each run."""
+    bookie_tls: TlsSettings | None = None
+    """Replicas: how to reach bookies that speak TLS; None for plain connections."""
+    reports_kept: int | None = None
+    """Runs whose report directories are kept, at least 1; None: all. The tables of all runs keep their rows."""
+
+    @property
+    def is_every_ledger(self) -> bool:
+        """Whether a replicas check leaves out no ledger."""
+        return self.sample >= 1 and self.ledger_min == 0 and self.ledger_max == LEDGER_ID_MAX
 
     def __post_init__(self) -> None:
         """Check everything at once.
@@ -80,3 +111,9 @@ class AuditSettings:
             raise InvalidSettingError(f"connect_timeout_s={self.connect_timeout_s} is out of range, need 0 to 3600")
         if self.worst_ledgers_max < 0:
             raise InvalidSettingError(f"worst_ledgers_max={self.worst_ledgers_max} is out of range, need at least 0")
+        if not 0 <= self.ledger_min <= self.ledger_max <= LEDGER_ID_MAX:
+            raise InvalidSettingError(f"ledger_min={self.ledger_min} and ledger_max={self.ledger_max} leave no ledger")
+        if self.reports_kept is not None and self.reports_kept < 1:
+            raise InvalidSettingError(f"reports_kept={self.reports_kept} is out of range, need at least 1")
+        if not 0 < self.sample <= 1:
+            raise InvalidSettingError(f"sample={self.sample} is not a share, need more than 0 and at most 1")

@@ -4,14 +4,44 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from spark_jobs.bookie_state import BookieState
 from spark_jobs.publish import Published, PublishOutcome
 from spark_jobs.settings import ExitCode, FailOn
+from spark_jobs.summary_values import (
+    BookieCount,
+    ClusterName,
+    FindingSums,
+    LedgerCounts,
+    PlacementCounts,
+    ReplicaCounts,
+    SeverityCount,
+    UnknownAnswers,
+    WaitingBookie,
+    WorstLedger,
+)
+
+__all__ = [
+    "API_VERSION",
+    "KIND",
+    "BookieCount",
+    "ClusterName",
+    "FindingSums",
+    "LedgerCounts",
+    "PlacementCounts",
+    "ReplicaCounts",
+    "RunSummary",
+    "SeverityCount",
+    "UnknownAnswers",
+    "Verdict",
+    "WaitingBookie",
+    "WorstLedger",
+    "rfc3339",
+]
 
 API_VERSION: Final = "bkheal/v1"
 KIND: Final = "AuditReport"
@@ -31,80 +61,19 @@ class Verdict(enum.Enum):
     """The input was implausible: nothing was published."""
     INCOMPLETE = "incomplete"
     """Not every ledger was checked."""
+    LOST = "entries lost"
+    """Every bookie that should hold some entry says that it does not."""
     NO_LIVE_COPY = "no live copy"
     """Some entry is on no registered bookie."""
     UNDER_REPLICATED = "under-replicated"
     UNREADABLE_METADATA = "unreadable metadata"
     METADATA_ONLY = "metadata only"
     """Missing bookies are named, and no entry lacks a copy."""
+    MISPLACED = "misplaced"
+    """Every copy is there, and some are too close together."""
+    DRAINING = "draining"
+    """Every copy is there, and some are on bookies that are being drained."""
     CLEAN = "clean"
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerCounts:
-    """What was read. ``ledgers`` includes the unreadable ones, and not those deleted meanwhile (``vanished``)."""
-
-    ledgers: int
-    fragments: int
-    unreadable: int
-    vanished: int
-    open: int
-    in_recovery: int
-    closed: int
-
-
-@dataclass(frozen=True, slots=True)
-class SeverityCount:
-    """Findings of one severity. A ledger counts once, at its worst."""
-
-    severity: Severity
-    ledgers: int
-    fragments: int
-    bytes_estimate: int
-
-
-@dataclass(frozen=True, slots=True)
-class FindingSums:
-    """Sums over all findings of a run."""
-
-    severities: tuple[SeverityCount, ...] = ()
-    """The severities that occur, worst first."""
-    by_bookie: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Per missing bookie the ledgers and the fragments that name it."""
-
-
-@dataclass(frozen=True, slots=True)
-class BookieCount:
-    """One bookie as metadata and registration know it."""
-
-    bookie_id: str
-    state: BookieState
-    has_cookie: bool
-    ledgers: int
-    """Ledgers that name it."""
-    fragments: int
-    ledgers_found: int
-    """Ledgers with a finding because it is missing."""
-    fragments_found: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorstLedger:
-    """One of the ledgers to look at first."""
-
-    ledger_id: int
-    severity: Severity
-    fragments: int
-    bytes_estimate: int
-    missing: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterName:
-    """Which cluster a report is about."""
-
-    metadata_uri: str
-    instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +94,12 @@ class RunSummary:
     """Why the run is not complete, one sentence each."""
     held_because: str | None = None
     """Why the brake holds."""
+    kind: RunKind = RunKind.BOOKIES
+    is_dry_run: bool = False
+    waiting: tuple[WaitingBookie, ...] = ()
+    """Missing bookies within the delay for lost bookies (kind ``bookies``)."""
+    placement: PlacementCounts | None = None
+    replicas: ReplicaCounts | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -144,13 +119,19 @@ class RunSummary:
             return Verdict.HELD
         if not self.is_complete:
             return Verdict.INCOMPLETE
+        if worst is Severity.LOST:
+            return Verdict.LOST
         if worst is not None and worst <= Severity.NO_LIVE_COPY:
             return Verdict.NO_LIVE_COPY
         if worst is not None and worst <= Severity.BELOW_WRITE_QUORUM:
             return Verdict.UNDER_REPLICATED
         if self.counts.unreadable:
             return Verdict.UNREADABLE_METADATA
-        return Verdict.CLEAN if worst is None else Verdict.METADATA_ONLY
+        if worst is None:
+            return Verdict.CLEAN
+        if worst is Severity.METADATA_ONLY:
+            return Verdict.METADATA_ONLY
+        return Verdict.DRAINING if worst is Severity.DRAIN else Verdict.MISPLACED
 
     def exit_code(self, fail_on: FailOn = FailOn.NEVER) -> ExitCode:
         """Exit code of a one-shot run: the first that applies of held, interrupted, partial, findings, ok."""
@@ -163,11 +144,16 @@ class RunSummary:
         return ExitCode.FINDINGS if self._fails(fail_on) else ExitCode.OK
 
     def to_json(self) -> Mapping[str, Any]:
-        """The document of ``summary.json``: snake_case names, RFC 3339 times in UTC, sizes as whole bytes."""
+        """The document of ``summary.json``: snake_case names, RFC 3339 times in UTC, sizes as whole bytes.
+
+        ``kind`` is the kind of document, the same for every audit; which check it was is ``run_kind``.
+        """
         return {
             "apiVersion": API_VERSION,
             "kind": KIND,
             "run_id": self.run_id,
+            "run_kind": self.kind.value,
+            "dry_run": self.is_dry_run,
             "cluster": asdict(self.cluster),
             "started": rfc3339(self.started_ms),
             "finished": rfc3339(self.finished_ms),
@@ -180,6 +166,9 @@ class RunSummary:
             "bookies": [asdict(count) | {"state": count.state.value} for count in self.bookies],
             "worst_ledgers": [asdict(ledger) | {"severity": ledger.severity.name} for ledger in self.worst_ledgers],
             "published": asdict(self.published) | {"outcome": self.published.outcome.value},
+            "waiting": [_waiting(bookie) for bookie in self.waiting],
+            "placement": None if self.placement is None else asdict(self.placement),
+            "replicas": None if self.replicas is None else asdict(self.replicas),
         }
 
     def _fails(self, fail_on: FailOn) -> bool:
@@ -187,6 +176,15 @@ class RunSummary:
             return False
         is_bad = self.worst is not None and self.worst <= _THRESHOLDS[fail_on]
         return is_bad or self.counts.unreadable > 0
+
+
+def _waiting(bookie: WaitingBookie) -> Mapping[str, Any]:
+    return {
+        "bookie_id": bookie.bookie_id,
+        "first_seen_down": rfc3339(bookie.first_seen_down_ms),
+        "until": rfc3339(bookie.until_ms),
+        "ledgers": bookie.ledgers,
+    }
 
 
 def rfc3339(epoch_ms: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import uuid
@@ -23,6 +24,18 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 # A shell ignores SIGINT in what it starts in the background, and so would every process that a test wants to interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def log_set_up_undone() -> Iterator[None]:
+    """Commands that a test runs in this process set up logging for a process of their own."""
+    named = [logging.getLogger(name) for name in ("", "kazoo", "kazoo.client", "py4j")]
+    levels = [logger.level for logger in named]
+    handlers = list(named[0].handlers)
+    yield
+    named[0].handlers[:] = handlers
+    for logger, level in zip(named, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -1,61 +1,204 @@
-"""``bkheal audit``: one audit run, here and now."""
+"""``bkheal audit``: one check over the whole cluster, here and now or by a running service; and the runs so far."""
 
 from __future__ import annotations
 
-import contextlib
+import getpass
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from auditor.cli import audit_options as opt
+from auditor.cli import audit_runs
+from auditor.cli.audit_progress import shown_progress
 from auditor.cli.exit_codes import ExitCode
-from auditor.cli.output import OutputFormat, print_line
+from auditor.cli.output import OutputFormat, print_error, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
+from bookie.model.errors import BkhealError
+from bookie.model.run import RunKind, RunRecord
 
 if TYPE_CHECKING:
-    from spark_jobs.progress import ProgressEvent
+    from spark_jobs.one_shot import OneShot
+
+_REPORTS: Final = Path("reports")
+_CHECKS: Final = """
+Checks (--kind):
+
+  bookies     read all ledger metadata, find fragments that lost a copy with their bookie, mark them for repair
+
+  placement   find ensembles that break the rack, zone and region policy; marks nothing by default
+
+  replicas    ask every bookie whether it holds the entries that it should, mark what is missing
+
+One run of a kind goes on at a time in a cluster, whoever started it.
+"""
+_EXIT_CODES: Final = (
+    "Exit codes: 0 done, 1 findings from --fail-on on, 2 wrong usage, 3 ZooKeeper unreachable or lost, 5 not every "
+    "ledger was checked, 6 too many bookies missing (nothing marked), 7 cancelled (what was marked stays), 69 the "
+    "service of --at did not answer, 70 Spark or this program failed, 75 another run of this kind is under way "
+    "(nothing done), 78 wrong configuration or no BookKeeper cluster there; 130 and 143 ended by Ctrl-C and SIGTERM, "
+    "cleanly."
+)
+
+app = typer.Typer(
+    invoke_without_command=True,
+    help="Check all ledgers with Spark, and look at the runs of checks.\n\n"
+    "Without a command this is `run`: find fragments that lost a copy with their bookie, and mark them for repair.",
+)
 
 
+@app.callback(epilog=_EXIT_CODES)
 def audit(
+    context: typer.Context,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    report_dir: Annotated[Path, typer.Option(help="Holds a directory with the report of each run.")] = Path("reports"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Find and report, but mark nothing for repair.")] = False,
-    master: Annotated[str | None, typer.Option(help="Spark master; default: all cores of this machine.")] = None,
-    fail_on: Annotated[
-        str,
-        typer.Option(help="Exit with 1 from these findings on: never, no-live-copy, critical, under-replicated, any."),
-    ] = "never",
-    missing_share_max: Annotated[
-        float, typer.Option(min=0, max=1, help="Mark nothing when a larger share of the known bookies is missing.")
-    ] = 0.5,
+    report_dir: opt.ReportDirOption = _REPORTS,
+    dry_run: opt.DryRunOption = False,
+    master: opt.MasterOption = None,
+    fail_on: opt.FailOnOption = "never",
+    missing_share_max: opt.MissingShareOption = 0.5,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Read all ledger metadata with Spark, find fragments that lost a copy, and mark them for repair.
+    """See ``help`` above."""
+    if context.invoked_subcommand is not None:
+        context.auto_envvar_prefix = None  # each command below has its own, and names it not in its help
+        _refuse_options(context)
+        return
+    shot = _shot(
+        RunKind.BOOKIES,
+        _settings(metadata_uri(uri, config), report_dir, is_dry_run=dry_run, missing_share_max=missing_share_max),
+        master=master,
+        wait_s=0,
+    )
+    _here(shot, fail_on, output)
 
-    Exit codes: 0 done, 3 ZooKeeper unreachable, 5 not every ledger was seen, 6 too many bookies missing (nothing
-    marked), 78 wrong configuration or no BookKeeper cluster there.
-    """
-    from spark_jobs.audit import run_audit
-    from spark_jobs.cluster_view import check_cluster
+
+@app.command("run", help=f"Run one check, once.\n{_CHECKS}", epilog=_EXIT_CODES)
+def run(
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    kind: opt.KindOption = RunKind.BOOKIES,
+    report_dir: opt.ReportDirOption = _REPORTS,
+    dry_run: opt.DryRunOption = False,
+    wait: opt.WaitOption = False,
+    wait_s: opt.WaitSecondsOption = None,
+    master: opt.MasterOption = None,
+    fail_on: opt.FailOnOption = "never",
+    missing_share_max: opt.MissingShareOption = 0.5,
+    topology_file: opt.TopologyFileOption = None,
+    min_racks: opt.MinRacksOption = 2,
+    min_zones: opt.MinZonesOption = 1,
+    min_regions: opt.MinRegionsOption = 1,
+    strict_placement: opt.StrictOption = False,
+    mark_misplaced: opt.MarkMisplacedOption = False,
+    ledger_min: opt.LedgerMinOption = 0,
+    ledger_max: opt.LedgerMaxOption = None,
+    sample: opt.SampleOption = 1.0,
+    sample_seed: opt.SampleSeedOption = None,
+    tls_ca: opt.TlsCaOption = None,
+    tls_cert: opt.TlsCertOption = None,
+    tls_key: opt.TlsKeyOption = None,
+    reports_kept: opt.ReportsKeptOption = None,
+    metrics_file: opt.MetricsFileOption = None,
+    pushgateway: opt.PushgatewayOption = None,
+    cluster_name: opt.ClusterNameOption = "bookkeeper",
+    at: opt.AtOption = None,
+    token_file: opt.TokenFileOption = None,
+    ca: opt.CaOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """See ``help`` above."""
+    from bookie.model.ids import LEDGER_ID_MAX
+    from bookie.model.spread import PlacementPolicy
+    from bookie.wire.tls import TlsSettings
+    from spark_jobs.one_shot import WAIT_S_MAX
+
+    patience_s = wait_s if wait_s is not None else (WAIT_S_MAX if wait else 0.0)
+    if at:
+        services = audit_runs.services(at, token_file, ca)
+        raise typer.Exit(
+            audit_runs.start(services, kind, is_dry_run=dry_run, wait_s=patience_s, is_json=output is OutputFormat.JSON)
+        )
+    if tls_ca is None and (tls_cert or tls_key):
+        raise typer.BadParameter("--tls-cert and --tls-key need --tls-ca")
+    settings = _settings(
+        metadata_uri(uri, config),
+        report_dir,
+        is_dry_run=dry_run,
+        missing_share_max=missing_share_max,
+        topology_file=topology_file,
+        placement_policy=PlacementPolicy(min_racks, min_zones, min_regions, strict_placement),
+        mark_misplaced=mark_misplaced,
+        ledger_min=ledger_min,
+        ledger_max=LEDGER_ID_MAX if ledger_max is None else ledger_max,
+        sample=sample,
+        sample_seed=sample_seed,
+        bookie_tls=TlsSettings(tls_ca, tls_cert, tls_key) if tls_ca else None,
+        reports_kept=reports_kept,
+    )
+    exported = _exporting(metrics_file, pushgateway, cluster_name)
+    _here(_shot(kind, settings, master=master, wait_s=patience_s), fail_on, output, exported)
+
+
+app.command("list")(audit_runs.list_runs)
+app.command("show")(audit_runs.show)
+app.command("cancel")(audit_runs.cancel)
+app.command("pause")(audit_runs.pause)
+app.command("resume")(audit_runs.resume)
+
+
+def _settings(uri: str, report_dir: Path, **settings: Any) -> Any:
+    from spark_jobs.settings import AuditSettings, InvalidSettingError
+
+    try:
+        return AuditSettings(uri, report_dir, **settings)
+    except InvalidSettingError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _shot(kind: RunKind, settings: Any, *, master: str | None, wait_s: float) -> OneShot:
+    from spark_jobs.one_shot import OneShot
+    from spark_jobs.session import SessionSettings
+
+    return OneShot(kind, settings, SessionSettings(master=master), getpass.getuser(), wait_s)
+
+
+def _exporting(file: Path | None, gateway: str | None, cluster_name: str) -> Callable[[RunRecord], None]:
+    """Hand the metrics of a run over as asked for; where that fails it is said, and the run is as it was."""
+
+    def export(record: RunRecord) -> None:
+        from auditor.service.metrics_export import MetricsExportError, export_to_file, push
+
+        try:
+            if file is not None:
+                export_to_file(record, file)
+            if gateway is not None:
+                push(record, gateway, cluster_name)
+        except MetricsExportError as error:
+            print_note(str(error))
+
+    return export
+
+
+def _here(shot: OneShot, fail_on: str, output: OutputFormat, ended: Callable[[RunRecord], None] | None = None) -> None:
+    """Run in this process, and exit."""
+    from spark_jobs.one_shot import exit_code_of, run_one_shot
     from spark_jobs.render import table
-    from spark_jobs.session import SessionSettings, spark_session
-    from spark_jobs.settings import AuditSettings, FailOn
+    from spark_jobs.settings import FailOn
 
     if fail_on not in {level.value for level in FailOn}:
         raise typer.BadParameter(f"{fail_on!r}: use one of {', '.join(level.value for level in FailOn)}")
-    settings = AuditSettings(
-        metadata_uri(uri, config), report_dir, is_dry_run=dry_run, missing_share_max=missing_share_max
-    )
-    check_cluster(settings)  # a wrong address should not cost the ten seconds that Spark takes to start
     try:
-        with _progress() as progress, spark_session(SessionSettings(master=master)) as spark:
-            result = run_audit(spark, settings, progress)
+        with shown_progress() as progress:
+            result = run_one_shot(shot, progress, ended)
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
+    except BkhealError as error:
+        print_error(str(error))
+        raise typer.Exit(exit_code_of(error)) from None
     if output is OutputFormat.JSON:
         print_line(json.dumps(result.summary.to_json(), indent=2))
     else:
@@ -64,32 +207,10 @@ def audit(
     raise typer.Exit(result.exit_code(FailOn(fail_on)))
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[ProgressEvent], None]]:
-    """Progress on standard error: a bar on a terminal, a line a phase elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield _lines()
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting Spark", total=None)
-
-        def show(event: ProgressEvent) -> None:
-            bar.update(task, description=event.phase.value, completed=event.done, total=event.total)
-
-        yield show
-
-
-def _lines() -> Callable[[ProgressEvent], None]:
-    seen: list[str] = []
-
-    def show(event: ProgressEvent) -> None:
-        if seen[-1:] != [event.phase.value]:
-            seen.append(event.phase.value)
-            sys.stderr.write(f"{event.phase.value} ...\n")
-
-    return show
+def _refuse_options(context: typer.Context) -> None:
+    """Options of the short form would be lost in front of a command."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = f"--{name.replace('_', '-')}"
+            raise typer.BadParameter(f"write {flag} behind `{context.invoked_subcommand}`, not in front of it")

@@ -27,10 +27,14 @@ class ExitCode(enum.IntEnum):
     """A run ended without having seen everything."""
     BRAKE = 6
     """So many bookies are missing that nothing was published."""
+    CANCELLED = 7
+    """Somebody cancelled the run."""
     UNAVAILABLE = 69
     """A service that the command needs did not answer, or its answer was lost; try again."""
     INTERNAL = 70
     """Spark, a child process or this program failed; the log says how."""
+    BUSY = 75
+    """Another run of the same kind is under way; nothing was done."""
     CONFIGURATION = 78
     INTERRUPTED = 130
 

@@ -9,7 +9,27 @@ from typing import Annotated, Final
 
 import typer
 
-from auditor.cli import audit, bench, bookies, ledger, log, processes, quickstart, recovery, simpletest, status
+from auditor.cli import (
+    audit,
+    auditor,
+    bench,
+    bookies,
+    config,
+    dead_letters,
+    decommission,
+    demo,
+    drain,
+    ledger,
+    log,
+    ok_to_stop,
+    processes,
+    quickstart,
+    recovery,
+    remote,
+    report,
+    simpletest,
+    status,
+)
 from auditor.cli.exit_codes import ExitCode, exit_code_of
 from auditor.cli.output import print_error, print_line
 from bookie.model.errors import BkhealError
@@ -17,7 +37,7 @@ from bookie.runtime.logs import setup_logging
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC prints failures of its own, which our errors tell better
 
-_SERVERS: Final = ("bookie", "replicator")
+_SERVERS: Final = ("auditor", "bookie", "replicator")
 """Commands that stay: their logs are kept, and lost connections belong into them."""
 
 app = typer.Typer(
@@ -29,8 +49,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("quickstart")(quickstart.quickstart)
+app.command("demo")(demo.demo)
 app.command("status")(status.status)
-app.command("audit")(audit.audit)
+app.add_typer(audit.app, name="audit")
+app.command("auditor")(auditor.auditor)
+app.command("auditor-token")(remote.auditor_token)
 app.command("bookies")(bookies.bookies)
 app.command("bookie")(processes.bookie)
 app.command("replicator")(processes.replicator)
@@ -39,7 +62,14 @@ app.add_typer(ledger.app, name="ledger")
 app.add_typer(log.app, name="log")
 app.add_typer(status.underreplicated_app, name="underreplicated")
 app.add_typer(recovery.app, name="recovery")
+app.command("recover")(recovery.recover)
+app.add_typer(dead_letters.app, name="dead-letters")
+app.command("ok-to-stop")(ok_to_stop.ok_to_stop)
+app.add_typer(drain.app, name="drain")
+app.command("decommission")(decommission.decommission)
+app.add_typer(report.app, name="report")
 app.add_typer(bookies.cluster_app, name="cluster")
+app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
 
 

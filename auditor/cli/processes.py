@@ -7,6 +7,14 @@ from typing import Annotated
 
 import typer
 
+from auditor.cli.http_options import (
+    HttpHostOption,
+    HttpPortOption,
+    HttpTlsCertOption,
+    HttpTlsClientCaOption,
+    HttpTlsKeyOption,
+    http_settings,
+)
 from auditor.cli.running import ConfigOption, MetadataUriOption, metadata_uri, run
 
 
@@ -35,6 +43,11 @@ def bookie(
     tls_ca: Annotated[Path | None, typer.Option(help="PEM file; TLS on, for clients with its certificates.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file, with --tls-ca.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file, with --tls-ca.")] = None,
+    http_port: HttpPortOption = None,
+    http_host: HttpHostOption = "127.0.0.1",
+    http_tls_cert: HttpTlsCertOption = None,
+    http_tls_key: HttpTlsKeyOption = None,
+    http_tls_client_ca: HttpTlsClientCaOption = None,
 ) -> None:
     """Run a bookie until SIGTERM. Prints one line once it is registered."""
     from bookie.server.main import run_bookie
@@ -57,6 +70,7 @@ def bookie(
         collect_ratio_max=collect_ratio_max,
         is_plaintext=plaintext,
         tls=TlsSettings(tls_ca, tls_cert, tls_key) if tls_ca else None,
+        http=http_settings(http_port, http_host, http_tls_cert, http_tls_key, http_tls_client_ca),
     )
     raise typer.Exit(run(run_bookie(settings)))
 
@@ -79,12 +93,26 @@ def replicator(
         Path | None, typer.Option(help="Where bookies stand (docs/placement.md); default: what ZooKeeper says.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when every task is repaired or parked.")] = False,
+    tls_ca: Annotated[Path | None, typer.Option(help="PEM file: bookies speak TLS, signed by this.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file, with --tls-ca.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file, with --tls-ca.")] = None,
+    compat_metrics: Annotated[
+        bool, typer.Option("--compat-metrics", help="Also show the metrics of Apache's replication worker.")
+    ] = False,
+    http_port: HttpPortOption = None,
+    http_host: HttpHostOption = "127.0.0.1",
+    http_tls_cert: HttpTlsCertOption = None,
+    http_tls_key: HttpTlsKeyOption = None,
+    http_tls_client_ca: HttpTlsClientCaOption = None,
 ) -> None:
     """Run a replicator until SIGTERM: lock, copy what is missing, swap the ensemble, delete the task."""
     from bookie.model.spread import PlacementPolicy
+    from bookie.wire.tls import TlsSettings
     from replicator.main import run_replicator
     from replicator.settings import ReplicatorSettings
 
+    if tls_ca is None and (tls_cert or tls_key):
+        raise typer.BadParameter("--tls-cert and --tls-key need --tls-ca")
     settings = ReplicatorSettings(
         placement=PlacementPolicy(min_racks, min_zones, min_regions, is_strict=strict_placement),
         topology_file=topology_file,
@@ -93,5 +121,8 @@ def replicator(
         copy_bytes_per_second=bytes_per_second,
         open_ledger_grace_s=open_ledger_grace,
         once=once,
+        has_apache_metrics=compat_metrics,
+        tls=TlsSettings(tls_ca, tls_cert, tls_key) if tls_ca else None,
+        http=http_settings(http_port, http_host, http_tls_cert, http_tls_key, http_tls_client_ca),
     )
     raise typer.Exit(run(run_replicator(settings)))

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from auditor.cli.configuration import load_defaults
 from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat
 from bookie.model.errors import BkhealError
@@ -28,7 +29,12 @@ MetadataUriOption = Annotated[
 ]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", help="Config file (TOML). Default: $BKHEAL_CONFIG, then ~/.config/bkheal/config.toml."),
+    typer.Option(
+        "--config",
+        is_eager=True,
+        callback=load_defaults,
+        help="Config file (TOML). Default: $BKHEAL_CONFIG, then ~/.config/bkheal/config.toml.",
+    ),
 ]
 OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="A table for people, or JSON.")]
 

@@ -111,3 +111,15 @@ class RecoveryImpossibleNowError(TransientError):
         )
         self.ledger_id = ledger_id
         self.evidence = evidence or {}
+
+
+class ConfirmedEntryUnreadableError(RecoveryImpossibleNowError):
+    """The last confirmed entry, which tells the ledger's length, cannot be read: none of its bookies serves it now.
+
+    It may be in an older fragment than the last one. ``evidence`` has what each of its bookies answered; it is empty
+    where enough of them say that they never had it.
+    """
+
+    def __init__(self, ledger_id: LedgerId, entry_id: EntryId, evidence: dict[BookieId, Status] | None = None) -> None:
+        super().__init__(ledger_id, f"entry {entry_id}, which was confirmed, cannot be read", evidence)
+        self.entry_id = entry_id

@@ -41,14 +41,16 @@ class Placed:
 class Placement:
     """Chooses the bookies of ensembles; one is shared by everything that runs on the same ports.
 
-    ``topology`` and ``free_bytes`` are replaced as a whole when something newer is known. As it is by default nothing
-    is known of any bookie: the choice is random.
+    ``topology``, ``free_bytes`` and ``draining`` are replaced as a whole when something newer is known. As it is by
+    default nothing is known of any bookie: the choice is random.
     """
 
     policy: PlacementPolicy = STANDARD
     topology: Topology = field(default_factory=Topology)
     free_bytes: Mapping[BookieId, int] | None = None
     """Free bytes of the bookies that said so; the others count as the median of them."""
+    draining: frozenset[BookieId] = frozenset()
+    """Never chosen, whatever they are registered as: they are to be taken out of the cluster."""
 
     def place(
         self,
@@ -59,7 +61,7 @@ class Placement:
         rng: random.Random,
     ) -> Placed:
         """As ``ensemble``, with the verdict on what was chosen."""
-        usable = sorted(set(candidates) - set(exclude))
+        usable = sorted(set(candidates) - set(exclude) - self.draining)
         if len(usable) < ensemble_size:
             raise NotEnoughBookiesError(self._too_few(candidates, usable, ensemble_size))
         members: list[BookieId | None] = [None] * ensemble_size
@@ -124,7 +126,7 @@ class Placement:
 
         Where there are not enough candidates the first positions get theirs, and the others keep their members.
         """
-        usable = sorted(set(candidates) - set(members) - set(exclude))
+        usable = sorted(set(candidates) - set(members) - set(exclude) - self.draining)
         wanted = sorted(set(positions))[: len(usable)]
         while wanted:
             slots: list[BookieId | None] = list(members)
@@ -168,7 +170,7 @@ class Placement:
 
     def _too_few(self, candidates: Collection[BookieId], usable: Sequence[BookieId], ensemble_size: int) -> str:
         writable = len(set(candidates))
-        excluded = f", {writable - len(usable)} of them excluded" if writable > len(usable) else ""
+        excluded = f", {writable - len(usable)} of them excluded or drained" if writable > len(usable) else ""
         return (
             f"the ledger needs {ensemble_size} bookies and {writable} are registered writable{excluded}; "
             "start more bookies or ask for a smaller ensemble"

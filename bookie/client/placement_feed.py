@@ -1,4 +1,4 @@
-"""Keeps a ``Placement`` up to date: topology from a file or the metadata store, free space from the bookies."""
+"""Keeps a ``Placement`` up to date: topology from a file or the store, drains from there, free space from bookies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 from bookie.client.free_space import FreeSpace
 from bookie.client.placement import Placement
 from bookie.metadata.cluster import Cluster
+from bookie.metadata.drains import Drains, SeenDrains
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.registration import Registrations
 from bookie.metadata.topology import InvalidTopologyError, StoredTopology, TopologyStore, parse_topology
@@ -66,14 +67,21 @@ def feed_of(
         clock,
         topologies=None if is_from_file else TopologyStore(store, cluster),
         free_space=FreeSpace(Registrations(store, cluster), transport, clock),
+        drains=Drains(store, cluster.root),
     )
 
 
 class PlacementFeed:
-    """Follows the topology in the store, and the free space of the bookies, into a placement."""
+    """Follows the topology in the store, the drains, and the free space of the bookies, into a placement."""
 
     def __init__(
-        self, placement: Placement, clock: Clock, *, topologies: TopologyStore | None, free_space: FreeSpace | None
+        self,
+        placement: Placement,
+        clock: Clock,
+        *,
+        topologies: TopologyStore | None,
+        free_space: FreeSpace | None,
+        drains: Drains | None = None,
     ) -> None:
         """Prepare to follow.
 
@@ -82,11 +90,13 @@ class PlacementFeed:
             clock: for pauses after errors.
             topologies: where to follow the topology; None where it is from a file and stays as it is.
             free_space: what to weigh bookies by; None to choose all of them equally often.
+            drains: where to learn which bookies are not to be chosen; None: of their registrations alone.
         """
         self._placement = placement
         self._clock = clock
         self._topologies = topologies
         self._free_space = free_space
+        self._drains = drains
 
     async def run(self) -> None:
         """Follow until cancelled. What cannot be read is logged and tried again, and the last good one counts."""
@@ -97,6 +107,8 @@ class PlacementFeed:
                 group.create_task(self._follow(self._topologies))
             if self._free_space is not None:
                 group.create_task(self._free_space.run())
+            if self._drains is not None:
+                group.create_task(self._follow_drains(self._drains))
 
     async def _follow(self, topologies: TopologyStore) -> None:
         seen: StoredTopology | None = None
@@ -114,6 +126,18 @@ class PlacementFeed:
                 self._install(seen)
                 continue
             await self._clock.sleep(_RETRY_S)
+
+    async def _follow_drains(self, drains: Drains) -> None:
+        seen: SeenDrains | None = None
+        while True:
+            try:
+                seen = await drains.see() if seen is None else await drains.wait_changed(seen)
+            except (TransientError, PermanentError) as error:
+                _log.info("drains are not followed for a moment", extra={"error": str(error)})
+                seen = None
+                await self._clock.sleep(_RETRY_S)
+            else:
+                self._placement.draining = seen.bookies
 
     def _install(self, seen: StoredTopology) -> None:
         if seen.topology != self._placement.topology:

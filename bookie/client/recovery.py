@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from bookie.client.errors import RecoveryImpossibleNowError
+from bookie.client.errors import ConfirmedEntryUnreadableError, RecoveryImpossibleNowError
 from bookie.client.ports import ClientPorts
 from bookie.client.read_access import LedgerAccess, access_to
 from bookie.client.recovery_close import TailChangedError, current_ledger, seal, take_over
@@ -21,6 +21,7 @@ from bookie.client.recovery_read import RecoveryReader
 from bookie.client.recovery_tail import LedgerTail
 from bookie.client.recovery_write import RecoveryWriter
 from bookie.metadata.ledgers import Versioned
+from bookie.metadata.port import Check
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
@@ -87,9 +88,10 @@ class _Recovery:
         last, length = await self._recover_entries(fenced.last_add_confirmed, fenced.length)
         if length is None:
             length = await self._length_at(last)
+        checks = await self._checks()
         short = await self._short(self._tail.closed(self._ledger.metadata, last, length))
         await self._mark(short)  # before: once the ledger is closed nobody else knows of it
-        stored, is_ours = await seal(self._ports, self._ledger, self._tail.closed, last, length)
+        stored, is_ours = await seal(self._ports, self._ledger, self._tail.closed, last, length, checks)
         extra = {"ledger_id": stored.ledger_id, "last_entry_id": stored.metadata.last_entry_id, "is_ours": is_ours}
         _log.info("ledger recovered", extra=extra)
         await self._mark(short)  # and after: by the unclosed ledger a worker may have called the task done meanwhile
@@ -117,17 +119,27 @@ class _Recovery:
             reader = RecoveryReader(self._ports, self._ledger, fragment, self._access, is_fencing=False)
             try:
                 block = await reader.read(entry_id, 1)
-            except RecoveryImpossibleNowError:
+            except RecoveryImpossibleNowError as error:
                 if is_last_try:
-                    raise
+                    ledger_id = self._ledger.ledger_id
+                    raise ConfirmedEntryUnreadableError(ledger_id, entry_id, error.evidence) from error
             else:
                 if block.found:
                     return block.found[0].entry.length
             # Repair may have given the copies to other bookies since; the last fragment is checked when closing.
             self._ledger = await current_ledger(self._ports, self._ledger.ledger_id)
-        raise RecoveryImpossibleNowError(
-            self._ledger.ledger_id, f"entry {entry_id}, which was confirmed, is on none of its bookies"
-        )
+        raise ConfirmedEntryUnreadableError(self._ledger.ledger_id, entry_id)
+
+    async def _checks(self) -> list[Check]:
+        """Holds as long as no spare gets other disks than those that are asked next what they hold.
+
+        New disks look in the metadata for what theirs before may have held, once. A spare that gets them before it is
+        named would lack its copies, and nobody would know.
+        """
+        spares = sorted(self._tail.spares)
+        if not spares:
+            return []
+        return [latest.check for latest in (await self._ports.registrations.latest_disks(spares)).values()]
 
     async def _short(self, sealed: LedgerMetadata | None) -> list[BookieId]:
         """Members that are not known to hold all that the end places on them.

@@ -1,15 +1,17 @@
 """Changes that a recovery makes to the metadata: taking the ledger over, and sealing it. Each is compare-and-set (S4).
 
-The end was decided from the last fragment that the recovery began with, so it is stored only while that one stands.
+The end was decided from the last fragment that the recovery began with, so it is stored only while that one stands; and
+spares get their place in it only while they have the disks that were found to hold what it puts there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bookie.client.ports import ClientPorts
-from bookie.metadata.ledgers import MetadataConflictError, NoSuchLedgerError, Versioned
+from bookie.metadata.ledgers import MetadataConflictError, NoSuchLedgerError, PreconditionFailedError, Versioned
+from bookie.metadata.port import Check
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
@@ -17,7 +19,7 @@ from bookie.runtime.fault_points import fault_point
 
 
 class TailChangedError(MetadataConflictError):
-    """The last fragment is not the one that the recovery began with: what it found there decides nothing."""
+    """The last fragment is not the one that the recovery began with, or a spare's disks are not: it decides nothing."""
 
 
 Decide = Callable[[LedgerMetadata], LedgerMetadata | None]
@@ -37,12 +39,15 @@ async def current_ledger(ports: ClientPorts, ledger_id: LedgerId) -> Versioned:
     return ledger
 
 
-async def change_metadata(ports: ClientPorts, ledger: Versioned, decide: Decide) -> Versioned:
-    """Store what ``decide`` makes of the newest metadata; None means that it is as it should be.
+async def change_metadata(
+    ports: ClientPorts, ledger: Versioned, decide: Decide, checks: Sequence[Check] = ()
+) -> Versioned:
+    """Store what ``decide`` makes of the newest metadata while ``checks`` hold; None means that it is as it should be.
 
     A conflict, an unanswered request and an unknown outcome are all settled by reading again and deciding again.
 
     Raises:
+        TailChangedError: one of ``checks`` does not hold.
         MetadataConflictError: it kept changing.
         StoreUnavailableError, WriteOutcomeUnknownError: the store kept silent for ``recovery_store_attempts_max``
             attempts.
@@ -57,7 +62,9 @@ async def change_metadata(ports: ClientPorts, ledger: Versioned, decide: Decide)
             wanted = decide(ledger.metadata)
             if wanted is None:
                 return ledger
-            return await ports.ledgers.write(ledger.ledger_id, wanted, ledger.version)
+            return await ports.ledgers.write(ledger.ledger_id, wanted, ledger.version, checks=checks)
+        except PreconditionFailedError as error:
+            raise TailChangedError(str(error)) from error
         except TailChangedError:
             raise
         except MetadataConflictError:
@@ -85,6 +92,7 @@ async def seal(
     closed: Callable[[LedgerMetadata, EntryId, int], LedgerMetadata | None],
     last_entry_id: EntryId,
     length: int,
+    checks: Sequence[Check] = (),
 ) -> tuple[Versioned, bool]:
     """Close the ledger at ``last_entry_id``, unless it is closed already: then that stands.
 
@@ -94,12 +102,13 @@ async def seal(
         closed: ``LedgerTail.closed``.
         last_entry_id: the end, inclusive.
         length: payload bytes up to it.
+        checks: what must hold when it is stored.
 
     Returns:
         The closed ledger, and whether the end is what was asked for.
 
     Raises:
-        TailChangedError: the last fragment was changed.
+        TailChangedError: the last fragment was changed, or ``checks`` do not hold.
         See ``change_metadata`` for the others.
     """
     wanted: list[LedgerMetadata] = []
@@ -113,7 +122,7 @@ async def seal(
         wanted.append(sealed)
         return sealed
 
-    stored = await change_metadata(ports, ledger, decide)
+    stored = await change_metadata(ports, ledger, decide, checks)
     tails = [sealed.last_fragment for sealed in wanted]
     is_ours = stored.metadata.last_entry_id == last_entry_id and stored.metadata.last_fragment in tails
     return stored, is_ours

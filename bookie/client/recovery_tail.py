@@ -31,6 +31,12 @@ class LedgerTail:
         """Whether some bookie was replaced."""
         return self._fragments != [self.began.metadata.last_fragment]
 
+    @property
+    def spares(self) -> frozenset[BookieId]:
+        """Bookies that only the closing change names."""
+        named = self.began.metadata.members()
+        return frozenset(member for fragment in self._fragments for member in fragment.members if member not in named)
+
     def replace_member(self, first: EntryId, position: int, bookie: BookieId) -> None:
         """Let ``bookie`` have ``position`` from entry ``first`` on; what was added below stays where it is."""
         last = self._fragments[-1]

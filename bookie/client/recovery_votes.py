@@ -37,10 +37,11 @@ class FoundEntry:
 class Votes:
     """Answers of one entry's write set, each counted once and only where it was asked for (S18)."""
 
-    __slots__ = ("_answers", "_asked", "_negatives_needed", "_write_set", "found")
+    __slots__ = ("_answers", "_asked", "_negatives", "_negatives_needed", "_write_set", "found")
 
     def __init__(self, write_set: tuple[int, ...], negatives_needed: int) -> None:
         self._write_set = write_set
+        self._negatives = 0
         self._negatives_needed = negatives_needed
         self._asked: set[int] = set()
         self._answers: dict[int, Status] = {}
@@ -51,7 +52,7 @@ class Votes:
         """What the answers so far prove. FOUND and ABSENT never change again."""
         if self.found is not None:
             return Verdict.FOUND
-        if sum(status.is_absent for status in self._answers.values()) >= self._negatives_needed:
+        if self._negatives >= self._negatives_needed:
             return Verdict.ABSENT
         return Verdict.UNKNOWN if len(self._answers) == len(self._write_set) else Verdict.WAITING
 
@@ -86,3 +87,4 @@ class Votes:
         else:
             assert outcome is not Status.OK, "an OK answer brings its entry"
             self._answers[position] = outcome
+            self._negatives += outcome.is_absent

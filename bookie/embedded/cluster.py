@@ -28,6 +28,7 @@ _STOP_GRACE_S: Final = 15.0
 _READ_ONLY_BELOW_BYTES: Final = 128 << 20
 """A try-out should work on a nearly full laptop, too."""
 _READY_LINE: Final = r"^bookie (\S+) ready on (\S+):(\d+)$"
+_METRICS_LINE: Final = r"^bookie metrics on (\S+)$"
 SESSION_TIMEOUT_S: Final = 4.0
 """Short, so that a killed bookie is known to be gone within seconds; two ticks of the embedded ZooKeeper."""
 
@@ -43,6 +44,9 @@ class EmbeddedBookie:
     known_as: BookieId | None = None
     """Its id once it was ready for the first time."""
     port: int = 0
+    serves_metrics: bool = False
+    metrics_url: str = ""
+    """Where it serves metrics and probes, if it does; another port after each start."""
 
     def launch(self) -> None:
         """Start the process; ``wait_ready`` says when it is registered."""
@@ -52,6 +56,8 @@ class EmbeddedBookie:
             *("--journal-dir", str(self.directory / "journal"), "--ledger-dir", str(self.directory / "ledgers")),
             *("--session-timeout", str(SESSION_TIMEOUT_S), "--read-only-below-bytes", str(_READ_ONLY_BELOW_BYTES)),
         ]
+        if self.serves_metrics:
+            arguments += ["--http-port", "0"]
         self.process = ManagedProcess.start(self.name, arguments, log_path=self.directory / "log.txt")
 
     async def wait_ready(self) -> None:
@@ -62,6 +68,8 @@ class EmbeddedBookie:
         """
         ready = await self.running.wait_for_line(_READY_LINE, _READY_DEADLINE_S)
         self.known_as, self.port = BookieId(ready[1]), int(ready[3])
+        if self.serves_metrics:
+            self.metrics_url = (await self.running.wait_for_line(_METRICS_LINE, _READY_DEADLINE_S))[1]
 
     async def start(self) -> None:
         """Start and wait until ready."""
@@ -96,9 +104,10 @@ class EmbeddedBookie:
 class EmbeddedCluster:
     """See the module docstring. Use ``start``, then ``async with``."""
 
-    def __init__(self, directory: Path, zookeeper: EmbeddedZooKeeper) -> None:
+    def __init__(self, directory: Path, zookeeper: EmbeddedZooKeeper, *, serves_metrics: bool = False) -> None:
         self.directory = directory
         self.zookeeper = zookeeper
+        self.serves_metrics = serves_metrics
         self.bookies: list[EmbeddedBookie] = []
 
     @classmethod
@@ -109,9 +118,12 @@ class EmbeddedCluster:
         bookies: int,
         zookeeper_heap_mib: int = 512,
         is_zookeeper_durable: bool = True,
+        serves_metrics: bool = False,
         java: Java | None = None,
     ) -> EmbeddedCluster:
         """Start everything on free loopback ports and wait until every bookie is registered.
+
+        With ``serves_metrics``, bookies serve metrics and probes; their ``metrics_url`` says where.
 
         Raises:
             EmbeddedProcessError: something did not start; quotes its log.
@@ -121,7 +133,7 @@ class EmbeddedCluster:
         zookeeper = await EmbeddedZooKeeper.start(
             directory / "zookeeper", heap_mib=zookeeper_heap_mib, is_durable=is_zookeeper_durable, java=java
         )
-        cluster = cls(directory, zookeeper)
+        cluster = cls(directory, zookeeper, serves_metrics=serves_metrics)
         try:
             store = await ZooKeeperStore.connect(zookeeper.connect_string)
             try:
@@ -144,7 +156,8 @@ class EmbeddedCluster:
         added = []
         for _ in range(count):
             name = f"bookie-{len(self.bookies) + 1}"
-            bookie = EmbeddedBookie(name, self.directory / name, self.metadata_uri)
+            where = self.directory / name
+            bookie = EmbeddedBookie(name, where, self.metadata_uri, serves_metrics=self.serves_metrics)
             self.bookies.append(bookie)
             added.append(bookie)
             bookie.launch()

@@ -9,12 +9,14 @@ good: entries are appended by compare-and-set and never removed, and a damaged h
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     BadVersionError,
+    Check,
     MetadataStore,
     Node,
     NodeExistsError,
@@ -36,6 +38,20 @@ class Incarnation:
     uuid: str
     since_ms: int
     """When it was recorded, epoch milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The disks that were recorded last under a bookie id."""
+
+    uuid: str
+    """Empty where the history is damaged: no disks are those."""
+    check: Check
+    """Holds as long as no others are recorded.
+
+    Disks that come later look for what those before them may have held only after they are recorded. So a write that
+    names the bookie under this condition is either seen by that look, or refused.
+    """
 
 
 class Incarnations:
@@ -68,6 +84,19 @@ class Incarnations:
         except NoNodeError:
             return ()
         return _decode(self._path(bookie), node.data)
+
+    async def latest(self, bookies: Sequence[BookieId]) -> dict[BookieId, Latest]:
+        """Return the newest incarnation of each of the bookies that has a history, as this session's server knows it.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        found: dict[BookieId, Latest] = {}
+        paths = [self._path(bookie) for bookie in bookies]
+        for bookie, path, node in zip(bookies, paths, await self._store.get_many(paths), strict=True):
+            if node is not None:
+                found[bookie] = Latest(_newest(path, node.data), Check(path, node.stat.version))
+        return found
 
     async def record(self, bookie: BookieId, uuid: str, since_ms: int) -> None:
         """Append an incarnation, unless it is the newest one already. Durable on return.
@@ -102,6 +131,13 @@ class Incarnations:
 
     def _path(self, bookie: BookieId) -> str:
         return f"{self._parent}/{bookie}"
+
+
+def _newest(path: str, data: bytes) -> str:
+    try:
+        return next((item.uuid for item in reversed(_decode(path, data))), "")
+    except UnreadableHistoryError:
+        return ""
 
 
 def _encode(history: tuple[Incarnation, ...]) -> bytes:

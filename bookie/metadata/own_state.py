@@ -34,6 +34,8 @@ class ParkReason(enum.Enum):
     NEEDS_RECOVERY = "needs_recovery"
     UNREADABLE_ENTRIES = "unreadable_entries"
     UNREADABLE_METADATA = "unreadable_metadata"
+    OPEN_LEDGER = "open_ledger"
+    """A bookie is drained that a writer may still write to: it is left to the writer to leave it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.cluster import Cluster, NotAClusterError
 from bookie.metadata.fan_out import first_to_end
+from bookie.metadata.incarnations import Incarnations, Latest
 from bookie.metadata.layout import COOKIES, READ_ONLY, available_path, bookie_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
 from bookie.metadata.port import (
@@ -59,11 +61,23 @@ class Bookies:
 
     writable: frozenset[BookieId]
     read_only: frozenset[BookieId]
+    draining: frozenset[BookieId] = frozenset()
+    """Read-only ones whose copies are to be replaced; a listing of registrations alone knows of none."""
 
     @property
     def registered(self) -> frozenset[BookieId]:
         """Every registered bookie."""
         return self.writable | self.read_only
+
+    @property
+    def staying(self) -> frozenset[BookieId]:
+        """Registered bookies whose copies need no replacement."""
+        return self.registered - self.draining
+
+    def with_draining(self, bookies: frozenset[BookieId]) -> Bookies:
+        """The same, with those of ``bookies`` that are registered as draining: sources, and no targets."""
+        draining = bookies & self.registered
+        return Bookies(self.writable - draining, self.read_only | draining, draining)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,7 @@ class Registrations:
     def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
         self._store = store
         self._root = cluster.root
+        self._incarnations = Incarnations(store, cluster.root)
 
     async def list(self) -> Bookies:
         """Return the registered bookies, no older than this call.
@@ -95,6 +110,17 @@ class Registrations:
         """
         await self._store.sync(available_path(self._root, is_read_only=False))
         return (await self._list()).bookies
+
+    async def version(self) -> str:
+        """Changes with each registration that comes or goes, and with nothing else; no older than this call.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        writable = available_path(self._root, is_read_only=False)
+        await self._store.sync(writable)
+        nodes = await self._store.get_many([writable, available_path(self._root, is_read_only=True)])
+        return " ".join(f"{node.stat.czxid:x}:{node.stat.children_version}" if node else "-" for node in nodes)
 
     async def known(self) -> frozenset[BookieId]:
         """Return every bookie that ever joined: those with a cookie.
@@ -127,6 +153,14 @@ class Registrations:
         except UnreadableServiceInfoError as error:
             _log.warning("registration cannot be read", extra={"bookie_id": bookie, "error": str(error)})
             return ServiceInfo(())
+
+    async def latest_disks(self, bookies: Sequence[BookieId]) -> dict[BookieId, Latest]:
+        """Which disks each of the bookies has now, whatever is still registered; see ``Incarnations.latest``.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        return await self._incarnations.latest(bookies)
 
     async def register(
         self, bookie: BookieId, info: ServiceInfo, *, is_read_only: bool, takeover_deadline_s: float

@@ -56,6 +56,8 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _TREE_LEVELS: Final = 4
+_DECODED_AT_ONCE: Final = 10_000
+"""Tasks between two turns of the loop: large enough that bulk reads stay bulk, a tenth of a second of decoding."""
 
 
 class AlreadyDisabledError(ConflictError):
@@ -145,6 +147,14 @@ class UnderReplication:
             StoreUnavailableError: no answer.
         """
         return [task for task in await self._scan() if isinstance(task, UnreadableTask)]
+
+    async def list_all(self) -> builtins.list[Task | UnreadableTask]:
+        """Return every task, readable or not, by ledger id; gives way to others between parts of a long list.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        return await self._scan()
 
     async def read(self, ledger_id: LedgerId) -> Task | None:
         """Return a ledger's task, None if it is not marked.
@@ -322,9 +332,15 @@ class UnderReplication:
             paths = [path for parent, names in await self._names(paths) for path in _below(parent, names)]
         ids = [task_ledger_id(name) for _, names in await self._names(paths) for name in names]
         ordered = sorted(ledger_id for ledger_id in ids if ledger_id is not None)
-        nodes = await self._store.get_many([task_path(self._root, ledger_id) for ledger_id in ordered])
         found: builtins.list[Task | UnreadableTask] = []
-        for ledger_id, node in zip(ordered, nodes, strict=True):
+        for start in range(0, len(ordered), _DECODED_AT_ONCE):
+            found += await self._read_part(ordered[start : start + _DECODED_AT_ONCE])
+        return found
+
+    async def _read_part(self, ledger_ids: builtins.list[LedgerId]) -> builtins.list[Task | UnreadableTask]:
+        nodes = await self._store.get_many([task_path(self._root, ledger_id) for ledger_id in ledger_ids])
+        found: builtins.list[Task | UnreadableTask] = []
+        for ledger_id, node in zip(ledger_ids, nodes, strict=True):
             if node is None:  # completed meanwhile
                 continue
             try:

@@ -28,6 +28,7 @@ class Severity(enum.IntEnum):
     """An absent bookie is named, and stores no entry of the fragment."""
     MISPLACED = 6
     DRAIN = 7
+    """A bookie is named that is to be taken out of the cluster; it serves its copies until they are elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class FragmentHealth:
     """Verdict on one fragment."""
 
     missing_positions: tuple[int, ...]
-    """Ensemble positions whose bookie is not registered, ascending."""
+    """Ensemble positions whose bookie is not registered, or is being drained, ascending."""
     copies_min: int
     """Copies of the entry that has the fewest; the write quorum for a fragment without entries."""
     severity: Severity | None
@@ -43,7 +44,12 @@ class FragmentHealth:
 
 
 def fragment_health(
-    is_live: Sequence[bool], write_quorum: int, ack_quorum: int, first_entry_id: int, last_entry_id: int | None
+    is_live: Sequence[bool],
+    write_quorum: int,
+    ack_quorum: int,
+    first_entry_id: int,
+    last_entry_id: int | None,
+    is_draining: Sequence[bool] = (),
 ) -> FragmentHealth:
     """Judge a fragment by which of its positions are registered.
 
@@ -53,9 +59,12 @@ def fragment_health(
         ack_quorum: Qa.
         first_entry_id: first entry of the fragment, inclusive.
         last_entry_id: last entry, inclusive; below the first for an empty fragment; None where it is not known.
+        is_draining: per ensemble position, whether its bookie is being drained; empty where none is. What a live one
+            holds counts as a copy until it has gone.
     """
     ensemble_size = len(is_live)
-    missing = tuple(position for position, live in enumerate(is_live) if not live)
+    leaving = is_draining or (False,) * ensemble_size
+    missing = tuple(position for position, live in enumerate(is_live) if not live or leaving[position])
     copies_min = min(
         (
             sum(is_live[(start + i) % ensemble_size] for i in range(write_quorum))
@@ -63,14 +72,18 @@ def fragment_health(
         ),
         default=write_quorum,
     )
-    return FragmentHealth(missing, copies_min, _level(bool(missing), copies_min, write_quorum, ack_quorum))
+    return FragmentHealth(
+        missing, copies_min, _level(bool(missing), all(is_live), copies_min, write_quorum, ack_quorum)
+    )
 
 
-def _level(is_missing_any: bool, copies_min: int, write_quorum: int, ack_quorum: int) -> Severity | None:
+def _level(
+    is_missing_any: bool, are_all_live: bool, copies_min: int, write_quorum: int, ack_quorum: int
+) -> Severity | None:
     if not is_missing_any:
         return None
     if copies_min >= write_quorum:
-        return Severity.METADATA_ONLY
+        return Severity.DRAIN if are_all_live else Severity.METADATA_ONLY
     if copies_min == 0:
         return Severity.NO_LIVE_COPY
     if copies_min == 1:

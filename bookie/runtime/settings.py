@@ -11,14 +11,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bookie.model.errors import PermanentError
 
 URI_VARIABLE: Final = "BKHEAL_METADATA_URI"
 CONFIG_VARIABLE: Final = "BKHEAL_CONFIG"
 URI_KEY: Final = "metadata_uri"
-KNOWN_KEYS: Final = frozenset({URI_KEY})
 
 _EXAMPLE: Final = "zk://host1:2181;host2:2181/ledgers"
 
@@ -31,13 +30,13 @@ class ConfigurationError(PermanentError):
         self.problems = tuple(problems)
 
 
-def resolve_metadata_uri(flag: str | None, env: Mapping[str, str], config_file: Path | None) -> str:
+def resolve_metadata_uri(flag: str | None, env: Mapping[str, str], flag_file: Path | None) -> str:
     """Return the cluster's metadata URI, not yet parsed.
 
     Args:
         flag: value of ``--metadata-uri``.
         env: environment variables; an empty one counts as not set.
-        config_file: value of ``--config``.
+        flag_file: value of ``--config``.
 
     Raises:
         ConfigurationError: no source names a URI, or a source is wrong; lists every problem.
@@ -45,7 +44,7 @@ def resolve_metadata_uri(flag: str | None, env: Mapping[str, str], config_file: 
     problems: list[str] = []
     if flag is not None and not flag.strip():
         problems.append(f"--metadata-uri is empty; give one such as {_EXAMPLE}")
-    named = config_file or (Path(env[CONFIG_VARIABLE]) if env.get(CONFIG_VARIABLE) else None)
+    named = flag_file or (Path(env[CONFIG_VARIABLE]) if env.get(CONFIG_VARIABLE) else None)
     configured = _read(named, problems) if named is not None else None
     uri = (flag or "").strip() or env.get(URI_VARIABLE, "").strip() or configured
     default = _default_file(env)
@@ -61,6 +60,26 @@ def resolve_metadata_uri(flag: str | None, env: Mapping[str, str], config_file: 
     return uri
 
 
+def config_file(flag_file: Path | None, env: Mapping[str, str]) -> Path | None:
+    """The configuration file to read: the named one, there or not, or the default one where it exists."""
+    if flag_file is not None or env.get(CONFIG_VARIABLE):
+        return flag_file or Path(env[CONFIG_VARIABLE])
+    default = _default_file(env)
+    return default if default is not None and default.is_file() else None
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """Return what is in a configuration file.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError([f"cannot read {path}: {error}"]) from error
+
+
 def _default_file(env: Mapping[str, str]) -> Path | None:
     if env.get("XDG_CONFIG_HOME"):
         return Path(env["XDG_CONFIG_HOME"]) / "bkheal" / "config.toml"
@@ -70,13 +89,13 @@ def _default_file(env: Mapping[str, str]) -> Path | None:
 def _read(path: Path, problems: list[str]) -> str | None:
     """The URI in the file; everything wrong with the file is added to ``problems``."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        problems.append(f"cannot read {path}: {error}")
+        content = read_config(path)
+    except ConfigurationError as error:
+        problems += error.problems
         return None
-    unknown = sorted(content.keys() - KNOWN_KEYS)
+    unknown = sorted(name for name, value in content.items() if name != URI_KEY and not isinstance(value, Mapping))
     if unknown:
-        problems.append(f"{path}: unknown {', '.join(unknown)}; known are {', '.join(sorted(KNOWN_KEYS))}")
+        problems.append(f"{path}: unknown {', '.join(unknown)}; outside the tables only {URI_KEY} is known")
     uri = content.get(URI_KEY)
     if uri is None:
         return None

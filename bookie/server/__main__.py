@@ -11,6 +11,7 @@ from pathlib import Path
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is loaded: it would print its own lines about failures
 
+from bookie.runtime.http_options import add_http_options, http_settings
 from bookie.runtime.logs import setup_logging
 from bookie.server.main import run_bookie
 from bookie.server.settings import DEFAULT_PORT, BookieSettings
@@ -41,6 +42,7 @@ def main() -> int:
         is_new_incarnation=options.new_incarnation,
         collect_interval_s=options.collect_interval,
         collect_ratio_max=options.collect_ratio_max,
+        http=http_settings(options),
     )
     return asyncio.run(run_bookie(settings))
 
@@ -72,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tls-ca", type=Path, help="PEM file; switches TLS on, with --tls-cert and --tls-key")
     parser.add_argument("--tls-cert", type=Path)
     parser.add_argument("--tls-key", type=Path)
+    add_http_options(parser)
     return parser
 
 

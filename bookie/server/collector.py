@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -135,12 +135,14 @@ class Collector:
         self._unsettled: set[LedgerId] = set()
         """Ledgers whose lock may have been left behind, because an answer was lost."""
 
-    async def run(self) -> None:
-        """Pass after pass; ends by cancellation alone."""
+    async def run(self, on_pass: Callable[[CollectorReport], None] | None = None) -> None:
+        """Pass after pass; ends by cancellation alone. ``on_pass`` is told what each has done."""
         while True:
             # Bookies that were started together shall not ask all at once for ever.
             await self._clock.sleep(self._settings.interval_s * self._rng.uniform(1.0, 1.1))
-            await self.run_pass()
+            report = await self.run_pass()
+            if on_pass is not None:
+                on_pass(report)
 
     async def run_pass(self) -> CollectorReport:
         """One pass and the compaction behind it. Never raises for what the store or the disk does."""

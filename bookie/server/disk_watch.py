@@ -1,4 +1,4 @@
-"""Makes a bookie read-only while a disk is nearly full, and writable again once there is clearly room.
+"""Makes a bookie read-only while a disk is nearly full, or while it is drained, and writable again after that.
 
 Three steps (reliability 3.4): below the threshold plain adds are refused, below a part of it those of recovery and
 repair as well, so that what is left serves checkpoints and collection; and a disk that says it is full makes the bookie
@@ -10,8 +10,9 @@ a writer that picks a bookie by its registration is not turned away.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from bookie.model.errors import BkhealError
@@ -64,13 +65,18 @@ class DiskWatch:
         clock: Clock,
         *,
         read_only_below_bytes: int,
+        is_drained: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Prepare to look; ``is_drained`` is asked each time whether the bookie should be read-only for that reason."""
         self._disks = disks
         self._storage = storage
         self._service = service
         self._keeper = keeper
         self._clock = clock
         self._read_only_below_bytes = read_only_below_bytes
+        self._is_drained = is_drained
+        self._is_low = service.is_read_only and not is_drained()
+        self._looking = asyncio.Lock()
         self._was_full_at_s: float | None = None
 
     async def run(self) -> None:
@@ -81,6 +87,10 @@ class DiskWatch:
 
     async def look(self) -> None:
         """Look once and switch if need be."""
+        async with self._looking:
+            await self._look()
+
+    async def _look(self) -> None:
         try:
             free = await free_bytes(self._disks)
         except BkhealError as error:  # says nothing about space; a disk that is broken shows in the next write
@@ -90,8 +100,8 @@ class DiskWatch:
         self._storage.takes_no_adds = should_be_read_only(
             self._storage.takes_no_adds, free, int(self._read_only_below_bytes * _RECOVERY_FACTOR)
         )
-        is_low = should_be_read_only(was_read_only, free, self._read_only_below_bytes)
-        is_read_only = is_low or self._was_full_lately()
+        self._is_low = should_be_read_only(self._is_low, free, self._read_only_below_bytes)
+        is_read_only = self._was_full_lately() or self._is_low or self._is_drained()
         if is_read_only == was_read_only:
             return
         _log.warning("read-only mode changes", extra={"is_read_only": is_read_only, "free_bytes": free})

@@ -1,7 +1,7 @@
 """A bookie process from start to end: who it is, its storage, its server, its registration, and how it stops.
 
-Standard output carries one line, once clients can find the bookie. What goes wrong is one sentence on standard error
-and an exit code (``exit_codes``).
+Standard output carries one line, once clients can find the bookie; where metrics are served, one before it says where.
+What goes wrong is one sentence on standard error and an exit code (``exit_codes``).
 """
 
 from __future__ import annotations
@@ -13,28 +13,35 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 from bookie.metadata.cluster import Cluster, open_cluster
+from bookie.metadata.drains import Drains
 from bookie.metadata.registration import Registrations
 from bookie.metadata.uri import parse_uri
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.errors import BkhealError
 from bookie.runtime.clock import Clock, SystemClock
+from bookie.runtime.metrics import SESSION, MetricSet
 from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.telemetry import observable
+from bookie.runtime.version import installed_version
 from bookie.server.admission import Place, admit
 from bookie.server.collector import Collector, CollectorSettings
 from bookie.server.directories import CURRENT, Role
 from bookie.server.disk_watch import DiskWatch, free_bytes, should_be_read_only
+from bookie.server.drain_watch import DrainWatch
 from bookie.server.exit_codes import ExitCode, exit_code_of
 from bookie.server.grpc_server import GrpcServer
 from bookie.server.limbo import finish_start
+from bookie.server.measured import MeasuredService, TimedDisk
+from bookie.server.metrics import COLLECTED, LEDGERS, REGISTERED, WRITABLE, Sampler, bookie_metrics
 from bookie.server.registration import RegistrationKeeper, service_info
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.settings import BookieSettings
 from bookie.storage.files import FileDisk
+from bookie.storage.port import Disk
 from bookie.storage.rocks import RocksIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
@@ -89,12 +96,18 @@ class _Running:
 async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
     """Do everything up to the ready line; ``stack`` undoes it, in whichever way the process ends."""
     clock = SystemClock()
+    metrics = bookie_metrics(installed_version())
+    is_ready = _Readiness()
+    http = await stack.enter_async_context(observable(settings.http, metrics, {"registered": is_ready.check}, clock))
+    if http is not None:
+        _say(f"bookie metrics on {http.url}")
     server = GrpcServer(concurrent_requests_max=settings.concurrent_requests_max)
     stack.push_async_callback(server.stop)
     port = server.bind(settings.host, settings.port, settings.tls)
     journal = await _disk(settings.journal_dir, stack)
     ledgers = await _disk(settings.ledger_dir, stack)
     store, cluster = await _connect(settings, stack)
+    metrics.watch(SESSION, lambda: store.session.is_connected)
     places = (Place(Role.JOURNAL, settings.journal_dir, journal), Place(Role.LEDGERS, settings.ledger_dir, ledgers))
     default_id = f"{settings.advertised}:{port}"
     rng = random.SystemRandom()
@@ -108,12 +121,12 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
         rng,
         may_be_new_incarnation=settings.is_new_incarnation,
     )
-    storage = await _storage(settings, journal, ledgers, clock, stack)
+    storage = await _storage(settings, TimedDisk(journal, metrics, clock), ledgers, clock, stack)
     await finish_start(
         store, cluster, places, admitted, storage, clock, rng, takeover_deadline_s=settings.takeover_deadline_s
     )
-    service = BookieService(storage, ledgers, BookieIdentity(admitted.incarnation, _version()))
-    await server.start(service)
+    service = BookieService(storage, ledgers, BookieIdentity(admitted.incarnation, installed_version()))
+    await server.start(MeasuredService(service, metrics, clock))
     keeper = RegistrationKeeper(
         store,
         Registrations(store, cluster),
@@ -123,25 +136,61 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
         takeover_deadline_s=settings.takeover_deadline_s,
     )
     is_low = should_be_read_only(False, await free_bytes((journal, ledgers)), settings.read_only_below_bytes)
-    service.is_read_only = is_low or storage.is_full
+    drain = DrainWatch(Drains(store, cluster.root), admitted.bookie_id, clock)
+    await drain.look()
+    service.is_read_only = is_low or storage.is_full or drain.is_drained
     await keeper.start(is_read_only=service.is_read_only)
+    is_ready.keeper = keeper
+    _watch(metrics, storage, service, keeper)
+    sampler = Sampler(metrics, {"journal": journal, "ledgers": ledgers}, storage, clock)
+    stack.push_async_callback(cancel, guarded("metrics sampler", sampler.run()))
     watch = DiskWatch(
-        (journal, ledgers), storage, service, keeper, clock, read_only_below_bytes=settings.read_only_below_bytes
+        (journal, ledgers),
+        storage,
+        service,
+        keeper,
+        clock,
+        read_only_below_bytes=settings.read_only_below_bytes,
+        is_drained=lambda: drain.is_drained,
     )
     stack.push_async_callback(cancel, guarded("disk watch", watch.run()))
+    stack.push_async_callback(cancel, guarded("drain watch", drain.run(watch.look)))
     if settings.collect_interval_s > 0:
-        # Longer than any session timeout that a server grants, or a look could be answered by the past.
-        pace = CollectorSettings(
-            settings.collect_interval_s,
-            confirm_after_s=settings.takeover_deadline_s,
-            ratio_max=settings.collect_ratio_max,
-        )
-        collector = Collector(store, cluster, storage, admitted.bookie_id, clock, rng, pace)
-        stack.push_async_callback(cancel, guarded("collector", collector.run()))
+        collector = Collector(store, cluster, storage, admitted.bookie_id, clock, rng, _pace(settings))
+        collected = metrics.counter(COLLECTED)
+        passes = collector.run(lambda report: collected.inc(report.collected))
+        stack.push_async_callback(cancel, guarded("collector", passes))
     await server.say_serving()
-    sys.stdout.write(f"bookie {admitted.bookie_id} ready on {settings.advertised}:{port}\n")
-    sys.stdout.flush()
+    _say(f"bookie {admitted.bookie_id} ready on {settings.advertised}:{port}")
     return _Running(storage, service, server, keeper)
+
+
+def _pace(settings: BookieSettings) -> CollectorSettings:
+    # Longer than any session timeout that a server grants, or a look could be answered by the past.
+    confirm_after_s = settings.takeover_deadline_s
+    return CollectorSettings(settings.collect_interval_s, confirm_after_s, ratio_max=settings.collect_ratio_max)
+
+
+@dataclass(slots=True)
+class _Readiness:
+    """Whether the bookie can be found; asked from the very start on."""
+
+    keeper: RegistrationKeeper | None = None
+
+    def check(self) -> str:
+        return "" if self.keeper is not None and self.keeper.is_registered else "not registered in ZooKeeper"
+
+
+def _watch(metrics: MetricSet, storage: LedgerStorage, service: BookieService, keeper: RegistrationKeeper) -> None:
+    """Figures that are plain attributes, read when somebody looks."""
+    metrics.watch(LEDGERS, lambda: storage.ledger_count)
+    metrics.watch(REGISTERED, lambda: keeper.is_registered)
+    metrics.watch(WRITABLE, lambda: keeper.is_registered and not service.is_read_only)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 async def _disk(directory: Path, stack: AsyncExitStack) -> FileDisk:
@@ -160,7 +209,7 @@ async def _connect(settings: BookieSettings, stack: AsyncExitStack) -> tuple[Zoo
 
 
 async def _storage(
-    settings: BookieSettings, journal: FileDisk, ledgers: FileDisk, clock: Clock, stack: AsyncExitStack
+    settings: BookieSettings, journal: Disk, ledgers: FileDisk, clock: Clock, stack: AsyncExitStack
 ) -> LedgerStorage:
     index = await RocksIndex.open(settings.ledger_dir / CURRENT / _INDEX_DIRECTORY)
     stack.push_async_callback(index.close)
@@ -186,10 +235,3 @@ def _stop_asked() -> asyncio.Future[None]:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask)
     return asked
-
-
-def _version() -> str:
-    try:
-        return version("bkheal")
-    except PackageNotFoundError:
-        return "unknown"

@@ -105,6 +105,12 @@ class RegistrationKeeper:
             return False
         return True
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether clients can find the bookie, as far as is known here. May be read in any thread."""
+        registered, session = self._registered, self._store.session
+        return session.is_connected and registered is not None and registered.epoch == session.epoch
+
     async def stop(self, deadline_s: float) -> None:
         """End the registration; where that fails, or there is no connection, the end of the session does it."""
         await cancel(self._task)

@@ -9,6 +9,7 @@ from typing import Final
 
 from bookie.model.errors import PermanentError
 from bookie.model.ids import InvalidIdError, bookie_id
+from bookie.runtime.status_server import StatusServerSettings
 from bookie.wire.tls import TlsSettings
 
 DEFAULT_PORT: Final = 3181
@@ -61,6 +62,8 @@ class BookieSettings:
     nothing and says so. Raise it for the one start at which that much is meant to go."""
     drain_deadline_s: float = 20.0
     """How long requests may take to end once a stop was asked for; below Kubernetes' grace period of 30 s."""
+    http: StatusServerSettings | None = None
+    """Where metrics and probes are served; None: nowhere."""
 
     @property
     def advertised(self) -> str:
@@ -92,6 +95,8 @@ class BookieSettings:
             problems.append(f"host {self.host} is reachable from outside: give TLS files, or ask for plaintext")
         if _is_wildcard(self.advertised):
             problems.append(f"clients cannot connect to {self.advertised}: give an advertised host")
+        if self.http is not None:
+            problems += self.http.problems()
         if problems:
             raise InvalidSettingsError("; ".join(problems))
 

@@ -11,6 +11,14 @@ class FindingKind(enum.Enum):
 
     MISSING_BOOKIE = "MISSING_BOOKIE"
     """A fragment names a bookie that is not registered."""
+    DRAINED_BOOKIE = "DRAINED_BOOKIE"
+    """A fragment names a bookie that is being drained, and every bookie that it names is registered."""
+    MISPLACED = "MISPLACED"
+    """The copies of some entry of a fragment are closer together than the placement policy allows."""
+    UNKNOWN_PLACE = "UNKNOWN_PLACE"
+    """A fragment names a bookie of which the topology says nothing, so its placement was not judged."""
+    MISSING_ENTRIES = "MISSING_ENTRIES"
+    """A registered bookie lacks entries of a fragment that it should hold."""
     UNREADABLE_METADATA = "UNREADABLE_METADATA"
     """A ledger's metadata cannot be read, so nothing is known about its copies."""
 

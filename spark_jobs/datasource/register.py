@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -11,11 +12,14 @@ from spark_jobs.datasource.ledgers import LedgerSource
 from spark_jobs.datasource.tasks import TaskSource
 
 _REGISTERED: Final = "bkheal.sources.registered"
+_LOCK: Final = threading.Lock()
+"""Runs in threads side by side would each find nothing registered."""
 
 
 def register(spark: SparkSession) -> None:
     """Register ``bk_ledgers``, ``bk_bookies`` and ``bk_tasks``, once per session: Spark warns of a repetition."""
-    if spark.conf.get(_REGISTERED, None) is None:
-        for source in (LedgerSource, BookieSource, TaskSource):
-            spark.dataSource.register(source)
-        spark.conf.set(_REGISTERED, "true")
+    with _LOCK:
+        if spark.conf.get(_REGISTERED, None) is None:
+            for source in (LedgerSource, BookieSource, TaskSource):
+                spark.dataSource.register(source)
+            spark.conf.set(_REGISTERED, "true")

@@ -25,7 +25,7 @@ from bookie.metadata.cookies import (
 from bookie.metadata.incarnations import Incarnation, Incarnations, UnreadableHistoryError
 from bookie.metadata.layout import LayoutKind
 from bookie.metadata.own_state import ParkedTask, ParkedTasks, ParkReason, own_path
-from bookie.metadata.port import ANY_VERSION, MetadataStore
+from bookie.metadata.port import ANY_VERSION, MetadataStore, MultiFailedError
 from bookie.metadata.registration import BookieIdInUseError, Bookies, Registrations
 from bookie.metadata.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo, encode_service_info
 from bookie.model.ids import BookieId, LedgerId
@@ -232,7 +232,15 @@ async def test_incarnations_are_kept_for_good(store: MetadataStore, cluster: Clu
     await asyncio.gather(*(incarnations.record(bookie, f"v-{i}", 2000) for i in range(3)))
     assert {item.uuid for item in await incarnations.read(bookie)} == {"u-1", "u-2", "v-0", "v-1", "v-2"}
     path = f"{own_path('incarnations', cluster.root)}/{bookie}"
+    newest = (await incarnations.read(bookie))[-1].uuid
+    assert (await incarnations.latest([bookie, BookieId("never")])).keys() == {bookie}
+    found = (await incarnations.latest([bookie]))[bookie]
+    assert found.uuid == newest
+    await store.multi([found.check])
     await store.set(path, b"{}[", ANY_VERSION)
+    with pytest.raises(MultiFailedError):
+        await store.multi([found.check])
+    assert (await incarnations.latest([bookie]))[bookie].uuid == ""
     with pytest.raises(UnreadableHistoryError):
         await incarnations.record(bookie, "u-3", 3000)
     assert (await store.get(path)).data == b"{}["

@@ -34,7 +34,7 @@ from tests.simulation.trace import Trace
 from tests.simulation.truth import Truth, Violation, describe
 from tests.simulation.world import World
 
-COLLECT_EVERY: Final = 8
+COLLECT_EVERY: Final = 32
 HEAL_S: Final = 600.0
 """Bound on healing, in virtual seconds (I19)."""
 
@@ -312,7 +312,7 @@ class History:
         """Everything closed, and nothing marked after an audit that saw every bookie registered."""
         world = self.world
         metadata = world.truth.metadata
-        if not all(found.is_closed for found in metadata.values()) and not world.is_doomed:
+        if not all(found.is_closed for found in metadata.values()) and not world.truth.is_doomed:
             return False
         registered = (await doctor.ports.registrations.list()).registered
         if any(node.bookie not in registered for node in world.bookies.values() if not node.is_retired):
@@ -322,7 +322,7 @@ class History:
             tasks = await doctor.ports.tasks.list()
         except BkhealError:
             return False
-        if world.is_doomed:
+        if world.truth.is_doomed:
             parked = await ParkedTasks(doctor.store, world.cluster.root).list()
             return {task.ledger_id for task in tasks} <= {task.ledger_id for task in parked}
         return not marked and not tasks

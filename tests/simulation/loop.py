@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import types
 from asyncio import base_events
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
 from typing import Any, Final, cast
 
 START_S: Final = 1000.0
@@ -72,6 +73,40 @@ def _report(task: asyncio.Task[Any]) -> None:
 CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
+class _Soon(asyncio.Handle):
+    """As asyncio's handle, without what only its debug mode needs: some ten thousand are made in a history."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Any, args: Any, context: contextvars.Context | None) -> None:
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._context = contextvars.copy_context() if context is None else context
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback, self._args = None, ()
+
+
+class _Timer(asyncio.TimerHandle):
+    """As asyncio's timer, without what only its debug mode needs."""
+
+    __slots__ = ()
+
+    def __init__(self, when: float, callback: Any, args: Any, context: contextvars.Context | None) -> None:
+        self._when = when
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._context = contextvars.copy_context() if context is None else context
+
+    def cancel(self) -> None:
+        """It is dropped when its time has come."""
+        self._cancelled = True
+        self._callback, self._args = None, ()
+
+
 class SimLoop(base_events.BaseEventLoop):
     """Runs what is ready and jumps to the next timer. First in, first out, as asyncio's own loop.
 
@@ -80,7 +115,7 @@ class SimLoop(base_events.BaseEventLoop):
         turns_max: more of them are a history that never ends.
     """
 
-    _scheduled: list[Any]
+    _scheduled: list[tuple[float, int, Any]]
     _ready: deque[Any]
     _stopping: bool
 
@@ -88,11 +123,11 @@ class SimLoop(base_events.BaseEventLoop):
         super().__init__()
         self._now_s = START_S
         self._selector = self
+        self._timers = 0
         self.turns = 0
         self.turns_max = turns_max
         self.tasks: list[asyncio.Task[Any]] = []
         """Every task of the history, so that ending them needs no look at those of others."""
-        self.set_task_factory(_task_of_process)
 
     def time(self) -> float:
         return self._now_s
@@ -100,47 +135,74 @@ class SimLoop(base_events.BaseEventLoop):
     def select(self, timeout: float | None) -> list[Any]:
         return []
 
+    def create_task(
+        self, coro: Any, *, name: object = None, context: contextvars.Context | None = None
+    ) -> asyncio.Task[Any]:
+        """As asyncio's; the process that the task belongs to learns of it."""
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=cast("str | None", name), context=context)
+        self.tasks.append(task)
+        process = CURRENT.get() if context is None else context.get(CURRENT)
+        if process is not None:
+            process.add(task)
+        return task
+
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         """As asyncio's, without its checks: this is called some ten thousand times in a history."""
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Soon(callback, args, context)
         self._ready.append(handle)
         return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """As asyncio's, without its checks."""
+        return self._at(self._now_s + delay, callback, args, context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         """As asyncio's, without its checks."""
-        timer: Any = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True
-        return cast("asyncio.TimerHandle", timer)
+        return self._at(when, callback, args, context)
+
+    def _at(self, when: float, callback: Any, args: Any, context: contextvars.Context | None) -> asyncio.TimerHandle:
+        timer = _Timer(when, callback, args, context)
+        self._timers += 1
+        heapq.heappush(self._scheduled, (when, self._timers, timer))
+        return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """A cancelled timer is dropped when its time has come."""
 
     def _run_once(self) -> None:
-        """One turn: what is due by now becomes ready, and everything that is ready runs once."""
-        self.turns += 1
-        if self.turns > self.turns_max:
-            raise StuckError(f"not at its end after {self.turns_max} turns of the loop")
-        scheduled, ready = self._scheduled, self._ready
-        if not ready:
-            while scheduled and scheduled[0]._cancelled:
-                heapq.heappop(scheduled)._scheduled = False
-            if not scheduled and not self._stopping:
-                raise StuckError("nothing can ever happen again")
-            if scheduled:
-                self._now_s = max(self._now_s, scheduled[0]._when)
-        while scheduled and scheduled[0]._when <= self._now_s:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            ready.append(handle)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if not handle._cancelled:
-                handle._run()
+        """Turn after turn until it is stopped: what is due by now becomes ready, and all that is ready runs once."""
+        scheduled, ready, pop = self._scheduled, self._ready, heapq.heappop
+        while True:
+            self.turns += 1
+            if self.turns > self.turns_max:
+                raise StuckError(f"not at its end after {self.turns_max} turns of the loop")
+            if not ready:
+                while scheduled and scheduled[0][2]._cancelled:
+                    pop(scheduled)
+                if scheduled:
+                    self._now_s = max(self._now_s, scheduled[0][0])
+                elif not self._stopping:
+                    raise StuckError("nothing can ever happen again")
+            now_s = self._now_s
+            while scheduled and scheduled[0][0] <= now_s:
+                ready.append(pop(scheduled)[2])
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    try:
+                        handle._context.run(handle._callback, *handle._args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:  # noqa: BLE001 as asyncio's own handle does
+                        self.call_exception_handler({"message": "a callback failed", "exception": error})
+            if self._stopping:
+                return
 
     def _process_events(self, events: list[Any]) -> None:
         pass
@@ -149,16 +211,10 @@ class SimLoop(base_events.BaseEventLoop):
         pass
 
 
-def _task_of_process(
-    loop: asyncio.AbstractEventLoop, work: Any, context: contextvars.Context | None = None
-) -> asyncio.Task[Any]:
-    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
-    assert isinstance(loop, SimLoop)
-    loop.tasks.append(task)
-    process = CURRENT.get() if context is None else context.get(CURRENT)
-    if process is not None:
-        process.add(task)
-    return task
+@types.coroutine
+def give_way() -> Generator[None, None, None]:
+    """Let everything else that is ready run first: ``asyncio.sleep(0)`` without its checks."""
+    yield
 
 
 class SimClock:

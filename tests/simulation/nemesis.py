@@ -142,7 +142,7 @@ class Nemesis:
         node.crash(is_power_lost=False)
         node.wipe()
         if self._profile.is_beyond_quorum:
-            world.doom()
+            world.truth.doom()
         world.start_later(node, 1.5 * self._down_s())  # long enough for its ledgers to be moved elsewhere
         return True
 

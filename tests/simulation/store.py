@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from bookie.metadata.memory import Fault, MemoryStore, Readable
 from bookie.metadata.memory_cell import MemoryCell, _MemoryNode
-from bookie.metadata.port import ANY_VERSION, Children, Node, NoNodeError, Operation, Stat
+from bookie.metadata.port import ANY_VERSION, Children, Node, NoNodeError, Operation, Stat, StoreUnavailableError
 from bookie.metadata.request_limits import check_data, check_path
-from tests.simulation.loop import Process
+from tests.simulation.loop import Process, give_way
 from tests.simulation.trace import Trace
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ class SimStore(MemoryStore):
         faults: StoreFaults,
         trace: Trace,
     ) -> None:
-        super().__init__(cell, fault_hook=self._before, operation_timeout_s=10.0)
+        super().__init__(cell, operation_timeout_s=10.0)
         self.sim_cell = cell
         self.faults = faults
         self._process = process
@@ -244,24 +244,47 @@ class SimStore(MemoryStore):
         self.sim_cell.delete(path, version, session_id)
         self._seen = self.sim_cell.zxid
 
+    async def _read(self, operation: str, path: str, action: Callable[[], T]) -> T:
+        return await self._asked(operation, path, action, StoreUnavailableError)
+
     async def _request(
         self, operation: str, path: str, action: Callable[[int], T], lost: Callable[[str], Exception]
     ) -> T:
-        result = await super()._request(operation, path, action, lost)
-        if self.faults.slow_share and self._rng.random() < self.faults.slow_share:
-            await asyncio.sleep(self._rng.random() * self.faults.slow_s)  # the answer is under way
-        return result
+        return await self._asked(operation, path, lambda: action(self.session.session_id), lost)
 
-    async def _before(self, operation: str, path: str) -> Fault | None:
-        faults, rng = self.faults, self._rng
+    async def _asked(self, operation: str, path: str, action: Callable[[], T], lost: Callable[[str], Exception]) -> T:
+        """A request as the twin makes it, with this session's faults, in one coroutine: there are thousands of them."""
+        tracker, faults, rng = self._tracker, self.faults, self._rng
+        session = tracker.current
+        if not session.is_connected:
+            session = await self._sendable(operation, path)
         draw = rng.random()
         delay_s = max(0.0, 2 * draw - 1) * faults.latency_max_s
         if faults.slow_share and rng.random() < faults.slow_share:
             delay_s += faults.slow_s * rng.random()
-        held_s = self._process.held_until_s - self._loop.time()
-        await asyncio.sleep(max(delay_s, held_s))
+        delay_s = max(delay_s, self._process.held_until_s - self._loop.time())
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
+        else:
+            await give_way()
         if self._trace.is_recording:
             self._trace.event(self._process.name, f"store {operation} {path}")
+        fault = self._next_fault(operation)
+        while tracker.current is not session or not session.is_connected:
+            tracker.ensure(session)
+            session = await self._sendable(operation, path)
+        if fault is Fault.FAIL_BEFORE:
+            raise StoreUnavailableError(f"{operation} {path}: not sent (injected)")
+        result = action()
+        await give_way()
+        if fault is Fault.LOSE_ANSWER or tracker.current is not session:
+            raise lost(f"{operation} {path}: answer lost")
+        if faults.slow_share and rng.random() < faults.slow_share:
+            await asyncio.sleep(rng.random() * faults.slow_s)  # the answer is under way
+        return result
+
+    def _next_fault(self, operation: str) -> Fault | None:
+        faults, rng = self.faults, self._rng
         for index, (name, fault) in enumerate(faults.fail_next):
             if name == operation:
                 del faults.fail_next[index]

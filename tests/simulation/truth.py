@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bookie.metadata.layout import LayoutKind, ledger_id_of, task_ledger_id, tasks_path
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.serde import decode
 from bookie.metadata.task_format import decode_task
@@ -76,12 +77,17 @@ class Truth:
         self.roles: dict[int, str] = {}
         self.registered: frozenset[BookieId] = frozenset()
         self.rotten: set[BookieId] = set()
+        self.is_doomed = False
+        """More disks were lost than quorums promise to survive."""
         self.copies = 0
         self.copied: dict[tuple[BookieId, LedgerId, EntryId], int] = defaultdict(int)
         self._fenced: set[tuple[BookieId, LedgerId]] = set()
         self._denied: set[tuple[BookieId, LedgerId, EntryId]] = set()
         self._gone: set[tuple[BookieId, LedgerId]] = set()
         self._ids: set[LedgerId] = set()
+        self._replaced: dict[BookieId, dict[LedgerId, dict[EntryId, bytes]]] = {}
+        """What wiped disks held, until the ones that came after them are on record: before, nobody can know."""
+        self._histories = own_path("incarnations", ROOT)
         self._tasks = tasks_path(ROOT)
         self.cell: SimCell
 
@@ -153,6 +159,15 @@ class Truth:
         ledgers = self.held.get(bookie)
         return frozenset(ledgers[ledger_id]) if ledgers is not None and ledger_id in ledgers else frozenset()
 
+    def lacks(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[int]) -> frozenset[int]:
+        """What of ``wanted`` a bookie does not have, as far as anybody can know.
+
+        A disk may be lost at any moment, also right before it is relied upon. That is a loss like one a moment later,
+        which the new disks find out as soon as they are on record: what the metadata places on them is in limbo then.
+        """
+        missing = frozenset(wanted) - self.holds(bookie, ledger_id)
+        return missing - self._replaced[bookie].get(ledger_id, {}).keys() if bookie in self._replaced else missing
+
     def is_fenced(self, bookie: BookieId, ledger_id: LedgerId) -> bool:
         """Whether a bookie, whatever its disks, has answered a fence."""
         return (bookie, ledger_id) in self._fenced
@@ -222,7 +237,15 @@ class Truth:
 
     def wiped(self, bookie: BookieId) -> None:
         """All disks of a bookie were replaced by empty ones."""
-        self.held.pop(bookie, None)
+        lost = self._replaced.setdefault(bookie, {})
+        for ledger_id, entries in self.held.pop(bookie, {}).items():
+            lost[ledger_id] = lost.get(ledger_id, {}) | entries
+
+    def doom(self) -> None:
+        """More disks may be gone than quorums survive: from now on loss of what exists is no violation, if reported."""
+        self.is_doomed = True
+        for ledger in self.ledgers.values():
+            ledger.is_doomed = True
 
     def restarted(self, bookie: BookieId, ledger_id: LedgerId, entries: Iterable[int]) -> None:
         """After a crash everything acknowledged is there (I15)."""
@@ -258,6 +281,8 @@ class Truth:
             task_id = task_ledger_id(path.rpartition("/")[2])
             if task_id is not None:
                 self._task_gone(self.roles.get(session, "?"), task_id, before)
+        elif path.startswith(self._histories):
+            self._replaced.pop(BookieId(path.rpartition("/")[2]), None)
 
     def _ledger_changed(
         self, who: str, ledger_id: LedgerId, before: bytes | None, after: bytes | None, version: int | None
@@ -275,6 +300,8 @@ class Truth:
         self.trace.event(who, f"ledger {ledger_id} is {describe(new)}")
         old = self.metadata.get(ledger_id)
         self.metadata[ledger_id] = new
+        truth = self.of(ledger_id)  # from its creation: it can be doomed without an entry
+        truth.is_doomed |= self.is_doomed and not self._replaced.keys().isdisjoint(new.members())
         if old is None:
             if before is None and ledger_id in self._ids:
                 self.fail("I10", f"{who} created ledger {ledger_id} again")
@@ -334,7 +361,7 @@ class Truth:
                 if bookie == before.members[position] or last is None:
                     continue
                 wanted = stored_entries(position, before.first_entry_id, last, old.ensemble_size, old.write_quorum)
-                missing = frozenset(wanted) - self.holds(bookie, ledger_id)
+                missing = self.lacks(bookie, ledger_id, wanted)
                 if missing:
                     self.fail("I17", f"{who} named {bookie} in {ledger_id}, which lacks {sorted(missing)}")
         last_index = len(old.fragments) - 1
@@ -359,8 +386,8 @@ class Truth:
                 if bookie not in named or last is None or bookie in self.rotten:
                     continue
                 size, quorum = metadata.ensemble_size, metadata.write_quorum
-                wanted = frozenset(stored_entries(position, fragment.first_entry_id, last, size, quorum))
-                missing = wanted - self.holds(bookie, ledger_id)
+                wanted = stored_entries(position, fragment.first_entry_id, last, size, quorum)
+                missing = self.lacks(bookie, ledger_id, wanted)
                 if missing:
                     self.fail("I18", f"{who} completed {ledger_id}, {bookie} still lacks {sorted(missing)}")
 

@@ -48,7 +48,6 @@ class World:
         self.clients: list[SimClient] = []
         self.faults_fired: dict[str, int] = {}
         self.is_healing = False
-        self.is_doomed = False
         self.collect_s = 2.5
         self.open_ledgers: list[LedgerId] = []
         self.on_event: Callable[[str, LedgerId, str], None] = lambda kind, ledger_id, where: None
@@ -120,12 +119,6 @@ class World:
         missing = known - registered
         if 2 * len(missing) > len(known):
             self.truth.fail("I24", f"{who} marks ledgers while {len(missing)} of {len(known)} bookies are gone")
-
-    def doom(self) -> None:
-        """More disks may be gone than quorums survive: from now on loss of what exists is no violation, if reported."""
-        for ledger in self.truth.ledgers.values():
-            ledger.is_doomed = True
-        self.is_doomed = True
 
     def remove(self, path: str) -> None:
         """Delete a node, if it is there, as an operator may."""

@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.cluster import Cluster, NotAClusterError, format_cluster, open_cluster
-from bookie.metadata.layout import bookie_path, cookie_path, ledger_path
+from bookie.metadata.cluster import NotAClusterError
+from bookie.metadata.first_seen_down import FirstSeenDown
 from bookie.metadata.ledgers import LedgerStore
 from bookie.metadata.port import StoreUnavailableError
-from bookie.metadata.registration import Bookies
-from bookie.metadata.underreplication import UnderReplication
-from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity
-from bookie.runtime.clock import SystemClock
 from spark_jobs import audit as audit_module
-from spark_jobs import command, report
-from spark_jobs.audit import AuditResult, run_audit
+from spark_jobs import bookie_run, one_shot, report
+from spark_jobs.audit import run_audit
 from spark_jobs.cluster_view import ClusterView
 from spark_jobs.progress import Phase, ProgressEvent
 from spark_jobs.publish import PublishOutcome
 from spark_jobs.settings import AuditSettings, ExitCode, FailOn
 from spark_jobs.summary import Verdict
+from tests.spark.audit_world import Place, after_listing, closed, opened
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
-
-T = TypeVar("T")
-
-
-def closed(*members: str, last: int = 9) -> LedgerMetadata:
-    fragment = Fragment(EntryId(0), tuple(map(BookieId, members)))
-    return LedgerMetadata(len(members), 2, 2, (fragment,)).closed(EntryId(last), 100 * (last + 1))
-
 
 HEALTHY = closed("a:1", "b:1", "ro:1")
 LEDGERS = {
@@ -55,65 +42,6 @@ LEDGERS = {
     1 << 33: closed("y:1", "b:1", "c:1"),
 }
 LOST = {2: ["x:1"], 3: ["x:1", "y:1"], 4: ["x:1"], 5: ["y:1"], 1 << 33: ["y:1"]}
-
-
-class Place:
-    """One cluster in the shared ZooKeeper, looked at through a session of its own."""
-
-    def __init__(self, runner: asyncio.Runner, store: ZooKeeperStore, cluster: Cluster, hosts: str, path: Path) -> None:
-        self.uri = f"zk://{hosts}{cluster.root}"
-        self.report_dir = path / "reports"
-        self.cluster = cluster
-        self._runner = runner
-        self._store = store
-        self.tasks = UnderReplication(store, cluster, SystemClock())
-
-    def do(self, work: Awaitable[T]) -> T:
-        async def awaited() -> T:
-            return await work
-
-        return self._runner.run(awaited())
-
-    def create(self, ledgers: dict[int, LedgerMetadata]) -> None:
-        store = LedgerStore(self._store, self.cluster, random.Random(1))
-        self.do(store.create_many([(LedgerId(number), metadata) for number, metadata in ledgers.items()]))
-
-    def damage(self, ledger_id: int) -> None:
-        self.do(self._store.set(ledger_path(self.cluster.kind, self.cluster.root, ledger_id), b"damage", -1))
-
-    def register(self, *bookies: str, is_read_only: bool = False) -> None:
-        for bookie in bookies:
-            path = bookie_path(self.cluster.root, BookieId(bookie), is_read_only=is_read_only)
-            self.do(self._store.create(path, is_ephemeral=True))
-
-    def unregister(self, bookie: str) -> None:
-        self.do(self._store.delete(bookie_path(self.cluster.root, BookieId(bookie), is_read_only=False)))
-
-    def add_cookies(self, *bookies: str) -> None:
-        self.do(self._store.create(f"{self.cluster.root}/cookies"))
-        for bookie in bookies:
-            self.do(self._store.create(cookie_path(self.cluster.root, BookieId(bookie))))
-
-    def marked(self) -> dict[int, list[str]]:
-        return {task.ledger_id: sorted(task.missing) for task in self.do(self.tasks.list())}
-
-    def audit(self, spark: SparkSession, **settings: Any) -> AuditResult:
-        return run_audit(spark, AuditSettings(self.uri, self.report_dir, **settings))
-
-
-@contextmanager
-def opened(hosts: str, root: str, path: Path) -> Iterator[Place]:
-    async def prepare() -> tuple[ZooKeeperStore, Cluster]:
-        store = await ZooKeeperStore.connect(hosts)
-        await format_cluster(store, root, rng=random.Random(root))
-        return store, await open_cluster(store, root)
-
-    with asyncio.Runner() as runner:
-        store, cluster = runner.run(prepare())
-        try:
-            yield Place(runner, store, cluster, hosts, path)
-        finally:
-            runner.run(store.close())
 
 
 @pytest.fixture
@@ -158,6 +86,13 @@ def test_a_second_run_changes_nothing_and_adds_to_the_history(spark: SparkSessio
     assert place.marked() == LOST
     runs = pq.read_table(place.report_dir / report.HISTORY / "runs").to_pylist()
     assert {run["run_id"] for run in runs} == {first.run_id, second.run_id}
+
+
+def test_an_auditor_without_room_for_its_report_marks_all_the_same(spark: SparkSession, place: Place) -> None:
+    place.report_dir.write_text("a file where the directory should be")
+    with pytest.raises(report.ReportDirError):
+        place.audit(spark)
+    assert place.marked() == LOST
 
 
 def test_a_dry_run_reports_and_marks_nothing(spark: SparkSession, place: Place) -> None:
@@ -208,7 +143,7 @@ def test_the_brake_holds_when_most_bookies_are_gone(spark: SparkSession, place: 
 def test_the_brake_holds_when_every_ledger_is_gone(spark: SparkSession, place: Place) -> None:
     place.create(dict.fromkeys(range(100, 200), HEALTHY))
     place.audit(spark, is_dry_run=True)
-    store = LedgerStore(place._store, place.cluster, random.Random(1))
+    store = LedgerStore(place.store, place.cluster, random.Random(1))
     for number in [*LEDGERS, *range(100, 200)]:
         place.do(store.delete(LedgerId(number)))
     result = place.audit(spark)
@@ -237,7 +172,7 @@ def test_a_bookie_that_leaves_during_the_scan_is_found(
 def test_bookies_that_keep_leaving_make_the_run_incomplete(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_module, "SCANS_MAX", 1)
+    monkeypatch.setattr(bookie_run, "SCANS_MAX", 1)
     after_listing(monkeypatch, 1, lambda: place.unregister("b:1"))
     result = place.audit(spark, missing_share_max=0.6)
     assert "b:1 left while ledgers were read" in result.summary.problems[0]
@@ -265,7 +200,7 @@ def test_progress_is_told_phase_by_phase(spark: SparkSession, place: Place) -> N
     events: list[ProgressEvent] = []
     run_audit(spark, AuditSettings(place.uri, place.report_dir), events.append)
     phases = list(dict.fromkeys(event.phase for event in events))
-    assert phases == [Phase.PLAN, Phase.SCAN, Phase.CHECK, Phase.REPORT, Phase.PUBLISH, Phase.DONE]
+    assert phases == [Phase.PLAN, Phase.SCAN, Phase.CHECK, Phase.PUBLISH, Phase.REPORT, Phase.DONE]
     assert [event.total for event in events if event.phase is Phase.PUBLISH] == [5]
 
 
@@ -274,10 +209,10 @@ def test_no_cluster_and_no_store_are_different_errors(
 ) -> None:
     with pytest.raises(NotAClusterError) as missing:
         run_audit(spark, AuditSettings(f"zk://{zookeeper.connect_string}/nothing/here", tmp_path))
-    assert command.exit_code_of(missing.value) is ExitCode.CONFIGURATION
+    assert one_shot.exit_code_of(missing.value) is ExitCode.CONFIGURATION
     with pytest.raises(StoreUnavailableError) as unreachable:
         run_audit(spark, AuditSettings("zk://127.0.0.1:9/ledgers", tmp_path, connect_timeout_s=0.2))
-    assert command.exit_code_of(unreachable.value) is ExitCode.STORE_UNREACHABLE
+    assert one_shot.exit_code_of(unreachable.value) is ExitCode.STORE_UNREACHABLE
     assert list(tmp_path.iterdir()) == []
 
 
@@ -288,7 +223,7 @@ def test_the_command_prints_the_summary_and_returns_the_exit_code(
     def running(settings: object) -> Iterator[SparkSession]:
         yield spark
 
-    monkeypatch.setattr(command, "spark_session", running)
+    monkeypatch.setattr(one_shot, "spark_session", running)
     arguments = ["--metadata-uri", place.uri, "--report-dir", str(place.report_dir), "--dry-run"]
     assert audit_module.main([*arguments, "--output", "json", "--fail-on", "critical"]) == ExitCode.FINDINGS
     printed = capsys.readouterr()
@@ -300,17 +235,13 @@ def test_the_command_prints_the_summary_and_returns_the_exit_code(
     assert "missing_share_max" in capsys.readouterr().err
 
 
-def after_listing(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[], None]) -> None:
-    """Do something once the audit has listed the bookies ``count`` times."""
-    real = ClusterView.bookies
-    listings = 0
-
-    def bookies(self: ClusterView) -> Bookies:
-        nonlocal listings
-        result = real(self)
-        listings += 1
-        if listings == count:
-            act()
-        return result
-
-    monkeypatch.setattr(ClusterView, "bookies", bookies)
+def test_a_bookie_that_leaves_after_the_scan_is_left_to_another_run(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.add_cookies("a:1", "b:1", "x:1")
+    after_listing(monkeypatch, 2, lambda: place.unregister("b:1"))
+    result = place.audit(spark, missing_share_max=0.9)
+    assert result.summary.is_complete
+    assert 1 not in place.marked(), "its ledgers were passed over"
+    noted = place.do(FirstSeenDown(place.store, place.cluster.root).read())
+    assert {bookie: down.audited_ms > 0 for bookie, down in noted.items()} == {"b:1": False, "x:1": True}

@@ -37,10 +37,11 @@ def table(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
     return spark.createDataFrame(list(rows), LEDGER_DDL)
 
 
-def check(spark: SparkSession, *rows: tuple[Any, ...], live: Sequence[str] = LIVE) -> list[dict[str, Any]]:
-    return [
-        row.asDict() for row in bookie_check(table(spark, *rows), live).orderBy("ledger_id", "fragment_index").collect()
-    ]
+def check(
+    spark: SparkSession, *rows: tuple[Any, ...], live: Sequence[str] = LIVE, draining: str = ""
+) -> list[dict[str, Any]]:
+    found = bookie_check(table(spark, *rows), live, frozenset(draining))
+    return [row.asDict() for row in found.orderBy("ledger_id", "fragment_index").collect()]
 
 
 def test_ledgers_on_registered_bookies_have_no_finding(spark: SparkSession) -> None:
@@ -119,6 +120,24 @@ def test_a_closed_last_fragment_beyond_the_last_entry_is_empty(spark: SparkSessi
     first, last = check(spark, ledger([(0, 9, "abx"), (10, 9, "abx")]))
     assert (first["severity"], first["entries"]) == ("CRITICAL", 10)
     assert (last["severity"], last["entries"], last["is_last_fragment"]) == ("METADATA_ONLY", 0, True)
+
+
+def test_a_drained_bookie_is_a_finding_of_its_own_and_counts_as_a_copy(spark: SparkSession) -> None:
+    drained, both = check(
+        spark,
+        ledger([(0, 9, "abc")], length=1000),
+        ledger([(0, 9, "abx")], ledger_id=2),
+        ledger([(0, 9, "ac")], ledger_id=3),
+        draining="by",
+    )
+    assert (drained["kind"], drained["severity"], drained["missing"]) == ("DRAINED_BOOKIE", "DRAIN", ["b"])
+    assert (drained["copies_min"], drained["bytes_estimate"]) == (2, 667)
+    assert (both["kind"], both["severity"], both["missing"]) == ("MISSING_BOOKIE", "CRITICAL", ["b", "x"])
+
+
+def test_a_drained_bookie_that_is_gone_is_missing(spark: SparkSession) -> None:
+    (found,) = check(spark, ledger([(0, 9, "ax")]), draining="x")
+    assert (found["kind"], found["severity"]) == ("MISSING_BOOKIE", "CRITICAL")
 
 
 def test_a_bookie_at_two_positions_is_named_once(spark: SparkSession) -> None:

@@ -15,8 +15,9 @@ from spark_jobs.datasource.ledger_schema import LEDGER_DDL
 
 pytestmark = pytest.mark.spark
 
-LIVE = ["live-0", "live-1", "live-2"]
+LIVE = ["live-0", "live-1", "live-2", "live-3"]
 GONE = ["gone-0", "gone-1"]
+DRAINING = frozenset({"live-2", "live-3", "gone-1"})
 
 
 @st.composite
@@ -54,11 +55,13 @@ def drawn_rows(count: int) -> list[tuple[Any, ...]]:
 
 def test_severity_equals_the_pure_function(spark: SparkSession) -> None:
     rows = drawn_rows(2_000)
-    found = {row["ledger_id"]: row for row in bookie_check(spark.createDataFrame(rows, LEDGER_DDL), LIVE).collect()}
+    table = bookie_check(spark.createDataFrame(rows, LEDGER_DDL), LIVE, DRAINING)
+    found = {row["ledger_id"]: row for row in table.collect()}
     expected = {}
     for ledger_id, _, _, write_quorum, ack_quorum, *_, fragments, _ in rows:
         ((first, last, members),) = fragments
-        health = fragment_health([member in LIVE for member in members], write_quorum, ack_quorum, first, last)
+        is_live, leaving = [member in LIVE for member in members], [member in DRAINING for member in members]
+        health = fragment_health(is_live, write_quorum, ack_quorum, first, last, leaving)
         if health.severity is not None:
             expected[ledger_id] = (
                 list(health.missing_positions),
@@ -71,4 +74,4 @@ def test_severity_equals_the_pure_function(spark: SparkSession) -> None:
         for ledger_id, row in found.items()
     }
     assert actual == expected
-    assert len({severity for _, _, severity, _ in expected.values()}) == 5, "every severity of this check was drawn"
+    assert len({severity for _, _, severity, _ in expected.values()}) == 6, "every severity of this check was drawn"

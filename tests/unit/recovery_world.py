@@ -113,13 +113,19 @@ class World:
         self.transport = self.ports.transport
 
     async def add_bookie(self, name: str) -> None:
+        await self.replace_disks(name)
+        info = ServiceInfo((Endpoint("bookie", name, 1, "bookie-grpc"),), ())
+        await self.registrations.register(BookieId(name), info, is_read_only=False, takeover_deadline_s=1)
+
+    async def replace_disks(self, name: str) -> None:
+        """Let a bookie serve from empty disks."""
+        if (before := self.storages.get(BookieId(name))) is not None:
+            await before.close()
         disk = MemoryDisk()
         storage = await LedgerStorage.open(MemoryDisk(), disk, MemoryIndex(), StorageSettings(), self.clock)
         self.storages[BookieId(name)] = storage
         self.services[BookieId(name)] = BookieService(storage, disk, BookieIdentity("", "test"))
         self.network.listen(name, 1, self.services[BookieId(name)])
-        info = ServiceInfo((Endpoint("bookie", name, 1, "bookie-grpc"),), ())
-        await self.registrations.register(BookieId(name), info, is_read_only=False, takeover_deadline_s=1)
 
     def client(self, *, store: MemoryStore | None = None, seed: int = 0, **settings: Any) -> ClientPorts:
         """Ports of another client, with a session and connections of its own."""

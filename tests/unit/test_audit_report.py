@@ -11,9 +11,10 @@ import pytest
 
 from bookie.metadata.registration import Bookies
 from bookie.model.ids import BookieId
+from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from spark_jobs import report
-from spark_jobs.assemble import Checked, RunName, Scanned, assemble
+from spark_jobs.assemble import Checked, Outcome, RunName, Scanned, assemble
 from spark_jobs.bookie_state import BookieState
 from spark_jobs.completeness import ScanTotals
 from spark_jobs.publish import Published, PublishOutcome
@@ -98,7 +99,13 @@ def test_the_summary_file_is_a_versioned_document(tmp_path: Path) -> None:
     assert (document["verdict"], document["complete"]) == ("under-replicated", True)
     assert document["findings"][0] == {"severity": "CRITICAL", "ledgers": 3, "fragments": 4, "bytes_estimate": 1000}
     assert document["worst_ledgers"][0]["missing"] == ["b:3181"]
-    assert document["published"] == {"outcome": "published", "ledgers": 4, "tasks_changed": 3}
+    assert document["published"] == {
+        "outcome": "published",
+        "ledgers": 4,
+        "tasks_changed": 3,
+        "ledgers_waiting": 0,
+    }
+    assert (document["run_kind"], document["dry_run"], document["replicas"]) == ("bookies", False, None)
     assert document["bookies"][1]["state"] == "UNREGISTERED"
 
 
@@ -109,6 +116,7 @@ def test_history_grows_by_a_run_at_a_time(tmp_path: Path) -> None:
     runs = pq.read_table(tmp_path / "history" / "runs").to_pylist()
     assert [run["run_id"] for run in runs] == ["20260102T030405Z-00000a", "20260103T030405Z-00000a"]
     assert (runs[0]["ledgers_critical"], runs[0]["verdict"]) == (3, "under-replicated")
+    assert (runs[0]["run_kind"], runs[0]["dry_run"]) == ("bookies", False)
     bookies = pq.read_table(tmp_path / "history" / "bookies").to_pylist()
     assert [(row["bookie_id"], row["ledgers_found"]) for row in bookies] == [("a:3181", 0), ("b:3181", 4)] * 2
     assert pq.read_table(tmp_path / FOUND.run_id / "bookies.parquet").num_rows == 2
@@ -141,6 +149,9 @@ def test_earlier_ledgers_are_those_of_the_newest_complete_run_of_the_cluster(tmp
     ):
         report.prepare(tmp_path, summary.run_id)
         report.finish(tmp_path, summary)
+    sample = replace(CLEAN, run_id="7", kind=RunKind.REPLICAS, counts=replace(CLEAN.counts, ledgers=5))
+    report.prepare(tmp_path, "7")
+    report.finish(tmp_path, sample)
     (tmp_path / "6").mkdir()
     (tmp_path / "6" / "summary.json").write_text("{ torn")
     assert report.earlier_ledgers(tmp_path, CLEAN.cluster.instance_id) == 500
@@ -169,7 +180,9 @@ def test_a_run_is_assembled_from_what_its_phases_gave() -> None:
     sums = FindingSums((CRITICAL,), {"gone": (4, 5)})
     checked = Checked(bookies, sums, (), Published(PublishOutcome.DRY_RUN))
     name = RunName("run", CLEAN.cluster, 1, 2)
-    summary = assemble(name, frozenset({BookieId("a"), BookieId("old")}), Scanned(totals, bookies, ()), checked, None)
+    summary = assemble(
+        name, frozenset({BookieId("a"), BookieId("old")}), Outcome(Scanned(totals, bookies, ()), checked)
+    )
     assert summary.counts == LedgerCounts(10, 11, 1, 2, 1, 0, 8)
     assert summary.bookies == (
         BookieCount("a", BookieState.WRITABLE, True, 9, 11, 0, 0),
@@ -181,7 +194,9 @@ def test_a_run_is_assembled_from_what_its_phases_gave() -> None:
 
 def test_a_run_that_the_brake_stopped_never_calls_itself_complete() -> None:
     bookies = Bookies(frozenset(), frozenset())
-    summary = assemble(RunName("run", CLEAN.cluster, 1, 2), frozenset({BookieId("a")}), None, Checked(bookies), "gone")
+    summary = assemble(
+        RunName("run", CLEAN.cluster, 1, 2), frozenset({BookieId("a")}), Outcome(None, Checked(bookies), "gone")
+    )
     assert not summary.is_complete
     assert summary.exit_code() is ExitCode.HELD
     assert summary.published.outcome is PublishOutcome.HELD

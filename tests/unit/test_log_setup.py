@@ -4,7 +4,6 @@ import ast
 import io
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,6 @@ import pytest
 from bookie.runtime.logs import setup_logging
 
 log = logging.getLogger("bookie.some_module")
-
-
-@pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    named = [logging.getLogger(), logging.getLogger("kazoo"), logging.getLogger("py4j")]
-    levels = [logger.level for logger in named]
-    handlers = list(named[0].handlers)
-    yield
-    named[0].handlers[:] = handlers
-    for logger, level in zip(named, levels, strict=True):
-        logger.setLevel(level)
 
 
 def set_up(level: int | str = "INFO", is_json: bool | None = False, **environment: str) -> io.StringIO:

@@ -12,6 +12,7 @@ import pytest
 from bookie.client.errors import AddOutcomeUnknownError, CloseOutcomeUnknownError, RecoveryImpossibleNowError
 from bookie.client.recovery import recover_ledger
 from bookie.client.writer import LedgerWriter
+from bookie.metadata.incarnations import Incarnations
 from bookie.metadata.ledgers import NoSuchLedgerError
 from bookie.metadata.memory import Fault
 from bookie.metadata.port import StoreUnavailableError
@@ -25,6 +26,7 @@ from tests.unit.recovery_world import (
     KEY,
     LEDGER,
     PASSWORD,
+    ROOT,
     World,
     a_world,
     closed_at,
@@ -504,3 +506,31 @@ async def test_what_the_dead_writer_left_short_is_marked() -> None:
         await world.put("c", packet(3))
         assert ends(await world.recover()) == closed_at(3)
         assert await world.marked() == ("c",)
+
+
+@in_virtual_time
+async def test_a_spare_whose_disks_are_replaced_before_it_is_named_is_not_named_for_what_they_held() -> None:
+    """New disks look in the metadata for what theirs before may have held, once: here they would find nothing."""
+    async with a_world("a b c d") as world:
+        histories = Incarnations(world.store, ROOT)
+        await histories.record(BookieId("d"), "1", 0)
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 3)
+        world.down("c")
+        lists = 0
+
+        async def lose_disks(name: str, args: Any, go_on: Any) -> Any:
+            nonlocal lists
+            reply = await go_on()
+            if name == "list_entries":
+                lists += 1
+                if lists == 1:
+                    await histories.record(BookieId("d"), "2", 1)
+                    await world.replace_disks("d")
+            return reply
+
+        world.transport.hooks["d"] = lose_disks
+        metadata = await world.recover()
+        assert metadata.last_fragment.members == members("a b d")
+        assert lists == 2
+        assert await world.holds("d") == [3]

@@ -17,7 +17,7 @@ USERS = {
 }
 """Third-party libraries with a single adapter (the benchmark's baseline is kazoo as it comes)."""
 
-FOLDERS = {"grpc": ("bookie/wire/", "bookie/server/"), "pyspark": ("spark_jobs/", "auditor/bench/")}
+FOLDERS = {"grpc": ("bookie/wire/", "bookie/server/", "auditor/api/"), "pyspark": ("spark_jobs/", "auditor/bench/")}
 
 CORES = {
     "bookie/model": set(),

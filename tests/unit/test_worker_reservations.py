@@ -14,7 +14,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import ListReply, Status
 from replicator.events import Ending
 from replicator.worker import RunEnd
-from tests.unit.repair_world import LEDGER, ROOT, World, a_world, make_metadata, names
+from tests.unit.repair_world import LEDGER, ROOT, Recorder, World, a_world, make_metadata, names
 from tests.unit.virtual_time import in_virtual_time, until
 
 
@@ -305,3 +305,69 @@ async def test_a_target_that_gets_nothing_is_pinned_as_well() -> None:
         assert recorder.endings()[-1] is Ending.REPAIRED
         assert BookieId("d") in (await world.metadata(7)).members()
         assert not await storage.collect(LEDGER, mark)
+
+
+async def heal_while_disks_of_t_are_replaced(world: World, moment: str) -> Recorder:
+    """Heal; other disks are recorded under the name of ``t``, whose registration outlives its disks for a while."""
+    histories = Incarnations(world.store, ROOT)
+    for name in "tu":
+        await histories.record(BookieId(name), "1", 0)
+    await lose(world, "b")
+    running = world.worker()
+    replaced: list[str] = []
+
+    async def replace(operation: str, path: str) -> Fault | None:
+        is_to_install = operation == "multi" and path == world.ledgers.path(LEDGER)
+        is_to_look = operation == "get_many" and path.endswith("/t") and "incarnations" in path
+        if {"install": is_to_install, "look": is_to_look}[moment] and not replaced:
+            replaced.append(path)
+            await histories.record(BookieId("t"), "2", 1)
+        return None
+
+    running.store.fault_hook = replace
+    assert await running.worker.run() is RunEnd.SETTLED
+    assert replaced
+    return running.recorder
+
+
+@in_virtual_time
+async def test_a_target_whose_disks_were_replaced_is_not_named_though_it_is_still_registered() -> None:
+    """New disks look in the metadata for what theirs before may have held, once: nothing is named behind that look."""
+    for moment in ("look", "install"):
+        async with a_world("a b t u") as world:
+            packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+            await world.registrations.unregister(BookieId("u"))  # so that t is chosen first
+
+            async def come(world: World = world) -> None:
+                await world.register("u")
+
+            world.bookies["t"].before_add = come
+            recorder = await heal_while_disks_of_t_are_replaced(world, moment)
+            assert recorder.endings() == [Ending.REPAIRED], moment
+            assert (await world.metadata(LEDGER)).last_fragment.members == names("a u")
+            await world.assert_whole(LEDGER, packets, "u")
+            assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_target_that_is_back_on_new_disks_gets_another_copy() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        histories = Incarnations(world.store, ROOT)
+        await histories.record(BookieId("t"), "1", 0)
+        await lose(world, "b")
+
+        async def lose_disks() -> None:
+            listing = await world.bookies["t"].inner.list_entries("1", LEDGER)
+            await world.kill("t")
+            await histories.record(BookieId("t"), "2", 1)
+            await world.add_bookies("t", incarnation="2")
+            world.bookies["t"].list_replies = [listing]
+
+        async def before_add() -> None:
+            world.bookies["t"].before_list = lose_disks
+
+        world.bookies["t"].before_add = before_add
+        assert (await world.heal()).endings() == [Ending.REPAIRED]
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a t")
+        await world.assert_whole(LEDGER, packets, "t")

@@ -366,6 +366,37 @@ async def test_a_recovery_is_parked_where_too_many_members_lost_their_disks() ->
         assert (await world.metadata(LEDGER)).state is LedgerState.IN_RECOVERY
 
 
+async def an_end_that_no_bookie_tells(world: World) -> None:
+    """An open ledger whose last fragment is empty, and whose confirmed entries are on members in limbo alone."""
+    await world.ledger(LEDGER, make_metadata((0, "a b"), (10, "c d"), quorum=(2, 2), last=None), 10)
+    await world.kill("a", "b")
+    await world.add_bookies("a b", incarnation="2")
+    for name in "ab":
+        await world.bookies.nodes[BookieId(name)].storage.set_limbo([LEDGER])
+    await lose(world, "d")
+
+
+@in_virtual_time
+async def test_a_recovery_is_parked_where_the_last_confirmed_entry_is_lost_with_an_older_fragment() -> None:
+    """The last ensemble alone could tell the end; but not the length, which stands in the entry before it."""
+    async with a_world("a b c d t u") as world:
+        await an_end_that_no_bookie_tells(world)
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.DELAYED, Ending.PARKED]
+        assert recorder.results[-1].reason is ParkReason.NEEDS_RECOVERY
+        assert "entry 9, which was confirmed, cannot be read (b: LIMBO, a: LIMBO)" in recorder.results[-1].detail
+
+
+@in_virtual_time
+async def test_a_recovery_is_tried_again_where_the_last_confirmed_entry_may_still_be_served() -> None:
+    async with a_world("a b c d t u") as world:
+        await an_end_that_no_bookie_tells(world)
+        world.bookies.hang_up("b")
+        running = world.worker()
+        assert await running.worker.run() is RunEnd.UNSETTLED
+        assert running.recorder.endings() == [Ending.DELAYED, *[Ending.FAILED] * 5]
+
+
 @in_virtual_time
 async def test_a_recovery_that_found_a_bookie_short_and_died_is_finished_before_its_task_goes() -> None:
     async with a_world("a b c t") as world:

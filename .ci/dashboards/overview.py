@@ -1,0 +1,207 @@
+"""Is the data safe, and does the service work?"""
+
+from __future__ import annotations
+
+from dashboards.model import ALARM, GREEN, NOTE, RED, YELLOW, YES_NO, Board, Panel, Row, percentiles, stat
+
+_WORST = 'severity=~"lost|no_live_copy",<>'
+_BY_SEVERITY = "max by (cluster, namespace, severity)"
+_RATE = "[$__rate_interval]"
+_LACKING = 'severity!~"healthy|misplaced|drain|metadata_only",<>'
+
+_NOW = Row(
+    "Now",
+    (
+        stat(
+            "Lost or without live copy",
+            "Ledgers with entries that no running bookie holds. Anything but 0 means that reads fail.",
+            f"sum(max by (cluster, namespace, severity) (bkheal_underreplicated_ledgers{{{_WORST}}}))",
+            steps=ALARM,
+        ),
+        stat(
+            "Ledgers with too few copies",
+            "Marked ledgers that lack copies, without planned moves.",
+            f"sum(max by (cluster, namespace, severity) (bkheal_underreplicated_ledgers{{{_LACKING}}}))",
+            steps=NOTE,
+        ),
+        stat(
+            "Parked",
+            "Ledgers that cannot be repaired as the cluster is now.",
+            "sum(max by (cluster, namespace, reason) (bkheal_parked_ledgers{<>}))",
+            steps=NOTE,
+        ),
+        stat(
+            "Bookies lost",
+            "Bookies that belong to the cluster and are not there.",
+            'sum(max by (cluster, namespace) (bkheal_bookies{state="lost",<>}))',
+            steps=ALARM,
+        ),
+        stat(
+            "Bookies writable",
+            "Bookies that take new data.",
+            'sum(max by (cluster, namespace) (bkheal_bookies{state="writable",<>}))',
+            base_color=RED,
+            steps={1: YELLOW, 3: GREEN},
+        ),
+        stat(
+            "Alerts firing",
+            "Alerts of bkheal, see docs/operations.md.",
+            'count(ALERTS{alertname=~"Bkheal.*",alertstate="firing",<>}) or vector(0)',
+            steps=NOTE,
+        ),
+        stat(
+            "Auditor leads",
+            "Auditors that lead; one for each cluster.",
+            "sum(bkheal_auditor_leader{<>})",
+            base_color=RED,
+            steps={1: GREEN},
+        ),
+        stat(
+            "Recovery enabled",
+            "The switch of the whole cluster. While it is off, nothing is marked or copied.",
+            "min(max by (cluster, namespace) (bkheal_recovery_enabled{<>}))",
+            base_color=RED,
+            steps={1: GREEN},
+            words=YES_NO,
+        ),
+        stat(
+            "Brake held",
+            "So many bookies are missing that nothing is marked until a person has looked.",
+            "max(bkheal_brake_held{<>})",
+            steps=ALARM,
+            words=YES_NO,
+        ),
+        stat(
+            "Oldest mark",
+            "How long the ledger that waits longest has waited for repair.",
+            'max(bkheal_underreplicated_oldest_age_seconds{severity!="healthy",<>})',
+            unit="s",
+            steps={3600: YELLOW, 21600: RED},
+        ),
+        stat(
+            "Repair done in",
+            "Bytes to copy divided by the present rate; empty while nothing is copied.",
+            'sum(max by (cluster, namespace, severity) (bkheal_underreplicated_bytes{severity!="healthy",<>}))'
+            " / (sum(rate(bkheal_replicator_copied_bytes_total{<>}[$__rate_interval])) > 0)",
+            unit="s",
+            steps={14400: YELLOW, 86400: RED},
+        ),
+        stat(
+            "Last good bookies check",
+            "Age of the last complete check of missing bookies.",
+            'time() - (max(bkheal_audit_last_success_timestamp_seconds{kind="bookies",<>}) > 0)',
+            unit="s",
+            steps={129600: YELLOW, 216000: RED},
+        ),
+    ),
+)
+_BACKLOG = Row(
+    "Backlog",
+    (
+        Panel(
+            "Marked ledgers by severity",
+            "Each ledger counts once, at its worst severity. Healthy ones wait for a worker to delete the task.",
+            {"{{severity}}": f"sum by (severity) ({_BY_SEVERITY} (bkheal_underreplicated_ledgers{{<>}}))"},
+            is_stacked=True,
+        ),
+        Panel(
+            "Bytes to copy by severity",
+            "Estimated from the length of the ledgers.",
+            {"{{severity}}": f"sum by (severity) ({_BY_SEVERITY} (bkheal_underreplicated_bytes{{<>}}))"},
+            "bytes",
+            is_stacked=True,
+        ),
+        Panel(
+            "Parked ledgers by reason",
+            "What they wait for. no_candidate_bookie: add a bookie. no_live_copy: bring one back.",
+            {"{{reason}}": "sum by (reason) (max by (cluster, namespace, reason) (bkheal_parked_ledgers{<>}))"},
+            is_stacked=True,
+        ),
+        Panel(
+            "Oldest mark by severity",
+            "A line that rises for hours is a ledger whose repair does not come about.",
+            {"{{severity}}": "max by (severity) (bkheal_underreplicated_oldest_age_seconds{<>})"},
+            "s",
+        ),
+    ),
+)
+_REPAIR = Row(
+    "Repair",
+    (
+        Panel(
+            "Copied",
+            "Bytes per second that target bookies acknowledged, over all replicators.",
+            {"copied": "sum(rate(bkheal_replicator_copied_bytes_total{<>}[$__rate_interval]))"},
+            "Bps",
+        ),
+        Panel(
+            "Turns of tasks by ending",
+            "Busy turns, in which another worker had the task, are left out.",
+            {"{{ending}}": f'sum by (ending) (rate(bkheal_replicator_tasks_total{{ending!="busy",<>}}{_RATE}))'},
+            "ops",
+            is_stacked=True,
+        ),
+        Panel(
+            "From loss to mark",
+            "From a bookie first seen down to its ledgers marked; contains the lost-bookie delay.",
+            {
+                **percentiles("bkheal_time_to_detect_seconds", window="1d"),
+                "lost-bookie delay": "max(bkheal_lost_bookie_delay_seconds{<>})",
+            },
+            "s",
+        ),
+        Panel(
+            "From mark to full",
+            "From the last mark of a ledger to the end of its repair.",
+            percentiles("bkheal_time_to_full_seconds", window="1d"),
+            "s",
+        ),
+    ),
+)
+_CLUSTER = Row(
+    "Cluster",
+    (
+        Panel(
+            "Bookies by state",
+            "As the leading auditor sees them.",
+            {"{{state}}": "sum by (state) (max by (cluster, namespace, state) (bkheal_bookies{<>}))"},
+            is_stacked=True,
+            width=8,
+        ),
+        Panel(
+            "Who leads",
+            "Each auditor; colored while it leads.",
+            {"{{instance}}": "max by (instance) (bkheal_auditor_leader{<>})"},
+            kind="state-timeline",
+            base_color="transparent",
+            steps={1: GREEN},
+            words={0: "follows", 1: "leads"},
+            width=8,
+        ),
+        Panel(
+            "Sessions with ZooKeeper",
+            "Each process; red while it has none.",
+            {"{{instance}}": "min by (instance) (bkheal_zookeeper_session_connected{<>})"},
+            kind="state-timeline",
+            base_color=RED,
+            steps={1: GREEN},
+            words={0: "lost", 1: "connected"},
+            width=8,
+        ),
+        Panel(
+            "Processes by version",
+            "Two versions side by side are an upgrade under way.",
+            {"": "count by (component, version) (bkheal_build_info{<>})"},
+            kind="table",
+            width=24,
+            height=6,
+        ),
+    ),
+)
+
+OVERVIEW = Board(
+    "overview",
+    "Overview",
+    "Whether the data is safe, and whether auditors and replicators do their work.",
+    (_NOW, _BACKLOG, _REPAIR, _CLUSTER),
+)

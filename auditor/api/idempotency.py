@@ -1,0 +1,102 @@
+"""Requests that are sent again because the answer was lost begin nothing twice.
+
+A client chooses a key for each intent (``Idempotency-Key``, as in the IETF draft of that name). Memory is bounded: a
+key holds for a day, and the newest ones are kept. It is this process's memory, so after a change of leader a repeated
+request is a new one; the lock of its kind then still allows one run at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError
+from bookie.runtime.clock import Clock
+
+KEYS_MAX: Final = 1_000
+KEPT_S: Final = 24 * 3600.0
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
+
+
+class InvalidKeyError(PermanentError):
+    """Not an idempotency key."""
+
+
+class KeyReusedError(ConflictError):
+    """The key was used for another request."""
+
+
+class LostFirstError(OutcomeUnknownError):
+    """The first request with this key ended without an answer."""
+
+
+@dataclass(slots=True)
+class _Intent:
+    asked: str
+    since_s: float
+    run_id: asyncio.Future[str]
+
+
+class Intents:
+    """What each key began."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._intents: OrderedDict[tuple[str, str], _Intent] = OrderedDict()
+
+    async def once(self, client: str, key: str, asked: str, begin: Callable[[], Awaitable[str]]) -> tuple[str, bool]:
+        """Begin, or find what the same request began.
+
+        Args:
+            client: keys of different clients have nothing to do with each other.
+            key: chosen by the client.
+            asked: what is asked for, as text to compare.
+            begin: begins it and returns the run's id. An error of it is forgotten, so that the next one tries again.
+
+        Returns:
+            The run's id, and whether it was begun by an earlier request.
+
+        Raises:
+            InvalidKeyError: the key is empty, too long, or not plain ASCII.
+            KeyReusedError: the key stands for something else.
+            LostFirstError: the request that this one waited for ended without an answer.
+            Exception: what ``begin`` raises.
+        """
+        if not _KEY.fullmatch(key):
+            raise InvalidKeyError("an Idempotency-Key has 1 to 255 characters of printable ASCII without blanks")
+        self._forget_old()
+        known = self._intents.get((client, key))
+        if known is not None:
+            if known.asked != asked:
+                raise KeyReusedError("this Idempotency-Key was used for another request: choose a new one for each")
+            return await asyncio.shield(known.run_id), True
+        intent = _Intent(asked, self._clock.monotonic_s(), asyncio.get_running_loop().create_future())
+        self._intents[client, key] = intent
+        return await self._begin((client, key), intent, begin), False
+
+    async def _begin(self, name: tuple[str, str], intent: _Intent, begin: Callable[[], Awaitable[str]]) -> str:
+        try:
+            run_id = await begin()
+        except BaseException as error:
+            if self._intents.get(name) is intent:
+                del self._intents[name]
+            told = (
+                error if isinstance(error, Exception) else LostFirstError("the first request got no answer: list runs")
+            )
+            intent.run_id.set_exception(told)
+            intent.run_id.exception()  # nobody may be waiting, which is no reason to warn
+            raise
+        intent.run_id.set_result(run_id)
+        return run_id
+
+    def _forget_old(self) -> None:
+        oldest_s = self._clock.monotonic_s() - KEPT_S
+        while self._intents:
+            intent = next(iter(self._intents.values()))
+            if len(self._intents) < KEYS_MAX and intent.since_s > oldest_s:
+                return
+            self._intents.popitem(last=False)

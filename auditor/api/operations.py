@@ -1,0 +1,178 @@
+"""``Operations`` over the cluster's metadata store and its bookies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from auditor.api.port import BookieState, BookieView, TaskPage, TaskState, TaskView
+from auditor.api.snapshot import Snapshot
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.ledgers import LedgerStore, Unreadable, Versioned
+from bookie.metadata.own_state import ParkedTask, ParkedTasks
+from bookie.metadata.port import MetadataStore
+from bookie.metadata.registration import Bookies, Registrations
+from bookie.metadata.underreplication import AlreadyDisabledError, AlreadyEnabledError, Task, UnderReplication
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.severity import FragmentHealth, fragment_health
+from bookie.runtime.clock import Clock
+from bookie.wire.port import Status, Transport
+
+_MARKS_KEPT_S: Final = 5.0
+"""Listing every mark costs a walk over their tree; a page that refreshes must not walk it each time."""
+_FIGURES_KEPT_S: Final = 15.0
+_INFO_TIMEOUT_S: Final = 2.0
+_INFO_AT_ONCE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    tasks: Sequence[Task]
+    locked: frozenset[LedgerId]
+    parked: Mapping[LedgerId, ParkedTask]
+
+
+class StoreOperations:
+    """See ``Operations``."""
+
+    def __init__(self, store: MetadataStore, cluster: Cluster, transport: Transport | None, clock: Clock) -> None:
+        """Only stores.
+
+        Args:
+            store: a session with the cluster's store.
+            cluster: which cluster.
+            transport: asks bookies for their figures; None: there are none.
+            clock: for the age of answers.
+        """
+        self._under_replication = UnderReplication(store, cluster, clock)
+        self._registrations = Registrations(store, cluster)
+        self._ledgers = LedgerStore(store, cluster, random.SystemRandom())
+        self._parked = ParkedTasks(store, cluster.root)
+        self._transport = transport
+        self._marks = Snapshot(self._read_marks, _MARKS_KEPT_S, clock)
+        self._bookies = Snapshot(self._read_bookies, _FIGURES_KEPT_S, clock)
+
+    async def list_tasks(self, limit: int, after: LedgerId | None = None, *, missing: str = "") -> TaskPage:
+        """See ``Operations``."""
+        marks = await self._marks.get()
+        chosen = [task for task in marks.tasks if not missing or missing in task.missing]
+        first = 0 if after is None else bisect_right(chosen, after, key=lambda task: task.ledger_id)
+        page = chosen[first : first + limit]
+        has_more = first + limit < len(chosen)
+        bookies = await self._registrations.list()
+        found = await self._ledgers.read_many([task.ledger_id for task in page])
+        views = [_view(task, ledger, marks, bookies) for task, ledger in zip(page, found, strict=True)]
+        return TaskPage(views, page[-1].ledger_id if has_more else None, len(chosen))
+
+    async def marked(self) -> Sequence[Task]:
+        """See ``Operations``."""
+        return (await self._marks.get()).tasks
+
+    async def bookies(self) -> Sequence[BookieView]:
+        """See ``Operations``."""
+        return await self._bookies.get()
+
+    async def is_recovery_enabled(self) -> bool:
+        """See ``Operations``."""
+        return not await self._under_replication.is_disabled()
+
+    async def set_recovery(self, *, is_on: bool) -> None:
+        """See ``Operations``."""
+        await self._under_replication.initialize()
+        try:
+            await (self._under_replication.enable() if is_on else self._under_replication.disable())
+        except (AlreadyEnabledError, AlreadyDisabledError):
+            return
+
+    async def lost_bookie_delay_s(self) -> int:
+        """See ``Operations``."""
+        return await self._under_replication.lost_bookie_delay_s()
+
+    async def set_lost_bookie_delay_s(self, seconds: int) -> None:
+        """See ``Operations``."""
+        await self._under_replication.set_lost_bookie_delay_s(seconds)
+
+    async def _read_marks(self) -> _Marks:
+        parked = await self._parked.list()
+        return _Marks(
+            await self._under_replication.list(),
+            await self._under_replication.locked(),
+            {park.ledger_id: park for park in parked},
+        )
+
+    async def _read_bookies(self) -> Sequence[BookieView]:
+        registered, known = await self._registrations.list(), await self._registrations.known()
+        slots = asyncio.Semaphore(_INFO_AT_ONCE)
+
+        async def look(bookie: BookieId) -> BookieView:
+            async with slots:
+                return await self._look(bookie, registered)
+
+        return await asyncio.gather(*(look(bookie) for bookie in sorted(known | registered.registered)))
+
+    async def _look(self, bookie: BookieId, registered: Bookies) -> BookieView:
+        info = await self._registrations.service_info(bookie) if bookie in registered.registered else None
+        if info is None:
+            return BookieView(bookie, BookieState.LOST)
+        state = BookieState.READ_ONLY if bookie in registered.read_only else BookieState.WRITABLE
+        if not info.endpoints:
+            return BookieView(bookie, state)
+        endpoint = info.endpoints[0]
+        address = (bookie, state, endpoint.host, endpoint.port, endpoint.protocol)
+        if self._transport is None:
+            return BookieView(*address)
+        reply = await self._transport.info(bookie, _INFO_TIMEOUT_S)
+        if reply.status is not Status.OK or reply.info is None:
+            return BookieView(*address)
+        figures = (reply.info.disk_total_bytes, max(0, reply.info.disk_free_bytes), reply.info.ledger_count)
+        return BookieView(*address, *figures)
+
+
+def worst_fragment(metadata: LedgerMetadata, bookies: Bookies) -> FragmentHealth | None:
+    """Verdict on the fragment that is closest to loss; None where every member of each is registered."""
+    worst: FragmentHealth | None = None
+    for index, fragment in enumerate(metadata.fragments):
+        health = fragment_health(
+            [member in bookies.registered for member in fragment.members],
+            metadata.write_quorum,
+            metadata.ack_quorum,
+            fragment.first_entry_id,
+            metadata.fragment_last_entry_id(index),
+        )
+        if health.severity is None:
+            continue
+        if worst is None or worst.severity is None or health.severity < worst.severity:
+            worst = health
+    return worst
+
+
+def _view(task: Task, ledger: Versioned | Unreadable | None, marks: _Marks, bookies: Bookies) -> TaskView:
+    park = marks.parked.get(task.ledger_id)
+    is_locked = task.ledger_id in marks.locked
+    state = TaskState.IN_PROGRESS if is_locked else TaskState.PARKED if park else TaskState.WAITING
+    condition, copies_min, detail = "gone", None, park.detail if park else ""
+    ledger_bytes = None
+    if isinstance(ledger, Unreadable):
+        condition, detail = "unreadable", ledger.reason
+    elif ledger is not None:
+        worst = worst_fragment(ledger.metadata, bookies)
+        severity = worst.severity if worst else None
+        condition = severity.name.lower() if severity is not None else "healthy"
+        copies_min = worst.copies_min if worst else None
+        ledger_bytes = ledger.metadata.length
+    return TaskView(
+        ledger_id=task.ledger_id,
+        missing=task.missing,
+        marked_ms=max(0, task.ctime_ms),
+        state=state,
+        condition=condition,
+        copies_min=copies_min,
+        ledger_bytes=ledger_bytes,
+        park_reason=park.reason if park else None,
+        detail=detail,
+    )

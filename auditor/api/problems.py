@@ -1,0 +1,120 @@
+"""Errors as problem documents (RFC 9457). Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from auditor.api.access import ForbiddenError, RateLimitedError, UnauthenticatedError
+from auditor.api.idempotency import InvalidKeyError, KeyReusedError
+from auditor.service.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.underreplication import InvalidDelayError
+from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError, PermanentError, TransientError
+
+PROBLEM_TYPE: Final = "application/problem+json"
+_PREFIX: Final = "urn:bkheal:problem:"
+_STORE_RETRY_S: Final = 5
+_LEADER_RETRY_S: Final = 1
+"""Another connection may reach the leader, where several processes stand behind one address."""
+
+
+class InvalidRequestError(PermanentError):
+    """The request cannot be understood: a parameter, the body, or its type."""
+
+
+class CrossSiteError(PermanentError):
+    """A browser sent this request for a page of another site, or for a name that is not this service's."""
+
+
+class OverloadedError(TransientError):
+    """Too many requests at once over all clients."""
+
+
+class NotFoundError(PermanentError):
+    """There is nothing at this path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a caller is told about an error."""
+
+    status: int
+    name: str
+    """Short and stable, for programs; the ``type`` is made of it."""
+    title: str
+    detail: str = ""
+    members: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def document(self, instance: str) -> dict[str, Any]:
+        """The problem document. ``instance`` is the path that was asked for."""
+        fields = {"type": _PREFIX + self.name, "title": self.title, "status": self.status}
+        return {**fields, "detail": self.detail or self.title, "instance": instance, **self.members}
+
+
+def problem_of(error: Exception) -> Problem:
+    """What to tell about ``error``. Nothing about the inside of this process leaves it."""
+    detail = str(error)
+    match error:
+        case UnauthenticatedError():
+            return Problem(401, "unauthenticated", "A token is needed", detail, headers={"WWW-Authenticate": "Bearer"})
+        case ForbiddenError():
+            return Problem(403, "forbidden", "The token's role does not include this", detail)
+        case CrossSiteError():
+            return Problem(403, "cross-site", "Requests for other sites' pages are refused", detail)
+        case RateLimitedError():
+            return Problem(429, "too-many-requests", "Too many requests", detail, headers=_retry(error.retry_after_s))
+        case RunBusyError():
+            members = {"run_id": error.run_id or None, "check": error.kind.value}
+            return Problem(409, "run-busy", "A run of this kind is under way", detail, members)
+        case NotLeaderError():
+            detail += "; only the leader starts and changes runs: send the request to it, or once more"
+            members = {"leader": error.leader or None}
+            return Problem(503, "not-leader", "This process does not lead", detail, members, _retry(_LEADER_RETRY_S))
+        case RunOverError():
+            return Problem(409, "run-over", "The run is over", detail)
+        case KeyReusedError():
+            return Problem(422, "key-reused", "The idempotency key stands for another request", detail)
+        case UnknownRunError() | NotFoundError():
+            return Problem(404, "not-found", "There is no such thing", detail)
+        case InvalidRequestError() | InvalidKeyError() | InvalidDelayError():
+            return Problem(400, "invalid-request", "The request cannot be understood", detail)
+        case OverloadedError():
+            return Problem(503, "overloaded", "Too many requests at once", detail, headers=_retry(1))
+        case StoreUnavailableError():
+            return Problem(
+                503, "store-unavailable", "The metadata store does not answer", detail, headers=_retry(_STORE_RETRY_S)
+            )
+        case OutcomeUnknownError():
+            return Problem(503, "outcome-unknown", "It may have happened: look before you try again", detail)
+        case TransientError():
+            return Problem(503, "unavailable", "Not now", detail, headers=_retry(_STORE_RETRY_S))
+        case ConflictError():
+            return Problem(409, "conflict", "The state has changed: look again", detail)
+        case BkhealError():
+            return Problem(500, "failed", "The service could not do this", detail)
+        case _:
+            return Problem(500, "internal", "The service failed; its log says how")
+
+
+def http_problem(status: int, reason: str, path: str, allowed: str = "") -> Problem:
+    """For what the HTTP library refuses by itself."""
+    match status:
+        case 404:
+            return Problem(404, "not-found", "There is nothing here", f"nothing is at {path}; see /openapi.json")
+        case 405:
+            detail = f"{path} allows {allowed}"
+            return Problem(
+                405, "method-not-allowed", "The path does not know this method", detail, {}, {"Allow": allowed}
+            )
+        case 413:
+            return Problem(413, "too-large", "The body is too large", "no request of this service needs such a body")
+        case _:
+            return Problem(status, "http", reason)
+
+
+def _retry(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}

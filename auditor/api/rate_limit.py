@@ -1,0 +1,34 @@
+"""How many requests a client may send: a token bucket each, for a bounded number of clients."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from bookie.runtime.clock import Clock
+
+_BURST_FACTOR: Final = 2.0
+"""A page that asks for several documents at once must not be slowed down."""
+
+
+class RateLimit:
+    """Buckets that refill at ``rate`` requests a second and hold twice as many."""
+
+    def __init__(self, rate: float, clients_max: int, clock: Clock) -> None:
+        self._rate = rate
+        self._burst = max(1.0, rate * _BURST_FACTOR)
+        self._clients_max = clients_max
+        self._clock = clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Requests left, and as of when; the client not seen for longest comes first."""
+
+    def wait_s(self, client: str) -> float:
+        """Count one request of ``client``; 0 if it is admitted, else in how many seconds one will be."""
+        now_s = self._clock.monotonic_s()
+        left, seen_s = self._buckets.pop(client, (self._burst, now_s))
+        left = min(self._burst, left + (now_s - seen_s) * self._rate)
+        is_admitted = left >= 1.0
+        self._buckets[client] = (left - 1.0 if is_admitted else left, now_s)
+        while len(self._buckets) > self._clients_max:
+            self._buckets.popitem(last=False)
+        return 0.0 if is_admitted else (1.0 - left) / self._rate

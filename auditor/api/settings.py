@@ -1,0 +1,90 @@
+"""Settings of the service's faces, and what is refused before anything listens."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bookie.runtime.settings import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """PEM files of a listening side. They are read again when they change."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+    """Clients must show a certificate that one of these signed; None: they need none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """Settings that both faces share, and their addresses."""
+
+    report_dir: Path
+    http_host: str = "127.0.0.1"
+    http_port: int = 8080
+    """0: any free one."""
+    grpc_host: str = "127.0.0.1"
+    grpc_port: int = 8081
+    """0: any free one."""
+    tokens_file: Path | None = None
+    """See ``auditor.api.tokens``; None: there are no tokens."""
+    allow_anonymous_read: bool = True
+    allow_anonymous_write: bool = False
+    """Only together with addresses of this machine alone."""
+    tls: ServerTls | None = None
+    requests_per_second: float = 20.0
+    """Of one client, over time; twice as many at once. Health checks do not count."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names that requests without a token may name beside this machine's own, where the address is a loopback one:
+    what a proxy on this machine passes on."""
+    request_deadline_s: float = 30.0
+    """From a request's headers to the begin of its answer."""
+    body_bytes_max: int = 16 * 1024
+    """The largest body that makes sense is some 60 bytes."""
+    header_bytes_max: int = 8 * 1024
+    """Of the request line, and of each header."""
+    idle_connection_s: float = 30.0
+    """A connection that sends no whole request within it is closed."""
+    in_flight_max: int = 64
+    """Requests at once over all clients; more are told to come back."""
+    watchers_max: int = 64
+    """Streams of progress at once over all clients."""
+    clients_max: int = 10_000
+    """Clients whose rate is remembered; the one not seen for longest is forgotten."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a listener on ``host``. A name other than localhost is taken not to be."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_settings(settings: ApiSettings) -> None:
+    """Refuse what would be open to everybody, or cannot work.
+
+    Raises:
+        ConfigurationError: lists every problem.
+    """
+    problems = []
+    open_hosts = sorted({host for host in (settings.http_host, settings.grpc_host) if not is_loopback(host)})
+    if settings.allow_anonymous_write and open_hosts:
+        problems.append(
+            f"allow_anonymous_write would let everybody who reaches {', '.join(open_hosts)} start and stop runs: "
+            "listen on 127.0.0.1, or give callers tokens (tokens_file)"
+        )
+    if settings.requests_per_second <= 0:
+        problems.append(f"requests_per_second must be more than 0, not {settings.requests_per_second:g}")
+    files = [settings.tokens_file]
+    if settings.tls is not None:
+        files += [settings.tls.cert, settings.tls.key, settings.tls.client_ca]
+    problems += [f"cannot find the file {path}" for path in files if path is not None and not path.is_file()]
+    if problems:
+        raise ConfigurationError(problems)

@@ -1,0 +1,80 @@
+"""TLS of the listening sides. Certificates are taken anew when their files change, as short-lived ones must be."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+
+from auditor.api.settings import ServerTls
+from bookie.wire.tls import TlsFilesError
+
+_log = logging.getLogger(__name__)
+
+
+class ReloadingContext:
+    """An SSL context whose certificate follows its files."""
+
+    def __init__(self, tls: ServerTls) -> None:
+        """Read the files.
+
+        Raises:
+            TlsFilesError: they cannot be used.
+        """
+        self._tls = tls
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._seen = self._stamp()
+        self._load()
+        if tls.client_ca is not None:
+            self.context.verify_mode = ssl.CERT_REQUIRED
+            self._load_ca(tls.client_ca)
+
+    def refresh(self) -> bool:
+        """Take changed files for new connections; files that cannot be used leave it as it is. Whether it took any."""
+        try:
+            stamp = self._stamp()
+            if stamp == self._seen:
+                return False
+            self._load()
+        except TlsFilesError as error:
+            _log.error("the old certificate stays in use", extra={"error": str(error)})
+            return False
+        self._seen = stamp
+        _log.info("certificate read again", extra={"path": str(self._tls.cert)})
+        return True
+
+    def _load(self) -> None:
+        check_pair(self._tls)
+        self.context.load_cert_chain(self._tls.cert, self._tls.key, password=_no_password)
+
+    def _load_ca(self, path: Path) -> None:
+        try:
+            self.context.load_verify_locations(path)
+        except (OSError, ValueError) as error:
+            raise TlsFilesError(f"cannot use the client authorities {path}: {error}") from error
+
+    def _stamp(self) -> tuple[tuple[int, int], ...]:
+        try:
+            stats = [path.stat() for path in (self._tls.cert, self._tls.key)]
+        except OSError as error:
+            raise TlsFilesError(f"cannot find a TLS file: {error}") from error
+        return tuple((stat.st_mtime_ns, stat.st_ino) for stat in stats)
+
+
+def check_pair(tls: ServerTls) -> None:
+    """Refuse a certificate without its key, as it lies there in the midst of a rotation.
+
+    Loading such a pair into a context that serves would leave it with neither the old nor the new one.
+
+    Raises:
+        TlsFilesError: they do not go together, or one cannot be used.
+    """
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise TlsFilesError(f"cannot use the certificate {tls.cert} with the key {tls.key}: {error}") from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted, and a service has nobody to ask for its password")

@@ -1,0 +1,149 @@
+"""API tokens: a file of names, roles and hashes.
+
+One token a line, ``name role sha256``, separated by blanks; ``#`` begins a comment. The file holds no secret: a token
+is 256 random bits, so a plain hash of it cannot be turned round. It is read again when it changes. A file that cannot
+be read or has a wrong line admits nobody, because nobody can tell which token its author meant to take away.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from bookie.model.errors import PermanentError
+
+_log = logging.getLogger(__name__)
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_PREFIX: Final = "bkheal_"
+"""So that scanners for leaked secrets, and people, recognise a token."""
+ANONYMOUS: Final = "anonymous"
+
+
+class TokensFileError(PermanentError):
+    """A line of the tokens file is not one. The text never repeats the line, which might be a token."""
+
+
+class Role(enum.StrEnum):
+    """What a caller may do; each includes what stands before it."""
+
+    READ = "read"
+    OPERATE = "operate"
+    """Start, pause and cancel runs; switch recovery."""
+
+    def includes(self, needed: Role) -> bool:
+        """Whether this role may do what ``needed`` may."""
+        order = list(Role)
+        return order.index(self) >= order.index(needed)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """One line of the file."""
+
+    name: str
+    role: Role
+    sha256: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """A token just made: ``token`` for its owner, ``line`` for the file."""
+
+    token: str = field(repr=False)
+    line: str
+
+
+def make_token(name: str, role: Role) -> NewToken:
+    """Make a token.
+
+    Raises:
+        TokensFileError: ``name`` cannot stand in the file.
+    """
+    if not _NAME.fullmatch(name) or name == ANONYMOUS:
+        raise TokensFileError(
+            f"a token cannot be named {name!r}: letters, digits, '.', '_', '@' and '-', up to 64, and not {ANONYMOUS!r}"
+        )
+    token = _PREFIX + secrets.token_urlsafe(32)
+    return NewToken(token, f"{name} {role.value} {_sha256(token)}")
+
+
+def parse_tokens(text: str) -> tuple[TokenEntry, ...]:
+    """Read the content of a tokens file.
+
+    Raises:
+        TokensFileError: a line is wrong; says which and what is expected.
+    """
+    entries: dict[str, TokenEntry] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        entry = _entry(words)
+        if entry is None:
+            raise TokensFileError(
+                f"line {number} of the tokens file is not `name role sha256` with role read or operate; "
+                "`bkheal auditor-token NAME` prints such a line"
+            )
+        if entry.name in entries:
+            raise TokensFileError(f"line {number} of the tokens file names {entry.name} a second time")
+        entries[entry.name] = entry
+    return tuple(entries.values())
+
+
+class Tokens:
+    """The tokens of one file, as it is now."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._entries: tuple[TokenEntry, ...] = ()
+
+    def find(self, token: str) -> TokenEntry | None:
+        """The entry of a token. Takes as long for a wrong token as for a right one."""
+        self._refresh()
+        asked, found = _sha256(token), None
+        for entry in self._entries:
+            if hmac.compare_digest(entry.sha256, asked):
+                found = entry
+        return found
+
+    def _refresh(self) -> None:
+        if self._path is None:
+            return
+        try:
+            stat = self._path.stat()
+            seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            if seen == self._seen:
+                return
+            self._entries, self._seen = (), seen
+            self._entries = parse_tokens(self._path.read_text(encoding="utf-8"))
+            _log.info("tokens read", extra={"path": str(self._path), "tokens": len(self._entries)})
+        except (OSError, UnicodeDecodeError, TokensFileError) as error:
+            if self._entries or not isinstance(error, OSError) or self._seen is not None:
+                _log.error("no token is admitted", extra={"path": str(self._path), "error": _reason(error)})
+            self._entries = ()
+            self._seen = None if isinstance(error, OSError) else self._seen
+
+
+def _entry(words: list[str]) -> TokenEntry | None:
+    if len(words) != 3 or words[1] not in set(Role) or words[0] == ANONYMOUS:
+        return None
+    name, role, sha256 = words[0], words[1], words[2].removeprefix("sha256:").lower()
+    return TokenEntry(name, Role(role), sha256) if _NAME.fullmatch(name) and _SHA256.fullmatch(sha256) else None
+
+
+def _sha256(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)

@@ -1,0 +1,145 @@
+"""Where the options of a command come from: flag, environment, configuration file, default; the first that names one.
+
+The environment variable of an option is ``BKHEAL_<COMMAND>_<OPTION>`` (``BKHEAL_AUDITOR_HTTP_PORT``); in the file it is
+a key of the command's table (``[auditor]``, ``[audit.run]``), written with underscores. The file is the one that
+``--config`` names, else ``$BKHEAL_CONFIG``, else the default one where it exists.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import typer
+from typer.core import TyperGroup, TyperOption
+
+from bookie.runtime.settings import URI_KEY, ConfigurationError, config_file, read_config
+
+Command: TypeAlias = Any
+"""A command as Typer made it; it has no public type."""
+ENVIRONMENT_PREFIX: Final = "BKHEAL"
+
+_HIDDEN: Final = frozenset({"help", "config", "uri", "output"})
+"""Options that are no settings: they choose the cluster, the file, or how to print."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One option of one command."""
+
+    key: str
+    flag: str
+    variable: str
+    default: str
+    help: str
+
+
+def load_defaults(context: typer.Context, value: Path | None) -> Path | None:
+    """Callback of ``--config``, before any other option: name the variables, make the file's table the defaults.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or its table has a key that is no option of the command.
+    """
+    path, words = config_file(value, os.environ), _words(context)
+    context.auto_envvar_prefix = _variable(*words)  # not earlier: each help text would name them all
+    if path is not None:
+        table = _table(read_config(path), words)
+        _refuse_unknown(path, table, words, context.command)
+        context.default_map = {name: entry for name, entry in table.items() if not isinstance(entry, Mapping)}
+    return value
+
+
+def settings_of(command: Command, words: tuple[str, ...]) -> Iterator[Setting]:
+    """The settings of a command, in the order of its help.
+
+    Args:
+        command: whose options.
+        words: how it is called, without the program's name.
+    """
+    for option in _options(command):
+        yield Setting(
+            option.name or "",
+            max(option.opts, key=len),
+            _variable(*words, option.name or ""),
+            _default_text(option),
+            (option.help or "").strip(),
+        )
+
+
+def problems_in(content: Mapping[str, Any], root: TyperGroup, context: typer.Context) -> Iterator[str]:
+    """Say what in a configuration file no command knows or takes, one sentence each."""
+    for name, entry in content.items():
+        if name == URI_KEY:
+            continue
+        command = root.commands.get(name)
+        if command is None or not isinstance(entry, Mapping):
+            yield f"{name} is neither {URI_KEY} nor the table of a command"
+        else:
+            yield from _problems(entry, (name,), command, context)
+
+
+def _problems(
+    table: Mapping[str, Any], words: tuple[str, ...], command: Command, context: typer.Context | None
+) -> Iterator[str]:
+    """``context``: of whom to convert values in; None leaves that to the command itself."""
+    known = {option.name: option for option in _options(command)}
+    below = command.commands if isinstance(command, TyperGroup) else {}
+    for name, entry in table.items():
+        if isinstance(entry, Mapping) and name in below:
+            yield from _problems(entry, (*words, name), below[name], context)
+        elif name not in known:
+            near = ", ".join(sorted(filter(None, (*known, *below)))) or "nothing"
+            yield f"[{'.'.join(words)}] {name} is unknown; known are {near}"
+        elif context is not None and (why := _conversion_problem(known[name], entry, context)) is not None:
+            yield f"[{'.'.join(words)}] {name} = {entry!r}: {why}"
+
+
+def _conversion_problem(option: TyperOption, value: object, context: typer.Context) -> str | None:
+    try:
+        option.process_value(context, value)
+    except typer.BadParameter as error:
+        return error.message
+    return None
+
+
+def _refuse_unknown(path: Path, table: Mapping[str, Any], words: tuple[str, ...], command: Command) -> None:
+    problems = [f"{path}: {problem}" for problem in _problems(table, words, command, None)]
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _table(content: Mapping[str, Any], words: tuple[str, ...]) -> Mapping[str, Any]:
+    table: Any = content
+    for word in words:
+        table = table.get(word, {}) if isinstance(table, Mapping) else {}
+    return table if isinstance(table, Mapping) else {}
+
+
+def _words(context: typer.Context) -> tuple[str, ...]:
+    """How the command was called, without the program's name."""
+    words: list[str] = []
+    at: Any = context
+    while at.parent is not None:
+        words.insert(0, at.info_name or "")
+        at = at.parent
+    return tuple(words)
+
+
+def _variable(*words: str) -> str:
+    return "_".join((ENVIRONMENT_PREFIX, *words)).upper().replace("-", "_")
+
+
+def _options(command: Command) -> Iterator[TyperOption]:
+    for parameter in command.params:
+        if isinstance(parameter, TyperOption) and parameter.name not in _HIDDEN:
+            yield parameter
+
+
+def _default_text(option: TyperOption) -> str:
+    default = option.default
+    if default is None or callable(default) or option.required:
+        return "" if not option.required else "required"
+    return str(default).lower() if isinstance(default, bool) else str(getattr(default, "value", default))

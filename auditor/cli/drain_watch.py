@@ -1,0 +1,116 @@
+"""Waiting for the end of drains: one pass over all ledgers, looks at what is left of them, and a last pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from auditor.cli.counting import counting
+from bookie.metadata.drains import Drain
+from bookie.metadata.registration import Bookies
+from bookie.model.ids import BookieId
+
+if TYPE_CHECKING:
+    from auditor.safety.draining import Left
+    from bookie.client.connect import ConnectedBookKeeper
+
+LOOK_S: Final = 2.0
+"""Between two looks; longer where a look itself takes longer."""
+LOOK_SHARE: Final = 0.2
+"""Largest share of the time that is spent on looking."""
+REMARK_S: Final = 30.0
+"""How often ledgers are marked that no task names; a worker of ours that just ended a task is given time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What was seen last."""
+
+    drains: Mapping[BookieId, Drain]
+    states: Mapping[BookieId, str]
+    left: Left
+    is_enabled: bool
+    ledgers_per_s: float | None = None
+    """How fast ledgers left the bookies while they were watched; None where that is not known."""
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until nothing is left, at that speed."""
+        if not self.ledgers_per_s:
+            return None
+        return len(self.left.holdings.ledgers) / self.ledgers_per_s
+
+
+async def watch(
+    client: ConnectedBookKeeper,
+    bookies: tuple[BookieId, ...],
+    drains: Mapping[BookieId, Drain],
+    *,
+    is_waiting: bool,
+    timeout_s: float | None,
+) -> Watched:
+    """Look what is left on ``bookies``; if ``is_waiting``, again and again until that is nothing, or time is up.
+
+    Raises:
+        NotAClusterError, StoreUnavailableError: no answer.
+        WriteOutcomeUnknownError, ConflictError: marking again did not work; watch again.
+    """
+    from auditor.safety.draining import Left, judge, mark_unmarked, still_there
+
+    ports = client.ports
+    clock = ports.clock
+    started_s = clock.monotonic_s()
+    marked_s = started_s - REMARK_S
+    left = await _pass(client, bookies)
+    at_start = len(left.holdings.ledgers)
+    looked_s = clock.monotonic_s() - started_s
+    with counting("moved", at_start) as advance:
+        while is_waiting and not left.is_nothing:
+            before, begun_s = len(left.holdings.ledgers), clock.monotonic_s()
+            if not before and not left.scanned.is_complete:
+                break  # what cannot be read does not change by waiting
+            if left.unmarked and begun_s - marked_s >= REMARK_S:
+                await mark_unmarked(ports, left)
+                marked_s = begun_s
+            pause_s = max(LOOK_S if before else 0.0, looked_s / LOOK_SHARE if before else 0.0)
+            if timeout_s is not None and begun_s - started_s + pause_s > timeout_s:
+                break
+            await clock.sleep(pause_s)
+            begun_s = clock.monotonic_s()
+            holdings, scanned = await still_there(ports.ledgers, bookies, sorted(left.holdings.ledgers))
+            scanned.unreadable_count = max(scanned.unreadable_count, left.scanned.unreadable_count)
+            left = Left(holdings, scanned)
+            looked_s = clock.monotonic_s() - begun_s
+            advance(before - len(holdings.ledgers))
+            left = (
+                await judge(holdings, scanned, ports.tasks, client.parked)
+                if holdings.ledgers
+                else await _pass(client, bookies)
+            )
+    passed_s = clock.monotonic_s() - started_s
+    moved = at_start - len(left.holdings.ledgers)
+    rate = moved / passed_s if is_waiting and moved > 0 and passed_s > 0 else None
+    registered = await ports.registrations.list()
+    return Watched(
+        {bookie: drains.get(bookie, Drain(bookie)) for bookie in bookies},
+        {bookie: _state(bookie, registered) for bookie in bookies},
+        left,
+        not await ports.tasks.is_disabled(),
+        rate,
+    )
+
+
+async def _pass(client: ConnectedBookKeeper, bookies: tuple[BookieId, ...]) -> Left:
+    from auditor.safety.draining import holdings_of, judge
+    from auditor.safety.scan import count
+
+    with counting("ledgers", await count(client.ports.ledgers)) as advance:
+        holdings, scanned = await holdings_of(client.ports.ledgers, bookies, advance)
+    return await judge(holdings, scanned, client.ports.tasks, client.parked)
+
+
+def _state(bookie: BookieId, registered: Bookies) -> str:
+    if bookie in registered.writable:
+        return "writable"
+    return "read-only" if bookie in registered.read_only else "not running"

@@ -1,0 +1,152 @@
+"""A cluster with the whole service beside it, for a person to click and to hurt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from auditor.progress import Display
+from auditor.quickstart import workload_plan as plan
+from auditor.quickstart.workload import write_and_close
+from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.embedded.cluster import EmbeddedCluster
+from bookie.embedded.process import ManagedProcess
+from bookie.runtime.java import find_java
+from bookie.runtime.ports import free_loopback_port
+
+STEPS: Final = 3
+BOOKIES: Final = 6
+REPLICATORS: Final = 2
+LOST_BOOKIE_DELAY_S: Final = 5
+_READY_DEADLINE_S: Final = 60.0
+_SPARK_DEADLINE_S: Final = 120.0
+_STOP_GRACE_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """See ``bkheal demo --help``."""
+
+    http_port: int = 8080
+    ui_port: int = 4040
+    keep: Path | None = None
+
+
+async def demo(settings: DemoSettings, display: Display) -> None:
+    """Serve a cluster and the service until cancelled. Leaves no process behind, and no directory unless kept.
+
+    Raises:
+        BkhealError: something did not start; the text quotes its log.
+    """
+    with _directory(settings) as directory:
+        with display.step(f"start ZooKeeper and {BOOKIES} bookies") as step:
+            java = await asyncio.to_thread(find_java)
+            cluster = await EmbeddedCluster.start(directory, bookies=BOOKIES, java=java)
+            step.result.count = f"{BOOKIES + 1} processes"
+        async with cluster, await connect(cluster.metadata_uri, session_timeout_s=6.0) as client:
+            with display.step("write ledgers in every shape") as step:
+                specs = plan.settled_ledgers(random.Random(1))
+                step.total(len(specs))
+                written = await write_and_close(client, specs, lambda _: step.advance())
+                step.result.count = f"{len(written)} ledgers"
+            async with _service(cluster, client, settings, display) as line:
+                _tell(cluster, settings, line, display)
+                await asyncio.Event().wait()
+
+
+@contextlib.asynccontextmanager
+async def _service(
+    cluster: EmbeddedCluster, client: ConnectedBookKeeper, settings: DemoSettings, display: Display
+) -> AsyncIterator[str]:
+    """The auditor with its tab, and the replicators; yields the auditor's ready line."""
+    await client.ports.tasks.initialize()
+    await client.ports.tasks.set_lost_bookie_delay_s(LOST_BOOKIE_DELAY_S)
+    processes = [_start_auditor(cluster, settings), *(_start_replicator(cluster, n + 1) for n in range(REPLICATORS))]
+    try:
+        with display.step(f"start the auditor with Spark, and {REPLICATORS} replicators") as step:
+            ready = await processes[0].wait_for_line(r"^(auditor ready on .*)$", _READY_DEADLINE_S)
+            for process in processes[1:]:
+                await process.wait_for_line(r"^replicator ready$", _READY_DEADLINE_S)
+            await processes[0].wait_until(
+                lambda: _listens(settings.ui_port), f"Spark's UI on port {settings.ui_port}", _SPARK_DEADLINE_S
+            )
+            step.result.count = f"{len(processes)} processes"
+        yield ready[1]
+    finally:
+        await asyncio.gather(*(process.stop(_STOP_GRACE_S) for process in processes))
+
+
+def _start_auditor(cluster: EmbeddedCluster, settings: DemoSettings) -> ManagedProcess:
+    arguments = [
+        *(sys.executable, "-m", "auditor.cli.main", "--log-level", "INFO", "auditor"),
+        *("--metadata-uri", cluster.metadata_uri, "--report-dir", str(cluster.directory / "reports")),
+        *("--http-port", str(settings.http_port), "--grpc-port", "0", "--ui-port", str(settings.ui_port)),
+        *("--ui-trigger-enabled", "--ui-allow-anonymous", "--allow-anonymous-write"),
+        *("--session-timeout-s", "4", "--backlog-interval-s", "2", "--schedule-jitter-s", "0"),
+        *("--placement-schedule", "off", "--replicas-schedule", "15m"),
+    ]
+    return ManagedProcess.start("auditor", arguments, log_path=cluster.directory / "auditor" / "log.txt")
+
+
+def _start_replicator(cluster: EmbeddedCluster, number: int) -> ManagedProcess:
+    arguments = [sys.executable, "-m", "replicator", "--metadata-uri", cluster.metadata_uri, "--http-port", "0"]
+    log_path = cluster.directory / f"replicator-{number}" / "log.txt"
+    return ManagedProcess.start(f"replicator-{number}", arguments, log_path=log_path)
+
+
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
+
+
+def _tell(cluster: EmbeddedCluster, settings: DemoSettings, line: str, display: Display) -> None:
+    victim = cluster.bookies[0]
+    base = f"http://127.0.0.1:{settings.http_port}"
+    for text in (
+        "",
+        line,
+        f"  Spark UI, tab Auditor    http://127.0.0.1:{settings.ui_port}/auditor/",
+        f"  status                   {base}/status",
+        f"  reports                  {base}/reports/",
+        f"  metrics                  {base}/metrics",
+        f"  API description          {base}/openapi.json",
+        "",
+        f"Hurt it:  kill -9 {victim.running.pid}   (bookie {victim.bookie_id})",
+        f"{LOST_BOOKIE_DELAY_S} s later it is audited and healed, while you watch. In another terminal:",
+        f"  export BKHEAL_METADATA_URI='{cluster.metadata_uri}'",
+        "  bkheal status; bkheal underreplicated list; bkheal audit list",
+        f"Logs and data are in {cluster.directory} until Ctrl-C.",
+    ):
+        display.line(text)
+
+
+@contextlib.contextmanager
+def _directory(settings: DemoSettings) -> Iterator[Path]:
+    """A directory for everything; it stays only where it was asked for."""
+    if settings.keep is not None:
+        yield settings.keep.resolve()
+        return
+    directory = Path(tempfile.mkdtemp(prefix="bkheal-demo-"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def chosen_port(wanted: int) -> int:
+    """``wanted``, or a free one for 0."""
+    return wanted or free_loopback_port(random.SystemRandom())

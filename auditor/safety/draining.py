@@ -1,0 +1,133 @@
+"""What is left to do of drains, and why: from metadata, tasks and parked tasks. Also marks what was overlooked.
+
+A drain is over when no metadata names the bookie any more. Which ledgers do is learnt by one pass over all of them;
+from then on only those are read again, and a last pass confirms the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from auditor.safety.holdings import Holdings
+from auditor.safety.scan import Advance, ScanResult, scan
+from bookie.client.ports import ClientPorts
+from bookie.metadata.ledgers import LedgerStore, Unreadable
+from bookie.metadata.own_state import ParkedTask, ParkedTasks
+from bookie.metadata.underreplication import UnderReplication
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+
+_READ_LEDGERS: Final = 10_000
+_MARKED_AT_ONCE: Final = 5_000
+SHOWN_MAX: Final = 10
+
+
+@dataclass(slots=True)
+class Left:
+    """What is still on certain bookies."""
+
+    holdings: Holdings
+    scanned: ScanResult
+    unmarked: list[LedgerId] = field(default_factory=list)
+    """Ledgers that no task names the bookie of: nobody works on them."""
+    parked: Counter[str] = field(default_factory=Counter)
+    """Ledgers that cannot be moved now, by reason."""
+    examples: list[ParkedTask] = field(default_factory=list)
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether nothing is left, for certain."""
+        return not self.holdings.ledgers and self.scanned.is_complete
+
+    @property
+    def moving(self) -> int:
+        """Ledgers that replicators work on, or will as soon as they come to them."""
+        return len(self.holdings.ledgers) - len(self.unmarked) - sum(self.parked.values())
+
+
+async def holdings_of(
+    ledgers: LedgerStore, bookies: Collection[BookieId], advance: Advance
+) -> tuple[Holdings, ScanResult]:
+    """What ``bookies`` hold, by one pass over all ledgers.
+
+    Raises:
+        NotAClusterError, StoreUnavailableError: see ``scan``.
+    """
+    found, wanted = Holdings(), frozenset(bookies)
+
+    def visit(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
+        found.add(ledger_id, metadata, wanted)
+
+    return found, await scan(ledgers, wanted, visit, advance)
+
+
+async def still_there(
+    ledgers: LedgerStore, bookies: Collection[BookieId], ids: Sequence[LedgerId]
+) -> tuple[Holdings, ScanResult]:
+    """As ``holdings_of``, of these ledgers alone.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    found, wanted, result = Holdings(), frozenset(bookies), ScanResult()
+    for start in range(0, len(ids), _READ_LEDGERS):
+        part = ids[start : start + _READ_LEDGERS]
+        for ledger_id, metadata in zip(part, await ledgers.read_many_metadata(part), strict=True):
+            if isinstance(metadata, Unreadable):
+                result.unreadable_count += 1
+            elif metadata is not None:
+                result.ledgers += 1
+                found.add(ledger_id, metadata, wanted)
+    return found, result
+
+
+async def judge(holdings: Holdings, scanned: ScanResult, tasks: UnderReplication, parked: ParkedTasks) -> Left:
+    """Say of each ledger that is left what it waits for.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    left = Left(holdings, scanned)
+    if not holdings.ledgers:
+        return left
+    named = {task.ledger_id: frozenset(task.missing) for task in await tasks.list()}
+    waiting = {record.ledger_id: record for record in await parked.list()}
+    for ledger_id, bookies in holdings.ledgers.items():
+        if not named.get(ledger_id, frozenset()) >= set(bookies):
+            left.unmarked.append(ledger_id)
+        elif (record := waiting.get(ledger_id)) is not None:
+            left.parked[record.reason.value] += 1
+            if len(left.examples) < SHOWN_MAX:
+                left.examples.append(record)
+    return left
+
+
+async def mark(
+    tasks: UnderReplication, findings: Mapping[LedgerId, Sequence[BookieId]], advance: Advance | None = None
+) -> int:
+    """Mark ledgers as lacking the bookies that they name; how many tasks were created or changed.
+
+    Raises:
+        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: part of them is marked; mark all again.
+    """
+    await tasks.initialize()
+    pairs = list(findings.items())
+    changed = 0
+    for start in range(0, len(pairs), _MARKED_AT_ONCE):
+        part = pairs[start : start + _MARKED_AT_ONCE]
+        changed += await tasks.mark_many(part)
+        if advance is not None:
+            advance(len(part))
+    return changed
+
+
+async def mark_unmarked(ports: ClientPorts, left: Left) -> int:
+    """Mark what no task names, for example because another program's worker found nothing missing and ended it.
+
+    Raises:
+        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: see ``mark``.
+    """
+    return await mark(ports.tasks, {ledger_id: left.holdings.ledgers[ledger_id] for ledger_id in left.unmarked})

@@ -1,0 +1,52 @@
+"""How much of a ledger lies on certain bookies, by its metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.schedule import stored_count
+
+
+@dataclass(slots=True)
+class Holdings:
+    """What certain bookies hold, over many ledgers."""
+
+    ledgers: dict[LedgerId, tuple[BookieId, ...]] = field(default_factory=dict)
+    """Ledgers that name them, with those that they name."""
+    unclosed: set[LedgerId] = field(default_factory=set)
+    fragments: int = 0
+    bytes: int = 0
+    """Payload in closed ledgers, by the average size of each ledger's entries; what unclosed ones hold is not known."""
+
+    def add(self, ledger_id: LedgerId, metadata: LedgerMetadata, bookies: AbstractSet[BookieId]) -> None:
+        """Count what of one ledger lies on ``bookies``."""
+        named = metadata.members() & bookies
+        if not named:
+            return
+        self.ledgers[ledger_id] = tuple(sorted(named))
+        self.fragments += sum(not named.isdisjoint(fragment.members) for fragment in metadata.fragments)
+        if metadata.is_closed:
+            self.bytes += _bytes_on(metadata, named)
+        else:
+            self.unclosed.add(ledger_id)
+
+
+def _bytes_on(metadata: LedgerMetadata, bookies: AbstractSet[BookieId]) -> int:
+    if not metadata.length or metadata.last_entry_id is None or metadata.last_entry_id < 0:
+        return 0
+    entries = 0
+    for index, fragment in enumerate(metadata.fragments):
+        last = metadata.fragment_last_entry_id(index)
+        if last is None:
+            continue
+        last = min(last, metadata.last_entry_id)
+        if last < fragment.first_entry_id:
+            continue
+        for position, member in enumerate(fragment.members):
+            if member in bookies:
+                size, quorum = metadata.ensemble_size, metadata.write_quorum
+                entries += stored_count(position, fragment.first_entry_id, last, size, quorum)
+    return round(metadata.length / (metadata.last_entry_id + 1) * entries)

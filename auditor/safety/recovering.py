@@ -1,0 +1,29 @@
+"""Giving up on bookies at once: whose ledgers may be marked, before the delay for lost bookies is over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Set as AbstractSet
+
+from bookie.metadata.registration import Bookies
+from bookie.model.ids import BookieId
+
+
+def refusal(bookies: Collection[BookieId], registered: Bookies) -> str | None:
+    """Why these bookies are not given up: some of them are there. None if they are all gone."""
+    there = sorted(set(bookies) & registered.registered)
+    if not there:
+        return None
+    names = ", ".join(there)
+    return f"{names} is registered: use `bkheal drain start {' '.join(there)}` to move what it holds while it serves"
+
+
+def brake(known: AbstractSet[BookieId], registered: Bookies, missing_share_max: float) -> str | None:
+    """Why nothing should be marked: so many bookies are gone that it is rather the network than their disks (S12)."""
+    absent = known - registered.registered
+    if not known or len(absent) <= missing_share_max * len(known):
+        return None
+    return (
+        f"{len(absent)} of {len(known)} known bookies are not registered: that looks like an outage, and copying would "
+        "make it worse; bring them back, or use --force if they are really lost"
+    )

@@ -1,0 +1,134 @@
+"""One pass over the metadata of all ledgers, for those that name certain bookies. No Spark, bounded memory.
+
+Most ledgers of a large cluster do not name them. Of those only shape and state are looked at; a ledger that may name
+one is read closely. What cannot be read is counted and named, never passed over in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bookie.metadata.glance import Glance, glance
+from bookie.metadata.ledgers import LedgerStore
+from bookie.metadata.serde import UnreadableMetadataError, decode
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+
+CHUNK: Final = 10_000
+"""Ledgers read at a time: large enough for bulk reads at full speed, a few MB of metadata."""
+_PARENTS: Final = 64
+UNREADABLE_KEPT: Final = 100
+"""Ids of unreadable ledgers that are kept; beyond it they are only counted."""
+
+Visit = Callable[[LedgerId, LedgerMetadata], None]
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """What an ensemble needs."""
+
+    ensemble_size: int
+    write_quorum: int
+
+
+@dataclass(slots=True)
+class ScanResult:
+    """What a pass saw besides the ledgers that it handed on."""
+
+    ledgers: int = 0
+    """Ledgers that could be read."""
+    unclosed: Counter[Shape] = field(default_factory=Counter)
+    """Shapes of the ledgers that are not closed, so that may need a new ensemble at any time."""
+    unreadable_count: int = 0
+    unreadable: list[LedgerId] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every ledger could be read."""
+        return self.unreadable_count == 0
+
+
+async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit, advance: Advance) -> ScanResult:
+    """Read all ledgers and hand those that name one of ``bookies`` to ``visit``, in tree order.
+
+    Args:
+        ledgers: of the cluster.
+        bookies: which ledgers are wanted.
+        visit: called with each of them.
+        advance: told how many more ledgers are done.
+
+    Raises:
+        NotAClusterError: there is no such cluster.
+        StoreUnavailableError: no answer; nothing can be said.
+    """
+    result = ScanResult()
+    wanted = frozenset(bookies)
+    needles = [bookie.encode() for bookie in sorted(wanted)]
+    reading = _chunks(ledgers)
+    following = asyncio.ensure_future(anext(reading, None))
+    try:
+        while (chunk := await following) is not None:
+            following = asyncio.ensure_future(anext(reading, None))  # the store works while we look
+            for ledger_id, data in zip(*chunk, strict=True):
+                if data is not None:  # deleted meanwhile
+                    _look(result, ledger_id, data, wanted, needles, visit)
+            advance(len(chunk[0]))
+            await asyncio.sleep(0)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await reading.aclose()
+    return result
+
+
+async def count(ledgers: LedgerStore) -> int:
+    """How many ledgers there are, more or less.
+
+    Raises:
+        NotAClusterError, StoreUnavailableError: see ``scan``.
+    """
+    return sum(children for _, children in await ledgers.leaf_parents())
+
+
+def _look(
+    result: ScanResult,
+    ledger_id: LedgerId,
+    data: bytes,
+    wanted: frozenset[BookieId],
+    needles: Sequence[bytes],
+    visit: Visit,
+) -> None:
+    seen = glance(data)
+    if seen is not None and not any(needle in data for needle in needles):
+        _note(result, seen)
+        return
+    try:
+        metadata = decode(data)
+    except UnreadableMetadataError:
+        result.unreadable_count += 1
+        if len(result.unreadable) < UNREADABLE_KEPT:
+            result.unreadable.append(ledger_id)
+        return
+    _note(result, Glance(metadata.is_closed, metadata.ensemble_size, metadata.write_quorum))
+    if not wanted.isdisjoint(metadata.members()):
+        visit(ledger_id, metadata)
+
+
+def _note(result: ScanResult, seen: Glance) -> None:
+    result.ledgers += 1
+    if not seen.is_closed:
+        result.unclosed[Shape(seen.ensemble_size, seen.write_quorum)] += 1
+
+
+async def _chunks(ledgers: LedgerStore) -> AsyncGenerator[tuple[list[LedgerId], list[bytes | None]], None]:
+    parents = [parent for parent, _ in await ledgers.leaf_parents()]
+    for start in range(0, len(parents), _PARENTS):
+        ids = [one for found in await ledgers.ids_under_many(parents[start : start + _PARENTS]) for one in found]
+        for first in range(0, len(ids), CHUNK):
+            part = ids[first : first + CHUNK]
+            yield part, await ledgers.read_many_data(part)

@@ -1,0 +1,156 @@
+"""May these bookies be stopped now? A pure function of ledger metadata and of who is registered.
+
+Of a closed fragment a registered member holds what it should, unless the ledger is marked as lacking it. Of a fragment
+that may still grow an acknowledged entry is known to be on ``Qa`` of its ``Qw`` bookies only, and nobody knows on which
+(formats 7.10): it has a copy for certain only on more than ``Qw - Qa`` of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Collection, Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Final
+
+from auditor.safety.scan import Shape
+from bookie.client.errors import NotEnoughBookiesError
+from bookie.client.placement import Placement
+from bookie.metadata.registration import Bookies
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.schedule import occurring_starts, write_set
+
+_CHOICES: Final = 0
+"""Seed of the ensembles that are tried out: the same question gets the same answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Risk:
+    """A fragment with entries that would be left with too few copies."""
+
+    ledger_id: LedgerId
+    first_entry_id: EntryId
+    copies_left: int
+    """Bookies of the worst write set that would still be there."""
+    copies_needed: int
+    is_growing: bool
+    """Whether a writer may still write to it, so that not every copy counts for certain."""
+    members: tuple[BookieId, ...]
+    """Which of the bookies to stop hold part of it."""
+
+
+def risk_of(
+    ledger_id: LedgerId,
+    metadata: LedgerMetadata,
+    live: AbstractSet[BookieId],
+    stopping: AbstractSet[BookieId],
+    *,
+    is_strict: bool,
+) -> Risk | None:
+    """The worst fragment of a ledger, None if each entry keeps enough copies, or loses none by the stop.
+
+    Args:
+        ledger_id: the ledger.
+        metadata: its metadata.
+        live: bookies that hold what they should, those that would be stopped included.
+        stopping: bookies that would be stopped.
+        is_strict: whether an ack quorum of copies must be left of each entry, instead of one.
+    """
+    risks: list[Risk] = []
+    least = metadata.ack_quorum if is_strict else 1
+    for index, fragment in enumerate(metadata.fragments):
+        going = stopping & live & set(fragment.members)
+        if not going:
+            continue
+        is_growing = not metadata.is_closed and index >= len(metadata.fragments) - 2
+        certain = metadata.write_quorum - metadata.ack_quorum + 1
+        needed = max(1, least, certain) if is_growing else max(1, least)
+        left = _copies_left(metadata, index, live, stopping)
+        if left is not None and left < needed:
+            named = tuple(sorted(going))
+            risks.append(Risk(ledger_id, fragment.first_entry_id, left, needed, is_growing, named))
+    return min(risks, key=_badness, default=None)
+
+
+@dataclass(slots=True)
+class Worst:
+    """The worst of many risks, and how many there are."""
+
+    kept_max: int
+    count: int = 0
+    _heap: list[tuple[int, int, int, Risk]] = field(default_factory=list)
+
+    def add(self, risk: Risk) -> None:
+        """Count a ledger at risk."""
+        self.count += 1
+        short = risk.copies_needed - risk.copies_left
+        entry = (-risk.copies_left, short, -risk.ledger_id, risk)
+        if len(self._heap) < self.kept_max:
+            heapq.heappush(self._heap, entry)
+        elif self._heap:
+            heapq.heappushpop(self._heap, entry)
+
+    @property
+    def risks(self) -> list[Risk]:
+        """The worst first."""
+        return [risk for *_, risk in sorted(self._heap, reverse=True)]
+
+
+def room_problems(
+    shapes: Iterable[Shape], bookies: Bookies, leaving: Collection[BookieId], placement: Placement
+) -> list[str]:
+    """What would be missing to place ensembles of these shapes without ``leaving``; empty if nothing.
+
+    What is missing already, and is no worse without them, is no problem of theirs.
+
+    Args:
+        shapes: of ensembles that may be needed.
+        bookies: who is registered.
+        leaving: bookies that would not be chosen any more.
+        placement: policy and topology.
+    """
+    writable = bookies.writable - placement.draining
+    after = writable - set(leaving)
+    if after == writable:
+        return []
+    found: list[str] = []
+    for shape in sorted(set(shapes), reverse=True):
+        name = f"ensembles of {shape.ensemble_size} bookies (write quorum {shape.write_quorum})"
+        if len(after) < shape.ensemble_size:
+            found.append(f"{name} are in use and {len(after)} writable bookies would be left")
+            continue
+        shortfall = _shortfall(shape, after, placement)
+        if shortfall is None:
+            found.append(f"{name} are in use, and the strict placement policy would not be met any more")
+        elif shortfall > (_shortfall(shape, writable, placement) or 0):
+            found.append(f"{name} are in use, and would span too few racks, zones or regions")
+    return found
+
+
+def _shortfall(shape: Shape, usable: AbstractSet[BookieId], placement: Placement) -> int | None:
+    try:
+        placed = placement.place(usable, shape.ensemble_size, shape.write_quorum, (), random.Random(_CHOICES))
+    except NotEnoughBookiesError:
+        return None
+    return placed.adherence.shortfall
+
+
+def _copies_left(
+    metadata: LedgerMetadata, index: int, live: AbstractSet[BookieId], stopping: AbstractSet[BookieId]
+) -> int | None:
+    """Copies left of the entry that has the fewest, of those with a copy on a bookie to stop; None without any."""
+    fragment = metadata.fragments[index]
+    last = metadata.fragment_last_entry_id(index)
+    size, quorum = metadata.ensemble_size, metadata.write_quorum
+    left: list[int] = []
+    for start in occurring_starts(fragment.first_entry_id, last, size):
+        holders = {fragment.members[position] for position in write_set(start, size, quorum)} & live
+        if not holders.isdisjoint(stopping):
+            left.append(len(holders - stopping))
+    return min(left, default=None)
+
+
+def _badness(risk: Risk) -> tuple[int, int]:
+    return risk.copies_left, -(risk.copies_needed - risk.copies_left)

@@ -1,0 +1,182 @@
+"""What the faces of the service (HTTP, gRPC, the tab in the Spark UI, metrics) may ask of it.
+
+Every method is called on the service's event loop. Only the leader starts runs; each other process knows who the
+leader is and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bookie.metadata.own_state import ParkReason
+from bookie.model.errors import ConflictError, PermanentError
+from bookie.model.run import RunCause, RunKind, RunRecord
+from bookie.model.severity import Severity
+
+
+class RunBusyError(ConflictError):
+    """A run of this kind is under way, here or elsewhere; ``run_id`` names it where that is known."""
+
+    def __init__(self, kind: RunKind, run_id: str, where: str) -> None:
+        super().__init__(f"a {kind.value} run is under way already: {run_id or 'id not known'} in {where}")
+        self.kind = kind
+        self.run_id = run_id
+
+
+class NotLeaderError(ConflictError):
+    """This process does not lead; ``leader`` names who does, empty where nobody is known to."""
+
+    def __init__(self, leader: str) -> None:
+        super().__init__(f"this auditor does not lead; the leader is {leader or 'not known'}")
+        self.leader = leader
+
+
+class UnknownRunError(PermanentError):
+    """There is no run of this id."""
+
+
+class RunOverError(ConflictError):
+    """The run is over, so it cannot be paused, resumed or cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeverityBacklog:
+    """Marked ledgers of one severity."""
+
+    ledgers: int = 0
+    bytes_estimate: int = 0
+    oldest_ms: int = 0
+    """When the oldest of them was marked, epoch milliseconds; 0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What is marked for repair, as counted from the store at ``counted_ms``; not what the last audit found."""
+
+    counted_ms: int = 0
+    severities: Mapping[Severity, SeverityBacklog] = field(default_factory=dict)
+    """Only those that occur. A ledger counts once, at its worst."""
+    healthy: SeverityBacklog = SeverityBacklog()
+    """Marked, and nothing is missing (any more): the next worker deletes the task."""
+    unreadable: int = 0
+    """Marked ledgers whose metadata is gone or cannot be read."""
+    parked: Mapping[ParkReason, int] = field(default_factory=dict)
+    locked: int = 0
+    """Being repaired now."""
+
+    @property
+    def ledgers(self) -> int:
+        """All marked ledgers."""
+        return sum(part.ledgers for part in (*self.severities.values(), self.healthy)) + self.unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class LostBookie:
+    """A bookie that is known (it has a cookie) and not registered."""
+
+    bookie_id: str
+    first_seen_down_ms: int
+    audit_due_ms: int
+    """When the delay is over; 0: an audit has begun, or has dealt with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """One look at the service and its cluster."""
+
+    version: str
+    process: str
+    is_leader: bool
+    leader: str
+    """Bookie id or host name in the election; empty: nobody."""
+    is_store_connected: bool
+    metadata_uri: str
+    instance_id: str
+    is_recovery_enabled: bool
+    lost_bookie_delay_s: int
+    writable: Sequence[str] = ()
+    read_only: Sequence[str] = ()
+    lost: Sequence[LostBookie] = ()
+    held_because: str = ""
+    """Why the mass-loss brake holds now; empty: it does not."""
+    backlog: Backlog = field(default_factory=Backlog)
+    running: Sequence[RunRecord] = ()
+    last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
+    """The newest run of each kind that is over."""
+    last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)
+    """When a run of each kind last came to a complete end; over all leaders."""
+    period_s: Mapping[RunKind, float] = field(default_factory=dict)
+    """Longest time between two scheduled runs of each kind; absent: off."""
+    next_run_ms: Mapping[RunKind, int] = field(default_factory=dict)
+    paused_kinds: Sequence[RunKind] = ()
+
+
+class Control(Protocol):
+    """See the module docstring."""
+
+    def status(self) -> ServiceStatus:
+        """The service as it is known now; never waits, so it may be some seconds old."""
+        ...
+
+    async def runs(self, limit: int = 50) -> Sequence[RunRecord]:
+        """The newest runs first, of all processes, running ones included.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        ...
+
+    async def run(self, run_id: str) -> RunRecord:
+        """One run.
+
+        Raises:
+            UnknownRunError: there is none of this id.
+            StoreUnavailableError: no answer.
+        """
+        ...
+
+    async def start_run(
+        self, kind: RunKind, *, cause: RunCause, owner: str, is_dry_run: bool = False, options: Mapping[str, Any] = {}
+    ) -> RunRecord:
+        """Begin a run and return its record; it goes on by itself.
+
+        Raises:
+            NotLeaderError: ask the leader.
+            RunBusyError: one of this kind is under way.
+            StoreUnavailableError: no answer.
+        """
+        ...
+
+    async def cancel_run(self, run_id: str, *, owner: str) -> RunRecord:
+        """Ask a run of this process to end; it ends within seconds. What it marked stays.
+
+        Raises:
+            UnknownRunError, RunOverError, NotLeaderError: see there.
+        """
+        ...
+
+    async def pause_run(self, run_id: str, *, owner: str) -> RunRecord:
+        """Hold a run at its next gate.
+
+        Raises:
+            UnknownRunError, RunOverError, NotLeaderError: see there.
+        """
+        ...
+
+    async def resume_run(self, run_id: str, *, owner: str) -> RunRecord:
+        """Let a paused run go on.
+
+        Raises:
+            UnknownRunError, RunOverError, NotLeaderError: see there.
+        """
+        ...
+
+    async def wait_changed(self, run_id: str, seen: RunRecord) -> RunRecord:
+        """Return the run once it differs from ``seen``.
+
+        Raises:
+            UnknownRunError: there is none of this id.
+        """
+        ...

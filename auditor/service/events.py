@@ -1,0 +1,61 @@
+"""What happens in the service, for whoever counts it (metrics). Calls come on the loop and must not block."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from bookie.model.run import RunRecord
+
+_log = logging.getLogger(__name__)
+
+
+class ServiceEvents(Protocol):
+    """Told of what happens."""
+
+    def leadership_changed(self, is_leader: bool) -> None:
+        """This process began to lead, or leads no more."""
+        ...
+
+    def run_started(self, record: RunRecord) -> None:
+        """A run of this process began."""
+        ...
+
+    def run_ended(self, record: RunRecord) -> None:
+        """A run of this process ended, one way or another."""
+        ...
+
+    def loss_audited(self, seconds: float) -> None:
+        """A lost bookie's ledgers are marked, so long after it was first seen down."""
+        ...
+
+
+class EventFanout:
+    """Passes every event on to all of ``sinks``. A sink that fails is logged: counting must not end an audit."""
+
+    def __init__(self, sinks: Sequence[ServiceEvents] = ()) -> None:
+        self._sinks = tuple(sinks)
+
+    def leadership_changed(self, is_leader: bool) -> None:
+        """See ``ServiceEvents``."""
+        self._tell(lambda sink: sink.leadership_changed(is_leader))
+
+    def run_started(self, record: RunRecord) -> None:
+        """See ``ServiceEvents``."""
+        self._tell(lambda sink: sink.run_started(record))
+
+    def run_ended(self, record: RunRecord) -> None:
+        """See ``ServiceEvents``."""
+        self._tell(lambda sink: sink.run_ended(record))
+
+    def loss_audited(self, seconds: float) -> None:
+        """See ``ServiceEvents``."""
+        self._tell(lambda sink: sink.loss_audited(seconds))
+
+    def _tell(self, event: Callable[[ServiceEvents], None]) -> None:
+        for sink in self._sinks:
+            try:
+                event(sink)
+            except Exception:  # noqa: BLE001  # the boundary to who only counts
+                _log.exception("an event was not counted")

@@ -1,0 +1,155 @@
+"""What shows the service to the world: HTTP, gRPC and metrics, wired to it. There before the store is reached."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from auditor.api.grpc_face import GrpcFace
+from auditor.api.http import HttpFace
+from auditor.api.operations import StoreOperations
+from auditor.api.port import BookieView, TaskPage
+from auditor.api.settings import ApiSettings, ServerTls
+from auditor.service.metrics import AuditorMetrics
+from auditor.service.service import AuditorService, Connection
+from auditor.service.settings import ServiceSettings
+from bookie.client.resolve import RegistrationResolver
+from bookie.metadata.registration import Registrations
+from bookie.metadata.underreplication import Task
+from bookie.model.ids import LedgerId
+from bookie.model.run import RunRecord
+from bookie.runtime.clock import Clock
+from bookie.runtime.metrics import Exposition, render
+from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.tls import TlsSettings
+
+
+class Face(Protocol):
+    """Something that listens."""
+
+    async def start(self) -> None:
+        """Listen. Raises errors of the permanent family where that cannot be."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop listening, and end what is open. Idempotent."""
+        ...
+
+
+@contextlib.asynccontextmanager
+async def faces_on(faces: Sequence[Face]) -> AsyncIterator[None]:
+    """Start all of ``faces`` in order, and stop them in reverse; one that does not start stops those before it."""
+    async with contextlib.AsyncExitStack() as stack:
+        for face in faces:
+            stack.push_async_callback(face.stop)
+            await face.start()
+        yield
+
+
+def wired_faces(
+    service: AuditorService, settings: ServiceSettings, metrics: AuditorMetrics, clock: Clock
+) -> Sequence[Face]:
+    """HTTP and gRPC of a service, not started yet."""
+    api = api_settings(settings)
+
+    def rendered(accept: str, accept_encoding: str) -> Exposition:
+        metrics.show(service.status())
+        return render(metrics.registry, accept, accept_encoding)
+
+    operations = LateOperations(lambda: service.connection, clock, settings.bookie_tls)
+    return (HttpFace(service, operations, api, clock, metrics=rendered), GrpcFace(service, api, clock))
+
+
+def api_settings(settings: ServiceSettings) -> ApiSettings:
+    """The part of the settings that the faces need."""
+    tls = None
+    if settings.tls_cert:
+        tls = ServerTls(Path(settings.tls_cert), Path(settings.tls_key), _path(settings.tls_client_ca))
+    return ApiSettings(
+        report_dir=Path(settings.report_dir),
+        http_host=settings.http_host,
+        http_port=settings.http_port,
+        grpc_host=settings.grpc_host,
+        grpc_port=settings.grpc_port,
+        tokens_file=_path(settings.tokens_file),
+        allow_anonymous_read=settings.allow_anonymous_read,
+        allow_anonymous_write=settings.allow_anonymous_write,
+        tls=tls,
+        requests_per_second=settings.requests_per_second,
+    )
+
+
+class MetricsEvents:
+    """Counts what happens. See ``ServiceEvents``."""
+
+    def __init__(self, metrics: AuditorMetrics) -> None:
+        self._metrics = metrics
+
+    def leadership_changed(self, is_leader: bool) -> None:
+        """See ``ServiceEvents``."""
+        self._metrics.leads(is_leader)
+
+    def run_started(self, record: RunRecord) -> None:
+        """See ``ServiceEvents``."""
+
+    def run_ended(self, record: RunRecord) -> None:
+        """See ``ServiceEvents``."""
+        self._metrics.run_ended(record)
+
+    def loss_audited(self, seconds: float) -> None:
+        """See ``ServiceEvents``."""
+        self._metrics.detected(seconds)
+
+
+class LateOperations:
+    """``Operations`` of a cluster that may not have been reached yet: until then there is no answer."""
+
+    def __init__(self, connection: Callable[[], Connection], clock: Clock, bookie_tls: TlsSettings | None) -> None:
+        """``connection`` raises StoreUnavailableError until there is one; ``bookie_tls`` None: plain connections."""
+        self._connection = connection
+        self._clock = clock
+        self._bookie_tls = bookie_tls
+        self._operations: StoreOperations | None = None
+
+    async def list_tasks(self, limit: int, after: LedgerId | None = None, *, missing: str = "") -> TaskPage:
+        """See ``Operations``."""
+        return await self._there().list_tasks(limit, after, missing=missing)
+
+    async def marked(self) -> Sequence[Task]:
+        """See ``Operations``."""
+        return await self._there().marked()
+
+    async def bookies(self) -> Sequence[BookieView]:
+        """See ``Operations``."""
+        return await self._there().bookies()
+
+    async def is_recovery_enabled(self) -> bool:
+        """See ``Operations``."""
+        return await self._there().is_recovery_enabled()
+
+    async def set_recovery(self, *, is_on: bool) -> None:
+        """See ``Operations``."""
+        await self._there().set_recovery(is_on=is_on)
+
+    async def lost_bookie_delay_s(self) -> int:
+        """See ``Operations``."""
+        return await self._there().lost_bookie_delay_s()
+
+    async def set_lost_bookie_delay_s(self, seconds: int) -> None:
+        """See ``Operations``."""
+        await self._there().set_lost_bookie_delay_s(seconds)
+
+    def _there(self) -> StoreOperations:
+        connection = self._connection()
+        if self._operations is None:
+            resolver = RegistrationResolver(Registrations(connection.store, connection.cluster), self._clock)
+            tls = self._bookie_tls
+            transport = GrpcTransport(resolver, tls=tls, is_plaintext=tls is None)
+            self._operations = StoreOperations(connection.store, connection.cluster, transport, self._clock)
+        return self._operations
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None

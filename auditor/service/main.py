@@ -1,0 +1,205 @@
+"""Wiring of ``bkheal auditor``: the service on ZooKeeper and Spark, its faces, signals and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from auditor.service.events import EventFanout
+from auditor.service.faces import Face, MetricsEvents, faces_on, wired_faces
+from auditor.service.metrics import AuditorMetrics
+from auditor.service.service import AuditorService, Connect, Connection, ServicePorts
+from auditor.service.settings import ServiceSettings
+from auditor.service.spark_runner import Spark, SparkHolder, SparkRunner, session_settings
+from auditor.service.spark_tab import SparkTab
+from bookie.metadata.cluster import NotAClusterError, open_cluster
+from bookie.metadata.uri import parse_uri
+from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.model.run import RunRecord, RunState
+from bookie.runtime.clock import Clock, SystemClock
+from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.version import installed_version
+from spark_jobs.ui.settings import TabSettings
+
+_log = logging.getLogger(__name__)
+
+_SPARK_STOP_DEADLINE_S: Final = 8.0
+"""With that for runs within the 30 s that Kubernetes leaves a process; the JVM ends with this process anyway."""
+SPARK_LOOK_INTERVAL_S: Final = 10.0
+"""So long at most does a leader lead that can run nothing."""
+
+
+class ExitCode(enum.IntEnum):
+    """How an auditor process ends."""
+
+    OK = 0
+    """Stopped as asked."""
+    BROKEN = 70
+    """Spark's process is gone, or a defect: whoever started this starts it again, and another auditor leads."""
+    CONFIGURATION = 78
+    """There is no cluster at the metadata URI: a person must change something."""
+
+
+async def run_auditor(settings: ServiceSettings) -> int:
+    """Serve until SIGTERM or SIGINT, and return the exit code. The store may be away at the start and at any time.
+
+    Raises:
+        ConfigurationError: settings that are open to everybody, or cannot work.
+        AddressInUseError, TlsFilesError: HTTP or gRPC cannot listen.
+    """
+    stop, clock = asyncio.Event(), SystemClock()
+    late = _LateTab()
+    holder = SparkHolder(session_settings(settings), late if settings.ui_enabled else None)
+    spark_watch = SparkWatch(holder, stop)
+    metrics = AuditorMetrics(installed_version(), clock, has_apache_names=settings.compat_metrics)
+    host = socket.gethostname()
+    ports = ServicePorts(
+        runner=SparkRunner(holder, settings),
+        events=EventFanout((MetricsEvents(metrics), spark_watch)),
+        clock=clock,
+        rng=random.SystemRandom(),
+        name=f"{host}:{settings.http_port or os.getpid()}",
+        process=f"{host}:{os.getpid()}",
+        prepare=holder.get,
+    )
+    service = AuditorService(settings, ports)
+    late.tab = SparkTab(service, _tab_settings(settings), clock, _report_base_url(settings))
+    faces = wired_faces(service, settings, metrics, clock)
+    watching = guarded("spark watch", spark_watch.run(clock))
+    try:
+        async with faces_on(faces):
+            code = await _serve(service, settings, stop, lambda: _say_ready(settings, faces))
+    finally:
+        await cancel(watching)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SPARK_STOP_DEADLINE_S):
+                await holder.stop()
+    return ExitCode.BROKEN if spark_watch.is_gone else code
+
+
+async def _serve(
+    service: AuditorService, settings: ServiceSettings, stop: asyncio.Event, on_ready: Callable[[], None]
+) -> ExitCode:
+    try:
+        with _stopping_on_signals(stop):
+            await service.serve(_connect_to(settings), stop, on_ready)
+    except NotAClusterError as error:
+        _log.error("auditor cannot go on", extra={"error": str(error)})
+        return ExitCode.CONFIGURATION
+    except Exception:  # noqa: BLE001  # the boundary of the process: a defect of ours, which the log must show
+        _log.exception("auditor failed")
+        return ExitCode.BROKEN
+    return ExitCode.OK
+
+
+class _LateTab:
+    """The tab needs the service, which needs the session, which shows the tab."""
+
+    def __init__(self) -> None:
+        self.tab: SparkTab | None = None
+
+    def attach(self, spark: Spark) -> None:
+        if self.tab is not None:
+            self.tab.attach(spark)
+
+    def detach(self) -> None:
+        if self.tab is not None:
+            self.tab.detach()
+
+
+class SparkWatch:
+    """Stops the service when Spark's process is gone: a new process is the only sure way to get another.
+
+    It looks now and then, and after each run that failed. A start that failed is tried anew, a few times.
+    """
+
+    def __init__(self, holder: SparkHolder, stop: asyncio.Event) -> None:
+        self._holder = holder
+        self._stop = stop
+        self.is_gone = False
+
+    async def run(self, clock: Clock) -> None:
+        """Look until cancelled."""
+        while not self.is_gone:
+            await clock.sleep(SPARK_LOOK_INTERVAL_S)
+            await self._holder.start_again()
+            await self._look()
+
+    def leadership_changed(self, is_leader: bool) -> None:
+        """See ``ServiceEvents``."""
+
+    def run_started(self, record: RunRecord) -> None:
+        """See ``ServiceEvents``."""
+
+    def run_ended(self, record: RunRecord) -> None:
+        """See ``ServiceEvents``."""
+        if record.state is RunState.FAILED:
+            guarded("spark look", self._look())
+
+    def loss_audited(self, seconds: float) -> None:
+        """See ``ServiceEvents``."""
+
+    async def _look(self) -> None:
+        if not await self._holder.is_alive() and not self._stop.is_set():
+            _log.error("Spark is gone: this auditor ends, and another one takes over")
+            self.is_gone = True
+            self._stop.set()
+
+
+def _connect_to(settings: ServiceSettings) -> Connect:
+    uri = parse_uri(settings.metadata_uri)
+
+    async def connect() -> Connection:
+        store = await ZooKeeperStore.connect(uri.hosts, session_timeout_s=settings.session_timeout_s)
+        try:
+            return Connection(store, await open_cluster(store, uri))
+        except BaseException:
+            await store.close()
+            raise
+
+    return connect
+
+
+def _tab_settings(settings: ServiceSettings) -> TabSettings:
+    return TabSettings(
+        is_trigger_enabled=settings.ui_trigger_enabled,
+        is_anonymous_allowed=settings.ui_allow_anonymous,
+        proxy_base=settings.ui_proxy_base,
+    )
+
+
+def _report_base_url(settings: ServiceSettings) -> str:
+    """Where a browser on this machine finds reports; behind a proxy the link is the proxy's business."""
+    scheme = "https" if settings.tls_cert else "http"
+    return f"{scheme}://{settings.http_host}:{settings.http_port}/reports" if settings.http_port else ""
+
+
+def _say_ready(settings: ServiceSettings, faces: Sequence[Face]) -> None:
+    """The line that whoever started this process waits for."""
+    http, grpc = (getattr(face, "port", 0) for face in faces)
+    scheme = "https" if settings.tls_cert else "http"
+    line = f"auditor ready on {scheme}://{settings.http_host}:{http} and grpc {settings.grpc_host}:{grpc}\n"
+    sys.stdout.write(line)
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _stopping_on_signals(stop: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

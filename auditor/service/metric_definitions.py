@@ -1,0 +1,192 @@
+"""What an auditor process shows of itself and of its cluster, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from bookie.metadata.own_state import ParkReason
+from bookie.model.run import RunKind
+from bookie.model.severity import Severity
+from bookie.runtime.metric_definitions import RUN_BUCKETS_S, WAIT_BUCKETS_S, Definition, MetricType
+
+COMPONENT: Final = "auditor"
+
+LEADER: Final = "bkheal_auditor_leader"
+LEADERSHIP_CHANGES: Final = "bkheal_auditor_leadership_changes_total"
+MARKED_LEDGERS: Final = "bkheal_underreplicated_ledgers"
+MARKED_BYTES: Final = "bkheal_underreplicated_bytes"
+MARKED_AGE: Final = "bkheal_underreplicated_oldest_age_seconds"
+LOCKED: Final = "bkheal_underreplicated_locked_ledgers"
+COUNTED: Final = "bkheal_underreplicated_counted_timestamp_seconds"
+PARKED: Final = "bkheal_parked_ledgers"
+RECOVERY_ENABLED: Final = "bkheal_recovery_enabled"
+LOST_BOOKIE_DELAY: Final = "bkheal_lost_bookie_delay_seconds"
+BOOKIES: Final = "bkheal_bookies"
+BRAKE_HELD: Final = "bkheal_brake_held"
+RUNNING: Final = "bkheal_audit_running"
+RUNNING_SECONDS: Final = "bkheal_audit_running_seconds"
+PROGRESS: Final = "bkheal_audit_progress_ratio"
+PERIOD: Final = "bkheal_audit_period_seconds"
+PAUSED: Final = "bkheal_audit_paused"
+RUNS: Final = "bkheal_audit_runs_total"
+DURATION: Final = "bkheal_audit_duration_seconds"
+LAST_START: Final = "bkheal_audit_last_start_timestamp_seconds"
+LAST_COMPLETION: Final = "bkheal_audit_last_completion_timestamp_seconds"
+LAST_SUCCESS: Final = "bkheal_audit_last_success_timestamp_seconds"
+LAST_DURATION: Final = "bkheal_audit_last_run_duration_seconds"
+LAST_LEDGERS: Final = "bkheal_audit_last_run_ledgers"
+LAST_FINDINGS: Final = "bkheal_audit_last_run_findings"
+LAST_HELD: Final = "bkheal_audit_last_run_held"
+TIME_TO_DETECT: Final = "bkheal_time_to_detect_seconds"
+
+HEALTHY: Final = "healthy"
+UNREADABLE: Final = "unreadable"
+KINDS: Final = tuple(kind.value for kind in RunKind)
+SEVERITIES: Final = tuple(severity.name.lower() for severity in Severity)
+RESULTS: Final = ("clean", "findings", "held", "partial", "failed", "cancelled")
+BOOKIE_STATES: Final = ("writable", "read_only", "lost")
+
+_COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
+
+Labels = Mapping[str, tuple[str, ...]]
+_BY_KIND: Final[Labels] = {"kind": KINDS}
+_BY_SEVERITY: Final[Labels] = {"severity": (*SEVERITIES, HEALTHY, UNREADABLE)}
+_NONE: Final[Labels] = {}
+
+
+def _state(name: str, text: str, labels: Labels = _NONE, watch: str = "", *, of_leader: bool = True) -> Definition:
+    return Definition(name, _GAUGE, text, labels, watch=watch, is_leader_only=of_leader)
+
+
+EVENTS: Final = (
+    Definition(
+        LEADERSHIP_CHANGES,
+        _COUNTER,
+        "Times that this process became the leader or ceased to be it",
+        watch="it increases several times an hour",
+    ),
+    Definition(
+        RUNS,
+        _COUNTER,
+        "Audit runs of this process that are over, by result; dry runs are not counted",
+        {"kind": KINDS, "result": RESULTS},
+        watch="failed or partial increase, or held increases",
+    ),
+    Definition(DURATION, _HISTOGRAM, "Time of those runs", _BY_KIND, RUN_BUCKETS_S),
+    Definition(
+        TIME_TO_DETECT,
+        _HISTOGRAM,
+        "Time from a bookie first seen down to its ledgers being marked; contains the lost-bookie delay",
+        buckets=WAIT_BUCKETS_S,
+        watch="the 95th percentile exceeds the lost-bookie delay by more than an audit takes",
+    ),
+)
+"""What happens in one process, counted since its start."""
+
+BACKLOG: Final = (
+    _state(
+        MARKED_LEDGERS,
+        "Ledgers marked for repair now, each counted once at its worst severity; healthy ones wait for a worker to "
+        "delete the task, unreadable ones have metadata that cannot be read",
+        _BY_SEVERITY,
+        "lost or no_live_copy is not 0; any of the rest does not shrink",
+    ),
+    _state(
+        MARKED_BYTES,
+        "Bytes that their repair has to copy, estimated from the length of the ledgers; 0 where nothing can be said",
+        _BY_SEVERITY,
+        "divided by the copy rate it exceeds the time that you accept",
+    ),
+    _state(
+        MARKED_AGE,
+        "Age of the oldest mark; 0 where there is none or its time is not known",
+        _BY_SEVERITY,
+        "it exceeds the time in which repair should be done",
+    ),
+    _state(LOCKED, "Marked ledgers that a worker has locked", watch="it is 0 while ledgers are marked and not parked"),
+    _state(
+        COUNTED,
+        "When the backlog was counted; absent with the other figures of the backlog until it was counted once",
+        watch="it is minutes old: the figures of the backlog are, too",
+    ),
+    _state(
+        PARKED,
+        "Marked ledgers that cannot be repaired as the cluster is now, by what they wait for",
+        {"reason": tuple(reason.value for reason in ParkReason)},
+        "it is not 0: a person has to bring a bookie back, add one, or accept a loss",
+    ),
+)
+"""The live backlog; shown once it was counted."""
+
+STATE: Final = (
+    _state(
+        LEADER,
+        "Whether this process leads the auditors (1) or not (0)",
+        watch="the sum over all auditors is not 1 for minutes",
+        of_leader=False,
+    ),
+    _state(
+        PERIOD,
+        "Longest time between two scheduled runs; 0 means that the schedule is off",
+        _BY_KIND,
+        of_leader=False,
+    ),
+    _state(
+        RECOVERY_ENABLED,
+        "Whether auto-recovery is enabled for the cluster (1) or switched off by an operator (0)",
+        watch="it is 0 for longer than a maintenance takes",
+    ),
+    _state(LOST_BOOKIE_DELAY, "How long a bookie may be away before its ledgers are audited and marked"),
+    _state(
+        BOOKIES,
+        "Bookies by state; lost ones are known to the cluster and not registered",
+        {"state": BOOKIE_STATES},
+        "lost is not 0, or writable is less than the largest ensemble",
+    ),
+    _state(
+        BRAKE_HELD,
+        "Whether so many bookies are missing that nothing is marked until a person has looked (1)",
+        watch="it is 1",
+    ),
+    _state(RUNNING, "Whether a run is under way (1)", _BY_KIND),
+    _state(
+        RUNNING_SECONDS,
+        "For how long it has been under way; 0 where there is none",
+        _BY_KIND,
+        "it is several times the usual duration",
+    ),
+    _state(
+        PROGRESS,
+        "How much of its present phase is done, 0 to 1; 0 where that cannot be told",
+        _BY_KIND,
+        "it does not change for half an hour while a run is under way",
+    ),
+    _state(PAUSED, "Whether the run, or the schedule of this kind, is paused (1)", _BY_KIND, "it is 1 for a day"),
+    _state(LAST_START, "When the newest run began; 0 means never", _BY_KIND),
+    _state(LAST_COMPLETION, "When the last run that is over ended, however it ended; 0 means never", _BY_KIND),
+    _state(
+        LAST_SUCCESS,
+        "When a run last came to a complete end, over all leaders and restarts; 0 means never",
+        _BY_KIND,
+        "it is older than two and a half periods, or 0 for a period",
+    ),
+    _state(LAST_DURATION, "Time that the last run took", _BY_KIND),
+    _state(LAST_LEDGERS, "Ledgers that the last run checked", _BY_KIND, "it drops although nobody deleted ledgers"),
+    _state(
+        LAST_FINDINGS,
+        "Ledgers with findings in the last run, by severity",
+        {"kind": KINDS, "severity": SEVERITIES},
+        "lost or no_live_copy is not 0",
+    ),
+    _state(LAST_HELD, "Whether the last run was held by the brake and published nothing (1)", _BY_KIND, "it is 1"),
+)
+"""The service, its runs and its cluster, as of the last look."""
+
+AUDITOR: Final = (*STATE, *BACKLOG, *EVENTS)
+"""What an auditor shows beside what every process shows."""
+
+LAST_RUN: Final = frozenset(
+    {LAST_START, LAST_COMPLETION, LAST_SUCCESS, LAST_DURATION, LAST_LEDGERS, LAST_FINDINGS, LAST_HELD}
+)
+"""Those of them that one run alone has, and that a run outside the service exports."""

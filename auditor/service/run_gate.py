@@ -1,0 +1,85 @@
+"""The gate of one run: pause, resume and stop, and the proof that whoever runs it may still do so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.model.run import RunState
+from spark_jobs.gate import RunStoppedError
+
+_LOOK_S: Final = 0.5
+"""How often a paused run looks whether it may still wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a run must end, and what it is then."""
+
+    reason: str
+    state: RunState
+
+
+class RunGate:
+    """See ``spark_jobs.gate.Gate``. Every method may be called from any thread."""
+
+    def __init__(self, forbidden_because: Callable[[], str]) -> None:
+        """``forbidden_because`` says why the run may not go on, empty if it may; it must not block."""
+        self._forbidden_because = forbidden_because
+        self._condition = threading.Condition(threading.RLock())
+        self._stop: Stop | None = None
+        self._is_paused = False
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the run waits, or will at its next gate."""
+        return self._is_paused
+
+    @property
+    def stopped(self) -> Stop | None:
+        """Why the run must end; None: it may go on."""
+        if self._stop is None and (reason := self._forbidden_because()):
+            self.stop(Stop(reason, RunState.ABANDONED))
+        return self._stop
+
+    def stop_reason(self) -> str | None:
+        """See ``Gate``."""
+        stop = self.stopped
+        return None if stop is None else stop.reason
+
+    def pass_through(self) -> None:
+        """See ``Gate``."""
+        with self._condition:
+            while True:
+                self.check()
+                if not self._is_paused:
+                    return
+                self._condition.wait(_LOOK_S)
+
+    def check(self) -> None:
+        """Pass without waiting, paused or not.
+
+        Raises:
+            RunStoppedError: the run must end now.
+        """
+        if (stop := self.stopped) is not None:
+            raise RunStoppedError(stop.reason)
+
+    def pause(self) -> None:
+        """Hold the run at its next gate."""
+        with self._condition:
+            self._is_paused = True
+
+    def resume(self) -> None:
+        """Let it go on."""
+        with self._condition:
+            self._is_paused = False
+            self._condition.notify_all()
+
+    def stop(self, stop: Stop) -> None:
+        """End the run at its next gate; its Spark jobs within a second. The first reason counts."""
+        with self._condition:
+            self._stop = self._stop or stop
+            self._condition.notify_all()

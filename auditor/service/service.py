@@ -1,0 +1,465 @@
+"""The long-lived auditor: stands for election, and does a leader's work exactly while it leads.
+
+Nothing here ends because the store went away: what cannot be done is tried again, leadership and all that follows from
+it end with the session and come back with the next one. The faces are there from the start, so that whoever asks for
+liveness or status gets an answer without the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from auditor.service.backlog import BacklogCounter
+from auditor.service.bookie_watch import SETTLE_SESSIONS, BookieWatch, ClusterSeen, WatchPorts
+from auditor.service.control import Backlog, NotLeaderError, RunBusyError, ServiceStatus, UnknownRunError
+from auditor.service.events import ServiceEvents
+from auditor.service.overview import History, Overview
+from auditor.service.run_gate import Stop
+from auditor.service.run_manager import CONFIGURATION_EXIT, CheckRunner, RunManager, RunOutcome
+from auditor.service.schedule import Schedule, Scheduler, period_s
+from auditor.service.settings import ServiceSettings
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.drains import Drains
+from bookie.metadata.election import Election, Leadership
+from bookie.metadata.first_seen_down import FirstSeenDown
+from bookie.metadata.ledgers import LedgerStore
+from bookie.metadata.own_state import ParkedTasks
+from bookie.metadata.port import MetadataStore, StoreUnavailableError
+from bookie.metadata.registration import Registrations
+from bookie.metadata.runs import Runs
+from bookie.metadata.underreplication import UnderReplication
+from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.clock import Clock
+from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.version import installed_version
+
+_log = logging.getLogger(__name__)
+
+CONNECT_RETRY_S: Final = 2.0
+HOUSEKEEPING_S: Final = 60.0
+"""Between two looks for runs whose process went, and for records that are too many."""
+STOP_DEADLINE_S: Final = 20.0
+"""For runs to end at their gates: within the 30 s that Kubernetes leaves a process after SIGTERM."""
+SCHEDULE_RETRY_S: Final = 120.0
+"""After a scheduled run that failed; twice as long after each further failure."""
+SCHEDULE_RETRY_S_MAX: Final = 960.0
+_RETRY_S: Final = 1.0
+_RESIGN_DEADLINE_S: Final = 2.0
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A session with the store, and the cluster in it. Whoever runs the service owns and closes it."""
+
+    store: MetadataStore
+    cluster: Cluster
+
+
+Connect = Callable[[], Awaitable[Connection]]
+"""Raises StoreUnavailableError where there is no answer (tried again), other errors for good."""
+
+
+class SchedulerPort(Protocol):
+    """See ``schedule.Scheduler``."""
+
+    def start(self, last_success_ms: Mapping[RunKind, int], now_ms: int) -> None:
+        """See ``schedule.Scheduler``."""
+        ...
+
+    def stop(self) -> None:
+        """See ``schedule.Scheduler``."""
+        ...
+
+    def next_run_ms(self) -> Mapping[RunKind, int]:
+        """See ``schedule.Scheduler``."""
+        ...
+
+
+MakeScheduler = Callable[[Callable[[RunKind], Awaitable[None]]], SchedulerPort]
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePorts:
+    """What the service is made of besides the store."""
+
+    runner: CheckRunner
+    events: ServiceEvents
+    clock: Clock
+    rng: random.Random
+    name: str
+    """In the election: host and port, for people."""
+    process: str
+    """In run records: host and process id."""
+    make_scheduler: MakeScheduler | None = None
+    """None: the machine's time."""
+    prepare: Callable[[], Awaitable[object]] | None = None
+    """Called when this process begins to lead: start what takes long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """All that needs the store."""
+
+    connection: Connection
+    election: Election
+    runs: Runs
+    manager: RunManager
+    watch: BookieWatch
+    overview: Overview
+
+
+class AuditorService:
+    """See the module docstring. Implements ``Control``."""
+
+    def __init__(self, settings: ServiceSettings, ports: ServicePorts) -> None:
+        self._settings = settings
+        self._ports = ports
+        self._version = installed_version()
+        self._parts: _Parts | None = None
+        self._scheduler = (ports.make_scheduler or self._make_scheduler)(self._fire)
+        self._schedules: Mapping[RunKind, Schedule] = settings.schedules
+        self._scheduled: dict[RunKind, asyncio.Task[Any]] = {}
+        now_ms = ports.clock.epoch_ms()
+        self._period_s = {
+            kind: period_s(schedule, now_ms) for kind, schedule in self._schedules.items() if schedule is not None
+        }
+
+    async def serve(self, connect: Connect, stop: asyncio.Event, on_ready: Callable[[], None] = _nothing) -> None:
+        """Serve until ``stop``. Runs end at their next gate, the vote is withdrawn, and the session is closed.
+
+        Args:
+            connect: opens the session; tried until it succeeds.
+            stop: set by whoever wants the service to end.
+            on_ready: called once the store is reached.
+
+        Raises:
+            NotAClusterError: there is no cluster at the metadata URI.
+        """
+        connection = await self._connected(connect, stop)
+        if connection is None:
+            return
+        try:
+            parts = self._parts = self._make_parts(connection)
+            on_ready()
+            tasks = [
+                guarded("election", parts.election.run()),
+                guarded("bookie watch", parts.watch.run()),
+                guarded("overview", parts.overview.run()),
+                guarded("leadership", self._follow(parts)),
+            ]
+            try:
+                await _first_of(stop, tasks)
+            finally:
+                await self._wind_up(parts, tasks)
+        finally:
+            await connection.store.close()
+
+    @property
+    def connection(self) -> Connection:
+        """The session and the cluster; may be used until the service ends, and closed by it alone.
+
+        Raises:
+            StoreUnavailableError: the store has not been reached yet.
+        """
+        return self._there().connection
+
+    def status(self) -> ServiceStatus:
+        """See ``Control``."""
+        parts = self._parts
+        settings, ports = self._settings, self._ports
+        leadership = Leadership() if parts is None else parts.election.state
+        seen = ClusterSeen() if parts is None else parts.watch.seen
+        history = History() if parts is None else parts.overview.history
+        own = () if parts is None else parts.manager.running
+        own_ids = {record.run_id for record in own}
+        return ServiceStatus(
+            version=self._version,
+            process=ports.process,
+            is_leader=parts is not None and parts.election.is_leader(),
+            leader=leadership.leader,
+            is_store_connected=parts is not None and parts.connection.store.session.is_connected,
+            metadata_uri=settings.metadata_uri,
+            instance_id="" if parts is None else parts.connection.cluster.instance_id,
+            is_recovery_enabled=seen.is_recovery_enabled,
+            lost_bookie_delay_s=seen.delay_s,
+            writable=sorted(seen.writable),
+            read_only=sorted(seen.read_only),
+            lost=seen.lost,
+            held_because=seen.held_because,
+            backlog=Backlog() if parts is None else parts.overview.backlog,
+            running=(*own, *(record for record in history.running if record.run_id not in own_ids)),
+            last=history.last,
+            last_success_ms=history.last_success_ms,
+            period_s=self._period_s,
+            next_run_ms=self._scheduler.next_run_ms(),
+            paused_kinds=history.paused_kinds,
+        )
+
+    async def runs(self, limit: int = 50) -> Sequence[RunRecord]:
+        """See ``Control``."""
+        return await self._there().manager.list(limit)
+
+    async def run(self, run_id: str) -> RunRecord:
+        """See ``Control``."""
+        return await self._there().manager.get(run_id)
+
+    async def start_run(
+        self, kind: RunKind, *, cause: RunCause, owner: str, is_dry_run: bool = False, options: Mapping[str, Any] = {}
+    ) -> RunRecord:
+        """See ``Control``."""
+        parts = self._there()
+        record = await parts.manager.start(kind, cause=cause, owner=owner, is_dry_run=is_dry_run, options=options)
+        self._ports.events.run_started(record)
+        return record
+
+    async def cancel_run(self, run_id: str, *, owner: str) -> RunRecord:
+        """See ``Control``."""
+        return await self._there().manager.cancel(run_id, owner)
+
+    async def pause_run(self, run_id: str, *, owner: str) -> RunRecord:
+        """See ``Control``."""
+        return await self._there().manager.pause(run_id, owner)
+
+    async def resume_run(self, run_id: str, *, owner: str) -> RunRecord:
+        """See ``Control``."""
+        return await self._there().manager.resume(run_id)
+
+    async def pause_kind(self, kind: RunKind, *, owner: str) -> None:
+        """Let no scheduled run of a kind begin, whoever leads, until ``resume_kind``.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; pausing again is safe.
+        """
+        parts = self._there()
+        await parts.runs.pause_kind(kind, owner)
+        _log.info("schedule paused", extra={"kind": kind.value, "owner": owner})
+        parts.overview.poke()
+
+    async def resume_kind(self, kind: RunKind, *, owner: str) -> None:
+        """Undo ``pause_kind``.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; resuming again is safe.
+        """
+        parts = self._there()
+        await parts.runs.resume_kind(kind)
+        _log.info("schedule resumed", extra={"kind": kind.value, "owner": owner})
+        parts.overview.poke()
+
+    async def wait_changed(self, run_id: str, seen: RunRecord) -> RunRecord:
+        """See ``Control``."""
+        return await self._there().manager.wait_changed(run_id, seen)
+
+    def _there(self) -> _Parts:
+        if self._parts is None:
+            raise StoreUnavailableError(
+                f"this auditor has not reached {self._settings.metadata_uri} yet; it keeps trying"
+            )
+        return self._parts
+
+    async def _connected(self, connect: Connect, stop: asyncio.Event) -> Connection | None:
+        """The connection, however long it takes; None when asked to stop first."""
+        while not stop.is_set():
+            connecting, stopping = asyncio.ensure_future(connect()), asyncio.ensure_future(stop.wait())
+            try:
+                await asyncio.wait([connecting, stopping], return_when=asyncio.FIRST_COMPLETED)
+                if connecting.done():
+                    return connecting.result()
+            except (TransientError, OutcomeUnknownError) as error:
+                _log.warning("metadata store is tried again", extra={"reason": str(error)})
+            finally:
+                await cancel(stopping)
+                await cancel(connecting)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CONNECT_RETRY_S):
+                    await stop.wait()
+        return None
+
+    async def _follow(self, parts: _Parts) -> None:
+        """Do a leader's work from the moment of winning to that of losing, again and again."""
+        term: asyncio.Task[Any] | None = None
+        state = Leadership()
+        try:
+            while True:
+                new = await parts.election.wait_changed(state)
+                if (new.is_leader, new.term) != (state.is_leader, state.term):
+                    if state.is_leader:
+                        self._end_term(parts)
+                        await cancel(term)
+                    if new.is_leader:
+                        term = guarded(f"term {new.term}", self._lead(parts))
+                    if new.is_leader != state.is_leader:
+                        self._ports.events.leadership_changed(new.is_leader)
+                    parts.watch.poke()
+                    parts.overview.poke()
+                state = new
+        finally:
+            self._end_term(parts)
+            await cancel(term)
+
+    def _end_term(self, parts: _Parts) -> None:
+        self._scheduler.stop()
+        for scheduled in self._scheduled.values():
+            scheduled.cancel()
+        parts.manager.stop_all(Stop("this auditor does not lead any more", RunState.ABANDONED))
+
+    async def _lead(self, parts: _Parts) -> None:
+        preparing = None if self._ports.prepare is None else guarded("prepare", _of(self._ports.prepare()))
+        try:
+            is_scheduled = False
+            while True:
+                try:
+                    if not is_scheduled:
+                        last_success_ms = await parts.runs.last_success_ms()
+                        self._scheduler.start(last_success_ms, self._ports.clock.epoch_ms())
+                        is_scheduled = True
+                    await parts.runs.abandon_orphans(self._ports.clock.epoch_ms())
+                    await parts.runs.prune(self._settings.runs_kept)
+                except (TransientError, OutcomeUnknownError) as error:
+                    _log.warning("housekeeping is tried again", extra={"reason": str(error)})
+                    await self._ports.clock.sleep(_RETRY_S)
+                    continue
+                except (ConflictError, PermanentError) as error:  # no reason to leave a leader without its schedule
+                    _log.error("housekeeping failed", extra={"reason": str(error)})
+                await self._ports.clock.sleep(HOUSEKEEPING_S)
+        finally:
+            await cancel(preparing)
+
+    async def _fire(self, kind: RunKind) -> None:
+        """A schedule came due."""
+        earlier = self._scheduled.get(kind)
+        if earlier is not None and not earlier.done():
+            _log.warning("scheduled run skipped, the one before is not over", extra={"kind": kind.value})
+            return
+        self._scheduled[kind] = guarded(f"scheduled {kind.value} run", self._run_scheduled(kind))
+
+    async def _run_scheduled(self, kind: RunKind) -> None:
+        """What fails is tried again within the grace time, at longer and longer distance, not a whole period later."""
+        clock, retry_s = self._ports.clock, SCHEDULE_RETRY_S
+        deadline_s = clock.monotonic_s() + self._settings.misfire_grace_s
+        while True:
+            try:
+                reason = await self._scheduled_run_foiled_by(kind)
+                if reason is None:
+                    return
+            except (RunBusyError, NotLeaderError, UnknownRunError) as error:
+                _log.warning("scheduled run skipped", extra={"kind": kind.value, "reason": str(error)})
+                return
+            except (TransientError, OutcomeUnknownError) as error:
+                reason = str(error)
+            fields = {"kind": kind.value, "reason": reason}
+            if clock.monotonic_s() + retry_s > deadline_s:
+                _log.error("scheduled run given up until it is due again", extra=fields)
+                return
+            _log.warning("scheduled run is tried again", extra=fields | {"in_s": retry_s})
+            await clock.sleep(retry_s)
+            retry_s = min(2 * retry_s, SCHEDULE_RETRY_S_MAX)
+
+    async def _scheduled_run_foiled_by(self, kind: RunKind) -> str | None:
+        """Run it, unless it is paused. Why it failed, where another try may go better; else None."""
+        if kind in await self._there().runs.paused_kinds():
+            _log.info("scheduled run skipped, its kind is paused", extra={"kind": kind.value})
+            return None
+        record = await self.start_run(kind, cause=RunCause.SCHEDULE, owner=self._ports.process)
+        while not record.state.is_final:
+            record = await self.wait_changed(record.run_id, record)
+        if record.state is not RunState.FAILED or record.exit_code == CONFIGURATION_EXIT:
+            return None
+        return record.detail or "the run failed"
+
+    async def _start_audit(self, cause: RunCause, owner: str) -> None:
+        await self.start_run(RunKind.BOOKIES, cause=cause, owner=owner)
+
+    async def _wind_up(self, parts: _Parts, tasks: Sequence[asyncio.Task[Any]]) -> None:
+        self._scheduler.stop()
+        parts.manager.refuse_more()
+        parts.manager.stop_all(Stop("the auditor is stopping", RunState.ABANDONED))
+        if not await parts.manager.wait_all_ended(STOP_DEADLINE_S):
+            _log.warning("runs did not end in time", extra={"deadline_s": STOP_DEADLINE_S})
+        for task in tasks:
+            await cancel(task)
+        with contextlib.suppress(
+            TransientError, OutcomeUnknownError, TimeoutError
+        ):  # the session's end does it as well
+            async with asyncio.timeout(_RESIGN_DEADLINE_S):
+                await parts.election.resign()
+
+    def _make_parts(self, connection: Connection) -> _Parts:
+        settings, ports = self._settings, self._ports
+        store, cluster = connection.store, connection.cluster
+        election = Election(store, cluster.root, ports.name, ports.clock, session_timeout_s=settings.session_timeout_s)
+        runs = Runs(store, cluster.root)
+        manager = RunManager(runs, election, ports.runner, process=ports.process, clock=ports.clock, rng=ports.rng)
+        registrations, tasks = Registrations(store, cluster), UnderReplication(store, cluster, ports.clock)
+        ledgers = LedgerStore(store, cluster, ports.rng)
+        counter = BacklogCounter(
+            tasks,
+            ledgers,
+            registrations,
+            ParkedTasks(store, cluster.root),
+            ports.clock,
+            Drains(store, cluster.root),
+        )
+        overview = Overview(
+            runs, counter, ports.clock, is_leader=election.is_leader, interval_s=settings.backlog_interval_s
+        )
+        watch = BookieWatch(
+            WatchPorts(
+                store,
+                cluster,
+                registrations,
+                tasks,
+                FirstSeenDown(store, cluster.root),
+                ports.clock,
+                election.is_leader,
+                self._start_audit,
+                lambda: manager.wait_ended(RunKind.BOOKIES),
+                ports.events,
+            ),
+            missing_share_max=settings.missing_share_max,
+            settle_s=SETTLE_SESSIONS * settings.session_timeout_s,
+        )
+
+        def ended(record: RunRecord, outcome: RunOutcome | None) -> None:
+            ports.events.run_ended(record)
+            watch.poke()
+            overview.poke()
+
+        manager.on_ended(ended)
+        return _Parts(connection, election, runs, manager, watch, overview)
+
+    def _make_scheduler(self, fire: Callable[[RunKind], Awaitable[None]]) -> SchedulerPort:
+        settings = self._settings
+        return Scheduler(
+            settings.schedules,
+            fire,
+            jitter_s=settings.schedule_jitter_s,
+            misfire_grace_s=settings.misfire_grace_s,
+            rng=self._ports.rng,
+        )
+
+
+async def _first_of(stop: asyncio.Event, tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Until asked to stop; a task that ends by itself is a defect, and ends the service with its error."""
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        stopping.cancel()
+
+
+async def _of(awaitable: Awaitable[object]) -> None:
+    await awaitable

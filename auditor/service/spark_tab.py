@@ -1,0 +1,178 @@
+"""The tab in the Spark UI as a face of the service: calls from the JVM's threads become calls on the service's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from auditor.service.control import (
+    Control,
+    NotLeaderError,
+    RunBusyError,
+    RunOverError,
+    ServiceStatus,
+    SeverityBacklog,
+    UnknownRunError,
+)
+from auditor.service.spark_runner import Spark
+from bookie.model.errors import OutcomeUnknownError, TransientError
+from bookie.model.run import RunCause, RunKind, RunRecord
+from bookie.runtime.clock import Clock
+from spark_jobs.ui.port import ActionOutcome, ActionResult, BacklogRow, Fact, KindRow, RunView, TabState
+from spark_jobs.ui.settings import TabSettings
+
+if TYPE_CHECKING:
+    from spark_jobs.ui.tab import AttachedTab
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CALL_DEADLINE_S: Final = 10.0
+"""The tab has its own, shorter bounds; this one frees the thread behind them."""
+RUNS_SHOWN: Final = 20
+
+
+class SparkTab:
+    """Attaches the tab to the session once Spark is there. See ``spark_runner.SparkFace``."""
+
+    def __init__(self, control: Control, settings: TabSettings, clock: Clock, report_base_url: str) -> None:
+        """``report_base_url`` is where run ids are appended to for links to reports; empty: no links."""
+        self._control = control
+        self._settings = settings
+        self._clock = clock
+        self._report_base_url = report_base_url
+        self._loop = asyncio.get_running_loop()
+        self._tab: AttachedTab | None = None
+
+    def attach(self, spark: Spark) -> None:
+        """See ``SparkFace``. Never raises because there is no place for a tab."""
+        from spark_jobs.ui.tab import attach_tab
+
+        actions = LoopActions(self._control, self._loop, self._clock, self._report_base_url)
+        self._tab = attach_tab(spark, actions, self._settings, clock=self._clock)
+
+    def detach(self) -> None:
+        """See ``SparkFace``."""
+        if self._tab is not None:
+            self._tab.detach()
+
+
+class LoopActions:
+    """See ``TabActions``. Every call waits, in the JVM's thread, for the loop to answer."""
+
+    def __init__(self, control: Control, loop: asyncio.AbstractEventLoop, clock: Clock, report_base_url: str) -> None:
+        self._control = control
+        self._loop = loop
+        self._clock = clock
+        self._report_base_url = report_base_url
+
+    def snapshot(self) -> TabState:
+        """See ``TabActions``."""
+        return self._call(self._snapshot())
+
+    def run(self, kind: str, user: str, address: str) -> ActionResult:
+        """See ``TabActions``."""
+        if kind not in {known.value for known in RunKind}:
+            return ActionResult(ActionOutcome.UNKNOWN, f"There is no kind of audit named {kind!r}.")
+        return self._act(
+            self._control.start_run(RunKind(kind), cause=RunCause.SPARK_UI, owner=_owner(user, address)), "started"
+        )
+
+    def cancel(self, run_id: str, user: str, address: str) -> ActionResult:
+        """See ``TabActions``."""
+        return self._act(self._control.cancel_run(run_id, owner=_owner(user, address)), "asked to end")
+
+    def pause(self, run_id: str, user: str, address: str) -> ActionResult:
+        """See ``TabActions``."""
+        return self._act(self._control.pause_run(run_id, owner=_owner(user, address)), "paused")
+
+    def resume(self, run_id: str, user: str, address: str) -> ActionResult:
+        """See ``TabActions``."""
+        return self._act(self._control.resume_run(run_id, owner=_owner(user, address)), "goes on")
+
+    def _act(self, action: Coroutine[Any, Any, RunRecord], done: str) -> ActionResult:
+        try:
+            record = self._call(action)
+        except RunBusyError as error:
+            return ActionResult(ActionOutcome.BUSY, _sentence(error), error.run_id)
+        except (NotLeaderError, RunOverError) as error:
+            return ActionResult(ActionOutcome.REFUSED, _sentence(error))
+        except UnknownRunError as error:
+            return ActionResult(ActionOutcome.UNKNOWN, _sentence(error))
+        except (TransientError, OutcomeUnknownError, TimeoutError) as error:
+            return ActionResult(ActionOutcome.UNAVAILABLE, _sentence(error) or "The auditor gave no answer in time.")
+        return ActionResult(ActionOutcome.ACCEPTED, f"Run {record.run_id} {done}.", record.run_id)
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(CALL_DEADLINE_S)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    async def _snapshot(self) -> TabState:
+        status = self._control.status()
+        try:
+            runs: Sequence[RunRecord] = await self._control.runs(RUNS_SHOWN)
+        except (TransientError, OutcomeUnknownError) as error:
+            _log.info("runs are not known now", extra={"reason": str(error)})
+            runs = status.running
+        return TabState(
+            taken_ms=self._clock.epoch_ms(),
+            facts=_facts(status),
+            kinds=[_kind_row(status, kind) for kind in RunKind],
+            backlog=_backlog_rows(status),
+            runs=[RunView(record, self._report_url(record)) for record in runs],
+        )
+
+    def _report_url(self, record: RunRecord) -> str:
+        return f"{self._report_base_url}/{record.run_id}/" if self._report_base_url and record.report else ""
+
+
+def _facts(status: ServiceStatus) -> list[Fact]:
+    lost = ", ".join(bookie.bookie_id for bookie in status.lost)
+    facts = [
+        Fact("leader", status.leader or "nobody", is_bad=not status.leader),
+        Fact("cluster", status.metadata_uri),
+        Fact("ZooKeeper", "connected" if status.is_store_connected else "not connected", not status.is_store_connected),
+        Fact("auto-recovery", "on" if status.is_recovery_enabled else "disabled", not status.is_recovery_enabled),
+        Fact("bookies", f"{len(status.writable)} writable, {len(status.read_only)} read-only"),
+        Fact("lost bookies", lost or "none", is_bad=bool(lost)),
+        Fact("delay for lost bookies", f"{status.lost_bookie_delay_s} s"),
+    ]
+    return facts + ([Fact("brake", status.held_because, is_bad=True)] if status.held_because else [])
+
+
+def _kind_row(status: ServiceStatus, kind: RunKind) -> KindRow:
+    running = next((record for record in status.running if record.kind is kind), None)
+    why_not = "" if status.is_leader else f"the leader is {status.leader or 'not known'}"
+    if running is not None:
+        why_not = f"run {running.run_id} is under way"
+    return KindRow(
+        kind.value, not why_not, why_not, status.next_run_ms.get(kind, 0), status.last_success_ms.get(kind, 0)
+    )
+
+
+def _backlog_rows(status: ServiceStatus) -> list[BacklogRow]:
+    backlog = status.backlog
+    parts: list[tuple[str, SeverityBacklog]] = [
+        (severity.name.lower(), part) for severity, part in sorted(backlog.severities.items())
+    ]
+    if backlog.healthy.ledgers:
+        parts.append(("healthy", backlog.healthy))
+    if backlog.unreadable:
+        parts.append(("unreadable", SeverityBacklog(backlog.unreadable)))
+    return [BacklogRow(name, part.ledgers, part.bytes_estimate, part.oldest_ms) for name, part in parts]
+
+
+def _owner(user: str, address: str) -> str:
+    return f"{user or 'anonymous'} from {address}"
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""

@@ -1,0 +1,175 @@
+"""Which bookies are being drained: ``/bkheal/drains/<ledgers root>/<bookieId>``, with who asked for it and when.
+
+A node is an intent of an operator and stays until it is withdrawn. While it is there the bookie takes no new entries,
+nobody chooses it for copies, and what it holds is copied elsewhere, from itself as well. A note that cannot be read
+counts as well: its name says everything that safety depends on.
+
+The parent's data version grows with every start and end. A verdict that a ledger needs no work for a drain is made
+together with a check of that version, so that a drain which begins meanwhile is not overlooked.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, reread
+from bookie.metadata.own_state import own_path
+from bookie.metadata.port import (
+    Check,
+    Children,
+    Create,
+    Delete,
+    MetadataStore,
+    MultiFailedError,
+    NodeExistsError,
+    NoNodeError,
+    SetData,
+    WriteOutcomeUnknownError,
+)
+from bookie.model.ids import BookieId
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """One bookie that is being drained."""
+
+    bookie: BookieId
+    by: str = ""
+    """Who asked for it, for people; empty where the note cannot be read."""
+    since_ms: int = 0
+    """When, epoch milliseconds; 0 where the note cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The bookies that are being drained, as listed."""
+
+    bookies: frozenset[BookieId] = frozenset()
+    check: Check | None = None
+    """Holds as long as no drain begins or ends; None where none ever began."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenDrains:
+    """A listing to wait on."""
+
+    bookies: frozenset[BookieId]
+    listing: Children | None
+    """None where the parent does not exist."""
+
+
+class Drains:
+    """The drains of the cluster at ``ledgers_root``."""
+
+    def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
+        self._store = store
+        self._parent = own_path("drains", ledgers_root)
+
+    async def start(self, drain: Drain) -> bool:
+        """Note a drain; False if the bookie is being drained already, then the first note stays. Durable on return.
+
+        Raises:
+            StoreUnavailableError: no answer; nothing was changed.
+            WriteOutcomeUnknownError: no attempt could be settled; starting again is safe.
+        """
+        path, data = self._path(drain.bookie), _encode(drain)
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            await ensure_path(self._store, self._parent)
+            try:
+                await self._store.multi([Create(path, data), SetData(self._parent, b"")])
+                return True
+            except MultiFailedError as error:
+                if isinstance(error.cause, NodeExistsError):
+                    node = await reread(self._store, path)
+                    if node is not None:
+                        return node.data == data
+            except WriteOutcomeUnknownError:
+                if await reread(self._store, path) is not None:
+                    return True
+        raise WriteOutcomeUnknownError(f"noting the drain of {drain.bookie}: no attempt could be settled; try again")
+
+    async def stop(self, bookie: BookieId) -> bool:
+        """Withdraw a drain; False if there is none. Idempotent.
+
+        Raises:
+            StoreUnavailableError: no answer; nothing was changed.
+            WriteOutcomeUnknownError: no attempt could be settled; stopping again is safe.
+        """
+        is_unknown = False
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            try:
+                await self._store.multi([Delete(self._path(bookie)), SetData(self._parent, b"")])
+                return True
+            except MultiFailedError as error:
+                if isinstance(error.cause, NoNodeError):
+                    return is_unknown
+            except WriteOutcomeUnknownError:
+                is_unknown = True
+        raise WriteOutcomeUnknownError(f"withdrawing the drain of {bookie}: every answer was lost; try again")
+
+    async def read(self) -> Mapping[BookieId, Drain]:
+        """Return every drain, by bookie.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        await self._store.sync(self._parent)
+        names = sorted((await self.see()).bookies)
+        found = await self._store.get_many_data([self._path(bookie) for bookie in names])
+        return {name: _decode(name, data) for name, data in zip(names, found, strict=True) if data is not None}
+
+    async def draining(self) -> Draining:
+        """Return which bookies are being drained, with a check that it stays so.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        stat = await self._store.stat(self._parent)
+        if stat is None:
+            return Draining()
+        return Draining((await self.see()).bookies, Check(self._parent, stat.version))
+
+    async def see(self) -> SeenDrains:
+        """Return which bookies are being drained, as this session's server knows it, to wait for a change of that.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        try:
+            listing = await self._store.children(self._parent)
+        except NoNodeError:
+            return SeenDrains(frozenset(), None)
+        return SeenDrains(frozenset(map(BookieId, listing.names)), listing)
+
+    async def wait_changed(self, seen: SeenDrains) -> SeenDrains:
+        """Return the listing once drains began or ended since ``seen``.
+
+        Raises:
+            StoreUnavailableError: the session was lost while waiting.
+        """
+        if seen.listing is None:
+            await self._store.wait_node_changed(self._parent, None)
+        else:
+            await self._store.wait_children_changed(self._parent, seen.listing)
+        return await self.see()
+
+    def _path(self, bookie: BookieId) -> str:
+        return f"{self._parent}/{bookie}"
+
+
+def _encode(drain: Drain) -> bytes:
+    return json.dumps({"by": drain.by, "since_ms": drain.since_ms}).encode()
+
+
+def _decode(bookie: BookieId, data: bytes) -> Drain:
+    try:
+        fields = json.loads(data)
+        return Drain(bookie, str(fields["by"]), int(fields["since_ms"]))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        _log.warning("note of a drain cannot be read", extra={"bookie_id": bookie, "error": repr(error)})
+        return Drain(bookie)

@@ -1,0 +1,299 @@
+"""Who is the auditor: the election that Apache's auditors and ours share (formats section 3.7).
+
+A candidate's vote is an ephemeral sequential node; the lowest number leads, whichever kind of auditor cast it. A leader
+here is bounded twice. By its session: once that is lost, so is the leadership (S14). And by its own clock: only while
+the vote was seen less than ``FRESH_SHARE`` of the session's timeout ago, counted from before the request. A process
+that was stopped, or whose loop hangs, thus ends its own leadership before the server can give it to another.
+
+Not covered: a machine whose monotonic clock stands still (a suspended virtual machine). There the session's end, and
+compare-and-set in what the leader writes, are what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.layout import UNDERREPLICATION
+from bookie.metadata.nodes import ensure_path
+from bookie.metadata.port import (
+    ANY_VERSION,
+    Children,
+    MetadataStore,
+    NoNodeError,
+    Session,
+    SessionState,
+    StoreUnavailableError,
+    WriteOutcomeUnknownError,
+)
+from bookie.metadata.proto.metadata_formats_pb2 import AuditorVoteFormat
+from bookie.metadata.proto_text import UnreadableTextError, parse_text, quoted
+from bookie.metadata.session import Signal, waiting_for
+from bookie.model.errors import ConflictError, PermanentError
+from bookie.runtime.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+FRESH_SHARE: Final = 0.6
+"""Of the session's timeout. The server hands leadership on no earlier than a whole timeout after the last request that
+it answered, and the rest covers what was begun while the leadership was fresh."""
+_CONFIRM_SHARE: Final = 0.15
+"""Of the session's timeout: four looks fit into the time that one of them lasts."""
+_RETRY_S: Final = 1.0
+"""After an attempt that the store or another candidate foiled; a new session is answered at once."""
+_LISTINGS_MAX: Final = 5
+_VOTE: Final = re.compile(r"V_(-?[0-9]{1,11})")
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """What a candidate knows of the election. ``term`` grows each time it wins, so two terms are told apart."""
+
+    is_leader: bool = False
+    term: int = 0
+    leader: str = ""
+    """Name in the lowest vote as it was last seen; empty: nobody, or not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Vote:
+    path: str
+    czxid: int
+    session: Session
+
+
+class Election:
+    """One candidate. ``run`` does everything; the rest may be asked at any time, ``is_leader`` from any thread."""
+
+    def __init__(
+        self, store: MetadataStore, ledgers_root: str, name: str, clock: Clock, *, session_timeout_s: float
+    ) -> None:
+        self._store = store
+        self._root = ledgers_root
+        self._base = election_path(ledgers_root)
+        self._name = name
+        self._clock = clock
+        self._fresh_s = session_timeout_s * FRESH_SHARE
+        self._confirm_interval_s = session_timeout_s * _CONFIRM_SHARE
+        self._state = Leadership()
+        self._changed = Signal()
+        self._vote: _Vote | None = None
+        self._confirmed_s = float("-inf")
+
+    @property
+    def state(self) -> Leadership:
+        """The election as it is known now. ``is_leader`` here may lag behind the method of that name."""
+        return self._state
+
+    def is_leader(self, term: int | None = None) -> bool:
+        """Whether this process may act as the auditor at this moment (and still in ``term``, where that is given)."""
+        state, vote, session = self._state, self._vote, self._store.session
+        if vote is None or not state.is_leader or (term is not None and term != state.term):
+            return False
+        is_same_session = session.epoch == vote.session.epoch and session.state is not SessionState.LOST
+        return is_same_session and self._clock.monotonic_s() - self._confirmed_s < self._fresh_s
+
+    async def wait_changed(self, seen: Leadership) -> Leadership:
+        """Return the state once it differs from ``seen``. Changes in quick succession may be folded into one."""
+        while self._state == seen:
+            with waiting_for(self._changed) as waiter:
+                await waiter
+        return self._state
+
+    async def run(self) -> None:
+        """Stand for election, lead, and stand again, in this session and each that follows, until cancelled.
+
+        Cancelling does not resign: call ``resign`` afterwards.
+        """
+        try:
+            while True:
+                session = self._store.session
+                if not session.is_connected:
+                    await self._store.wait_session_changed(session)
+                    continue
+                try:
+                    await self._stand(session)
+                except (StoreUnavailableError, WriteOutcomeUnknownError, ConflictError, PermanentError) as error:
+                    _log.warning("election is tried again", extra={"candidate": self._name, "reason": str(error)})
+                self._end("the vote or its session is gone")
+                if self._store.session == session:
+                    await self._pause(session, _RETRY_S)
+        finally:
+            self._end("the candidate stopped")
+
+    async def resign(self) -> None:
+        """Withdraw the vote, so that another auditor takes over at once. Idempotent; call it when ``run`` is over.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the end of the session withdraws it.
+        """
+        self._end("it resigned")
+        vote, self._vote = self._vote, None
+        if vote is None or not self._is_session(vote.session):
+            return
+        with contextlib.suppress(NoNodeError):
+            await self._store.delete(vote.path)
+
+    async def _stand(self, session: Session) -> None:
+        """Until the vote is gone or the session is another one."""
+        await ensure_path(self._store, self._base, self._root)
+        vote = self._vote = await self._cast(session)
+        while self._is_session(session):
+            asked_s = self._clock.monotonic_s()
+            votes = await self._votes()
+            own = vote.path.rpartition("/")[2]
+            names = _ordered(votes)
+            if own not in names:
+                _log.warning("own vote is gone, casting another", extra={"candidate": self._name})
+                return
+            if names[0] == own:
+                await self._lead(vote, asked_s)
+                return
+            await self._note_leader(names[0])
+            await self._store.wait_children_changed(self._base, votes)
+
+    async def _cast(self, session: Session) -> _Vote:
+        """The vote of this session, whether by this attempt or by an earlier one whose answer was lost."""
+        found = await self._own_votes(session)
+        if not found:
+            try:
+                await self._store.create(
+                    f"{self._base}/V_", encode_vote(self._name), is_ephemeral=True, is_sequential=True
+                )
+            except WriteOutcomeUnknownError:
+                _log.info("answer to a vote was lost, looking for it", extra={"candidate": self._name})
+            found = await self._own_votes(session)
+        if not found:
+            raise StoreUnavailableError(f"no vote in {self._base}: it was not cast, or it is gone")
+        for extra in found[1:]:
+            with contextlib.suppress(NoNodeError):
+                await self._store.delete(extra.path)
+        return found[0]
+
+    async def _own_votes(self, session: Session) -> list[_Vote]:
+        await self._store.sync(self._base)
+        paths = [f"{self._base}/{name}" for name in _ordered(await self._votes())]
+        nodes = await self._store.get_many(paths)
+        return [
+            _Vote(path, node.stat.czxid, session)
+            for path, node in zip(paths, nodes, strict=True)
+            if node is not None and node.stat.ephemeral_owner == session.session_id
+        ]
+
+    async def _lead(self, vote: _Vote, asked_s: float) -> None:
+        """Until the vote is gone or the session is another one; leadership itself may end and come back meanwhile."""
+        await self._confirm(vote, asked_s)
+        with contextlib.suppress(StoreUnavailableError, WriteOutcomeUnknownError):  # read by people alone
+            await self._store.set(self._base, encode_vote(self._name), ANY_VERSION)
+        while self._is_session(vote.session):
+            await self._pause(vote.session, self._confirm_interval_s)
+            if not await self._look(vote):
+                return
+
+    async def _look(self, vote: _Vote) -> bool:
+        """Confirm the vote; False once it is gone for good. No answer ends the leadership in time, not the vote."""
+        asked_s = self._clock.monotonic_s()
+        stale_in_s = max(0.0, self._confirmed_s + self._fresh_s - asked_s)
+        looking = asyncio.ensure_future(self._confirm(vote, asked_s))
+        try:
+            if not self.is_leader():
+                self._end("it was not confirmed in time")
+            done, _ = await asyncio.wait([looking], timeout=stale_in_s)
+            if not done:
+                self._end("it was not confirmed in time")
+            return await looking
+        except StoreUnavailableError:
+            if not self.is_leader():
+                self._end("it was not confirmed in time")
+            return self._is_session(vote.session)
+        finally:
+            looking.cancel()
+
+    async def _confirm(self, vote: _Vote, asked_s: float) -> bool:
+        """Look at the own vote, and lead from then on; the time that counts is that before the request."""
+        stat = await self._store.stat(vote.path)
+        if stat is None or stat.czxid != vote.czxid or not self._is_session(vote.session):
+            return False
+        self._confirmed_s = asked_s
+        if not self._state.is_leader and self._clock.monotonic_s() - asked_s < self._fresh_s:
+            _log.warning("this auditor leads", extra={"auditor": self._name, "vote": vote.path})
+            self._become(Leadership(True, self._state.term + 1, self._name))
+        return True
+
+    async def _pause(self, session: Session, seconds: float) -> None:
+        """Wait, or return at once when the session changes."""
+        if self._store.session != session:
+            await asyncio.sleep(0)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._store.wait_session_changed(session)
+
+    async def _note_leader(self, name: str) -> None:
+        with contextlib.suppress(NoNodeError):
+            leader = decode_vote((await self._store.get(f"{self._base}/{name}")).data)
+            self._become(Leadership(False, self._state.term, leader))
+
+    async def _votes(self) -> Children:
+        return await self._store.children(self._base)
+
+    def _is_session(self, session: Session) -> bool:
+        now = self._store.session
+        return now.epoch == session.epoch and now.state is not SessionState.LOST
+
+    def _end(self, why: str) -> None:
+        if self._state.is_leader:
+            _log.warning("this auditor leads no more", extra={"auditor": self._name, "reason": why})
+        self._become(Leadership(False, self._state.term, "" if self._state.is_leader else self._state.leader))
+
+    def _become(self, state: Leadership) -> None:
+        if state != self._state:
+            self._state = state
+            self._changed.fire()
+
+
+async def current_auditor(store: MetadataStore, ledgers_root: str) -> str:
+    """Name in the lowest vote: the auditor, ours or Apache's; empty where there is none.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    base = election_path(ledgers_root)
+    for _ in range(_LISTINGS_MAX):
+        try:
+            names = _ordered(await store.children(base))
+            return decode_vote((await store.get(f"{base}/{names[0]}")).data) if names else ""
+        except NoNodeError:
+            if await store.stat(base) is None:
+                return ""
+    return ""
+
+
+def election_path(ledgers_root: str) -> str:
+    """Parent of the votes."""
+    return f"{ledgers_root}/{UNDERREPLICATION}/auditorelection"
+
+
+def encode_vote(name: str) -> bytes:
+    """Bytes of a vote, and of the election's root once it is won."""
+    return f"bookieId: {quoted(name)}\n".encode()
+
+
+def decode_vote(data: bytes) -> str:
+    """The name in a vote; empty where there is none, or it cannot be read, as only people read it."""
+    message = AuditorVoteFormat()
+    try:
+        parse_text(data, message)
+    except UnreadableTextError:
+        return ""
+    return message.bookieId
+
+
+def _ordered(votes: Children) -> list[str]:
+    """Names of votes, the leading one first; other names are none."""
+    numbered = [(int(match[1]), name) for name in votes.names if (match := _VOTE.fullmatch(name))]
+    return [name for _, name in sorted(numbered)]

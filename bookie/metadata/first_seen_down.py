@@ -1,0 +1,196 @@
+"""Since when each lost bookie is down, and whether an audit has dealt with it: ``/bkheal/first-seen-down/<root>/<id>``.
+
+Kept in the store, so that the delay of a lost bookie runs on across a change of leader, and across one-shot audits that
+know nothing of each other. Losing a node only begins a delay anew: late, and never too early.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, ensure_path, reread
+from bookie.metadata.own_state import own_path
+from bookie.metadata.port import (
+    ANY_VERSION,
+    BadVersionError,
+    MetadataStore,
+    Node,
+    NodeExistsError,
+    NoNodeError,
+    WriteOutcomeUnknownError,
+)
+from bookie.model.ids import BookieId
+
+_log = logging.getLogger(__name__)
+
+
+_SKEW_MS_MAX: Final = 60_000
+"""By which clocks of auditors may differ without anything being put right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """What is known of a lost bookie, epoch milliseconds."""
+
+    since_ms: int
+    """When an auditor first saw that it was not registered."""
+    audited_ms: int = 0
+    """When an audit that counted it as lost came to a complete end; 0: none did."""
+    is_delay_waived: bool = False
+    """Somebody asked for an audit at once: the delay for lost bookies does not hold for this loss."""
+
+    def due_ms(self, delay_s: int) -> int:
+        """When ledgers of the bookie may be marked, with a delay for lost bookies of ``delay_s`` seconds."""
+        return self.since_ms + (0 if self.is_delay_waived else delay_s * 1000)
+
+
+class FirstSeenDown:
+    """The lost bookies of the cluster at ``ledgers_root``."""
+
+    def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
+        self._store = store
+        self._parent = own_path("first-seen-down", ledgers_root)
+
+    async def read(self) -> Mapping[BookieId, Down]:
+        """Return every bookie that is noted. A damaged note is logged and left out, so that it is noted anew.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        try:
+            names = (await self._store.children(self._parent)).names
+        except NoNodeError:
+            return {}
+        nodes = await self._store.get_many_data([f"{self._parent}/{name}" for name in names])
+        found = {BookieId(name): _decode(name, data) for name, data in zip(names, nodes, strict=True) if data}
+        return {bookie: down for bookie, down in found.items() if down is not None}
+
+    async def reconcile(self, lost: AbstractSet[BookieId], now_ms: int) -> Mapping[BookieId, Down]:
+        """Note each of ``lost`` that is not noted yet, forget the others, and return what is noted then.
+
+        A loss that begins in the future was noted by a clock that was wrong: it begins now, or its delay might never
+        be over. Two who do so at once agree: the first note of a bookie stays.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
+        """
+        noted = await self.read()
+        for bookie in sorted(noted.keys() - lost):
+            await self.forget(bookie)
+        result = {bookie: down for bookie, down in noted.items() if bookie in lost}
+        for bookie in sorted(lost - noted.keys()):
+            result[bookie] = await self._change(bookie, lambda known: known or Down(now_ms))
+        for bookie, down in result.items():
+            if down.since_ms > now_ms + _SKEW_MS_MAX:
+                _log.warning(
+                    "a bookie was noted as lost in the future, its delay begins now", extra={"bookie_id": bookie}
+                )
+                result[bookie] = await self._change(bookie, lambda known: _no_later(known, now_ms))
+        return result
+
+    async def reopen(self, bookie: BookieId, since_ms: int) -> None:
+        """Take ``note_audited`` back: the bookie may have been there since, with nobody watching.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
+        """
+        await self.note_audited(bookie, since_ms, 0)
+
+    async def watched_to(self) -> str:
+        """The last version of the registrations that a leader looked at; empty where there is none. See ``reopen``.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        try:
+            return (await self._store.get(self._parent)).data.decode(errors="replace")
+        except NoNodeError:
+            return ""
+
+    async def note_watched(self, version: str) -> None:
+        """Note that everything up to this version of the registrations was looked at.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
+        """
+        await ensure_path(self._store, self._parent)
+        await self._store.set(self._parent, version.encode(), ANY_VERSION)
+
+    async def note_audited(self, bookie: BookieId, since_ms: int, audited_ms: int) -> None:
+        """Note that an audit dealt with the loss that began at ``since_ms``; nothing if the bookie was back since.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
+        """
+
+        def audited(known: Down | None) -> Down | None:
+            return replace(known, audited_ms=audited_ms) if known and known.since_ms == since_ms else known
+
+        await self._change(bookie, audited)
+
+    async def waive_delay(self, bookie: BookieId, since_ms: int) -> None:
+        """Let the loss that began at ``since_ms`` wait no longer; nothing if the bookie was back since.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
+        """
+
+        def waived(known: Down | None) -> Down | None:
+            return replace(known, is_delay_waived=True) if known and known.since_ms == since_ms else known
+
+        await self._change(bookie, waived)
+
+    async def forget(self, bookie: BookieId) -> None:
+        """The bookie is back, or is none any more. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; forgetting again is safe.
+        """
+        try:
+            await self._store.delete(f"{self._parent}/{bookie}")
+        except NoNodeError:
+            return
+
+    async def _change(self, bookie: BookieId, change: Callable[[Down | None], Down | None]) -> Down:
+        path = f"{self._parent}/{bookie}"
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            node = await reread(self._store, path)
+            known = None if node is None else _decode(bookie, node.data)
+            wanted = change(known)
+            if wanted is None or wanted == known:
+                return known or Down(0)
+            try:
+                await self._write(path, node, _encode(wanted))
+                return wanted
+            except (NodeExistsError, BadVersionError, NoNodeError, WriteOutcomeUnknownError):
+                continue
+        raise WriteOutcomeUnknownError(f"noting that {bookie} is down: no attempt could be settled; try again")
+
+    async def _write(self, path: str, node: Node | None, data: bytes) -> None:
+        if node is None:
+            await create_with_parents(self._store, path, data, "/")
+        else:
+            await self._store.set(path, data, node.stat.version)
+
+
+def _no_later(known: Down | None, now_ms: int) -> Down | None:
+    return replace(known, since_ms=min(known.since_ms, now_ms)) if known else Down(now_ms)
+
+
+def _encode(down: Down) -> bytes:
+    return json.dumps(asdict(down)).encode()
+
+
+def _decode(name: str, data: bytes) -> Down | None:
+    try:
+        fields = json.loads(data)
+        is_waived = fields.get("is_delay_waived") is True
+        return Down(int(fields["since_ms"]), int(fields.get("audited_ms", 0)), is_waived)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        _log.warning("note of a lost bookie cannot be read", extra={"bookie_id": name, "error": repr(error)})
+        return None

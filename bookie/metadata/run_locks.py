@@ -1,0 +1,168 @@
+"""The locks that let one run of a kind go on at a time, in the service or as a one-shot run.
+
+``/bkheal/runs/<root>/locks/<kind>`` is ephemeral and names the run. The lock only saves work: two runs at once would
+mark the same ledgers twice, which changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
+from bookie.metadata.own_state import own_path
+from bookie.metadata.port import (
+    BadVersionError,
+    MetadataStore,
+    Node,
+    NodeExistsError,
+    NoNodeError,
+    SessionState,
+    WriteOutcomeUnknownError,
+)
+from bookie.model.errors import ConflictError
+from bookie.model.run import RunKind
+
+
+class RunLockedError(ConflictError):
+    """A run of this kind is under way."""
+
+    def __init__(self, kind: RunKind, holder: Holder) -> None:
+        super().__init__(
+            f"a {kind.value} run is under way already: {holder.run_id or 'id not known'} in "
+            f"{holder.process or 'an unknown process'}; wait for its end, or cancel it"
+        )
+        self.kind = kind
+        self.holder = holder
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds the lock of a kind."""
+
+    run_id: str
+    process: str
+
+
+class RunLease:
+    """The lock of a kind, held for one run. It ends with its session, whatever anybody does (S14)."""
+
+    def __init__(self, locks: RunLocks, kind: RunKind, run_id: str, czxid: int, epoch: int) -> None:
+        self._locks = locks
+        self.kind = kind
+        self.run_id = run_id
+        self.czxid = czxid
+        self.epoch = epoch
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its session lives on; may be asked from any thread."""
+        return self._locks.is_epoch(self.epoch)
+
+    async def release(self) -> None:
+        """Let the next run begin. Never touches a lock that another session or run made. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; release again, or let the session's end do it.
+        """
+        await self._locks.release(self)
+
+
+class RunLocks:
+    """The locks of one cluster. Use one instance per store: it keeps the runs of one session apart."""
+
+    def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
+        self._store = store
+        self._locks_path = f"{own_path('runs', ledgers_root)}/locks"
+        self._held: dict[RunKind, RunLease] = {}
+
+    def is_epoch(self, epoch: int) -> bool:
+        """Whether the session of this epoch is still the store's."""
+        session = self._store.session
+        return session.epoch == epoch and session.state is not SessionState.LOST
+
+    async def acquire(self, kind: RunKind, run_id: str, process: str) -> RunLease:
+        """Take the lock of a kind; it lives until released, or until the store's session ends.
+
+        Raises:
+            RunLockedError: a run of this kind is under way, in this process or another.
+            StoreUnavailableError: no answer; no lock is left.
+            WriteOutcomeUnknownError: no answer; acquiring again settles what is left, and so does the session's end.
+        """
+        if (held := self._held.get(kind)) is not None and held.is_held:
+            raise RunLockedError(kind, Holder(held.run_id, process))
+        path = self._lock_path(kind)
+        data = json.dumps({"run_id": run_id, "process": process}).encode()
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            epoch = self._store.session.epoch
+            with contextlib.suppress(NodeExistsError, WriteOutcomeUnknownError):
+                await create_with_parents(self._store, path, data, "/", is_ephemeral=True)
+            node = await reread(self._store, path)
+            if node is None or not self.is_epoch(epoch):
+                continue
+            if node.stat.ephemeral_owner != self._store.session.session_id:
+                raise RunLockedError(kind, _holder(node.data))
+            if node.data == data:
+                self._held[kind] = RunLease(self, kind, run_id, node.stat.czxid, epoch)
+                return self._held[kind]
+            if (other := self._held.get(kind)) is not None and other.is_held:  # two of this process at once
+                raise RunLockedError(kind, _holder(node.data))
+            await self._drop(path, node)  # left behind by an attempt of this session whose answer was lost
+        raise WriteOutcomeUnknownError(f"locking {kind.value} runs: no attempt could be settled; try again")
+
+    async def release(self, lease: RunLease) -> None:
+        """See ``RunLease.release``."""
+        path = self._lock_path(lease.kind)
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            if not lease.is_held:
+                break
+            node = await reread(self._store, path)
+            if node is None or node.stat.czxid != lease.czxid:
+                break
+            if await self._drop(path, node):
+                break
+        else:
+            raise WriteOutcomeUnknownError(f"releasing the lock of {lease.kind.value} runs: try again")
+        if self._held.get(lease.kind) is lease:
+            del self._held[lease.kind]
+
+    async def holder(self, kind: RunKind) -> Holder | None:
+        """Who runs a check of this kind now; None: nobody.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        try:
+            return _holder((await self._store.get(self._lock_path(kind))).data)
+        except NoNodeError:
+            return None
+
+    async def wait_free(self, kind: RunKind) -> None:
+        """Return once nobody holds the lock of a kind.
+
+        Raises:
+            StoreUnavailableError: no answer, or the session was lost while waiting.
+        """
+        path = self._lock_path(kind)
+        while (stat := await self._store.stat(path)) is not None:
+            await self._store.wait_node_changed(path, stat)
+
+    async def _drop(self, path: str, node: Node) -> bool:
+        """Delete a lock that this session made; whether it is surely gone."""
+        try:
+            await self._store.delete(path, node.stat.version)
+        except (NoNodeError, BadVersionError, WriteOutcomeUnknownError) as error:
+            return isinstance(error, NoNodeError)
+        return True
+
+    def _lock_path(self, kind: RunKind) -> str:
+        return f"{self._locks_path}/{kind.value}"
+
+
+def _holder(data: bytes) -> Holder:
+    try:
+        fields = json.loads(data)
+        return Holder(str(fields["run_id"]), str(fields["process"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return Holder("", "")

@@ -1,0 +1,198 @@
+"""Audit runs in the store, and what became of each, under ``/bkheal/runs/<root>``. See ``run_locks`` and ``run_notes``.
+
+``records/<run_id>`` is one run, kept after its end. It is written by the process that runs it, by compare-and-set from
+what that process last wrote; so once somebody else has called a run abandoned, its former owner cannot call it anything
+else.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
+from bookie.metadata.port import (
+    BadVersionError,
+    MetadataStore,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    WriteOutcomeUnknownError,
+)
+from bookie.metadata.run_locks import Holder, RunLease, RunLockedError, RunLocks
+from bookie.metadata.run_notes import RunNotes
+from bookie.model.errors import ConflictError
+from bookie.model.run import DamagedRunRecordError, RunRecord, RunState, decode_run, encode_run
+
+__all__ = ["Holder", "RunLease", "RunLockedError", "RunTakenError", "Runs"]
+
+_log = logging.getLogger(__name__)
+
+READ_BATCH: Final = 500
+"""Records read at a time: a record has some kilobytes at most."""
+_UNSETTLED_MAX: Final = 16
+"""Writes in a row without an answer: minutes of them, and longer than a session lives without a connection."""
+
+
+class RunTakenError(ConflictError):
+    """Somebody else changed the record of a run: it was called abandoned."""
+
+
+class Runs(RunLocks, RunNotes):
+    """Runs of the cluster at ``ledgers_root``: their records, locks and notes. Use one instance per store."""
+
+    def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
+        RunLocks.__init__(self, store, ledgers_root)
+        RunNotes.__init__(self, store, ledgers_root)
+        self._versions: dict[str, int] = {}
+        """Version of each record that this process wrote last."""
+        self._unsettled: dict[str, deque[bytes]] = {}
+        """What was written with an unknown outcome: where it is found, this process wrote it."""
+
+    async def write(self, record: RunRecord) -> None:
+        """Create the record of a run of this process, or replace it.
+
+        Raises:
+            RunTakenError: somebody else changed it since; it was left as it is.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; writing again is safe.
+        """
+        path, data = self._path("records", record.run_id), encode_run(record)
+        for _ in range(WRITE_ATTEMPTS_MAX):
+            try:
+                self._versions[record.run_id] = await self._put_record(path, data, self._versions.get(record.run_id))
+                break
+            except NoNodeError as error:
+                raise RunTakenError(f"the record of run {record.run_id} was removed") from error
+            except (NodeExistsError, BadVersionError, WriteOutcomeUnknownError) as error:
+                ours = self._unsettled.setdefault(record.run_id, deque(maxlen=_UNSETTLED_MAX))
+                ours.append(data)
+                node = await reread(self._store, path)
+                if node is None or node.data not in ours:
+                    if isinstance(error, WriteOutcomeUnknownError):
+                        raise
+                    raise RunTakenError(f"the record of run {record.run_id} was changed by somebody else") from error
+                self._versions[record.run_id] = node.stat.version
+                if node.data == data:
+                    break
+        else:
+            raise WriteOutcomeUnknownError(f"writing the record of run {record.run_id}: every answer was lost")
+        self._unsettled.pop(record.run_id, None)
+        if record.state.is_final:
+            self._versions.pop(record.run_id, None)
+
+    async def get(self, run_id: str) -> RunRecord | None:
+        """One run; None where there is none of this id, or its record cannot be read.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        found = await self._read([run_id]) if _is_name(run_id) else {}
+        return found[run_id][0] if run_id in found else None
+
+    async def list(self, limit: int) -> builtins.list[RunRecord]:
+        """The newest runs first. A damaged record is logged and left out.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        found = await self._read((await self._ids())[:limit])
+        return [record for record, _ in found.values()]
+
+    async def wait_changed(self, seen: RunRecord) -> RunRecord | None:
+        """Return the record of a run once it differs from ``seen``; None once it is gone.
+
+        Raises:
+            StoreUnavailableError: no answer, or the session was lost while waiting.
+        """
+        path = self._path("records", seen.run_id)
+        while True:
+            stat = await self._store.stat(path)
+            record = await self.get(seen.run_id)
+            if record != seen:
+                return record
+            await self._store.wait_node_changed(path, stat)
+
+    async def abandon_orphans(self, now_ms: int) -> Sequence[RunRecord]:
+        """Mark each run abandoned that has not ended and whose lock nobody holds; return them.
+
+        Records are read before the locks, and changed only as they were read: a run that ends meanwhile keeps its end.
+
+        Raises:
+            StoreUnavailableError: no answer; the next call does the rest.
+        """
+        running = [pair for pair in (await self._read(await self._ids())).values() if not pair[0].state.is_final]
+        holders = {kind: await self.holder(kind) for kind in {record.kind for record, _ in running}}
+        marked = []
+        for record, version in running:
+            holder = holders[record.kind]
+            if holder is not None and holder.run_id == record.run_id:
+                continue
+            ended = replace(
+                record,
+                state=RunState.ABANDONED,
+                finished_ms=now_ms,
+                detail=record.detail or f"its process ({record.process}) went, or lost its session",
+            )
+            try:
+                await self._store.set(self._path("records", record.run_id), encode_run(ended), version)
+                marked.append(ended)
+            except (BadVersionError, NoNodeError, WriteOutcomeUnknownError):
+                continue
+        return marked
+
+    async def prune(self, runs_kept: int) -> int:
+        """Delete all but the newest records; runs that have not ended stay. Return how many went.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        old = (await self._ids())[runs_kept:]
+        keep = {run_id for run_id, (record, _) in (await self._read(old)).items() if not record.state.is_final}
+        gone = [run_id for run_id in old if run_id not in keep]
+        for run_id in gone:
+            try:
+                await self._delete(self._path("records", run_id))
+                await self._delete(self._path("requests", run_id))
+            except NotEmptyError as error:  # somebody put something below it, which is not ours to remove
+                _log.warning("run record is not removed", extra={"run_id": run_id, "reason": str(error)})
+        return len(gone)
+
+    async def _ids(self) -> builtins.list[str]:
+        """Newest first: ids begin with their time."""
+        try:
+            return sorted((await self._store.children(f"{self._base}/records")).names, reverse=True)
+        except NoNodeError:
+            return []
+
+    async def _put_record(self, path: str, data: bytes, version: int | None) -> int:
+        """The version that it has then; None: it is to be created."""
+        if version is not None:
+            return (await self._store.set(path, data, version)).version
+        await create_with_parents(self._store, path, data, "/")
+        return 0
+
+    async def _read(self, run_ids: Sequence[str]) -> dict[str, tuple[RunRecord, int]]:
+        """Records with their versions, in the order of ``run_ids``."""
+        found: dict[str, tuple[RunRecord, int]] = {}
+        for start in range(0, len(run_ids), READ_BATCH):
+            part = run_ids[start : start + READ_BATCH]
+            nodes = await self._store.get_many([self._path("records", run_id) for run_id in part])
+            for run_id, node in zip(part, nodes, strict=True):
+                if node is None:
+                    continue
+                try:
+                    found[run_id] = (decode_run(node.data), node.stat.version)
+                except DamagedRunRecordError as error:
+                    _log.warning("run record is damaged", extra={"run_id": run_id, "reason": str(error)})
+        return found
+
+
+def _is_name(run_id: str) -> bool:
+    """Whether it can be the name of a node: run ids come from outside."""
+    return (
+        bool(run_id) and run_id.isascii() and run_id.isprintable() and "/" not in run_id and run_id not in (".", "..")
+    )

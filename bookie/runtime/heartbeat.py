@@ -1,0 +1,38 @@
+"""Whether the event loop of this process answers, told to other threads: what a liveness probe wants to know.
+
+It depends on nothing outside the process, so that an outage of ZooKeeper restarts nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from bookie.runtime.clock import Clock
+
+INTERVAL_S: Final = 1.0
+SILENCE_S_MAX: Final = 30.0
+"""A loop that was held up for so long does not come back by itself; a garbage collection or a slow disk is shorter."""
+
+
+class Heartbeat:
+    """See the module docstring."""
+
+    def __init__(self, clock: Clock, on_beat: Callable[[], None] | None = None) -> None:
+        """Begin as alive; ``on_beat`` is called on the loop at each beat and must not block or raise."""
+        self._clock = clock
+        self._on_beat = on_beat
+        self._last_s = clock.monotonic_s()
+
+    async def run(self) -> None:
+        """Beat; ends by cancellation alone."""
+        while True:
+            self._last_s = self._clock.monotonic_s()
+            if self._on_beat is not None:
+                self._on_beat()
+            await self._clock.sleep(INTERVAL_S)
+
+    def problem(self) -> str:
+        """Why the loop counts as stuck; empty while it does not. For any thread."""
+        silent_s = self._clock.monotonic_s() - self._last_s
+        return f"the event loop has not answered for {silent_s:.0f} s" if silent_s > SILENCE_S_MAX else ""

@@ -1,0 +1,109 @@
+"""Metrics as data: the one source of what a process registers, what ``docs/metrics.md`` says and what tests check.
+
+Names follow Prometheus: prefix, base units, unit suffix, ``_total`` for counters. A label has a fixed set of values
+that are all shown from the start as 0, so that ``increase()`` sees the first event. Ids of ledgers, entries and runs
+are never labels.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+PREFIX: Final = "bkheal_"
+
+REQUEST_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
+"""From an answer out of memory to a disk in trouble; beyond the last one clients have given up."""
+SYNC_BUCKETS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+"""From a battery-backed cache to a disk in trouble."""
+WORK_BUCKETS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0)
+"""The work on one ledger: a few round trips, or many gigabytes."""
+WAIT_BUCKETS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0, 604_800.0)
+"""Time that data stays with too few copies: seconds to a week."""
+RUN_BUCKETS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14_400.0, 43_200.0, 86_400.0)
+"""One audit run."""
+
+
+class MetricType(enum.StrEnum):
+    """What a metric does over time, in Prometheus' words."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One metric."""
+
+    name: str
+    """In full, as queries name it (a histogram adds ``_bucket``, ``_sum`` and ``_count``)."""
+    type: MetricType
+    help: str
+    """What it counts or measures, in one sentence without a full stop at its end."""
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names and all allowed values."""
+    buckets: tuple[float, ...] = ()
+    """Upper bounds, of a histogram alone."""
+    watch: str = ""
+    """When a person should look, for the document."""
+    is_leader_only: bool = False
+    """Only the auditor that leads shows it."""
+    is_free: bool = False
+    """The labels' values are not fixed (versions, say), so that nothing can be shown before they are known."""
+
+    @property
+    def unit(self) -> str:
+        """Unit of the values; empty for plain numbers."""
+        stem = self.name.removesuffix("_total")
+        return next((unit for unit in ("bytes_per_second", *_UNITS) if stem.endswith(f"_{unit}")), "")
+
+    def combinations(self) -> Iterator[dict[str, str]]:
+        """Every combination of label values; one empty one where there are no labels."""
+        for values in itertools.product(*self.labels.values()):
+            yield dict(zip(self.labels, values, strict=True))
+
+
+_UNITS: Final = ("seconds", "bytes", "ratio", "info")
+_NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_FORBIDDEN_LABELS: Final = frozenset({"ledger", "ledger_id", "entry", "entry_id", "run", "run_id", "le", "quantile"})
+
+
+def problems(definitions: Iterable[Definition]) -> list[str]:
+    """What is wrong with definitions by Prometheus' rules and ours; empty for none."""
+    found: list[str] = []
+    seen: set[str] = set()
+    for definition in definitions:
+        found += [f"{definition.name}: {problem}" for problem in _problems_of(definition)]
+        stem = definition.name.removesuffix("_total")  # OpenMetrics names a counter's family so
+        if stem in seen:
+            found.append(f"{definition.name}: {stem} is defined twice")
+        seen.add(stem)
+    return found
+
+
+def _problems_of(definition: Definition) -> Iterator[str]:
+    name, is_counter = definition.name, definition.type is MetricType.COUNTER
+    if not name.startswith(PREFIX) or not _NAME.fullmatch(name):
+        yield f"is not {PREFIX}snake_case"
+    if is_counter != name.endswith("_total"):
+        yield "counters end in _total, and nothing else does"
+    if name.endswith(("_count", "_sum", "_bucket", "_created")):
+        yield "has a suffix that belongs to histograms"
+    if not definition.help or definition.help.endswith(".") or "\n" in definition.help:
+        yield "help is one sentence without a full stop"
+    if (definition.type is MetricType.HISTOGRAM) != bool(definition.buckets):
+        yield "histograms have buckets, and nothing else has"
+    if list(definition.buckets) != sorted(set(definition.buckets)):
+        yield "buckets do not ascend"
+    if definition.type is MetricType.HISTOGRAM and not definition.unit:
+        yield "has no unit"
+    for label, values in definition.labels.items():
+        if label in _FORBIDDEN_LABELS or not _NAME.fullmatch(label):
+            yield f"label {label} is reserved, or not bounded"
+        if len(set(values)) != len(values) or (not values and not definition.is_free):
+            yield f"label {label} needs values, each once"

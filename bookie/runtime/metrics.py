@@ -1,0 +1,144 @@
+"""The metrics of one process: a registry of its own, made from definitions, and how it is shown.
+
+There is no global state: each process (and each test) makes its own ``MetricSet``. Reading and changing values is safe
+from any thread; nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+    make_wsgi_app,
+)
+
+from bookie.model.errors import InvariantError
+from bookie.runtime.metric_definitions import Definition, MetricType
+
+BUILD_INFO: Final = "bkheal_build_info"
+SESSION: Final = "bkheal_zookeeper_session_connected"
+
+COMMON: Final = (
+    Definition(
+        BUILD_INFO,
+        MetricType.GAUGE,
+        "Always 1; the labels say which version of which process this is",
+        {"version": (), "component": ()},
+        watch="two versions run for longer than a roll-out takes",
+        is_free=True,
+    ),
+    Definition(
+        SESSION,
+        MetricType.GAUGE,
+        "Whether this process has a connected session with ZooKeeper (1) or not (0)",
+        watch="it is 0 for minutes: the process can see and change nothing",
+    ),
+)
+"""What every process shows."""
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class MetricSet:
+    """See the module docstring."""
+
+    def __init__(self, component: str, version: str, definitions: Iterable[Definition]) -> None:
+        """Register everything and set it to 0.
+
+        Args:
+            component: which process: ``auditor``, ``replicator`` or ``bookie``.
+            version: of the program.
+            definitions: what it shows beside ``COMMON`` and the collectors of the process and of Python.
+        """
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a switch of the library; all of ours want it
+        self.component = component
+        self.version = version
+        self.registry = CollectorRegistry(auto_describe=True)
+        self._children: dict[tuple[str, Labels], Any] = {}
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+        for definition in (*COMMON, *definitions):
+            self._register(definition)
+        build = self._children[BUILD_INFO, ()].labels(version=version, component=component)
+        build.set(1)
+
+    def counter(self, name: str, **labels: str) -> Counter:
+        """The counter with these labels, to be kept by who counts often.
+
+        Raises:
+            InvariantError: not defined with these labels; the same for ``gauge`` and ``histogram``.
+        """
+        return cast(Counter, self._child(name, labels, Counter))
+
+    def gauge(self, name: str, **labels: str) -> Gauge:
+        """The gauge with these labels."""
+        return cast(Gauge, self._child(name, labels, Gauge))
+
+    def histogram(self, name: str, **labels: str) -> Histogram:
+        """The histogram with these labels."""
+        return cast(Histogram, self._child(name, labels, Histogram))
+
+    def watch(self, name: str, read: Callable[[], float], **labels: str) -> None:
+        """Show what ``read`` returns at each look. It is called in other threads: reads of plain attributes alone."""
+        self.gauge(name, **labels).set_function(read)
+
+    def _register(self, definition: Definition) -> None:
+        kind = {MetricType.COUNTER: Counter, MetricType.GAUGE: Gauge, MetricType.HISTOGRAM: Histogram}[definition.type]
+        more = {"buckets": definition.buckets} if definition.buckets else {}
+        metric: Any = kind(definition.name, definition.help, tuple(definition.labels), registry=self.registry, **more)
+        if not definition.labels or definition.is_free:
+            self._children[definition.name, ()] = metric
+            return
+        for labels in definition.combinations():
+            self._children[definition.name, _key(labels)] = metric.labels(**labels)
+
+    def _child(self, name: str, labels: Mapping[str, str], kind: type[Any]) -> Any:
+        child = self._children.get((name, _key(labels)))
+        if not isinstance(child, kind):
+            raise InvariantError(f"no {kind.__name__.lower()} {name} with labels {dict(labels)} is defined")
+        return child
+
+
+@dataclass(frozen=True, slots=True)
+class Exposition:
+    """One rendering of a registry."""
+
+    headers: tuple[tuple[str, str], ...]
+    """Content type, and the encoding where the body is compressed."""
+    body: bytes
+
+
+def render(registry: CollectorRegistry, accept: str = "", accept_encoding: str = "") -> Exposition:
+    """Render a registry: text or OpenMetrics by ``accept``, compressed where ``accept_encoding`` names gzip.
+
+    For any HTTP server; takes some milliseconds. Raises what a collector of the registry raises.
+    """
+    headers: list[tuple[str, str]] = []
+
+    def started(status: str, given: list[tuple[str, str]], error: object = None) -> Callable[[bytes], object]:
+        headers.extend(given)
+        return headers.append  # type: ignore[return-value]  # the old "write" function, which nobody calls
+
+    asked = {
+        "REQUEST_METHOD": "GET",
+        "PATH_INFO": "/metrics",
+        "QUERY_STRING": "",
+        "HTTP_ACCEPT": accept,
+        "HTTP_ACCEPT_ENCODING": accept_encoding,
+    }
+    body = b"".join(make_wsgi_app(registry)(asked, started))
+    return Exposition(tuple(headers), body)
+
+
+def _key(labels: Mapping[str, str]) -> Labels:
+    return tuple(sorted(labels.items()))

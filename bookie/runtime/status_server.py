@@ -1,0 +1,262 @@
+"""A small HTTP server beside the real work of a process: ``/metrics``, ``/livez``, ``/readyz``, ``/version``.
+
+It runs in threads of its own, so that a busy event loop shows as "not alive" and not as silence. Unlike the server that
+prometheus-client has, it carries the other paths, shakes hands over TLS in the connection's own thread (a client that
+is mute at that point must not stop the others), and bounds threads and time.
+
+With a client CA, ``/metrics`` and ``/version`` are for clients with a certificate that it signed. The two probes are
+for everybody, because a kubelet has none; they say no more than yes, no and why.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any, Final
+
+from bookie.model.errors import PermanentError
+from bookie.runtime.metrics import MetricSet
+from bookie.runtime.status_pages import Health, Page, Pages
+
+_log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 16
+"""Connections at once; one more is closed at once. A scraper and a few probes use one each."""
+DEADLINE_S: Final = 10.0
+"""From accepting a connection to its end, however slowly its client reads and writes."""
+_STOP_S: Final = 5.0
+_LOOK_S: Final = 0.25
+RENEW_S: Final = 30.0
+"""Between two looks whether the TLS files were replaced."""
+
+
+class StatusServerError(PermanentError):
+    """The server cannot start as its settings say."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusServerSettings:
+    """Where to listen. Without ``cert``, plain HTTP: nothing secret is served, and other hosts must be asked for."""
+
+    port: int
+    """0: any free port."""
+    host: str = "127.0.0.1"
+    cert: Path | None = None
+    """PEM file of the certificate chain; switches TLS on."""
+    key: Path | None = None
+    client_ca: Path | None = None
+    """PEM file; see the module docstring."""
+
+    def problems(self) -> list[str]:
+        """What cannot work, as far as the values alone tell; empty for nothing."""
+        found = []
+        if not 0 <= self.port <= 65535:
+            found.append(f"HTTP port {self.port} is not in 0 to 65535")
+        if (self.cert is None) != (self.key is None):
+            found.append("the certificate for HTTP and its key go together: give both, or neither")
+        if self.client_ca is not None and self.cert is None:
+            found.append("a client CA for HTTP needs a certificate and its key as well")
+        return found
+
+
+class StatusServer:
+    """See the module docstring. Listens when it is made, answers between ``start`` and ``stop``."""
+
+    def __init__(self, settings: StatusServerSettings, metrics: MetricSet, health: Health) -> None:
+        """Bind.
+
+        Raises:
+            StatusServerError: the settings make no sense, the port is taken, or a TLS file cannot be used.
+        """
+        if problems := settings.problems():
+            raise StatusServerError("; ".join(problems))
+        tls = _Tls(settings) if settings.cert is not None else None
+        self._server = _Server(settings, tls, Pages(metrics, health, needs_certificate=settings.client_ca is not None))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK_S,), name="http", daemon=True)
+        scheme = "http" if tls is None else "https"
+        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self.port = int(self._server.server_address[1])
+        self.url = f"{scheme}://{shown}:{self.port}"
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening. May wait for a quarter of a second; what is being answered has its deadline."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join(_STOP_S)
+        self._server.server_close()
+
+
+class _Server(ThreadingMixIn, TCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, settings: StatusServerSettings, tls: _Tls | None, pages: Pages) -> None:
+        self.pages = pages
+        self._tls = tls
+        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, float] = {}
+        try:
+            found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            self.address_family = found[0][0]
+            super().__init__(found[0][4][:2], _Handler)  # type: ignore[arg-type]
+        except OSError as error:
+            raise StatusServerError(
+                f"cannot listen for HTTP on {settings.host}:{settings.port}: {error.strerror or error}; "
+                "give another port, or 0 for any"
+            ) from error
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        request.settimeout(DEADLINE_S)
+        with self._lock:
+            self._open[request] = time.monotonic() + DEADLINE_S
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread could be started
+            self._leave(request)
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._leave(request)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        if self._tls is None:
+            super().finish_request(request, client_address)
+            return
+        # A second descriptor, so that the deadline can end the connection whatever TLS makes of the first one.
+        with self._tls.context.wrap_socket(request.dup(), server_side=True) as secured:
+            super().finish_request(secured, client_address)
+
+    def service_actions(self) -> None:
+        """Called every quarter of a second: end what takes too long, and look at the TLS files now and then."""
+        now_s = time.monotonic()
+        if self._tls is not None:
+            self._tls.renew(now_s)
+        with self._lock:
+            for request, until_s in self._open.items():
+                if until_s <= now_s:
+                    _hang_up(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went or does not speak our language is no news; anything else is a bug."""
+        _log.debug("HTTP connection ended early", exc_info=True)
+
+    def _leave(self, request: socket.socket) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        self._places.release()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version = "bkheal"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._answer(is_body_sent=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(is_body_sent=False)
+
+    def _refuse(self) -> None:
+        self._send(Page(HTTPStatus.METHOD_NOT_ALLOWED, b"GET and HEAD alone\n", (("Allow", "GET, HEAD"),)), True)
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse  # noqa: N815 (names of the standard library)
+
+    def _answer(self, *, is_body_sent: bool) -> None:
+        connection = self.connection
+        has_certificate = isinstance(connection, ssl.SSLSocket) and bool(connection.getpeercert())
+        accept, accept_encoding = self.headers.get("Accept", ""), self.headers.get("Accept-Encoding", "")
+        try:
+            page = self.server.pages.page(self.path, accept, accept_encoding, has_certificate=has_certificate)
+        except Exception:  # noqa: BLE001 (task boundary: one page that fails is one answer)
+            _log.exception("HTTP page failed", extra={"path": self.path[:200]})
+            page = Page(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error, see the log\n")
+        self._send(page, is_body_sent)
+
+    def _send(self, page: Page, is_body_sent: bool) -> None:
+        self.send_response(page.status)
+        headers = (*page.headers, ("Content-Length", str(len(page.body))))
+        for name, value in (*headers, ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")):
+            self.send_header(name, value)
+        self.end_headers()
+        if is_body_sent:
+            self.wfile.write(page.body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Probes and scrapes are not worth a line each."""
+
+
+def _hang_up(request: socket.socket) -> None:
+    try:
+        request.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it has ended meanwhile
+
+
+class _Tls:
+    """The TLS context, made anew when its files were replaced. One that cannot be used leaves the old one in place."""
+
+    def __init__(self, settings: StatusServerSettings) -> None:
+        self._settings = settings
+        self._files = [path for path in (settings.cert, settings.key, settings.client_ca) if path is not None]
+        self._times = self._modified()
+        self._look_again_s = 0.0
+        self.context = _tls_context(settings, self._files)
+
+    def renew(self, now_s: float) -> None:
+        """Look at the files, if it is time."""
+        if now_s < self._look_again_s:
+            return
+        self._look_again_s = now_s + RENEW_S
+        times = self._modified()
+        if times == self._times:
+            return
+        try:
+            self.context = _tls_context(self._settings, self._files)
+        except StatusServerError as error:  # perhaps half-way through being replaced
+            _log.warning("TLS files changed and cannot be used", extra={"error": str(error)})
+        else:
+            self._times = times
+            _log.info("TLS files read again", extra={"cert": str(self._settings.cert)})
+
+    def _modified(self) -> list[int]:
+        try:
+            return [path.stat().st_mtime_ns for path in self._files]
+        except OSError:
+            return []
+
+
+def _tls_context(settings: StatusServerSettings, files: Sequence[Path]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(files[0], settings.key)
+        if settings.client_ca is not None:
+            context.load_verify_locations(settings.client_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL  # what is shown must verify; who must show one is decided per path
+    except OSError as error:  # ssl.SSLError is one
+        named = ", ".join(map(str, files))
+        raise StatusServerError(f"cannot use the TLS files for HTTP ({named}): {error}") from error
+    return context

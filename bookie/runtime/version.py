@@ -1,0 +1,13 @@
+"""Which version of the program this is."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def installed_version() -> str:
+    """Version of the installed package; ``unknown`` where the code runs without having been installed."""
+    try:
+        return version("bkheal")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,170 @@
+"""What a bookie process shows of itself, and the code that keeps it up to date.
+
+Requests are counted where they are answered, once for each batch and never for each entry. What has to be looked up
+(disks, limbo) is looked up now and then by ``Sampler``, so that a scrape waits for nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from bookie.model.errors import BkhealError
+from bookie.runtime.clock import Clock
+from bookie.runtime.metric_definitions import REQUEST_BUCKETS_S, SYNC_BUCKETS_S, Definition, MetricType
+from bookie.runtime.metrics import MetricSet
+from bookie.storage.port import Disk
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import Status
+
+_log = logging.getLogger(__name__)
+
+COMPONENT: Final = "bookie"
+
+OPERATIONS: Final = (
+    "add",
+    "read",
+    "read_last",
+    "fence",
+    "read_lac",
+    "wait_lac",
+    "write_lac",
+    "list_entries",
+    "info",
+)
+CANCELLED: Final = "cancelled"
+"""Instead of a status: the caller went before the answer."""
+STATUSES: Final = (*(status.name.lower() for status in Status if status < 100), CANCELLED)
+DISKS: Final = ("journal", "ledgers")
+
+REGISTERED: Final = "bkheal_bookie_registered"
+WRITABLE: Final = "bkheal_bookie_writable"
+REQUESTS: Final = "bkheal_bookie_requests_total"
+REQUEST_DURATION: Final = "bkheal_bookie_request_duration_seconds"
+ADDED_ENTRIES: Final = "bkheal_bookie_added_entries_total"
+ADDED_BYTES: Final = "bkheal_bookie_added_bytes_total"
+READ_ENTRIES: Final = "bkheal_bookie_read_entries_total"
+READ_BYTES: Final = "bkheal_bookie_read_bytes_total"
+DISK_TOTAL: Final = "bkheal_bookie_disk_total_bytes"
+DISK_FREE: Final = "bkheal_bookie_disk_free_bytes"
+LEDGERS: Final = "bkheal_bookie_ledgers"
+LIMBO: Final = "bkheal_bookie_limbo_ledgers"
+COLLECTED: Final = "bkheal_bookie_collected_ledgers_total"
+SYNC_DURATION: Final = "bkheal_bookie_journal_sync_duration_seconds"
+
+_COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
+_BY_OPERATION: Final[Mapping[str, tuple[str, ...]]] = {"operation": OPERATIONS}
+_BY_DISK: Final[Mapping[str, tuple[str, ...]]] = {"disk": DISKS}
+
+BOOKIE: Final = (
+    Definition(
+        REGISTERED,
+        _GAUGE,
+        "Whether clients can find this bookie in ZooKeeper (1) or not (0)",
+        watch="it is 0 for longer than a restart takes",
+    ),
+    Definition(
+        WRITABLE,
+        _GAUGE,
+        "Whether this bookie is registered and takes new data (1), or is read-only or not registered (0)",
+        watch="it is 0 while registered is 1: a disk is nearly full, or the bookie is being drained",
+    ),
+    Definition(
+        REQUESTS,
+        _COUNTER,
+        "Requests answered; an add is one request whatever it carries, cancelled means that the caller did not wait",
+        {"operation": OPERATIONS, "status": STATUSES},
+        watch="io_error or corrupt increase; too_many_requests is a large part",
+    ),
+    Definition(
+        REQUEST_DURATION,
+        _HISTOGRAM,
+        "Time to answer a request; wait_lac is a long poll and takes as long as it was asked to",
+        _BY_OPERATION,
+        REQUEST_BUCKETS_S,
+        watch="the 99th percentile of add grows",
+    ),
+    Definition(ADDED_ENTRIES, _COUNTER, "Entries stored durably for callers that waited for the answer"),
+    Definition(ADDED_BYTES, _COUNTER, "Bytes of those entries, with headers and digests"),
+    Definition(READ_ENTRIES, _COUNTER, "Entries sent in answers to read and read_last"),
+    Definition(READ_BYTES, _COUNTER, "Bytes of those entries, with headers and digests"),
+    Definition(DISK_TOTAL, _GAUGE, "Size of the device that holds the directory", _BY_DISK),
+    Definition(
+        DISK_FREE, _GAUGE, "Free space on that device", _BY_DISK, watch="the trend reaches the read-only threshold"
+    ),
+    Definition(LEDGERS, _GAUGE, "Ledgers that this bookie knows, by an entry, a fence or limbo"),
+    Definition(
+        LIMBO,
+        _GAUGE,
+        "Ledgers of which earlier disks may have held more than is here; repair copies it again",
+        watch="it does not shrink for hours while replicators run",
+    ),
+    Definition(
+        COLLECTED,
+        _COUNTER,
+        "Ledgers whose entries were deleted here because nobody needs them here any more",
+        watch="it grows although nobody deletes ledgers",
+    ),
+    Definition(
+        SYNC_DURATION,
+        _HISTOGRAM,
+        "Time of one group commit of the journal: write and sync",
+        buckets=SYNC_BUCKETS_S,
+        watch="the 99th percentile grows: the disk under every add is slow",
+    ),
+)
+"""What a bookie shows beside what every process shows."""
+
+SAMPLE_INTERVAL_S: Final = 10.0
+"""Between two looks at the disks."""
+LIMBO_INTERVAL_S: Final = 60.0
+"""Between two counts of the ledgers in limbo, each a pass over all ledgers; there are some only after a lost disk."""
+_LIMBO_PAGE: Final = 1000
+
+
+def bookie_metrics(version: str) -> MetricSet:
+    """The metrics of one bookie process, all 0."""
+    return MetricSet(COMPONENT, version, BOOKIE)
+
+
+class Sampler:
+    """Looks up what cannot be read at once."""
+
+    def __init__(self, metrics: MetricSet, disks: Mapping[str, Disk], storage: LedgerStorage, clock: Clock) -> None:
+        """Do nothing yet; ``disks`` has one of each of ``DISKS``."""
+        self._disks = [
+            (disk, metrics.gauge(DISK_TOTAL, disk=name), metrics.gauge(DISK_FREE, disk=name))
+            for name, disk in disks.items()
+        ]
+        self._limbo = metrics.gauge(LIMBO)
+        self._storage = storage
+        self._clock = clock
+        self._count_again_s: float | None = clock.monotonic_s()
+
+    async def run(self) -> None:
+        """Look again and again; ends by cancellation alone."""
+        while True:
+            await self.look()
+            await self._clock.sleep(SAMPLE_INTERVAL_S)
+
+    async def look(self) -> None:
+        """Look once. Where a disk does not answer, the last figures stay; requests show what is wrong with it."""
+        try:
+            for disk, total, free in self._disks:
+                total_bytes, free_bytes = await disk.space()
+                total.set(total_bytes)
+                free.set(free_bytes)
+            if self._count_again_s is not None and self._count_again_s <= self._clock.monotonic_s():
+                await self._count_limbo()
+        except BkhealError as error:
+            _log.debug("a disk could not be looked at", extra={"error": str(error)})
+
+    async def _count_limbo(self) -> None:
+        """Limbo begins before a bookie serves and only shrinks afterwards: once there is none, there will be none."""
+        count, after = 0, -1
+        while page := await self._storage.limbo_ids(after, _LIMBO_PAGE):
+            count, after = count + len(page), page[-1]
+            await self._clock.sleep(0)
+        self._limbo.set(count)
+        self._count_again_s = self._clock.monotonic_s() + LIMBO_INTERVAL_S if count else None

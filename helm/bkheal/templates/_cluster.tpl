@@ -1,0 +1,65 @@
+{{/* Which cluster, and checks that a schema cannot make. */}}
+
+{{- define "bkheal.isK8sClient" -}}
+{{- if and (eq .Values.spark.mode "k8s-client") (ne .Values.mode "none") }}true{{ end -}}
+{{- end -}}
+
+{{/* The prefix of the Apache Pulsar chart's names, by its own rule. */}}
+{{- define "bkheal.pulsarFullname" -}}
+{{- $release := .Values.bookkeeper.pulsar.release -}}
+{{- if contains "pulsar" $release }}{{ $release }}{{ else }}{{ $release }}-pulsar{{ end -}}
+{{- end -}}
+
+{{- define "bkheal.metadataUri" -}}
+{{- with .Values.bookkeeper -}}
+{{- if .metadataServiceUri -}}
+{{- .metadataServiceUri -}}
+{{- else if .pulsar.release -}}
+{{- printf "zk+hierarchical://%s-zookeeper:2181%s/ledgers" (include "bkheal.pulsarFullname" $) (trimSuffix "/" .pulsar.metadataPrefix) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether anything in this release calls bookies. */}}
+{{- define "bkheal.callsBookies" -}}
+{{- if or .Values.replicator.enabled (eq .Values.mode "service") (and (eq .Values.mode "cron") .Values.cron.kinds.replicas.enabled) }}true{{ end -}}
+{{- end -}}
+
+{{- define "bkheal.check" -}}
+{{- $b := .Values.bookkeeper -}}
+{{- $named := 0 -}}
+{{- range list $b.metadataServiceUri $b.existingConfigMap.name $b.pulsar.release -}}
+{{- if . }}{{ $named = add $named 1 }}{{ end -}}
+{{- end -}}
+{{- if ne (int $named) 1 -}}
+{{- fail "name the cluster by exactly one of bookkeeper.metadataServiceUri, bookkeeper.existingConfigMap.name and bookkeeper.pulsar.release" -}}
+{{- end -}}
+{{- if and .Values.bookies.enabled $b.pulsar.release -}}
+{{- fail "bookies.enabled: these bookies cannot join a Pulsar cluster, whose clients do not speak their protocol; give them a root of their own" -}}
+{{- end -}}
+{{- if and .Values.bookies.enabled .Values.bookies.tls.enabled (not .Values.bookies.tls.existingSecret) -}}
+{{- fail "bookies.tls.enabled needs bookies.tls.existingSecret" -}}
+{{- end -}}
+{{- if and .Values.bookies.enabled (include "bkheal.callsBookies" .) (ne .Values.bookies.tls.enabled (ne $b.clientTls.existingSecret "")) -}}
+{{- fail "bookies.tls.enabled and bookkeeper.clientTls.existingSecret go together: replicators and audits call these bookies" -}}
+{{- end -}}
+{{- if and (include "bkheal.isK8sClient" .) (not .Values.reports.persistence.enabled) -}}
+{{- fail "spark.mode=k8s-client: executors write the report, so it needs a volume that all pods share; set reports.persistence.enabled" -}}
+{{- end -}}
+{{- if and (include "bkheal.isK8sClient" .) .Values.config.auditor.ui_allow_anonymous -}}
+{{- fail "config.auditor.ui_allow_anonymous is for spark.mode=local: with k8s-client the Spark UI listens on all addresses, so anybody there could start runs" -}}
+{{- end -}}
+{{- if and .Values.spark.eventLog.enabled (not .Values.spark.eventLog.dir) -}}
+{{- fail "spark.eventLog.enabled needs spark.eventLog.dir" -}}
+{{- end -}}
+{{- with .Values.replicator.autoscaling -}}
+{{- if and $.Values.replicator.enabled .enabled -}}
+{{- if gt (int .minReplicas) (int .maxReplicas) -}}
+{{- fail "replicator.autoscaling: minReplicas is greater than maxReplicas" -}}
+{{- end -}}
+{{- if and (eq .type "keda") (not .prometheusAddress) -}}
+{{- fail "replicator.autoscaling.type=keda needs replicator.autoscaling.prometheusAddress" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,96 @@
+{{/* Names, labels and the image. CronJob names are limited to 52 characters, so the prefix to 36. */}}
+
+{{- define "bkheal.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 36 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "bkheal.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 36 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "bkheal.name" . -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 36 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 36 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels that never change: of (dict "root" $ "component" "auditor"). */}}
+{{- define "bkheal.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "bkheal.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "bkheal.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{ include "bkheal.selectorLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: bkheal
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels of pods: as above, without the version of the chart, which would restart them for nothing. */}}
+{{- define "bkheal.podLabels" -}}
+{{ include "bkheal.selectorLabels" . }}
+app.kubernetes.io/part-of: bkheal
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- with .values.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The whole metadata of an object: (dict "root" $ "component" c "name" n "annotations" a). */}}
+{{- define "bkheal.metadata" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "bkheal.labels" . | nindent 2 }}
+  {{- with .extraLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- $annotations := merge (dict) (default (dict) .annotations) .root.Values.commonAnnotations }}
+{{- with $annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "bkheal.image" -}}
+{{- $image := .Values.image -}}
+{{- $name := $image.repository -}}
+{{- if $image.registry }}{{ $name = printf "%s/%s" $image.registry $name }}{{ end -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $name $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $name (default .Chart.AppVersion $image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "bkheal.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "bkheal.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "bkheal.driverServiceAccountName" -}}
+{{- if .Values.spark.k8s.serviceAccount.create -}}
+{{- default (printf "%s-driver" (include "bkheal.fullname" .)) .Values.spark.k8s.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.spark.k8s.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whole numbers as such: YAML's come as floating point, which prints large ones as 1e+09. */}}
+{{- define "bkheal.number" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{ int64 . }}{{- else -}}{{ . }}{{- end -}}
+{{- end -}}

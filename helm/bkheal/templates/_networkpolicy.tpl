@@ -1,0 +1,34 @@
+{{/* Rules of NetworkPolicies. No peers: for ingress this namespace, for egress anywhere. Pods of `helm test` always get in. */}}
+{{- define "bkheal.policyPorts" -}}
+ports:
+  {{- range . }}
+  - {port: {{ . }}, protocol: TCP}
+  {{- end }}
+{{- end -}}
+{{- define "bkheal.ingressRule" }}
+- from:
+    {{- if .from }}
+    {{- toYaml .from | nindent 4 }}
+    - podSelector:
+        matchLabels:
+          {{- include "bkheal.selectorLabels" (dict "root" .root "component" "test") | nindent 10 }}
+    {{- else }}
+    - podSelector: {}
+    {{- end }}
+  {{- include "bkheal.policyPorts" .ports | nindent 2 }}
+{{- end -}}
+{{- define "bkheal.egressRule" }}
+- {{ include "bkheal.policyPorts" .ports | nindent 2 | trim }}
+  {{- with .to }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end -}}
+{{- define "bkheal.sparkPeers" -}}
+- podSelector:
+    matchLabels:
+      app.kubernetes.io/name: {{ include "bkheal.name" . }}
+      app.kubernetes.io/instance: {{ .Release.Name }}
+    matchExpressions:
+      - {key: app.kubernetes.io/component, operator: In, values: [auditor, audit, executor]}
+{{- end -}}

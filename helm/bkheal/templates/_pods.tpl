@@ -1,0 +1,245 @@
+{{/* What all pods have in common. Each takes (dict "root" $ "component" c "values" .Values.c …). */}}
+
+{{- define "bkheal.podAnnotations" -}}
+checksum/config: {{ include (printf "bkheal.config.%s" .config) .root | cat (.root.Values.placement.topology | toJson) | sha256sum }}
+{{- if .spark }}
+checksum/spark: {{ include "bkheal.sparkFiles" .root | sha256sum }}
+{{- end }}
+{{- if and .root.Values.metrics.annotations .port }}
+prometheus.io/scrape: "true"
+prometheus.io/path: /metrics
+prometheus.io/port: {{ .port | quote }}
+{{- end }}
+{{- with .values.podAnnotations }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* From service account to scheduling. */}}
+{{- define "bkheal.podSettings" -}}
+{{- $isDriver := and .spark (include "bkheal.isK8sClient" .root) -}}
+serviceAccountName: {{ if $isDriver }}{{ include "bkheal.driverServiceAccountName" .root }}{{ else }}{{ include "bkheal.serviceAccountName" .root }}{{ end }}
+automountServiceAccountToken: {{ if $isDriver }}true{{ else }}false{{ end }}
+enableServiceLinks: false
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+securityContext:
+  {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
+terminationGracePeriodSeconds: {{ .values.terminationGracePeriodSeconds }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- include "bkheal.spread" . }}
+{{- end -}}
+
+{{- define "bkheal.spread" -}}
+{{- $preset := default "none" .values.podAntiAffinityPreset }}
+{{- if .values.affinity }}
+affinity:
+  {{- toYaml .values.affinity | nindent 2 }}
+{{- else if ne $preset "none" }}
+affinity:
+  podAntiAffinity:
+    {{- if eq $preset "hard" }}
+    requiredDuringSchedulingIgnoredDuringExecution:
+      - topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            {{- include "bkheal.selectorLabels" . | nindent 12 }}
+    {{- else }}
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "bkheal.selectorLabels" . | nindent 14 }}
+    {{- end }}
+{{- end }}
+{{- with .values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- range . }}
+  {{- $constraint := deepCopy . }}
+  {{- if not (hasKey $constraint "labelSelector") }}
+  {{- $_ := set $constraint "labelSelector" (dict "matchLabels" (include "bkheal.selectorLabels" $ | fromYaml)) }}
+  {{- end }}
+  - {{ toYaml $constraint | nindent 4 | trim }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Image and security of any container of ours. */}}
+{{- define "bkheal.container" -}}
+image: {{ include "bkheal.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+securityContext:
+  {{- toYaml .Values.containerSecurityContext | nindent 2 }}
+{{- end -}}
+
+{{/* Where the cluster is; the one thing that every command needs. */}}
+{{- define "bkheal.clusterEnv" -}}
+- name: BKHEAL_METADATA_URI
+{{- if .Values.bookkeeper.existingConfigMap.name }}
+  valueFrom:
+    configMapKeyRef:
+      name: {{ .Values.bookkeeper.existingConfigMap.name }}
+      key: {{ .Values.bookkeeper.existingConfigMap.key }}
+{{- else }}
+  value: {{ include "bkheal.metadataUri" . | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "bkheal.env" -}}
+{{ include "bkheal.clusterEnv" .root }}
+- name: BKHEAL_CONFIG
+  value: {{ include "bkheal.paths.config" .root }}/bkheal.toml
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- if .spark }}
+- name: SPARK_CONF_DIR
+  value: /etc/bkheal-spark
+- name: SPARK_LOCAL_DIRS
+  value: /var/lib/bkheal/spark
+{{- if include "bkheal.isK8sClient" .root }}
+- name: PYSPARK_SUBMIT_ARGS
+  value: --conf spark.driver.host=$(POD_IP) --conf spark.kubernetes.driver.pod.name=$(POD_NAME) pyspark-shell
+{{- end }}
+{{- end }}
+{{- with .values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "bkheal.envFrom" -}}
+{{- with .values.extraEnvFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "bkheal.mounts" -}}
+- {name: config, mountPath: {{ include "bkheal.paths.config" .root }}, readOnly: true}
+- {name: tmp, mountPath: /tmp}
+{{- if .spark }}
+- {name: spark-conf, mountPath: /etc/bkheal-spark, readOnly: true}
+- {name: spark-local, mountPath: /var/lib/bkheal/spark}
+- {name: reports, mountPath: {{ include "bkheal.paths.reports" .root }}}
+{{- end }}
+{{- if ne .component "bookie" }}
+{{- include "bkheal.clientTlsMount" .root }}
+{{- end }}
+{{- with .values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "bkheal.volumes" -}}
+- name: config
+  configMap:
+    name: {{ include "bkheal.fullname" .root }}-config
+    items:
+      - {key: {{ .config }}.toml, path: bkheal.toml}
+      {{- if .root.Values.placement.topology }}
+      - {key: topology.json, path: topology.json}
+      {{- end }}
+- name: tmp
+  emptyDir: {}
+{{- if .spark }}
+- name: spark-conf
+  configMap:
+    name: {{ include "bkheal.fullname" .root }}-spark
+- name: spark-local
+  emptyDir: {}
+{{ include "bkheal.reportsVolume" .root }}
+{{- end }}
+{{- if ne .component "bookie" }}
+{{- include "bkheal.clientTlsVolume" .root }}
+{{- end }}
+{{- with .values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The certificate for calls to bookies: of replicators, audits and the executors of audits. */}}
+{{- define "bkheal.clientTlsMount" -}}
+{{- if .Values.bookkeeper.clientTls.existingSecret }}
+- {name: client-tls, mountPath: {{ include "bkheal.paths.clientTls" . }}, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "bkheal.clientTlsVolume" -}}
+{{- with .Values.bookkeeper.clientTls }}
+{{- if .existingSecret }}
+- name: client-tls
+  secret:
+    secretName: {{ .existingSecret }}
+    defaultMode: 0440
+    items:
+      - {key: {{ .caKey }}, path: ca.crt}
+      - {key: {{ .certKey }}, path: tls.crt}
+      - {key: {{ .keyKey }}, path: tls.key}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "bkheal.reportsVolume" -}}
+- name: reports
+{{- if .Values.reports.persistence.enabled }}
+  persistentVolumeClaim:
+    claimName: {{ default (printf "%s-reports" (include "bkheal.fullname" .)) .Values.reports.persistence.existingClaim }}
+{{- else }}
+  emptyDir: {}
+{{- end }}
+{{- end -}}
+
+{{/* Probes on the port named http: (dict "probes" … "scheme" "HTTP" | "HTTPS" | "TCP"). */}}
+{{- define "bkheal.probes" -}}
+{{- $paths := dict "startup" "/livez" "liveness" "/livez" "readiness" "/readyz" }}
+{{- $scheme := default "HTTP" .scheme }}
+{{- range $kind := list "startup" "liveness" "readiness" }}
+{{ $kind }}Probe:
+  {{- if eq $scheme "TCP" }}
+  tcpSocket: {port: http}
+  {{- else }}
+  httpGet: {path: {{ get $paths $kind }}, port: http, scheme: {{ $scheme }}}
+  {{- end }}
+  {{- toYaml (get $.probes $kind) | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Makes the cluster's root unless it is there. Of several at once one succeeds, and the others then find it. */}}
+{{- define "bkheal.initContainers" -}}
+{{- $init := .root.Values.bookkeeper.init.enabled }}
+{{- if or $init .values.initContainers }}
+initContainers:
+  {{- if $init }}
+  - name: cluster-init
+    {{- include "bkheal.container" .root | nindent 4 }}
+    command: [/bin/sh, -c, "bkheal status >/dev/null 2>&1 || bkheal cluster init || bkheal status"]
+    env:
+      {{- include "bkheal.clusterEnv" .root | nindent 6 }}
+    resources:
+      requests: {cpu: 100m, memory: 128Mi}
+      limits: {memory: 512Mi}
+    volumeMounts:
+      - {name: tmp, mountPath: /tmp}
+  {{- end }}
+  {{- with .values.initContainers }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,151 @@
+{{/* Configuration files. Keys that users give win; values are texts, numbers, booleans or lists, for which TOML and
+JSON are the same. */}}
+
+{{- define "bkheal.toml" -}}
+{{- range $key := keys . | sortAlpha }}
+{{- $value := get $ $key }}
+{{ $key }} = {{ if kindIs "float64" $value }}{{ include "bkheal.number" $value }}{{ else }}{{ $value | toJson }}{{ end }}
+{{- end }}
+{{- end -}}
+
+{{- define "bkheal.paths.config" }}/etc/bkheal{{ end -}}
+{{- define "bkheal.paths.reports" }}/var/lib/bkheal/reports{{ end -}}
+{{- define "bkheal.paths.clientTls" }}/etc/bkheal-client-tls{{ end -}}
+
+{{- define "bkheal.sparkMaster" -}}
+{{- if include "bkheal.isK8sClient" . }}k8s://{{ .Values.spark.k8s.apiServer }}{{ else }}local[{{ .Values.spark.localCores }}]{{ end -}}
+{{- end -}}
+
+{{/* Sets in .into what .from holds. Sprig's merge would pass over false and 0. */}}
+{{- define "bkheal.setAll" -}}
+{{- range $key, $value := .from }}{{ $_ := set $.into $key $value }}{{ end -}}
+{{- end -}}
+
+{{- define "bkheal.placementSettings" -}}
+{{- $p := .Values.placement -}}
+{{- $s := dict "min_racks" $p.minRacks "min_zones" $p.minZones "min_regions" $p.minRegions "strict_placement" $p.strict -}}
+{{- if $p.topology }}{{ $_ := set $s "topology_file" (printf "%s/topology.json" (include "bkheal.paths.config" .)) }}{{ end -}}
+{{- toJson $s -}}
+{{- end -}}
+
+{{/* How bookies are called: of (dict "root" $ "prefix" "tls"), as processes name these keys differently. */}}
+{{- define "bkheal.clientTlsSettings" -}}
+{{- $s := dict -}}
+{{- if .root.Values.bookkeeper.clientTls.existingSecret -}}
+{{- $directory := include "bkheal.paths.clientTls" . -}}
+{{- $_ := set $s (printf "%s_ca" .prefix) (printf "%s/ca.crt" $directory) -}}
+{{- $_ := set $s (printf "%s_cert" .prefix) (printf "%s/tls.crt" $directory) -}}
+{{- $_ := set $s (printf "%s_key" .prefix) (printf "%s/tls.key" $directory) -}}
+{{- end -}}
+{{- toJson $s -}}
+{{- end -}}
+
+{{- define "bkheal.config.auditor" -}}
+{{- $a := .Values.auditor -}}
+{{- $s := dict
+  "report_dir" (include "bkheal.paths.reports" .)
+  "bookies_schedule" $a.schedules.bookies
+  "placement_schedule" $a.schedules.placement
+  "replicas_schedule" $a.schedules.replicas
+  "schedule_jitter_s" $a.scheduleJitterSeconds
+  "misfire_grace_s" $a.misfireGraceSeconds
+  "missing_share_max" $a.missingShareMax
+  "session_timeout_s" $a.sessionTimeoutSeconds
+  "backlog_interval_s" $a.backlogIntervalSeconds
+  "requests_per_second" $a.requestsPerSecond
+  "reports_kept" $a.reportsKept
+  "runs_kept" $a.runsKept
+  "http_host" "0.0.0.0"
+  "http_port" $a.ports.http
+  "grpc_host" "0.0.0.0"
+  "grpc_port" $a.ports.grpc
+  "ui_host" "0.0.0.0"
+  "ui_port" $a.ports.ui
+  "ui_enabled" $a.ui.enabled
+  "ui_trigger_enabled" $a.ui.triggerEnabled
+  "ui_proxy_base" $a.ui.proxyBase
+  "allow_anonymous_read" $a.auth.anonymousRead
+  "spark_master" (include "bkheal.sparkMaster" .)
+  "driver_memory" $a.driverMemory
+  "compat_metrics" .Values.metrics.bookkeeperCompat -}}
+{{- if $a.auth.tokensSecret.name }}{{ $_ := set $s "tokens_file" "/etc/bkheal-tokens/tokens" }}{{ end -}}
+{{- if $a.tls.existingSecret -}}
+{{- $_ := set $s "tls_cert" "/etc/bkheal-tls/tls.crt" -}}
+{{- $_ := set $s "tls_key" "/etc/bkheal-tls/tls.key" -}}
+{{- if $a.tls.clientCaKey }}{{ $_ := set $s "tls_client_ca" "/etc/bkheal-tls/client-ca.crt" }}{{ end -}}
+{{- end -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.clientTlsSettings" (dict "root" . "prefix" "bookie_tls") | fromJson)) -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.placementSettings" . | fromJson)) -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" .Values.config.auditor) -}}
+[auditor]
+{{- include "bkheal.toml" $s }}
+{{- end -}}
+
+{{- define "bkheal.config.audit" -}}
+{{- $s := dict
+  "report_dir" (include "bkheal.paths.reports" .)
+  "master" (include "bkheal.sparkMaster" .)
+  "fail_on" .Values.cron.failOn
+  "dry_run" .Values.cron.dryRun
+  "missing_share_max" .Values.cron.missingShareMax
+  "reports_kept" .Values.cron.reportsKept -}}
+{{- with .Values.metrics.pushgateway.url }}{{ $_ := set $s "pushgateway" . }}{{ end -}}
+{{- with .Values.bookkeeper.clusterName }}{{ $_ := set $s "cluster_name" . }}{{ end -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.clientTlsSettings" (dict "root" . "prefix" "tls") | fromJson)) -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.placementSettings" . | fromJson)) -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" .Values.config.audit) -}}
+[audit.run]
+{{- include "bkheal.toml" $s }}
+{{- end -}}
+
+{{- define "bkheal.replicatorsMax" -}}
+{{- with .Values.replicator }}{{ if .autoscaling.enabled }}{{ .autoscaling.maxReplicas }}{{ else }}{{ .replicas }}{{ end }}{{ end -}}
+{{- end -}}
+
+{{/* Bytes per second of each replicator: its own limit, or its share of the limit of all, whichever is less. */}}
+{{- define "bkheal.bytesPerSecond" -}}
+{{- $own := int64 .Values.replicator.throttle.bytesPerSecond -}}
+{{- $all := int64 .Values.replicator.throttle.clusterBytesPerSecond -}}
+{{- $share := 0 -}}
+{{- if $all }}{{ $share = max 1 (div $all (max 1 (include "bkheal.replicatorsMax" . | int64))) }}{{ end -}}
+{{- if and $own $share }}{{ min $own $share }}{{ else }}{{ max $own $share }}{{ end -}}
+{{- end -}}
+
+{{- define "bkheal.config.replicator" -}}
+{{- $r := .Values.replicator -}}
+{{- $s := dict
+  "ledgers_in_flight" $r.ledgersInFlight
+  "bytes_per_second" (include "bkheal.bytesPerSecond" . | int64)
+  "open_ledger_grace" $r.openLedgerGraceSeconds
+  "http_host" "0.0.0.0"
+  "http_port" $r.ports.http
+  "compat_metrics" .Values.metrics.bookkeeperCompat -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.clientTlsSettings" (dict "root" . "prefix" "tls") | fromJson)) -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.placementSettings" . | fromJson)) -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" .Values.config.replicator) -}}
+[replicator]
+{{- include "bkheal.toml" $s }}
+{{- end -}}
+
+{{- define "bkheal.config.bookie" -}}
+{{- $b := .Values.bookies -}}
+{{- $s := dict
+  "journal_dir" "/var/lib/bkheal/journal/data"
+  "ledger_dir" "/var/lib/bkheal/ledgers/data"
+  "host" "0.0.0.0"
+  "port" $b.ports.bookie
+  "http_host" "0.0.0.0"
+  "http_port" $b.ports.http
+  "read_only_below_bytes" $b.readOnlyBelowBytes
+  "collect_interval" $b.collectIntervalSeconds -}}
+{{- if $b.tls.enabled -}}
+{{- $_ := set $s "tls_ca" "/etc/bkheal-tls/ca.crt" -}}
+{{- $_ := set $s "tls_cert" "/etc/bkheal-tls/tls.crt" -}}
+{{- $_ := set $s "tls_key" "/etc/bkheal-tls/tls.key" -}}
+{{- else -}}
+{{- $_ := set $s "plaintext" true -}}
+{{- end -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" .Values.config.bookie) -}}
+[bookie]
+{{- include "bkheal.toml" $s }}
+{{- end -}}

@@ -1,0 +1,35 @@
+"""Which members are to leave because their bookie is being drained: asked for only where it can matter.
+
+A drain marks the ledgers of its bookie as lacking that bookie, in the field that everybody knows. So where a task names
+no registered bookie, or a step takes the place of none, there is no drain to know of, and the store is not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from bookie.metadata.drains import Drains
+from bookie.metadata.port import Check
+from bookie.metadata.registration import Bookies
+from bookie.model.ids import BookieId
+from replicator.ports import RepairPorts
+
+
+async def with_draining(
+    ports: RepairPorts, bookies: Bookies, named: Collection[BookieId]
+) -> tuple[Bookies, tuple[Check, ...]]:
+    """``bookies`` with those that are being drained, and checks that no drain has begun or ended since.
+
+    Args:
+        ports: see ``RepairPorts``.
+        bookies: as listed.
+        named: bookies that somebody wants replaced; where none of them is registered, there is nothing to learn.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    if bookies.registered.isdisjoint(named):
+        return bookies, ()
+    draining = await Drains(ports.store, ports.cluster.root).draining()
+    checks = () if draining.check is None else (draining.check,)
+    return bookies.with_draining(draining.bookies), checks

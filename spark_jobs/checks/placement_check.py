@@ -1,0 +1,103 @@
+"""The placement check: fragments whose ensemble breaks the rack, zone and region policy.
+
+A cluster has far fewer different ensembles than fragments, so the verdict (``placement_rules``, plain Python) is made
+once for each and joined back. Fragments without entries have no copies to be placed and are passed over; the last
+fragment of an open ledger is judged, as its writer goes on writing there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
+
+from bookie.model.ids import BookieId
+from bookie.model.severity import Severity
+from spark_jobs.checks.findings import FINDING_DDL, FindingKind
+from spark_jobs.checks.placement_rules import PlacementRules, Spread
+from spark_jobs.checks.sql_text import in_list, literal
+
+VERDICT_DDL: Final = """
+    members array<string>, write_quorum int, fragments bigint, spread string, detail string, is_fixable boolean
+"""
+_VERDICT_SCHEMA: Final = pa.schema(
+    [
+        ("members", pa.list_(pa.string())),
+        ("write_quorum", pa.int32()),
+        ("fragments", pa.int64()),
+        ("spread", pa.string()),
+        ("detail", pa.string()),
+        ("is_fixable", pa.bool_()),
+    ]
+)
+_FRAGMENTS: Final = (
+    *("ledger_id", "state", "write_quorum", "last_entry_id AS ledger_last"),
+    "size(fragments) AS fragment_count",
+    "posexplode(fragments) AS (fragment_index, fragment)",
+)
+# A fragment beyond the end of its ledger holds nothing.
+_FRAGMENT: Final = (
+    *("ledger_id", "state", "write_quorum", "fragment_index"),
+    "fragment.members AS members",
+    "fragment.first_entry_id AS fragment_first_entry_id",
+    "least(fragment.last_entry_id, ledger_last) AS fragment_last_entry_id",
+    "fragment_index = fragment_count - 1 AS is_last_fragment",
+)
+_IS_MISPLACED: Final = f"spread = {literal(Spread.MISPLACED.value)}"
+_VALUES: Final = {
+    "kind": f"CASE WHEN {_IS_MISPLACED} THEN {literal(FindingKind.MISPLACED.value)} "
+    f"ELSE {literal(FindingKind.UNKNOWN_PLACE.value)} END",
+    "missing_positions": "CAST(array() AS array<int>)",
+    "missing": "CAST(array() AS array<string>)",
+    "copies_min": "CAST(NULL AS int)",
+    "severity": f"CASE WHEN {_IS_MISPLACED} THEN {literal(Severity.MISPLACED.name)} END",
+    "severity_rank": f"CASE WHEN {_IS_MISPLACED} THEN {Severity.MISPLACED.value} END",
+    "entries": "try_add(fragment_last_entry_id - fragment_first_entry_id, 1L)",
+    "bytes_estimate": "CAST(NULL AS bigint)",
+}
+_NAMES: Final = [column.split()[0] for column in FINDING_DDL.split(",")]
+_FINDING: Final = [f"{_VALUES.get(name, name)} AS {name}" for name in _NAMES]
+
+
+def placed_fragments(ledgers: DataFrame) -> DataFrame:
+    """Return one row per fragment with entries, of rows of ``bk_ledgers``; unreadable ledgers are passed over."""
+    return (
+        ledgers.where("error IS NULL")
+        .selectExpr(*_FRAGMENTS)
+        .selectExpr(*_FRAGMENT)
+        .where("fragment_last_entry_id IS NULL OR fragment_last_entry_id >= fragment_first_entry_id")
+    )
+
+
+def ensemble_verdicts(fragments: DataFrame, rules: PlacementRules) -> DataFrame:
+    """Return the verdict on each different ensemble and write quorum of ``placed_fragments``, and how many have it."""
+    ensembles = fragments.groupBy("members", "write_quorum").agg(F.count("*").alias("fragments"))
+    return ensembles.mapInArrow(_judging(rules), VERDICT_DDL)
+
+
+def placement_check(fragments: DataFrame, verdicts: DataFrame) -> DataFrame:
+    """Return one finding per fragment that is misplaced or could not be judged; ``is_fixable`` is the last column.
+
+    Args:
+        fragments: ``placed_fragments``.
+        verdicts: ``ensemble_verdicts`` of the same fragments.
+    """
+    faults = verdicts.where(in_list("spread", (Spread.MISPLACED.value, Spread.UNKNOWN.value))).drop("fragments")
+    return fragments.join(faults, ["members", "write_quorum"]).selectExpr(*_FINDING, "is_fixable")
+
+
+def _judging(rules: PlacementRules) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def judge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = []
+            for row in batch.to_pylist():
+                verdict = rules.judge([BookieId(member) for member in row["members"]], row["write_quorum"])
+                rows.append(
+                    row | {"spread": verdict.spread.value, "detail": verdict.detail, "is_fixable": verdict.is_fixable}
+                )
+            yield pa.RecordBatch.from_pylist(rows, schema=_VERDICT_SCHEMA)
+
+    return judge

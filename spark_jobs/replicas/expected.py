@@ -1,0 +1,127 @@
+"""What the metadata of a ledger says that bookies hold, as far as that is settled. Pure.
+
+Only fragments that can never change again count (S2, S19): all of a closed ledger, and of any other those before its
+last two. The last one belongs to its writer, and the end of the one before it may not be confirmed yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata, LedgerState
+from bookie.model.schedule import stored_count
+
+_STILL_GROWING: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SettledFragment:
+    """A fragment with entries that can never change again. Entry ids are inclusive."""
+
+    index: int
+    first: int
+    last: int
+    is_last: bool
+    members: tuple[BookieId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SettledLedger:
+    """The settled part of a ledger."""
+
+    ledger_id: LedgerId
+    state: str
+    write_quorum: int
+    ack_quorum: int
+    entry_bytes: float | None
+    """Mean payload of an entry; None unless the ledger is closed."""
+    fragments: tuple[SettledFragment, ...]
+
+    def holders(self) -> list[BookieId]:
+        """Bookies that should hold some entry, sorted."""
+        return sorted({member for part in self.fragments for member in self._storing(part)})
+
+    def expected(self, bookie: BookieId) -> int:
+        """How many copies the bookie should hold, by position."""
+        return sum(
+            stored_count(position, part.first, part.last, len(part.members), self.write_quorum)
+            for part, position in self._positions(bookie)
+        )
+
+    def is_whole(self, bookie: BookieId, held: EntryRuns) -> bool:
+        """Whether ``held`` has every entry that the bookie should hold: arithmetic on runs, no walk over entries."""
+        for part, position in self._positions(bookie):
+            size = len(part.members)
+            count = sum(
+                stored_count(position, max(first, part.first), min(last, part.last), size, self.write_quorum)
+                for first, last in held.runs
+            )
+            if count < stored_count(position, part.first, part.last, size, self.write_quorum):
+                return False
+        return True
+
+    def _positions(self, bookie: BookieId) -> Iterator[tuple[SettledFragment, int]]:
+        for part in self.fragments:
+            for position, member in enumerate(part.members):
+                if member == bookie:
+                    yield part, position
+
+    def _storing(self, part: SettledFragment) -> Iterator[BookieId]:
+        for position, member in enumerate(part.members):
+            if stored_count(position, part.first, part.last, len(part.members), self.write_quorum):
+                yield member
+
+
+def settled_row(row: Mapping[str, Any]) -> SettledLedger:
+    """The settled part of a readable row of ``bk_ledgers``."""
+    fragments = row["fragments"]
+    parts = [(part["first_entry_id"], part["last_entry_id"], part["members"]) for part in fragments]
+    return _settled(
+        LedgerId(row["ledger_id"]),
+        row["state"],
+        (row["write_quorum"], row["ack_quorum"]),
+        (row["last_entry_id"], row["length"]),
+        parts,
+    )
+
+
+def settled_metadata(ledger_id: LedgerId, metadata: LedgerMetadata) -> SettledLedger:
+    """The settled part of a ledger."""
+    parts = [
+        (part.first_entry_id, metadata.fragment_last_entry_id(index), part.members)
+        for index, part in enumerate(metadata.fragments)
+    ]
+    return _settled(
+        ledger_id,
+        metadata.state.name,
+        (metadata.write_quorum, metadata.ack_quorum),
+        (metadata.last_entry_id, metadata.length),
+        parts,
+    )
+
+
+def _settled(
+    ledger_id: LedgerId,
+    state: str,
+    quorums: tuple[int, int],
+    end: tuple[int | None, int | None],
+    parts: Sequence[tuple[int, int | None, Sequence[str]]],
+) -> SettledLedger:
+    last_entry, length = end
+    is_closed = state == LedgerState.CLOSED.name
+    count = len(parts) if is_closed else len(parts) - _STILL_GROWING
+    fragments = []
+    for index, (first, last, members) in enumerate(parts[: max(count, 0)]):
+        if last is not None and last_entry is not None:
+            last = min(last, last_entry)  # a fragment beyond the ledger's end holds nothing
+        if last is not None and last >= first:
+            fragments.append(
+                SettledFragment(index, first, last, index == len(parts) - 1, tuple(map(BookieId, members)))
+            )
+    has_size = last_entry is not None and last_entry >= 0 and length is not None
+    entry_bytes = length / (last_entry + 1) if has_size and length is not None and last_entry is not None else None
+    return SettledLedger(ledger_id, state, *quorums, entry_bytes, tuple(fragments))

@@ -1,0 +1,77 @@
+"""Numbers, sizes, times and names as a report writes them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+NAMED_MAX: Final = 8
+"""Names that one line lists."""
+_TEXT_MAX: Final = 1_000
+"""Characters of one text on a page; ids are far shorter, and what is longer is an attack or a mistake."""
+_NAME_MAX: Final = 72
+"""Characters of a name in a list."""
+
+
+def plain(text: str) -> str:
+    """A text that others chose, without what would break a line, reverse it, or hide a part of it."""
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text[:_TEXT_MAX])
+    return shown if len(text) <= _TEXT_MAX else f"{shown} ... ({len(text):,} characters)"
+
+
+def number(value: int) -> str:
+    """With separators for thousands."""
+    return f"{value:,}"
+
+
+def signed(value: int) -> str:
+    """A difference, with its sign."""
+    return f"+{value:,}" if value > 0 else f"\N{MINUS SIGN}{-value:,}"
+
+
+def size(count_bytes: float) -> str:
+    """Bytes in binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count_bytes) < 1024:
+            return f"{count_bytes:.0f} {unit}" if unit == "B" else f"{count_bytes:.1f} {unit}"
+        count_bytes /= 1024
+    return f"{count_bytes:,.1f} TiB"
+
+
+def when(epoch_ms: int) -> str:
+    """A moment, to the second."""
+    return f"{datetime.fromtimestamp(epoch_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def duration(milliseconds: int) -> str:
+    """A stretch of time in its two largest units."""
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:.1f} s"
+    seconds = milliseconds // 1000
+    for unit, below, length, part in (("d", "h", 86_400, 3_600), ("h", "min", 3_600, 60), ("min", "s", 60, 1)):
+        if seconds >= length:
+            rest = seconds % length // part
+            return f"{seconds // length} {unit} {rest} {below}" if rest else f"{seconds // length} {unit}"
+    raise AssertionError("unreachable: a minute or more has a unit")
+
+
+def percent(part: int, whole: int) -> str:
+    """A share, never rounded to nothing or to all."""
+    if not whole or part in (0, whole):
+        return "0 %" if not part else "100 %"
+    share = 100 * part / whole
+    if share < 0.01:
+        return "< 0.01 %"
+    return "> 99.9 %" if share > 99.9 else f"{share:.2f} %" if share < 1 else f"{share:.1f} %"
+
+
+def shortened(name: str) -> str:
+    """A name for the middle of a sentence: of a very long one, its beginning and its end."""
+    return name if len(name) <= _NAME_MAX else f"{name[: _NAME_MAX - 13]}\N{HORIZONTAL ELLIPSIS}{name[-12:]}"
+
+
+def some(names: Sequence[object], count_max: int = NAMED_MAX) -> str:
+    """The first names of a list, and how many more there are."""
+    named = ", ".join(shortened(str(name)) for name in names[:count_max])
+    return named if len(names) <= count_max else f"{named} and {len(names) - count_max:,} more"

@@ -1,0 +1,196 @@
+"""Answers the tab's requests: text in, text out, whatever happens behind it.
+
+Called in many threads of the JVM's web server at once. It never raises: an error of Python would reach a page of Spark
+as one of Java. Who asked for what is logged by ``bkheal.audit``, refusals included.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from bookie.runtime.clock import Clock
+from spark_jobs.ui.bounded import ActionRate, OneCall, Snapshots
+from spark_jobs.ui.page import TAB_PATH, PageView, render_notice, render_page
+from spark_jobs.ui.port import ActionOutcome, ActionResult, TabActions
+from spark_jobs.ui.request import Answer, StrangeCallError, TabRequest, decode_request, encode_answer, json_answer
+from spark_jobs.ui.routes import (
+    STATUS_PATH,
+    TOKEN_PATH,
+    Action,
+    BadActionError,
+    is_action_path,
+    parse_action,
+)
+from spark_jobs.ui.rules import Refusal, permission_refusal, refusal, safe_base
+from spark_jobs.ui.settings import TabSettings
+from spark_jobs.ui.status_json import status_values
+from spark_jobs.ui.words import moment
+
+_log = logging.getLogger(__name__)
+_audit_log = logging.getLogger("bkheal.audit")
+
+_BURST: Final = 10
+_REFUSALS_LOGGED_PER_MINUTE: Final = 60
+"""So that nobody fills the log by being refused."""
+_STATUS: Final = {
+    ActionOutcome.ACCEPTED: 202,
+    ActionOutcome.BUSY: 409,
+    ActionOutcome.REFUSED: 409,
+    ActionOutcome.UNKNOWN: 404,
+    ActionOutcome.UNAVAILABLE: 503,
+}
+_LOGGED_MAX: Final = 200
+
+
+class TabFace:
+    """See the module docstring."""
+
+    def __init__(self, actions: TabActions, settings: TabSettings, clock: Clock, *, key: str, token: str) -> None:
+        """Store what is needed.
+
+        Args:
+            actions: who runs audits.
+            settings: how the tab behaves.
+            clock: for ages and the rate limit.
+            key: secret of the Java side; a call without it is not from there.
+            token: what each button carries, so that no other site can press it.
+        """
+        self._actions = actions
+        self._settings = settings
+        self._clock = clock
+        self._key = key
+        self._token = token
+        self._snapshots = Snapshots(actions.snapshot, clock, settings.snapshot_age_max_s, settings.snapshot_deadline_s)
+        self._calls: OneCall[ActionResult] = OneCall("auditor-tab-action")
+        self._rate = ActionRate(clock, settings.actions_per_minute, _BURST)
+        self._refusals = ActionRate(clock, _REFUSALS_LOGGED_PER_MINUTE, _REFUSALS_LOGGED_PER_MINUTE)
+        self._lock = threading.Lock()
+        self._last_request = ""
+
+    def page(self, facts: str) -> str:
+        """The page's content."""
+        try:
+            return self._page(decode_request(facts, self._key))
+        except StrangeCallError as error:
+            _log.warning("strange call to the tab", extra={"reason": str(error)[:_LOGGED_MAX]})
+        except Exception:  # noqa: BLE001  the boundary to the JVM
+            _log.exception("page of the tab failed")
+        return '<div class="alert alert-danger">The page failed; the log of the driver says why.</div>'
+
+    def api(self, facts: str) -> str:
+        """The answer of the servlet beside the page."""
+        try:
+            return encode_answer(self._api(decode_request(facts, self._key)))
+        except StrangeCallError as error:
+            _log.warning("strange call to the tab", extra={"reason": str(error)[:_LOGGED_MAX]})
+            return encode_answer(Answer(403, "Not for you.\n", "text/plain; charset=utf-8"))
+        except Exception:  # noqa: BLE001  the boundary to the JVM
+            _log.exception("request to the tab failed")
+            return encode_answer(Answer(500, "The request failed; the log of the driver says why.\n", "text/plain"))
+
+    def _page(self, request: TabRequest) -> str:
+        state, trouble = self._snapshots.get()
+        forbidden = permission_refusal(request, self._settings)
+        with self._lock:
+            last_request = self._last_request
+        return render_page(
+            PageView(
+                state,
+                self._settings,
+                self._clock.epoch_ms(),
+                base=safe_base(request, self._settings),
+                trouble=trouble,
+                no_buttons=forbidden.text if forbidden else "",
+                token="" if forbidden else self._token,
+                last_request=last_request,
+            )
+        )
+
+    def _api(self, request: TabRequest) -> Answer:
+        if is_action_path(request.path):
+            return self._act(request)
+        if request.path not in (STATUS_PATH, TOKEN_PATH):
+            return json_answer(404, {"error": "nothing is served here", "see": [STATUS_PATH, TOKEN_PATH]})
+        if request.method not in ("GET", "HEAD"):
+            return json_answer(405, {"error": "only GET and HEAD"}, (("Allow", "GET, HEAD"),))
+        if request.path == STATUS_PATH:
+            state, trouble = self._snapshots.get()
+            return json_answer(200 if state else 503, status_values(state, trouble))
+        forbidden = permission_refusal(request, self._settings)
+        if forbidden:
+            return json_answer(forbidden.status, {"error": forbidden.text})
+        return json_answer(200, {"csrf_token": self._token})
+
+    def _act(self, request: TabRequest) -> Answer:
+        refused = refusal(request, self._settings, self._token)
+        if refused is not None:
+            return self._refuse(request, refused)
+        try:
+            action = parse_action(request)
+        except BadActionError as error:
+            return self._refuse(request, Refusal(400, str(error)))
+        if not self._rate.take():
+            return self._refuse(request, Refusal(429, "Too many requests; wait a few seconds."))
+        future = self._calls.begin(functools.partial(_perform, self._actions, action, request))
+        if future is None:
+            return self._refuse(request, Refusal(409, "Another request is being handled; repeat in a few seconds."))
+        try:
+            result = future.result(self._settings.action_deadline_s)
+            status = _STATUS[result.outcome]
+        except TimeoutError:
+            result = ActionResult(ActionOutcome.UNAVAILABLE, "No answer yet: look at the runs before you ask again.")
+            status = 504
+        except Exception as error:  # noqa: BLE001  the boundary: shown to the person, never raised into Spark
+            _log.warning("action of the tab failed", extra={"action": action.verb, "reason": repr(error)[:_LOGGED_MAX]})
+            result = ActionResult(ActionOutcome.UNAVAILABLE, f"The auditor failed: {str(error)[:_LOGGED_MAX]}")
+            status = 503
+        self._snapshots.expire()
+        self._note(request, action, result)
+        return self._answer(request, status, result)
+
+    def _note(self, request: TabRequest, action: Action, result: ActionResult) -> None:
+        who = request.user or "anonymous"
+        fields = {"action": action.verb, "target": action.target, "outcome": result.outcome.value}
+        _audit_log.info("spark ui action", extra=_caller(request) | fields | {"run_id": result.run_id})
+        text = f"{action.verb} {action.target}, by {who} at {moment(self._clock.epoch_ms())}: {result.text}"
+        with self._lock:
+            self._last_request = text
+
+    def _refuse(self, request: TabRequest, refused: Refusal) -> Answer:
+        if self._refusals.take():
+            fields = {"path": request.path[:_LOGGED_MAX], "status": refused.status, "reason": refused.text}
+            _audit_log.warning("spark ui action refused", extra=_caller(request) | fields)
+        headers = {405: (("Allow", "POST"),), 429: (("Retry-After", "5"),)}.get(refused.status, ())
+        if request.wants_json:
+            return json_answer(refused.status, {"error": refused.text}, headers)
+        base = safe_base(request, self._settings)
+        return Answer(refused.status, render_notice("Not done", refused.text, base), headers=headers)
+
+    def _answer(self, request: TabRequest, status: int, result: ActionResult) -> Answer:
+        if request.wants_json:
+            values = {"outcome": result.outcome.value, "text": result.text, "run_id": result.run_id or None}
+            return json_answer(status, values)
+        base = safe_base(request, self._settings)
+        if status == 202:
+            return Answer(303, headers=(("Location", base + TAB_PATH),))
+        return Answer(status, render_notice("Not done", result.text, base))
+
+
+def _perform(actions: TabActions, action: Action, request: TabRequest) -> ActionResult:
+    calls: dict[str, Callable[[str, str, str], ActionResult]] = {
+        "run": actions.run,
+        "cancel": actions.cancel,
+        "pause": actions.pause,
+        "resume": actions.resume,
+    }
+    return calls[action.verb](action.target, request.user, request.address)
+
+
+def _caller(request: TabRequest) -> dict[str, str]:
+    """Who it was. The forwarded address is the client's word, or the proxy's."""
+    forwarded = request.headers.get("x-forwarded-for", "")[:_LOGGED_MAX]
+    return {"user": request.user[:_LOGGED_MAX] or "anonymous", "address": request.address, "forwarded_for": forwarded}

@@ -1,0 +1,60 @@
+"""Which action a request names. An allow-list: what is not here does not exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from bookie.model.run import RunKind
+from spark_jobs.ui.request import TabRequest
+
+STATUS_PATH: Final = "/v1/status"
+TOKEN_PATH: Final = "/v1/token"  # noqa: S105  a path
+RUNS_PATH: Final = "/v1/runs"
+_ON_RUN: Final = re.compile(r"/v1/runs/([0-9A-Za-z][0-9A-Za-z-]{0,63})/(cancel|pause|resume)")
+
+Verb: TypeAlias = Literal["run", "cancel", "pause", "resume"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a person wants done."""
+
+    verb: Verb
+    target: str
+    """Kind of the audit to run, or id of the run."""
+
+
+class BadActionError(Exception):
+    """The path is one of ours, and what is asked cannot be."""
+
+
+def is_action_path(path: str) -> bool:
+    """Whether a path acts, so that other methods than POST are refused as such."""
+    return path == RUNS_PATH or _ON_RUN.fullmatch(path) is not None
+
+
+def parse_action(request: TabRequest) -> Action:
+    """Read the action of a request to an action path.
+
+    Raises:
+        BadActionError: no such kind, or a body that is not what it says.
+    """
+    match = _ON_RUN.fullmatch(request.path)
+    if match is not None:
+        verbs: dict[str, Verb] = {"cancel": "cancel", "pause": "pause", "resume": "resume"}
+        return Action(verbs[match[2]], match[1])
+    kind = _json_kind(request.body) if request.is_json else request.form.get("kind")
+    if kind not in [known.value for known in RunKind]:
+        raise BadActionError(f"kind must be one of {', '.join(known.value for known in RunKind)}")
+    return Action("run", str(kind))
+
+
+def _json_kind(body: str) -> object:
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadActionError("the body is not JSON") from error
+    return values.get("kind") if isinstance(values, dict) else None

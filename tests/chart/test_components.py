@@ -1,0 +1,434 @@
+"""What single values do."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.rendering import Object, Release, executor_template, load_values, pods, release, render
+
+URI = {"metadataServiceUri": "zk://zookeeper:2181/ledgers"}
+COMPONENT = "app.kubernetes.io/component"
+CLIENT_KEYS = {"caKey": "ca.crt", "certKey": "tls.crt", "keyKey": "tls.key"}
+
+
+def settings(made: Release, table: str) -> dict[str, Any]:
+    """A table of the configuration file of a process."""
+    [config] = [item for item in made.of("ConfigMap") if item["metadata"]["name"].endswith("-config")]
+    found: Any = tomllib.loads(config["data"][f"{table.split('.')[0]}.toml"])
+    for name in table.split("."):
+        found = found[name]
+    return dict(found)
+
+
+def spark_defaults(made: Release) -> dict[str, str]:
+    [config] = [item for item in made.of("ConfigMap") if item["metadata"]["name"].endswith("-spark")]
+    lines = config["data"]["spark-defaults.conf"].split("\n")
+    return dict(line.split(" ", 1) for line in lines if line)
+
+
+def main_container(made: Release, component: str) -> dict[str, Any]:
+    [pod] = [
+        pod
+        for pod in pods(made)
+        if pod.metadata.get("labels", {}).get("app.kubernetes.io/component") == component and pod.owner["kind"] != "Pod"
+    ]
+    container: dict[str, Any] = pod.spec["containers"][0]
+    return container
+
+
+def environment(container: dict[str, Any]) -> dict[str, Any]:
+    return {each["name"]: each.get("value", each.get("valueFrom")) for each in container["env"]}
+
+
+def kinds(made: Release) -> set[tuple[str, str]]:
+    return {(item["kind"], item["metadata"]["name"]) for item in made.objects if item["kind"] != "Pod"}
+
+
+def test_what_one_needs_to_give() -> None:
+    assert kinds(release("service-minimal")) == {
+        ("ConfigMap", "demo-bkheal-config"),
+        ("ConfigMap", "demo-bkheal-spark"),
+        ("ServiceAccount", "demo-bkheal"),
+        ("Deployment", "demo-bkheal-auditor"),
+        ("Service", "demo-bkheal-auditor"),
+        ("PodDisruptionBudget", "demo-bkheal-auditor"),
+        ("Deployment", "demo-bkheal-replicator"),
+        ("Service", "demo-bkheal-replicator"),
+        ("PodDisruptionBudget", "demo-bkheal-replicator"),
+    }
+
+
+def test_defaults_of_the_auditor() -> None:
+    made = settings(release("service-minimal"), "auditor")
+    assert made["bookies_schedule"] == "24h"
+    assert made["ui_trigger_enabled"] is False
+    assert made["spark_master"] == "local[2]"
+    assert made["http_host"] == "0.0.0.0"
+    assert "tokens_file" not in made
+
+
+def test_tokens_and_certificates_are_files_of_secrets() -> None:
+    made = release("service-secured")
+    auditor = settings(made, "auditor")
+    [pod] = [pod for pod in pods(made) if pod.owner["metadata"]["name"] == "demo-bkheal-auditor"]
+    mounted = {
+        f"{mount['mountPath']}/{item['path']}"
+        for mount in pod.spec["containers"][0]["volumeMounts"]
+        for volume in pod.spec["volumes"]
+        if volume["name"] == mount["name"] and "secret" in volume
+        for item in volume["secret"]["items"]
+    }
+    assert mounted == {auditor["tokens_file"], auditor["tls_cert"], auditor["tls_key"]}
+    assert main_container(made, "auditor")["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    [monitor] = [item for item in made.of("ServiceMonitor") if item["metadata"]["name"].endswith("auditor")]
+    [endpoint] = monitor["spec"]["endpoints"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["authorization"] == {"credentials": {"name": "bkheal-tokens", "key": "metrics"}}
+
+
+def test_kubelets_show_no_certificate_so_probes_only_connect() -> None:
+    made = release("service-client-certificates")
+    assert settings(made, "auditor")["tls_client_ca"] == "/etc/bkheal-tls/client-ca.crt"
+    assert main_container(made, "auditor")["livenessProbe"]["tcpSocket"] == {"port": "http"}
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ({}, "bkheal:0.1.0"),
+        ({"registry": "r.example.org", "tag": "2"}, "r.example.org/bkheal:2"),
+        ({"tag": "2", "digest": "sha256:" + "a" * 64}, "bkheal@sha256:" + "a" * 64),
+    ],
+)
+def test_image(image: dict[str, str], expected: str) -> None:
+    made = render({"bookkeeper": URI, "image": image})
+    assert {container["image"] for pod in pods(made) for container in pod.containers} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("pulsar", "expected"),
+    [
+        ({"release": "prod"}, "zk+hierarchical://prod-pulsar-zookeeper:2181/ledgers"),
+        ({"release": "pulsar"}, "zk+hierarchical://pulsar-zookeeper:2181/ledgers"),
+        ({"release": "my-pulsar", "metadataPrefix": "/x"}, "zk+hierarchical://my-pulsar-zookeeper:2181/x/ledgers"),
+    ],
+)
+def test_the_address_is_that_of_the_pulsar_chart(pulsar: dict[str, str], expected: str) -> None:
+    made = render({"bookkeeper": {"pulsar": pulsar}})
+    assert environment(main_container(made, "auditor"))["BKHEAL_METADATA_URI"] == expected
+
+
+def test_the_uri_may_be_in_a_config_map() -> None:
+    [pod] = [pod for pod in pods(release("cron-report-only")) if pod.owner["metadata"]["name"].endswith("-bookies")]
+    uri = environment(pod.spec["containers"][0])["BKHEAL_METADATA_URI"]
+    assert uri == {"configMapKeyRef": {"name": "cluster-settings", "key": "uri"}}
+
+
+def cron_jobs(made: Release) -> dict[str, Object]:
+    return {item["metadata"]["labels"]["bkheal.io/audit-kind"]: item["spec"] for item in made.of("CronJob")}
+
+
+def test_a_cron_job_for_each_kind_that_is_on() -> None:
+    made = cron_jobs(release("cron-local"))
+    assert made.keys() == {"bookies", "placement"}
+    for kind, spec in made.items():
+        assert spec["concurrencyPolicy"] == "Forbid"
+        assert spec["timeZone"] == "Etc/UTC"
+        assert spec["startingDeadlineSeconds"] == 600
+        job = spec["jobTemplate"]["spec"]
+        assert (job["backoffLimit"], job["ttlSecondsAfterFinished"]) == (1, 86400)
+        assert job["template"]["spec"]["restartPolicy"] == "Never"
+        assert job["template"]["spec"]["containers"][0]["args"][-2:] == ["--kind", kind]
+    assert cron_jobs(release("cron-report-only")).keys() == {"bookies", "placement", "replicas"}
+
+
+def test_what_would_happen_again_is_not_repeated() -> None:
+    job = cron_jobs(release("cron-local"))["bookies"]["jobTemplate"]["spec"]
+    drained, again = job["podFailurePolicy"]["rules"]
+    assert drained == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert again["onExitCodes"] == {"containerName": "audit", "operator": "In", "values": [2, 7, 78]}
+    assert again["action"] == "FailJob"
+    strict = cron_jobs(release("cron-report-only"))["bookies"]["jobTemplate"]["spec"]
+    assert strict["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"] == [1, 2, 7, 78]
+
+
+def test_a_lock_that_another_run_holds_is_success() -> None:
+    [audit] = cron_jobs(release("cron-local"))["bookies"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert audit["command"] == ["tini", "-e", "75", "--", "bkheal"]
+    [audit] = cron_jobs(release("cron-report-only"))["bookies"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert "command" not in audit
+
+
+def test_executors_are_as_restricted_as_all_others() -> None:
+    made = release("service-k8s-client")
+    template = executor_template(made)
+    assert template is not None
+    assert template["spec"]["automountServiceAccountToken"] is False
+    assert template["spec"]["nodeSelector"] == {"pool": "batch"}
+    spark = spark_defaults(made)
+    assert spark["spark.kubernetes.container.image"] == "bkheal:0.1.0"
+    assert spark["spark.kubernetes.namespace"] == "bk"
+    assert spark["spark.executor.instances"] == "8"
+    assert spark["spark.eventLog.dir"] == "file:///var/lib/bkheal/reports/events"
+    assert settings(made, "auditor")["spark_master"] == "k8s://https://kubernetes.default.svc"
+    arguments = environment(main_container(made, "auditor"))["PYSPARK_SUBMIT_ARGS"]
+    assert "spark.driver.host=$(POD_IP)" in arguments
+    assert arguments.endswith(" pyspark-shell")
+
+
+def test_local_mode_needs_no_rights() -> None:
+    made = release("cron-local")
+    assert made.of("Role") == made.of("RoleBinding") == []
+    assert executor_template(made) is None
+
+
+def test_the_role_is_bound_to_the_driver() -> None:
+    made = release("cron-k8s-client")
+    [role], [binding] = made.of("Role"), made.of("RoleBinding")
+    assert [rule["resources"] for rule in role["rules"]] == [
+        ["pods", "configmaps", "services", "persistentvolumeclaims"]
+    ]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "spark-driver", "namespace": "bk"}]
+    assert cron_jobs(made)["bookies"]["jobTemplate"]["spec"]["template"]["spec"]["serviceAccountName"] == "spark-driver"
+    assert render({"bookkeeper": URI, **k8s_client(), "rbac": {"create": False}}).of("Role") == []
+
+
+def k8s_client() -> dict[str, Any]:
+    return {"spark": {"mode": "k8s-client"}, "reports": {"persistence": {"enabled": True}}}
+
+
+def test_replicators_share_the_limit_of_the_cluster() -> None:
+    assert settings(release("replicators-keda"), "replicator")["bytes_per_second"] == 104857600 // 8
+    assert settings(release("replicators-hpa"), "replicator")["bytes_per_second"] == 104857600 // 4
+    made = render(
+        {"bookkeeper": URI, "replicator": {"throttle": {"bytesPerSecond": 1000, "clusterBytesPerSecond": 9000}}}
+    )
+    assert settings(made, "replicator")["bytes_per_second"] == 1000
+    assert settings(release("service-minimal"), "replicator")["bytes_per_second"] == 0
+
+
+def test_replicators_scale_on_the_backlog() -> None:
+    keda = release("replicators-keda")
+    [scaled] = keda.of("ScaledObject")
+    [trigger] = scaled["spec"]["triggers"]
+    assert trigger["metadata"]["query"] == 'sum(bkheal_underreplicated_ledgers{cluster="eu1"})'
+    assert scaled["spec"]["cooldownPeriod"] >= 300
+    assert "replicas" not in keda.one("Deployment", "demo-bkheal-replicator")["spec"]
+    [hpa] = release("replicators-hpa").of("HorizontalPodAutoscaler")
+    assert hpa["spec"]["metrics"][0]["external"]["metric"]["name"] == "bkheal_underreplicated_ledgers"
+
+
+def test_bookies_keep_their_names_and_disks() -> None:
+    made = release("own-cluster")
+    [bookies] = made.of("StatefulSet")
+    [container] = bookies["spec"]["template"]["spec"]["containers"]
+    assert container["args"][-1] == "--advertised-host=$(POD_NAME).bkheal-bookie.bk.svc.cluster.local"
+    assert bookies["spec"]["serviceName"] == "bkheal-bookie"
+    headless = made.one("Service", "bkheal-bookie")["spec"]
+    assert (headless["clusterIP"], headless["publishNotReadyAddresses"]) == ("None", True)
+    claims = {claim["metadata"]["name"] for claim in bookies["spec"]["volumeClaimTemplates"]}
+    assert claims == {"journal", "ledgers"}
+    retention = bookies["spec"]["persistentVolumeClaimRetentionPolicy"]
+    assert retention == {"whenDeleted": "Retain", "whenScaled": "Retain"}
+    config = settings(made, "bookie")
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert config["journal_dir"].startswith(mounts["journal"])
+    assert config["ledger_dir"].startswith(mounts["ledgers"])
+    assert config["plaintext"] is True
+
+
+def test_bookies_with_certificates() -> None:
+    config = settings(release("bookies-tls"), "bookie")
+    assert "plaintext" not in config
+    assert config["tls_ca"] == "/etc/bkheal-tls/ca.crt"
+    assert "client-tls" not in {
+        mount["name"] for mount in main_container(release("everything"), "bookie")["volumeMounts"]
+    }
+
+
+def client_certificates(spec: dict[str, Any]) -> dict[str, str]:
+    """Path in the first container of each key of the Secret for calls to bookies."""
+    [volume] = [volume for volume in spec["volumes"] if volume["name"] == "client-tls"]
+    [mount] = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "client-tls"]
+    assert mount["readOnly"] is True
+    return {item["key"]: f"{mount['mountPath']}/{item['path']}" for item in volume["secret"]["items"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "component", "table", "prefix"),
+    [
+        ("everything", "auditor", "auditor", "bookie_tls"),
+        ("everything", "replicator", "replicator", "tls"),
+        ("cron-tls", "replicator", "replicator", "tls"),
+        ("cron-tls", "audit", "audit.run", "tls"),
+    ],
+)
+def test_who_calls_bookies_has_a_certificate(name: str, component: str, table: str, prefix: str) -> None:
+    made = release(name)
+    given = load_values(name)["bookkeeper"]["clientTls"]
+    config = settings(made, table)
+    paths = [config[f"{prefix}_{part}"] for part in ("ca", "cert", "key")]
+    keys = [given.get(key, default) for key, default in CLIENT_KEYS.items()]
+    of_component = [pod for pod in pods(made) if pod.metadata.get("labels", {}).get(COMPONENT) == component]
+    assert of_component
+    for pod in of_component:
+        assert client_certificates(pod.spec) == dict(zip(keys, paths, strict=True))
+
+
+def test_executors_call_bookies_as_their_driver_does() -> None:
+    made = release("everything")
+    template = executor_template(made)
+    assert template is not None
+    assert client_certificates(template["spec"])["ca.crt"] == settings(made, "auditor")["bookie_tls_ca"]
+
+
+def test_without_a_secret_bookies_are_called_plain() -> None:
+    made = release("service-minimal")
+    assert [key for table in ("auditor", "replicator") for key in settings(made, table) if "tls" in key] == []
+
+
+def test_results_of_cron_jobs_are_pushed() -> None:
+    made = release("cron-tls")
+    config = settings(made, "audit.run")
+    assert (config["pushgateway"], config["cluster_name"]) == ("http://pushgateway:9091", "eu1")
+    egress = made.one("NetworkPolicy", "demo-bkheal-audit")["spec"]["egress"]
+    peer = {"podSelector": {"matchLabels": {"app": "pushgateway"}}}
+    assert {"ports": [{"port": 9091, "protocol": "TCP"}], "to": [peer]} in egress
+    others = made.one("NetworkPolicy", "demo-bkheal-replicator")["spec"]["egress"]
+    assert 9091 not in {port["port"] for rule in others for port in rule["ports"]}
+    assert not {"pushgateway", "cluster_name"} & settings(release("cron-local"), "audit.run").keys()
+
+
+def test_reports_of_cron_jobs_do_not_fill_their_volume() -> None:
+    assert settings(release("cron-local"), "audit.run")["reports_kept"] == 50
+    assert settings(release("cron-report-only"), "audit.run")["reports_kept"] == 500
+
+
+def test_strict_placement_is_the_same_for_all() -> None:
+    made = release("everything")
+    assert settings(made, "auditor")["strict_placement"] is settings(made, "replicator")["strict_placement"] is True
+    assert settings(release("cron-local"), "audit.run")["strict_placement"] is False
+
+
+def test_graces_are_longer_than_what_processes_take() -> None:
+    from bookie.server.settings import BookieSettings
+    from replicator.settings import ReplicatorSettings
+
+    graces = {pod.spec["containers"][0]["name"]: pod.spec["terminationGracePeriodSeconds"] for pod in long_running()}
+    drain = BookieSettings.__dataclass_fields__["drain_deadline_s"].default
+    assert graces["bookie"] > drain
+    assert graces["replicator"] > ReplicatorSettings.__dataclass_fields__["grace_s"].default
+
+
+def long_running() -> list[Any]:
+    return [pod for pod in pods(release("own-cluster")) if pod.is_long_running]
+
+
+def test_own_settings_win_also_when_they_are_false() -> None:
+    made = release("hooks")
+    assert settings(made, "auditor")["ui_enabled"] is False
+    assert settings(made, "auditor")["requests_per_second"] == 5
+    assert settings(made, "replicator")["bytes_per_second"] == 2_000_000_000
+
+
+def test_a_setting_of_one_process_restarts_no_other() -> None:
+    def sums(**values: Any) -> dict[str, str]:
+        made = render({**load_values("own-cluster"), **values})
+        return {
+            pod.owner["metadata"]["name"]: pod.metadata["annotations"]["checksum/config"]
+            for pod in pods(made)
+            if pod.is_long_running
+        }
+
+    before, after = sums(), sums(config={"replicator": {"ledgers_in_flight": 3}})
+    assert {name for name in before if before[name] != after[name]} == {"bkheal-replicator"}
+
+
+def test_extra_objects_are_templates() -> None:
+    made = release("hooks")
+    assert made.one("ConfigMap", "from-a-map")["data"] == {"release": "demo"}
+    assert made.one("ConfigMap", "from-a-text-demo")
+
+
+def test_spread_constraints_get_their_selector() -> None:
+    [bookies] = release("bookies-tls").of("StatefulSet")
+    [constraint] = bookies["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert constraint["labelSelector"]["matchLabels"] == bookies["spec"]["selector"]["matchLabels"]
+
+
+def test_replicator_reaches_no_further_than_it_must() -> None:
+    policy = release("service-secured").one("NetworkPolicy", "demo-bkheal-replicator")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert [[port["port"] for port in rule["ports"]] for rule in policy["egress"]] == [[53, 53], [2181], [3181]]
+    [rule] = policy["ingress"]
+    scraper, chart_test = rule["from"]
+    assert scraper == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert chart_test["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
+
+
+def test_an_audit_is_called_by_nobody() -> None:
+    policy = render({**load_values("cron-local"), "networkPolicy": {"enabled": True}})
+    assert policy.one("NetworkPolicy", "demo-bkheal-audit")["spec"]["ingress"] == []
+
+
+def test_topology_is_a_file_of_every_process_that_places() -> None:
+    made = release("own-cluster")
+    for table in ("auditor", "replicator"):
+        assert settings(made, table)["topology_file"] == "/etc/bkheal/topology.json"
+    [config] = [item for item in made.of("ConfigMap") if item["metadata"]["name"].endswith("-config")]
+    assert yaml.safe_load(config["data"]["topology.json"]) == {
+        "bkheal-bookie-0.bkheal-bookie.bk.svc.cluster.local": "/r1"
+    }
+
+
+def test_chart_tests_are_hooks_that_clean_up() -> None:
+    made = release("everything")
+    tests = made.of("Pod")
+    names = {item["metadata"]["name"].rpartition("-test-")[2] for item in tests}
+    assert names == {"cluster", "audit", "auditor", "replicator", "bookie", "rbac"}
+    for item in tests:
+        annotations = item["metadata"]["annotations"]
+        assert annotations["helm.sh/hook"] == "test"
+        assert annotations["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
+    assert len(release("cron-k8s-client").of("Pod")) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "warning", "is_there"),
+    [
+        ("service-minimal", "can be read without a token", True),
+        ("service-secured", "can be read without a token", False),
+        ("service-minimal", "No API tokens", True),
+        ("service-secured", "No API tokens", False),
+        ("everything", "refuse everybody", True),
+        ("service-ui", "refuse everybody", False),
+        ("service-minimal", "Spark UI asks nobody", True),
+        ("service-single", "Spark UI asks nobody", False),
+        ("service-ui", "Spark UI asks nobody", False),
+        ("service-pulsar", "auto-recovery of its own", False),
+        ("service-minimal", "reports end with their pod", True),
+        ("service-k8s-client", "reports end with their pod", False),
+        ("own-cluster", "without encryption", True),
+        ("everything", "without encryption", False),
+        ("service-minimal", "auditor-token NAME", True),
+        ("service-ui", "Spark UI runs on the auditor that leads", True),
+        ("everything", "Spark UI runs on the auditor that leads", False),
+    ],
+)
+def test_notes_warn(name: str, warning: str, is_there: bool) -> None:
+    assert (warning in release(name).notes) is is_there
+
+
+@pytest.mark.parametrize(("url", "is_there"), [("", True), ("http://pushgateway:9091", False)])
+def test_notes_warn_of_alerts_without_figures(url: str, is_there: bool) -> None:
+    metrics = {"prometheusRule": {"enabled": True}, "pushgateway": {"url": url}}
+    made = render({**load_values("cron-local"), "metrics": metrics})
+    assert ("alerts on audits see nothing" in made.notes) is is_there
+
+
+def test_notes_warn_of_a_second_auto_recovery() -> None:
+    assert "auto-recovery of its own" in render({"bookkeeper": {"pulsar": {"release": "prod"}}}).notes

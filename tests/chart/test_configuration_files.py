@@ -1,0 +1,77 @@
+"""Containers start with arguments and files that the processes know."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chart.rendering import VALUES, load_values, pods, release
+
+
+def files(name: str) -> dict[str, str]:
+    """The configuration file of each kind of process."""
+    [config] = [item for item in release(name).of("ConfigMap") if item["metadata"]["name"].endswith("-config")]
+    return {key: text for key, text in config["data"].items() if key.endswith(".toml")}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_files_are_valid(name: str, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from auditor.cli.main import app
+
+    for key, text in files(name).items():
+        path = tmp_path / key
+        path.write_text(text)
+        done = CliRunner().invoke(app, ["config", "validate", "--config", str(path)])
+        assert done.exit_code == 0, (done.output, done.exception)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_arguments_are_those_of_the_commands(name: str) -> None:
+    for pod in pods(release(name)):
+        for container in pod.containers:
+            words = [*container.get("command", ["bkheal"]), *container.get("args", [])]
+            if "bkheal" in words and container["image"].rpartition("/")[2].startswith("bkheal"):
+                check_arguments(words[words.index("bkheal") + 1 :])
+
+
+def check_arguments(words: list[str]) -> None:
+    from typer.main import get_command
+
+    from auditor.cli.main import app
+
+    command: Any = get_command(app)
+    rest = words[2:] if words[0] == "--log-level" else words
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command, rest = command.commands[rest[0]], rest[1:]
+    known = {name for option in command.params for name in option.opts}
+    assert not getattr(command, "commands", {}), f"no such command: {words}"
+    assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= known, words
+
+
+@pytest.mark.parametrize("name", [name for name in VALUES if load_values(name).get("mode", "service") == "service"])
+def test_the_auditor_takes_its_file(name: str, tmp_path: Path) -> None:
+    """Its settings accept every value, with files of secrets in place."""
+    from auditor.service.settings import ServiceSettings
+
+    settings = tomllib.loads(files(name)["auditor.toml"])["auditor"]
+    for key, value in list(settings.items()):
+        if isinstance(value, str) and value.startswith("/etc/"):
+            (tmp_path / key).touch()
+            settings[key] = str(tmp_path / key)
+        assert key in {field.name for field in dataclasses.fields(ServiceSettings)}, (key, value)
+    ServiceSettings(metadata_uri="zk://zookeeper:2181/ledgers", **settings)
+
+
+def test_the_chart_has_the_defaults_of_the_auditor() -> None:
+    from auditor.service.settings import ServiceSettings
+
+    of_pods = {"report_dir", "http_host", "grpc_host", "ui_host", "spark_master"}
+    settings = tomllib.loads(files("service-minimal")["auditor.toml"])["auditor"]
+    fields = {field.name: field.default for field in dataclasses.fields(ServiceSettings)}
+    assert {key: value for key, value in settings.items() if key not in of_pods and fields[key] != value} == {}

@@ -1,0 +1,191 @@
+"""What containers are told to run is run here: same commands and files, with this machine's paths and ports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from tests.chart.rendering import Pod, Release, load_values, pods, release, render
+from tests.contract.test_grpc_tls import make_ca, make_certificate
+
+pytestmark = pytest.mark.integration
+DEADLINE_S = 90.0
+
+
+def environment(zookeeper: EmbeddedZooKeeper, root: str) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "BKHEAL_METADATA_URI": f"zk://{zookeeper.connect_string}{root}"}
+
+
+def pod_of(made: Release, component: str) -> Pod:
+    [pod] = [pod for pod in pods(made) if pod.is_long_running and pod.spec["containers"][0]["name"] == component]
+    return pod
+
+
+def init_command() -> list[str]:
+    [init] = pod_of(release("own-cluster"), "bookie").spec["initContainers"]
+    command: list[str] = init["command"]
+    return command
+
+
+def test_the_root_is_made_once_whoever_comes_first(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
+    env = environment(zookeeper, fresh_root)
+    both = [subprocess.Popen(init_command(), env=env, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(DEADLINE_S) for process in both] == [0, 0]
+    assert subprocess.run(init_command(), env=env, stdout=subprocess.DEVNULL, timeout=DEADLINE_S).returncode == 0
+
+
+@pytest.mark.parametrize("component", ["bookie", "replicator", "auditor"])
+def test_a_container_starts_answers_its_probes_and_stops(
+    zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path, component: str
+) -> None:
+    env = environment(zookeeper, fresh_root)
+    subprocess.run(init_command(), env=env, check=True, stdout=subprocess.DEVNULL, timeout=DEADLINE_S)
+    with running(component, env, tmp_path) as (process, base):
+        container = pod_of(release("own-cluster"), component).spec["containers"][0]
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            wait_for_answer(base + container[probe]["httpGet"]["path"], process, tmp_path / "log")
+        process.send_signal(signal.SIGTERM)
+        ended = process.wait(pod_of(release("own-cluster"), component).spec["terminationGracePeriodSeconds"])
+    assert ended in (0, 128 + signal.SIGTERM), (tmp_path / "log").read_text()[-2000:]
+
+
+@pytest.mark.spark
+def test_a_cron_job_audits(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> None:
+    env = environment(zookeeper, fresh_root)
+    subprocess.run(init_command(), env=env, check=True, stdout=subprocess.DEVNULL, timeout=DEADLINE_S)
+    made = release("cron-local")
+    [container] = [
+        pod.spec["containers"][0] for pod in pods(made) if pod.owner["metadata"]["name"].endswith("-audit-bookies")
+    ]
+    text = made.one("ConfigMap", "demo-bkheal-config")["data"]["audit.toml"]
+    (tmp_path / "bkheal.toml").write_text(text.replace("/var/lib/bkheal/reports", str(tmp_path / "reports")))
+    done = subprocess.run(
+        ["bkheal", *container["args"]],
+        env={**env, "BKHEAL_CONFIG": str(tmp_path / "bkheal.toml"), "SPARK_LOCAL_DIRS": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert any((tmp_path / "reports").iterdir())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+def test_auditors_and_replicators_call_bookies_over_tls(
+    zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
+) -> None:
+    """The auditor's API has the disks' free space, which only bookies know, and these talk to nobody without TLS."""
+    env = environment(zookeeper, fresh_root)
+    subprocess.run(init_command(), env=env, check=True, stdout=subprocess.DEVNULL, timeout=DEADLINE_S)
+    made = own_cluster_with_tls()
+    make_certificates(tmp_path)
+    homes = {name: tmp_path / name for name in ("bookie", "replicator", "auditor")}
+    with contextlib.ExitStack() as stack:
+        bases = {}
+        for component, home in homes.items():
+            home.mkdir()
+            process, bases[component] = stack.enter_context(running(component, env, home, made, certificates=tmp_path))
+            wait_for_answer(f"{bases[component]}/readyz", process, home / "log")
+        [bookie] = known_bookies(bases["auditor"])
+    assert bookie["disk_free_bytes"] > 0, (homes["auditor"] / "log").read_text()[-2000:]
+
+
+def own_cluster_with_tls() -> Release:
+    values = load_values("own-cluster")
+    values["bookkeeper"]["clientTls"] = {"existingSecret": "client"}
+    values["bookies"]["tls"] = {"enabled": True, "existingSecret": "bookie"}
+    return render(values)
+
+
+def make_certificates(directory: Path) -> None:
+    """A directory for each of the Secrets, named as their mounts are."""
+    make_ca(directory, "authority")
+    for mount, host in (("bkheal-tls", "IP:127.0.0.1"), ("bkheal-client-tls", "DNS:client")):
+        made = make_certificate(directory, mount, "authority", host)
+        assert made.cert
+        assert made.key
+        (directory / "etc" / mount).mkdir(parents=True)
+        for path, name in ((made.ca, "ca.crt"), (made.cert, "tls.crt"), (made.key, "tls.key")):
+            shutil.copy(path, directory / "etc" / mount / name)
+
+
+def known_bookies(base: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"{base}/api/v1/bookies", timeout=30) as answer:
+        found: list[dict[str, Any]] = json.load(answer)["items"]
+    return found
+
+
+@contextlib.contextmanager
+def running(
+    component: str, env: dict[str, str], directory: Path, made: Release | None = None, certificates: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Start a component's container; yields its process and the base URL of its probes."""
+    made = made or release("own-cluster")
+    container = pod_of(made, component).spec["containers"][0]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    text = made.one("ConfigMap", "bkheal-config")["data"][f"{component}.toml"]
+    base = ""
+    for name, port in ports.items():
+        free = free_port()
+        assert f" = {port}\n" in text + "\n"
+        text = f"{text}\n".replace(f" = {port}\n", f" = {free}\n").rstrip("\n")
+        base = f"http://127.0.0.1:{free}" if name == "http" else base
+    for inside in ("/var/lib/bkheal/reports", "/var/lib/bkheal/journal", "/var/lib/bkheal/ledgers"):
+        text = text.replace(inside, str(directory / Path(inside).name))
+        (directory / Path(inside).name).mkdir()
+    (directory / "topology.json").write_text("{}")
+    if certificates:
+        for mount in ("bkheal-tls", "bkheal-client-tls"):
+            text = text.replace(f"/etc/{mount}/", f"{certificates}/etc/{mount}/")
+    text = text.replace("/etc/bkheal/topology.json", str(directory / "topology.json"))
+    (directory / "bkheal.toml").write_text(text.replace("0.0.0.0", "127.0.0.1").replace("plaintext = true", ""))
+    arguments = [argument.partition("=$(POD_NAME)")[0] for argument in container["args"]]
+    if "--advertised-host" in arguments:
+        arguments.append("127.0.0.1")
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            ["bkheal", *arguments],
+            env={**env, "BKHEAL_CONFIG": str(directory / "bkheal.toml"), "SPARK_LOCAL_DIRS": str(directory)},
+            cwd=directory,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield process, base
+        finally:
+            process.kill()
+            process.wait()
+
+
+def wait_for_answer(url: str, process: subprocess.Popen[Any], log: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url, timeout=5):
+            return
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"{url} did not answer:\n{log.read_text(errors='replace')[-3000:]}")
+        time.sleep(0.2)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,211 @@
+"""What holds for every pod and object, whatever the values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.chart.rendering import VALUES, Object, Pod, Release, executor_template, pods, release
+
+EVERY = pytest.mark.parametrize("name", VALUES)
+SECRET_NAME = re.compile(r"(?i)(password|token|secret|credential|private)")
+
+
+def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return selector.items() <= labels.items()
+
+
+def all_pods(name: str) -> list[Pod]:
+    made = release(name)
+    executor = executor_template(made)
+    extra = [Pod({"kind": "Executor"}, executor["spec"], executor["metadata"])] if executor else []
+    return [*pods(made), *extra]
+
+
+@EVERY
+def test_pods_fit_the_restricted_profile(name: str) -> None:
+    for pod in all_pods(name):
+        context = pod.spec["securityContext"]
+        assert context["runAsNonRoot"] is True
+        assert (context["runAsUser"], context["runAsGroup"], context["fsGroup"]) == (185, 185, 185)
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.spec.keys()
+        kinds = {next(iter(volume.keys() - {"name"})) for volume in pod.spec.get("volumes", [])}
+        assert kinds <= {"configMap", "emptyDir", "secret", "persistentVolumeClaim"}
+        for container in pod.containers:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert "privileged" not in container["securityContext"]
+
+
+@EVERY
+def test_containers_have_requests_and_a_memory_limit(name: str) -> None:
+    for pod in pods(release(name)):
+        for container in pod.containers:
+            assert container["resources"]["limits"]["memory"], container["name"]
+
+
+@EVERY
+def test_long_running_containers_have_three_probes(name: str) -> None:
+    for pod in pods(release(name)):
+        if not pod.is_long_running:
+            continue
+        main = pod.spec["containers"][0]
+        ports = {port["name"] for port in main["ports"]}
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+            how = main[kind].get("httpGet") or main[kind]["tcpSocket"]
+            assert how["port"] in ports
+            assert {"periodSeconds", "timeoutSeconds", "failureThreshold"} <= main[kind].keys()
+
+
+@EVERY
+def test_liveness_never_asks_for_readiness(name: str) -> None:
+    for pod in pods(release(name)):
+        main = pod.spec["containers"][0]
+        if "httpGet" in main.get("livenessProbe", {}):
+            assert main["livenessProbe"]["httpGet"]["path"] == main["startupProbe"]["httpGet"]["path"] == "/livez"
+            assert main["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+@EVERY
+def test_every_mount_has_its_volume_and_tmp_is_writable(name: str) -> None:
+    for pod in all_pods(name):
+        claims = pod.owner.get("spec", {}).get("volumeClaimTemplates", [])
+        volumes = {volume["name"] for volume in pod.spec.get("volumes", [])} | {
+            claim["metadata"]["name"] for claim in claims
+        }
+        ours = [container for container in pod.containers if "volumeMounts" in container]
+        mounts = {mount["name"] for container in ours for mount in container["volumeMounts"]}
+        assert mounts <= volumes
+        for container in ours:
+            assert "/tmp" in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+@EVERY
+def test_config_files_that_pods_mount_exist(name: str) -> None:
+    made = release(name)
+    files = {item["metadata"]["name"]: item.get("data", {}).keys() for item in made.of("ConfigMap")}
+    for pod in pods(made):
+        for volume in pod.spec.get("volumes", []):
+            if "configMap" in volume:
+                wanted = {item["key"] for item in volume["configMap"].get("items", [])}
+                assert wanted <= files[volume["configMap"]["name"]]
+
+
+@EVERY
+def test_secrets_are_given_by_reference(name: str) -> None:
+    made = release(name)
+    assert made.of("Secret") == []
+    for pod in all_pods(name):
+        for container in pod.containers:
+            for variable in container.get("env", []):
+                if SECRET_NAME.search(variable["name"]):
+                    assert "secretKeyRef" in variable["valueFrom"]
+    settings = {key for item in made.of("ConfigMap") for text in item.get("data", {}).values() for key in keys(text)}
+    assert {key for key in settings if SECRET_NAME.search(key)} <= {"tokens_file"}
+
+
+def keys(text: str) -> set[str]:
+    """Keys of a TOML or of a Spark file."""
+    return {re.split("[ =]", line.strip())[0] for line in text.splitlines() if re.match(r"\s*[\w.]+( =)? ", line)}
+
+
+@EVERY
+def test_only_the_driver_on_kubernetes_has_a_token(name: str) -> None:
+    made = release(name)
+    is_k8s = bool(made.of("Role"))
+    for pod in all_pods(name):
+        main = pod.spec["containers"][0]["name"]
+        is_rbac_test = pod.metadata.get("name", "").endswith("-test-rbac")
+        expected = is_k8s and (main in ("auditor", "audit") or is_rbac_test)
+        assert pod.spec["automountServiceAccountToken"] is expected
+    for account in made.of("ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
+
+
+@EVERY
+def test_names_are_short_enough(name: str) -> None:
+    for item in release(name).objects:
+        limit = 52 if item["kind"] == "CronJob" else 63
+        assert len(item["metadata"]["name"]) <= limit
+        assert all(len(str(value)) <= 63 for value in item["metadata"].get("labels", {}).values())
+
+
+@EVERY
+def test_selectors_find_their_pods_and_no_others(name: str) -> None:
+    made = release(name)
+    labelled = [(pod.metadata.get("labels", {}), pod) for pod in pods(made)]
+    for item, selector, component in selectors(made):
+        found = [pod for labels, pod in labelled if selects(selector, labels)]
+        components = {pod.metadata["labels"]["app.kubernetes.io/component"] for pod in found}
+        assert components <= {component}, item["metadata"]["name"]
+        assert found or component == "executor", item["metadata"]["name"]
+
+
+def selectors(made: Release) -> Iterator[tuple[Object, dict[str, str], str]]:
+    """Each object that selects pods, with what it selects and the component that it is of."""
+    for item in made.objects:
+        spec: Any = item.get("spec", {})
+        match item["kind"]:
+            case "Service":
+                selector = spec["selector"]
+            case "NetworkPolicy":
+                selector = spec["podSelector"]["matchLabels"]
+            case "Deployment" | "StatefulSet" | "PodDisruptionBudget" | "PodMonitor" | "VMPodScrape":
+                selector = spec["selector"]["matchLabels"]
+            case _:
+                continue
+        yield item, selector, item["metadata"]["labels"]["app.kubernetes.io/component"]
+
+
+@EVERY
+def test_ports_of_services_exist(name: str) -> None:
+    made = release(name)
+    for service in made.of("Service"):
+        targets = {port["targetPort"] for port in service["spec"]["ports"]}
+        [pod] = [pod for pod in pods(made) if selects(service["spec"]["selector"], pod.metadata.get("labels", {}))]
+        assert targets <= {port["name"] for port in pod.spec["containers"][0]["ports"]}
+
+
+@EVERY
+def test_common_labels(name: str) -> None:
+    made = release(name)
+    for item in made.objects:
+        if not item["metadata"]["name"].startswith("from-a-"):
+            labels = item["metadata"]["labels"]
+            assert labels["app.kubernetes.io/instance"] == made.name
+            assert labels["app.kubernetes.io/part-of"] == "bkheal"
+            assert item["metadata"]["namespace"] == "bk"
+
+
+@EVERY
+def test_a_change_of_settings_restarts_pods(name: str) -> None:
+    for pod in pods(release(name)):
+        if pod.owner["kind"] != "Pod":
+            assert re.fullmatch("[0-9a-f]{64}", pod.metadata["annotations"]["checksum/config"])
+
+
+@EVERY
+def test_every_command_knows_its_cluster(name: str) -> None:
+    for pod in pods(release(name)):
+        for container in pod.containers:
+            if container["image"].rpartition("/")[2].startswith("bkheal"):
+                [uri] = [each for each in container["env"] if each["name"] == "BKHEAL_METADATA_URI"]
+                assert uri.get("value", "zk").startswith("zk")
+                assert "value" in uri or uri["valueFrom"]["configMapKeyRef"]["key"]
+
+
+@EVERY
+def test_disruption_budgets_only_for_several_pods(name: str) -> None:
+    made = release(name)
+    several = {
+        item["metadata"]["name"]
+        for kind in ("Deployment", "StatefulSet")
+        for item in made.of(kind)
+        if item["spec"].get("replicas", 2) > 1
+    }
+    assert {item["metadata"]["name"] for item in made.of("PodDisruptionBudget")} == several

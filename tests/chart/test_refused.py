@@ -1,0 +1,191 @@
+"""Values that cannot work are refused before anything is installed, and the text says which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chart.rendering import render
+
+URI = {"metadataServiceUri": "zk://zookeeper:2181/ledgers"}
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    values: Any = value
+    for name in reversed(path.split(".")):
+        values = {name: values}
+    return {**values, "bookkeeper": {**URI, **values.get("bookkeeper", {})}}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("replicas", 3),
+        ("mode", "both"),
+        ("auditor.replicaCount", 2),
+        ("auditor.replicas", "two"),
+        ("auditor.replicas", 0),
+        ("auditor.schedules.bookies", "daily"),
+        ("auditor.schedules.bookies", "0s"),
+        ("auditor.schedules.scrub", "24h"),
+        ("auditor.missingShareMax", 1.5),
+        ("auditor.driverMemory", "1Gi"),
+        ("auditor.resources.limit", {}),
+        ("auditor.resources.limits", {"memory": "2 GB"}),
+        ("auditor.probes.readiness.periodSeconds", 0),
+        ("auditor.probes.ready", {}),
+        ("auditor.ports.http", 70000),
+        ("auditor.service.type", "ExternalName"),
+        ("auditor.ui.proxyBase", "auditor"),
+        ("auditor.podAntiAffinityPreset", "required"),
+        ("auditor.extraEnv", [{"value": "1"}]),
+        ("auditor.extraEnv", {"NAME": "1"}),
+        ("auditor.auth.token", "s3cret"),
+        ("auditor.auth.anonymousWrite", True),
+        ("auditor.schedules.bookies", "0 3 1 * 0"),
+        ("auditor.sessionTimeoutSeconds", 60),
+        ("config.auditor", {"api_token": "s3cret"}),
+        ("config.auditor", {"nested": {"key": 1}}),
+        ("bookkeeper.metadataServiceUri", "zookeeper:2181/ledgers"),
+        ("bookkeeper.metadataServiceUri", "zk://zookeeper:2181"),
+        ("bookkeeper.metadataServiceUri", "oxia://oxia:6648/bookkeeper"),
+        ("bookkeeper.metadataServiceUri", "metadata-store:zk:zookeeper:2181/ledgers"),
+        ("bookkeeper.metadataServiceUri", "zk://user:pass@zookeeper:2181/ledgers"),
+        ("image.digest", "sha256:abc"),
+        ("image.pullPolicy", "Sometimes"),
+        ("image.pullSecrets", [{"name": "registry"}]),
+        ("cron.kinds.bookies.schedule", "daily"),
+        ("cron.kinds.bookies.schedule", "* * * *"),
+        ("cron.kinds.bookies.schedule", "TZ=UTC 0 3 * * *"),
+        ("cron.kinds.full", {"enabled": True}),
+        ("cron.concurrencyPolicy", "Queue"),
+        ("cron.startingDeadlineSeconds", 5),
+        ("cron.failJobExitCodes", [0]),
+        ("cron.failOn", "always"),
+        ("cron.reportsKept", 0),
+        ("bookkeeper.clientTls.enabled", True),
+        ("bookkeeper.clientTls.caKey", ""),
+        ("metrics.pushgateway.url", "pushgateway:9091"),
+        ("metrics.pushgateway.url", "http://user:pass@pushgateway:9091"),
+        ("networkPolicy.egress.pushgatewayPorts", []),
+        ("spark.mode", "cluster"),
+        ("spark.conf", {"driver.memory": "1g"}),
+        ("spark.localCores", 0),
+        ("spark.executor.memory", "4Gi"),
+        ("replicator.throttle.bytesPerSecond", "50Mi"),
+        ("replicator.throttle.bytesPerSecond", -1),
+        ("replicator.ledgersInFlight", 1000),
+        ("replicator.autoscaling.type", "vpa"),
+        ("replicator.autoscaling.cooldownSeconds", 10),
+        ("bookies.replicas", 0),
+        ("bookies.persistence.journal.size", "big"),
+        ("bookies.persistence.retentionPolicy.whenDeleted", "Recycle"),
+        ("reports.persistence.accessModes", []),
+        ("serviceAccount.automount", True),
+        ("networkPolicy.metricsIngress", [{"podselector": {}}]),
+        ("networkPolicy.egress.zookeeperPorts", []),
+        ("ingress.hosts", [{"host": "a"}]),
+        ("ingress.hosts", [{"host": "a", "paths": [{"path": "/", "port": "metrics"}]}]),
+        ("metrics.serviceMonitor.interval", "often"),
+        ("metrics.prometheusRule.extraRules", [{"alert": "X"}]),
+        ("metrics.prometheusRule.thresholds", {"Bad-Name": 1}),
+        ("nameOverride", "Upper"),
+        ("fullnameOverride", "a" * 37),
+        ("logLevel", "TRACE"),
+        ("commonLabels", {"replicas": 3}),
+    ],
+)
+def test_the_schema_refuses(path: str, value: Any) -> None:
+    from helm_python import HelmError
+
+    with pytest.raises(HelmError) as refused:
+        render(nested(path, value))
+    last = [part for part in path.split(".") if part in str(refused.value)]
+    assert last or "schema" in str(refused.value).lower()
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({}, "exactly one of bookkeeper.metadataServiceUri"),
+        ({"bookkeeper": {**URI, "pulsar": {"release": "prod"}}}, "exactly one of"),
+        ({"bookkeeper": {"pulsar": {"release": "prod"}}, "bookies": {"enabled": True}}, "cannot join a Pulsar cluster"),
+        ({"bookkeeper": URI, "spark": {"mode": "k8s-client"}}, "set reports.persistence.enabled"),
+        ({"bookkeeper": URI, "spark": {"eventLog": {"enabled": True}}}, "needs spark.eventLog.dir"),
+        (
+            {"bookkeeper": URI, "bookies": {"enabled": True, "tls": {"enabled": True, "existingSecret": "s"}}},
+            "bookkeeper.clientTls.existingSecret go together",
+        ),
+        (
+            {"bookkeeper": {**URI, "clientTls": {"existingSecret": "s"}}, "bookies": {"enabled": True}},
+            "bookkeeper.clientTls.existingSecret go together",
+        ),
+        (
+            {
+                "bookkeeper": URI,
+                "mode": "cron",
+                "cron": {"kinds": {"replicas": {"enabled": True}}},
+                "replicator": {"enabled": False},
+                "bookies": {"enabled": True, "tls": {"enabled": True, "existingSecret": "s"}},
+            },
+            "bookkeeper.clientTls.existingSecret go together",
+        ),
+        (
+            {
+                "bookkeeper": URI,
+                "spark": {"mode": "k8s-client"},
+                "reports": {"persistence": {"enabled": True}},
+                "config": {"auditor": {"ui_host": "127.0.0.1", "ui_allow_anonymous": True}},
+            },
+            "ui_allow_anonymous is for spark.mode=local",
+        ),
+        (
+            {
+                "bookkeeper": URI,
+                "bookies": {"enabled": True, "tls": {"enabled": True}},
+                "replicator": {"enabled": False},
+            },
+            "needs bookies.tls.existingSecret",
+        ),
+        ({"bookkeeper": URI, "replicator": {"autoscaling": {"enabled": True}}}, "prometheusAddress"),
+        (
+            {
+                "bookkeeper": URI,
+                "replicator": {"autoscaling": {"enabled": True, "type": "hpa", "minReplicas": 9}},
+            },
+            "minReplicas is greater",
+        ),
+    ],
+)
+def test_templates_refuse_what_does_not_go_together(values: dict[str, Any], text: str) -> None:
+    from helm_python import HelmError
+
+    with pytest.raises(HelmError, match=text):
+        render(values)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "zk://zookeeper/ledgers",
+        "zk+hierarchical://zk-0.zk:2181;zk-1.zk:2181/a/ledgers",
+        "zk+longhierarchical://10.0.0.1:2181,10.0.0.2:2181/ledgers",
+        "zk+null://[::1]:2181/ledgers",
+    ],
+)
+def test_uris_that_processes_take(uri: str) -> None:
+    from bookie.metadata.uri import parse_uri
+
+    parse_uri(uri)
+    assert render({"bookkeeper": {"metadataServiceUri": uri}}).objects
+
+
+@pytest.mark.parametrize(
+    "schedule", ["off", "90s", "15m", "24h", "7d", "17 2 * * 0", "*/5 0-6 1,15 1 *", "0 3 * * mon-fri"]
+)
+def test_schedules_that_the_auditor_takes(schedule: str) -> None:
+    from auditor.service.schedule import parse_schedule
+
+    parse_schedule(schedule)
+    assert render({"bookkeeper": URI, "auditor": {"schedules": {"bookies": schedule}}}).objects

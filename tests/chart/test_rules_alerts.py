@@ -1,0 +1,156 @@
+"""Every alert fires when it should and is quiet when it should be: promtool runs the cases of ``rules/cases.yaml``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from auditor.metrics_catalog import CATALOG
+from tests.chart.rendering import render
+from tests.chart.rule_files import alerts, groups, promtool, recorded_in, write_rules
+
+OF_LEADER = {one.name for one in CATALOG["auditor"] if one.is_leader_only}
+IMMEDIATE = {
+    "BkhealLedgersLost",
+    "BkhealCorruptCopies",
+    "BkhealAuditorLeadershipUnstable",
+    "BkhealAuditFailing",
+    "BkhealBookieIoErrors",
+    "BkhealBookieCorruptEntries",
+}
+"""All others have to hold for a while."""
+TARGET = {"cluster": "eu", "namespace": "bk"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of ``cases.yaml``."""
+
+    alert: str
+    name: str
+    series: Mapping[str, str]
+    at: str
+    every: str
+    fires: Mapping[str, str] | None
+    value: str | None = None
+
+    def as_test(self, target: Mapping[str, str], *, is_doubled: bool = False) -> dict[str, Any]:
+        """In promtool's form. The series that alerts leave behind is asked for, as it shows labels without texts."""
+        alert = alerts()[self.alert]
+        name = f'alertname="{self.alert}"'
+        firing: list[dict[str, Any]] = []
+        asked = []
+        if self.fires is not None:
+            labels = {"alertname": self.alert, "alertstate": "firing", "severity": alert["labels"]["severity"]}
+            firing = [{"value": 1, "labels": selector("ALERTS", {**labels, **self.fires, **target})}]
+            was_pending = f'count(count_over_time(ALERTS{{{name},alertstate="pending"}}[{self.at}])) > bool 0'
+            asked.append((was_pending, [] if self.alert in IMMEDIATE else [{"value": 1, "labels": "{}"}]))
+        if self.value is not None:
+            labels = {**(self.fires or {}), **target}
+            asked.append((f"0 + ({alert['expr']})", [{"value": float(self.value), "labels": selector("", labels)}]))
+        asked.append((f'ALERTS{{{name},alertstate="firing"}}', firing))
+        return {
+            "name": f"{self.alert}: {self.name}",
+            "interval": self.every,
+            "input_series": list(self._series(target, is_doubled=is_doubled)),
+            "promql_expr_test": [
+                {"expr": query, "eval_time": self.at, "exp_samples": expected} for query, expected in asked
+            ],
+        }
+
+    def _series(self, target: Mapping[str, str], *, is_doubled: bool) -> Iterator[dict[str, str]]:
+        for series, values in self.series.items():
+            is_shown_twice = is_doubled and "instance=" not in series and series.partition("{")[0] in OF_LEADER
+            for more in ({"instance": "a"}, {"instance": "b"}) if is_shown_twice else ({},):
+                yield {"series": with_labels(series, {**target, **more}), "values": values}
+
+
+def selector(name: str, labels: Mapping[str, str]) -> str:
+    return f"{name}{{{','.join(f'{key}={value!r}' for key, value in labels.items())}}}".replace("'", '"')
+
+
+def with_labels(series: str, labels: Mapping[str, str]) -> str:
+    name, _, own = series.partition("{")
+    parts = [*(f'{key}="{value}"' for key, value in labels.items()), *([own[:-1]] if own else [])]
+    return f"{name}{{{','.join(parts)}}}"
+
+
+class Texts(yaml.SafeLoader):
+    """Takes ``0x10`` as the text that it is, and no other scalar for anything else either."""
+
+    yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
+
+
+def cases() -> Iterator[Case]:
+    table = yaml.load((Path(__file__).parent / "rules" / "cases.yaml").read_text(), Texts)
+    for alert, rows in table.items():
+        for number, row in enumerate(rows):
+            name = row.get("why", f"case {number + 1}")
+            every = row.get("every", "1m")
+            yield Case(alert, name, row["series"], row["at"], every, row.get("fires"), row.get("value"))
+
+
+CASES = tuple(cases())
+
+
+def tried(alert: str, folder: Path, every: str, tests: list[dict[str, Any]]) -> tuple[bool, str]:
+    """Run promtool on one alert and, where it uses some, the recording rules before it."""
+    recording = next(group for group in groups() if group["name"] == "bkheal-recording")
+    chosen = [recording] if recorded_in(alerts()[alert]["expr"]) else []
+    chosen.append({"name": "alert", "rules": [alerts()[alert]]})
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": chosen}))
+    document = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": every,
+        "group_eval_order": [group["name"] for group in chosen],
+        "tests": tests,
+    }
+    (folder / "test.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    return promtool("test", "rules", folder / "test.yaml")
+
+
+def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
+    content, said = promtool("check", "rules", "--lint-fatal", *write_rules(tmp_path))
+    assert content, said
+
+
+def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
+    firing = {case.alert for case in CASES if case.fires is not None}
+    quiet = {case.alert for case in CASES if case.fires is None}
+    assert firing == quiet == alerts().keys()
+
+
+@pytest.mark.parametrize("alert", sorted({case.alert for case in CASES}))
+def test_an_alert_fires_when_it_should_and_not_otherwise(alert: str, tmp_path: Path) -> None:
+    mine = [case for case in CASES if case.alert == alert]
+    for every in sorted({case.every for case in mine}):
+        chosen = [case for case in mine if case.every == every]
+        tests = [case.as_test(target) for case in chosen for target in ({}, TARGET)]
+        tests += [case.as_test({}, is_doubled=True) for case in chosen]
+        content, said = tried(alert, tmp_path, every, tests)
+        assert content, said
+
+
+@pytest.mark.parametrize("alert", sorted({case.alert for case in CASES}))
+def test_the_texts_of_an_alert_are_expanded(alert: str, tmp_path: Path) -> None:
+    """promtool prints the texts of alerts that were not expected, which is how they are seen here."""
+    case = next(case for case in CASES if case.alert == alert and case.fires is not None)
+    test = case.as_test(TARGET)
+    del test["promql_expr_test"]
+    test["alert_rule_test"] = [{"eval_time": case.at, "alertname": alert, "exp_alerts": []}]
+    _, said = tried(alert, tmp_path, case.every, [test])
+    assert f'alertname="{alert}"' in said
+    assert f'runbook_url="docs/operations.md#{alert.lower()}"' in said
+    assert not [wrong for wrong in ("error expanding", "<no value>", "{{", "NaN", "%!") if wrong in said], said
+
+
+def test_the_chart_makes_of_the_files_what_the_tests_make() -> None:
+    pytest.importorskip("helm_python", reason="the chart needs a real helm: the extra chart")
+    values = {"bookkeeper": {"metadataServiceUri": "zk://zk/ledgers"}, "metrics": {"prometheusRule": {"enabled": True}}}
+    [made] = render(values).of("PrometheusRule")
+    assert made["spec"]["groups"] == list(groups())

@@ -1,0 +1,87 @@
+"""How files of alert rules and dashboards become objects; what the rules say is tested with promtool."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.rendering import CHART, Release, render
+
+RULES = """
+groups:
+  - name: first
+    interval: 30s
+    rules:
+      - alert: Backlog
+        expr: sum(bkheal_underreplicated_ledgers{@selector@}) > @backlog_ledgers@
+        for: "@backlog_for@"
+        annotations: {summary: "{{ $value }} ledgers wait"}
+      - record: cluster:backlog:sum
+        expr: sum(bkheal_underreplicated_ledgers{@selector@})
+  - name: second
+    rules:
+      - {alert: Gone, expr: up == 0}
+"""
+THRESHOLDS = {"backlog_ledgers": 10_000_000, "backlog_for": "15m"}
+
+
+@pytest.fixture
+def chart(tmp_path: Path) -> Path:
+    """The chart with rules and dashboards of this test alone."""
+    copy = Path(shutil.copytree(CHART, tmp_path / "bkheal", ignore=shutil.ignore_patterns("rules", "dashboards")))
+    for folder, name, text in (("rules", "one.yaml", RULES), ("dashboards", "overview.json", '{"title": "{{ x }}"}')):
+        (copy / "files" / folder).mkdir()
+        (copy / "files" / folder / name).write_text(text)
+    return copy
+
+
+def groups(made: Release) -> dict[str, Any]:
+    [rule] = made.of("PrometheusRule")
+    return {group["name"]: group for group in rule["spec"]["groups"]}
+
+
+def rendered(chart: Path, **rules: Any) -> Release:
+    metrics = {"prometheusRule": {"enabled": True, **rules}, "dashboards": {"enabled": True}}
+    return render({"bookkeeper": {"metadataServiceUri": "zk://zk/ledgers"}, "metrics": metrics}, chart=chart)
+
+
+def test_thresholds_and_selector_are_filled_in(chart: Path) -> None:
+    made = groups(rendered(chart, thresholds=THRESHOLDS, selector='cluster="eu1"'))
+    alert, record = made["first"]["rules"]
+    assert alert["expr"] == 'sum(bkheal_underreplicated_ledgers{cluster="eu1"}) > 10000000'
+    assert alert["for"] == "15m"
+    assert alert["annotations"] == {"summary": "{{ $value }} ledgers wait"}
+    assert record["record"] == "cluster:backlog:sum"
+    assert made["first"]["interval"] == "30s"
+
+
+def test_alerts_can_be_left_out_and_added(chart: Path) -> None:
+    extra = {"alert": "Mine", "expr": "vector(1)"}
+    made = groups(rendered(chart, thresholds=THRESHOLDS, disabled=["Gone", "Backlog"], extraRules=[extra]))
+    assert {name: [rule.get("alert") for rule in group["rules"]] for name, group in made.items()} == {
+        "first": [None],
+        "bkheal-extra": ["Mine"],
+    }
+
+
+def test_a_threshold_without_a_value_is_refused(chart: Path) -> None:
+    from helm_python import HelmError
+
+    with pytest.raises(HelmError, match="no value for @backlog_for@"):
+        rendered(chart, thresholds={"backlog_ledgers": 1})
+
+
+def test_a_dashboard_is_copied_as_it_is(chart: Path) -> None:
+    [board] = [item for item in rendered(chart, thresholds=THRESHOLDS).of("ConfigMap") if "dashboard" in str(item)]
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert board["data"] == {"overview.json": '{"title": "{{ x }}"}'}
+    assert yaml.safe_load(board["data"]["overview.json"])
+
+
+def test_labels_that_the_operator_selects_by(chart: Path) -> None:
+    made = rendered(chart, thresholds=THRESHOLDS, additionalLabels={"release": "prometheus"})
+    assert made.of("PrometheusRule")[0]["metadata"]["labels"]["release"] == "prometheus"

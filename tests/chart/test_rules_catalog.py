@@ -1,0 +1,117 @@
+"""Rules use what exists: metrics, labels and their values, thresholds, sections of the runbook."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.chart.rule_files import (
+    ROOT,
+    RULE_FILES,
+    TOKEN,
+    alerts,
+    filled_in,
+    groups,
+    problems_of,
+    recorded,
+    rules,
+    thresholds,
+)
+
+RUNBOOK = ROOT / "docs" / "operations.md"
+SEVERITIES = {"critical", "warning", "info"}
+SELECTED = 'cluster="eu1"'
+
+
+def test_every_metric_label_and_value_exists() -> None:
+    found = {rule.get("alert", rule.get("record")): problems_of(rule["expr"]) for rule in rules()}
+    assert {name: problems for name, problems in found.items() if problems} == {}
+
+
+def test_the_check_knows_what_is_wrong() -> None:
+    assert problems_of("sum(bkheal_no_such_thing)") == ["bkheal_no_such_thing is no metric"]
+    assert problems_of('bkheal_bookies{colour="red"}') == ["bkheal_bookies has no label colour"]
+    assert problems_of('bkheal_bookies{state=~"lost|found"}') == ["bkheal_bookies: state is never found"]
+    assert problems_of("sum by (colour) (bkheal_bookies)") == ["nothing here has a label colour"]
+    assert problems_of("cluster:bkheal_nothing:sum") == ["cluster:bkheal_nothing:sum is not recorded"]
+    assert problems_of("bkheal_audit_duration_seconds") == ["bkheal_audit_duration_seconds is no metric"]
+
+
+def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
+    assert len(alerts()) >= 20
+    for name, alert in alerts().items():
+        assert re.fullmatch(r"Bkheal([A-Z][a-z]+)+", name)
+        assert alert["labels"].keys() == {"severity"}
+        assert alert["labels"]["severity"] in SEVERITIES
+        assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert not alert["annotations"]["summary"].endswith(".")
+        assert alert["annotations"]["description"].endswith(".")
+
+
+def test_every_alert_has_its_section_of_the_runbook_and_the_other_way_round() -> None:
+    sections = dict.fromkeys(re.findall(r"^### (Bkheal\w+)$", RUNBOOK.read_text(), re.M))
+    assert list(sections) == list(alerts())
+    for name, alert in alerts().items():
+        assert alert["annotations"]["runbook_url"] == f"docs/operations.md#{name.lower()}"
+
+
+def test_every_section_says_what_it_means_and_what_to_do() -> None:
+    _, *sections = re.split(r"^### (?=Bkheal)", RUNBOOK.read_text(), flags=re.M)
+    for section in sections:
+        name, _, text = section.partition("\n")
+        severity = alerts()[name]["labels"]["severity"]
+        missing = [part for part in ("Means", "Causes", "Check", "Do", "Escalate") if f"**{part}.**" not in text]
+        assert missing == [], name
+        assert f"*{severity}*" in text, name
+
+
+def test_commands_of_the_runbook_exist() -> None:
+    from typer.main import get_command
+
+    from auditor.cli.main import app
+
+    root = get_command(app)
+    commands = {name: getattr(command, "commands", {}) for name, command in root.commands.items()}  # type: ignore[attr-defined]
+    texts = [RUNBOOK.read_text(), *(alert["annotations"]["description"] for alert in alerts().values())]
+    found = [words.split() for text in texts for words in re.findall(r"`bkheal ([a-z][^`]*)`", text)]
+    assert len(found) > 30
+    for words in found:
+        assert words[0] in commands, words
+        assert not commands[words[0]] or words[1] in commands[words[0]], words
+
+
+def test_thresholds_are_those_that_the_rules_use() -> None:
+    used = {name for path in RULE_FILES for name in TOKEN.findall(path.read_text())}
+    assert used - {"selector"} == thresholds().keys()
+
+
+def test_recorded_names_are_level_metric_operation_and_each_is_recorded_once() -> None:
+    names = [rule["record"] for rule in rules() if "record" in rule]
+    assert len(set(names)) == len(names) == len(recorded())
+    assert [
+        name for name in names if not re.fullmatch(r"(cluster|instance)(_[a-z]+)?:bkheal_[a-z_]+:[a-z0-9_]+", name)
+    ] == []
+
+
+def test_groups_have_names_of_their_own() -> None:
+    names = [group["name"] for group in groups()]
+    assert len(set(names)) == len(names)
+    assert all(name.startswith("bkheal-") for name in names)
+
+
+@pytest.mark.parametrize("path", RULE_FILES, ids=lambda path: path.stem)
+def test_the_selector_reaches_every_metric(path: object) -> None:
+    assert path in RULE_FILES
+    text = "\n".join(rule["expr"] for rule in _parsed(path))
+    plain = re.sub(r"\w+:bkheal_\w+:\w+", "", text)
+    uses = re.findall(r"\b(?:bkheal_\w+|up)\{([^}]*)\}|\b(bkheal_\w+)(?!\{)\b", plain)
+    assert uses
+    assert [use for use in uses if SELECTED not in use[0]] == []
+
+
+def _parsed(path: object) -> list[dict[str, str]]:
+    import yaml
+
+    text = filled_in(path.read_text(), selector=SELECTED)  # type: ignore[attr-defined]
+    return [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]

@@ -1,0 +1,123 @@
+"""values.yaml, its schema, the templates and the README tell the same story."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import yaml
+
+from tests.chart.rendering import CHART
+from tests.chart.values_table import README, documented, value_at, with_table
+
+SCHEMA: Final[dict[str, Any]] = json.loads((CHART / "values.schema.json").read_text())
+DEFAULTS: Final[dict[str, Any]] = yaml.safe_load((CHART / "values.yaml").read_text())
+LEFT_TO_USERS: Final = {
+    "requests",
+    "limits",
+    "claims",
+    "initialDelaySeconds",
+    "successThreshold",
+    "terminationGracePeriodSeconds",
+}
+"""Keys inside resources and probes that need no default."""
+
+
+def resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" in schema:
+        found: dict[str, Any] = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+        return resolved(found)
+    return schema
+
+
+def schema_paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every path of named properties, not into lists."""
+    for name, part in resolved(schema).get("properties", {}).items():
+        yield (*path, name)
+        yield from schema_paths(part, (*path, name))
+
+
+def closed_value_paths(value: Any, schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every path of the defaults, down to where the schema leaves the keys to users."""
+    properties = resolved(schema).get("properties")
+    if not isinstance(value, dict) or properties is None:
+        return
+    for name, part in value.items():
+        yield (*path, name)
+        yield from closed_value_paths(part, properties.get(name, {}), (*path, name))
+
+
+def maps(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    for name, part in resolved(schema).get("properties", {}).items():
+        if "properties" in resolved(part):
+            yield (*path, name), resolved(part)
+        yield from maps(part, (*path, name))
+
+
+def test_every_value_is_in_the_schema() -> None:
+    known = set(schema_paths(SCHEMA))
+    assert [path for path in closed_value_paths(DEFAULTS, SCHEMA) if path not in known] == []
+
+
+def test_every_key_of_the_schema_is_in_the_values() -> None:
+    there = set(closed_value_paths(DEFAULTS, SCHEMA))
+    missing = {path for path in schema_paths(SCHEMA) if path not in there and path != ("global",)}
+    assert {path for path in missing if path[-1] not in LEFT_TO_USERS} == set()
+
+
+def test_all_our_maps_are_closed() -> None:
+    assert [path for path, schema in maps(SCHEMA) if schema.get("additionalProperties") is not False] == []
+    assert SCHEMA["additionalProperties"] is False
+
+
+def test_the_schema_is_sound_and_uses_all_its_definitions() -> None:
+    from jsonschema import Draft7Validator
+
+    Draft7Validator.check_schema(SCHEMA)
+    Draft7Validator(SCHEMA).validate(DEFAULTS)
+    used = set(re.findall(r'"#/definitions/(\w+)"', json.dumps(SCHEMA)))
+    assert used == SCHEMA["definitions"].keys()
+
+
+def test_every_value_is_documented() -> None:
+    """By its own comment, by one on a map around it, or by comments on all that is in it."""
+    covered = {tuple(each.path.split(".")) for each in documented()}
+    leaves = [path for path in closed_value_paths(DEFAULTS, SCHEMA) if not has_below(path)]
+    assert [path for path in leaves if not is_covered(path, value_at(DEFAULTS, list(path)), covered)] == []
+
+
+def is_covered(path: tuple[str, ...], value: Any, covered: set[tuple[str, ...]]) -> bool:
+    if any(path[:length] in covered for length in range(1, len(path) + 1)):
+        return True
+    return isinstance(value, dict) and all((*path, name) in covered for name in value)
+
+
+def has_below(path: tuple[str, ...]) -> bool:
+    return any(other != path and other[: len(path)] == path for other in closed_value_paths(DEFAULTS, SCHEMA))
+
+
+def test_every_value_is_used_by_a_template() -> None:
+    templates = [path for path in CHART.rglob("templates/**/*") if path.is_file()]
+    text = "\n".join(path.read_text() for path in templates)
+    names = {path[-1] for path in closed_value_paths(DEFAULTS, SCHEMA)}
+    whole = set(SCHEMA["definitions"]["probe"]["properties"]) | LEFT_TO_USERS | {"whenDeleted", "whenScaled"}
+    kinds = {"bookies", "placement", "replicas"}  # ranged over
+    unused = {name for name in names - whole - kinds if not re.search(rf'\.{name}\b|"{name}"', text)}
+    assert unused == set()
+
+
+def test_the_readme_has_the_values_of_today() -> None:
+    assert README.read_text() == with_table(README.read_text()), "run python -m tests.chart.values_table"
+
+
+def test_the_chart_is_of_the_version_of_the_package() -> None:
+    import tomllib
+
+    from tests.chart.rendering import ROOT
+
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert chart["appVersion"] == project["version"]
+    assert chart["apiVersion"] == "v2"

@@ -1,0 +1,202 @@
+"""``Operations`` over the store, on the twin and on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from auditor.api.operations import StoreOperations, worst_fragment
+from auditor.api.port import BookieState, TaskState
+from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.cookies import Cookie, CookieStore
+from bookie.metadata.layout import bookie_path, ledger_path, lost_bookie_delay_path
+from bookie.metadata.ledgers import LedgerStore
+from bookie.metadata.own_state import ParkedTask, ParkedTasks, ParkReason
+from bookie.metadata.port import ANY_VERSION, MetadataStore
+from bookie.metadata.registration import Bookies, Registrations
+from bookie.metadata.service_info import PROTOCOL_GRPC, Endpoint, ServiceInfo
+from bookie.metadata.underreplication import InvalidDelayError, UnderReplication
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.severity import Severity
+from bookie.wire.port import BookieInfo, InfoReply, Status
+
+A, B, C, D = (BookieId(f"{name}:3181") for name in "abcd")
+NOW_MS = 1_700_000_000_000
+
+
+class ManualClock:
+    now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def epoch_ms(self) -> int:
+        return NOW_MS
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError("nothing here waits")
+
+
+class Figures:
+    """Answers for one bookie, and for no other."""
+
+    def __init__(self) -> None:
+        self.asked: list[BookieId] = []
+
+    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
+        self.asked.append(bookie)
+        if bookie != A:
+            return InfoReply(Status.UNREACHABLE)
+        return InfoReply(Status.OK, BookieInfo("uuid", "1", False, 1_000, 400, 12))
+
+
+@pytest.fixture
+async def cluster(store: MetadataStore, base: str) -> Cluster:
+    await format_cluster(store, f"{base}/ledgers", rng=random.Random(1))
+    return await open_cluster(store, f"{base}/ledgers")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def figures() -> Figures:
+    return Figures()
+
+
+@pytest.fixture
+def operations(store: MetadataStore, cluster: Cluster, clock: ManualClock, figures: Figures) -> StoreOperations:
+    transport: Any = figures
+    return StoreOperations(store, cluster, transport, clock)
+
+
+def ledger(*members: BookieId, last: int | None = 9) -> LedgerMetadata:
+    made = LedgerMetadata(len(members), len(members), 2, (Fragment(EntryId(0), members),))
+    return made if last is None else made.closed(EntryId(last), 4_096)
+
+
+async def register(store: MetadataStore, cluster: Cluster, bookie: BookieId, *, is_read_only: bool = False) -> None:
+    info = ServiceInfo((Endpoint("grpc", f"host-{bookie[0]}", 3181, PROTOCOL_GRPC),))
+    registrations = Registrations(store, cluster)
+    await registrations.register(bookie, info, is_read_only=is_read_only, takeover_deadline_s=5)
+
+
+async def test_marked_ledgers_are_judged_and_paged(
+    store: MetadataStore, cluster: Cluster, operations: StoreOperations, clock: ManualClock
+) -> None:
+    ledgers, tasks = LedgerStore(store, cluster, random.Random(1)), UnderReplication(store, cluster, clock)
+    await tasks.initialize()
+    for bookie in (A, B):
+        await register(store, cluster, bookie)
+    await ledgers.create(LedgerId(1), ledger(A, B, C))
+    await ledgers.create(LedgerId(2), ledger(C, D, last=None))
+    await ledgers.create(LedgerId(3), ledger(A, B))
+    await ledgers.create(LedgerId(5), ledger(A, C))
+    await store.set(ledger_path(cluster.kind, cluster.root, LedgerId(5)), b"rubbish", ANY_VERSION)
+    marks = [(1, C), (2, C), (3, B), (4, C), (5, C)]
+    await tasks.mark_many([(LedgerId(number), [bookie]) for number, bookie in marks])
+    held = await tasks.lock(LedgerId(3), "worker")
+    assert held is not None
+    parked = ParkedTasks(store, cluster.root)
+    why = ParkedTask(LedgerId(2), ParkReason.NO_LIVE_COPY, "nobody has it", NOW_MS, frozenset(), 0)
+    await parked.park(why)
+    page = await operations.list_tasks(10)
+    shown = [(view.ledger_id, view.state, view.condition, view.copies_min, view.ledger_bytes) for view in page.tasks]
+    assert shown == [
+        (1, TaskState.WAITING, "below_write_quorum", 2, 4_096),
+        (2, TaskState.PARKED, "no_live_copy", 0, None),
+        (3, TaskState.IN_PROGRESS, "healthy", None, 4_096),
+        (4, TaskState.WAITING, "gone", None, None),
+        (5, TaskState.WAITING, "unreadable", None, None),
+    ]
+    assert (page.total, page.next_after) == (5, None)
+    assert (page.tasks[0].missing, page.tasks[0].marked_ms) == ((C,), NOW_MS)
+    assert (page.tasks[1].park_reason, page.tasks[1].detail) == (ParkReason.NO_LIVE_COPY, "nobody has it")
+    assert page.tasks[4].detail
+    walked, after = [], None
+    while True:
+        part = await operations.list_tasks(2, after)
+        walked += [view.ledger_id for view in part.tasks]
+        after = part.next_after
+        if after is None:
+            break
+    assert walked == [1, 2, 3, 4, 5]
+    missing = await operations.list_tasks(10, missing=str(B))
+    assert ([view.ledger_id for view in missing.tasks], missing.total) == ([3], 1)
+    assert [task.ledger_id for task in await operations.marked()] == walked
+
+
+async def test_marks_are_listed_anew_after_some_seconds(
+    store: MetadataStore, cluster: Cluster, operations: StoreOperations, clock: ManualClock
+) -> None:
+    assert (await operations.list_tasks(10)).total == 0
+    tasks = UnderReplication(store, cluster, clock)
+    await tasks.initialize()
+    await tasks.mark(LedgerId(1), [A])
+    assert (await operations.list_tasks(10)).total == 0
+    clock.now_s += 5
+    assert (await operations.list_tasks(10)).total == 1
+
+
+async def test_every_known_bookie_has_its_state(
+    store: MetadataStore, cluster: Cluster, operations: StoreOperations, figures: Figures, clock: ManualClock
+) -> None:
+    cookies = CookieStore(store, cluster)
+    for bookie in (A, D):
+        await cookies.create(Cookie(bookie, ("/journal",), ("/ledgers",), cluster.instance_id))
+    await register(store, cluster, A)
+    await register(store, cluster, B, is_read_only=True)
+    await store.create(bookie_path(cluster.root, C, is_read_only=False), b"\xff")
+    found = [(view.bookie_id, view.state, view.host, view.disk_free_bytes) for view in await operations.bookies()]
+    assert found == [
+        (A, BookieState.WRITABLE, "host-a", 400),
+        (B, BookieState.READ_ONLY, "host-b", None),
+        (C, BookieState.WRITABLE, "", None),
+        (D, BookieState.LOST, "", None),
+    ]
+    await operations.bookies()
+    assert sorted(figures.asked) == [A, B]  # the second answer cost nothing
+    clock.now_s += 15
+    await operations.bookies()
+    assert len(figures.asked) == 4
+
+
+async def test_bookies_without_a_transport_have_no_figures(
+    store: MetadataStore, cluster: Cluster, clock: ManualClock
+) -> None:
+    await register(store, cluster, A)
+    [view] = await StoreOperations(store, cluster, None, clock).bookies()
+    assert (view.host, view.protocol, view.disk_total_bytes) == ("host-a", PROTOCOL_GRPC, None)
+
+
+async def test_switch_is_apaches_and_turning_it_twice_is_well(
+    store: MetadataStore, cluster: Cluster, operations: StoreOperations
+) -> None:
+    assert await operations.is_recovery_enabled()
+    for is_on in (False, False, True, True):
+        await operations.set_recovery(is_on=is_on)
+        assert await operations.is_recovery_enabled() is is_on
+        assert (await store.stat(f"{cluster.root}/underreplication/disable") is None) is is_on
+
+
+async def test_delay_is_apaches(store: MetadataStore, cluster: Cluster, operations: StoreOperations) -> None:
+    assert await operations.lost_bookie_delay_s() == 0
+    await operations.set_lost_bookie_delay_s(90)
+    assert await operations.lost_bookie_delay_s() == 90
+    assert (await store.get(lost_bookie_delay_path(cluster.root))).data == b"90"
+    with pytest.raises(InvalidDelayError):
+        await operations.set_lost_bookie_delay_s(-1)
+
+
+def test_worst_fragment_decides() -> None:
+    fragments = (Fragment(EntryId(0), (A, B, C)), Fragment(EntryId(5), (A, C, D)))
+    metadata = LedgerMetadata(3, 3, 2, fragments).closed(EntryId(9), 1)
+    worst = worst_fragment(metadata, Bookies(frozenset({A, B}), frozenset()))
+    assert worst is not None
+    assert (worst.severity, worst.copies_min) == (Severity.CRITICAL, 1)
+    assert worst_fragment(metadata, Bookies(frozenset({A, B}), frozenset({C, D}))) is None

@@ -1,0 +1,224 @@
+"""TLS of both faces: who is let in, and certificates that change while the service runs."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc.aio
+import pytest
+
+from auditor.api import control_pb2 as pb
+from auditor.api import control_pb2_grpc as rpc
+from auditor.api.grpc_face import GrpcFace
+from auditor.api.http import HttpFace
+from auditor.api.settings import ServerTls
+from auditor.api.tls import ReloadingContext
+from bookie.wire.tls import TlsFilesError
+from tests.unit.api_world import ManualClock, TwinControl, TwinOperations, running, settings_in
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+
+DEADLINE_S = 20.0
+"""Reached only by a test that fails."""
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and its key."""
+
+    cert: Path
+    key: Path
+
+
+def openssl(*arguments: str, directory: Path) -> None:
+    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+
+
+def make_ca(directory: Path, name: str) -> Path:
+    files = ("-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
+    openssl("req", "-x509", *NEW_KEY, *files, directory=directory)
+    return directory / f"{name}.pem"
+
+
+def make_pair(directory: Path, name: str, ca: str, host: str, *, days: int = 2) -> Pair:
+    openssl(
+        "req", *NEW_KEY, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr", directory=directory
+    )
+    (directory / f"{name}.ext").write_text(f"subjectAltName={host}\n")
+    signing = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", f"{name}.ext")
+    days_ = ("-days", str(days))
+    openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing, *days_, directory=directory)
+    return Pair(directory / f"{name}.pem", directory / f"{name}.key")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("certificates")
+    make_ca(directory, "our-ca")
+    make_ca(directory, "strange-ca")
+    make_pair(directory, "server", "our-ca", "IP:127.0.0.1")
+    make_pair(directory, "renewed", "our-ca", "IP:127.0.0.1")
+    make_pair(directory, "elsewhere", "our-ca", "DNS:another.example")
+    make_pair(directory, "client", "our-ca", "DNS:client")
+    make_pair(directory, "stranger", "strange-ca", "DNS:client")
+    make_pair(directory, "expired", "our-ca", "DNS:client", days=-1)
+    return directory
+
+
+def server_tls(folder: Path, name: str = "server", *, is_mutual: bool = False) -> ServerTls:
+    return ServerTls(folder / f"{name}.pem", folder / f"{name}.key", folder / "our-ca.pem" if is_mutual else None)
+
+
+def connector(folder: Path, client: str | None, ca: str = "our-ca") -> aiohttp.TCPConnector:
+    context = ssl.create_default_context(cafile=folder / f"{ca}.pem")
+    if client is not None:
+        context.load_cert_chain(folder / f"{client}.pem", folder / f"{client}.key")
+    return aiohttp.TCPConnector(ssl=context, force_close=True)
+
+
+async def http_answers(tmp_path: Path, folder: Path, tls: ServerTls, client: str | None, ca: str = "our-ca") -> bool:
+    async with running(tmp_path, connector=connector(folder, client, ca), tls=tls) as world:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                reply = await world.ask("GET", "/api/v1/status")
+        except aiohttp.ClientError:
+            return False
+        assert "Strict-Transport-Security" in reply.headers
+        return reply.status == 200
+
+
+async def grpc_answers(tmp_path: Path, folder: Path, tls: ServerTls, client: str | None, ca: str = "our-ca") -> bool:
+    settings, _ = settings_in(tmp_path, tls=tls)
+    face = GrpcFace(TwinControl(), settings, ManualClock())
+    await face.start()
+    pair = [folder / f"{client}.{end}" for end in ("key", "pem")] if client else []
+    credentials = grpc.ssl_channel_credentials(
+        (folder / f"{ca}.pem").read_bytes(), *(path.read_bytes() for path in pair)
+    )
+    channel = grpc.aio.secure_channel(f"127.0.0.1:{face.port}", credentials)
+    try:
+        stub: Any = rpc.AuditorServiceStub(channel)  # type: ignore[no-untyped-call]
+        await stub.GetStatus(pb.GetStatusRequest(), timeout=DEADLINE_S)
+        return True
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            raise
+        return False
+    finally:
+        await channel.close(None)
+        await face.stop()
+
+
+@pytest.mark.parametrize("answers", [http_answers, grpc_answers])
+async def test_server_proves_who_it_is(tmp_path: Path, folder: Path, answers: Any) -> None:
+    assert await answers(tmp_path, folder, server_tls(folder), None)
+    assert not await answers(tmp_path, folder, server_tls(folder), None, "strange-ca")
+    assert not await answers(tmp_path, folder, server_tls(folder, "elsewhere"), None)
+
+
+@pytest.mark.parametrize("answers", [http_answers, grpc_answers])
+@pytest.mark.parametrize(
+    ("client", "is_admitted"), [("client", True), (None, False), ("stranger", False), ("expired", False)]
+)
+async def test_client_authority_admits_its_clients_alone(
+    tmp_path: Path, folder: Path, answers: Any, client: str | None, is_admitted: bool
+) -> None:
+    assert await answers(tmp_path, folder, server_tls(folder, is_mutual=True), client) is is_admitted
+
+
+async def test_plain_request_gets_nothing_from_a_tls_port(tmp_path: Path, folder: Path) -> None:
+    async with running(tmp_path, tls=server_tls(folder)) as world:
+        with pytest.raises(aiohttp.ClientError):
+            await world.session.get(f"http://127.0.0.1:{world.face.port}/livez")
+
+
+def test_old_tls_is_not_spoken(folder: Path) -> None:
+    assert ReloadingContext(server_tls(folder)).context.minimum_version >= ssl.TLSVersion.TLSv1_2
+
+
+def test_files_that_cannot_be_used_are_named(folder: Path, tmp_path: Path) -> None:
+    wrong_key = ServerTls(folder / "server.pem", folder / "client.key")
+    with pytest.raises(TlsFilesError, match=r"client\.key"):
+        ReloadingContext(wrong_key)
+    with pytest.raises(TlsFilesError, match=r"none\.pem"):
+        ReloadingContext(ServerTls(tmp_path / "none.pem", folder / "server.key"))
+    openssl("ec", "-in", "server.key", "-out", "locked.key", "-aes128", "-passout", "pass:x", directory=folder)
+    with pytest.raises(TlsFilesError, match="encrypted"):
+        ReloadingContext(ServerTls(folder / "server.pem", folder / "locked.key"))
+
+
+async def served_certificate(port: int) -> bytes:
+    """What a port shows to a client that believes everything."""
+    pem = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=DEADLINE_S)
+    return ssl.PEM_cert_to_DER_cert(pem)
+
+
+def der(path: Path) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(path.read_text())
+
+
+async def test_renewed_certificate_is_taken_while_serving(tmp_path: Path, folder: Path) -> None:
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    tls = ServerTls(cert, key)
+
+    def put(name: str) -> None:
+        shutil.copyfile(folder / f"{name}.key", key)
+        shutil.copyfile(folder / f"{name}.pem", cert)
+
+    put("server")
+    settings, _ = settings_in(tmp_path, tls=tls)
+    face = GrpcFace(TwinControl(), settings, ManualClock())
+    await face.start()
+    context = ReloadingContext(tls)
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=context.context)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        assert await served_certificate(port) == await served_certificate(face.port) == der(folder / "server.pem")
+        assert not context.refresh()
+        put("renewed")
+        assert context.refresh()
+        assert await served_certificate(port) == await served_certificate(face.port) == der(folder / "renewed.pem")
+        shutil.copyfile(folder / "server.pem", cert)  # half of the next one
+        assert not context.refresh()
+        assert await served_certificate(port) == await served_certificate(face.port) == der(folder / "renewed.pem")
+        cert.write_text("damaged")
+        assert not context.refresh()
+        assert await served_certificate(port) == der(folder / "renewed.pem")
+        cert.unlink()
+        assert not context.refresh()
+        assert await served_certificate(face.port) == der(folder / "renewed.pem")
+    finally:
+        server.close()
+        await server.wait_closed()
+        await face.stop()
+
+
+class HastyClock(ManualClock):
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0.01)
+
+
+async def test_http_face_follows_its_certificate(tmp_path: Path, folder: Path) -> None:
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    shutil.copyfile(folder / "server.pem", cert)
+    shutil.copyfile(folder / "server.key", key)
+    settings, _ = settings_in(tmp_path, tls=ServerTls(cert, key))
+    face = HttpFace(TwinControl(), TwinOperations(), settings, HastyClock())
+    await face.start()
+    try:
+        assert await served_certificate(face.port) == der(folder / "server.pem")
+        shutil.copyfile(folder / "renewed.pem", cert)
+        shutil.copyfile(folder / "renewed.key", key)
+        async with asyncio.timeout(DEADLINE_S):
+            while await served_certificate(face.port) != der(folder / "renewed.pem"):
+                pass
+    finally:
+        await face.stop()

@@ -1,0 +1,84 @@
+"""Notes of drains: the same on the twin, the simulator's store and a real ZooKeeper."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from bookie.metadata.drains import Drain, Drains
+from bookie.metadata.own_state import own_path
+from bookie.metadata.port import ANY_VERSION, MetadataStore, MultiFailedError
+from bookie.model.ids import BookieId
+from bookie.runtime.tasks import guarded
+from tests.contract.conftest import Backend
+
+Soon = Callable[[Awaitable[Any]], Awaitable[Any]]
+A, B = BookieId("bk1:3181"), BookieId("bk2:3181")
+FIRST = Drain(A, "me@host", 1000)
+
+
+@pytest.fixture
+def drains(store: MetadataStore, base: str) -> Drains:
+    return Drains(store, base)
+
+
+async def test_a_drain_is_noted_once_and_withdrawn_once(drains: Drains, backend: Backend, base: str) -> None:
+    assert await drains.read() == {}
+    assert await drains.start(FIRST)
+    other = Drains(await backend.open(), base)
+    assert not await other.start(Drain(A, "you@host", 2000))
+    assert await other.start(Drain(B, "you@host", 2000))
+    assert await drains.read() == {A: FIRST, B: Drain(B, "you@host", 2000)}
+    assert await other.stop(A)
+    assert not await drains.stop(A)
+    assert list(await drains.read()) == [B]
+
+
+async def test_a_drain_outlives_the_session_that_noted_it(
+    drains: Drains, backend: Backend, store: MetadataStore
+) -> None:
+    await drains.start(FIRST)
+    await backend.expire(store)
+    assert await drains.read() == {A: FIRST}
+
+
+async def test_a_verdict_fails_once_a_drain_has_begun_or_ended(drains: Drains, store: MetadataStore) -> None:
+    assert (await drains.draining()).check is None
+    await drains.start(FIRST)
+    seen = await drains.draining()
+    assert seen.bookies == {A}
+    assert seen.check is not None
+    await store.multi([seen.check])
+    await drains.stop(A)
+    with pytest.raises(MultiFailedError):
+        await store.multi([seen.check])
+    between = await drains.draining()
+    await drains.start(FIRST)
+    assert between.check is not None
+    with pytest.raises(MultiFailedError):
+        await store.multi([between.check])
+
+
+async def test_whoever_waits_learns_of_the_first_drain_and_of_every_change(
+    drains: Drains, backend: Backend, base: str, soon: Soon
+) -> None:
+    watching = Drains(await backend.open(), base)
+    seen = await watching.see()
+    waiting = guarded("waiting", watching.wait_changed(seen))
+    await drains.start(FIRST)
+    seen = await soon(waiting)
+    while not seen.bookies:  # the parent alone was there first
+        seen = await soon(watching.wait_changed(seen))
+    assert seen.bookies == {A}
+    waiting = guarded("waiting", watching.wait_changed(seen))
+    await drains.stop(A)
+    assert (await soon(waiting)).bookies == frozenset()
+
+
+async def test_a_damaged_note_counts(drains: Drains, store: MetadataStore, base: str) -> None:
+    await drains.start(FIRST)
+    await store.set(f"{own_path('drains', base)}/{A}", b"nonsense", ANY_VERSION)
+    assert await drains.read() == {A: Drain(A)}
+    assert (await drains.draining()).bookies == {A}

@@ -1,0 +1,165 @@
+"""The election of the auditor: the same on the twin, the simulator's store and a real ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from bookie.metadata.election import Election, current_auditor, decode_vote, election_path, encode_vote
+from bookie.metadata.nodes import ensure_path
+from bookie.metadata.port import MetadataStore
+from bookie.runtime.clock import SystemClock
+from bookie.runtime.tasks import cancel, guarded
+from tests.contract.conftest import Backend
+
+Soon = Callable[[Awaitable[Any]], Awaitable[Any]]
+
+
+class Candidates:
+    def __init__(self, backend: Backend, root: str, stack: AsyncExitStack) -> None:
+        self.backend = backend
+        self.root = root
+        self._stack = stack
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def stand(self, name: str) -> tuple[Election, MetadataStore]:
+        store = await self.backend.open()
+        election = Election(store, self.root, name, SystemClock(), session_timeout_s=10)
+        self.tasks[name] = guarded(name, election.run())
+        self._stack.push_async_callback(cancel, self.tasks[name])
+        return election, store
+
+
+@pytest.fixture
+async def candidates(backend: Backend, base: str) -> AsyncIterator[Candidates]:
+    async with AsyncExitStack() as stack:
+        yield Candidates(backend, base, stack)
+
+
+async def leads(election: Election) -> None:
+    while not election.is_leader():
+        await election.wait_changed(election.state)
+
+
+async def knows(election: Election, leader: str) -> None:
+    while election.state.leader != leader:
+        await election.wait_changed(election.state)
+
+
+async def test_the_first_leads_and_the_others_know_it(candidates: Candidates, soon: Soon) -> None:
+    first, store = await candidates.stand("a:1")
+    await soon(leads(first))
+    second, _ = await candidates.stand("b:1")
+    await soon(knows(second, "a:1"))
+    assert not second.is_leader()
+    assert first.state.term == 1
+    assert await current_auditor(store, candidates.root) == "a:1"
+
+
+async def test_the_winner_writes_its_text_into_the_root(
+    candidates: Candidates, store: MetadataStore, soon: Soon
+) -> None:
+    first, _ = await candidates.stand("a:1")
+    await soon(leads(first))
+
+    async def written() -> None:
+        path = election_path(candidates.root)
+        while (node := await store.get(path)).data != b'bookieId: "a:1"\n':
+            await store.wait_node_changed(path, node.stat)
+
+    await soon(written())
+
+
+async def test_a_resigned_leader_is_followed_at_once(candidates: Candidates, soon: Soon) -> None:
+    first, store = await candidates.stand("a:1")
+    await soon(leads(first))
+    second, _ = await candidates.stand("b:1")
+    await soon(knows(second, "a:1"))
+    await cancel(candidates.tasks["a:1"])
+    await first.resign()
+    await soon(leads(second))
+    assert not first.is_leader()
+    assert await current_auditor(store, candidates.root) == "b:1"
+    await first.resign()
+    assert second.is_leader()
+
+
+async def test_leadership_ends_with_the_session_and_the_next_in_line_takes_over(
+    candidates: Candidates, soon: Soon
+) -> None:
+    first, store = await candidates.stand("a:1")
+    await soon(leads(first))
+    second, _ = await candidates.stand("b:1")
+    await soon(knows(second, "a:1"))
+    await candidates.backend.expire(store)
+    assert not first.is_leader(1)
+    await soon(leads(second))
+    await soon(knows(first, "b:1"))
+    assert not first.is_leader()
+
+
+async def test_a_lone_candidate_leads_again_in_its_next_session(candidates: Candidates, soon: Soon) -> None:
+    first, store = await candidates.stand("a:1")
+    await soon(leads(first))
+    await candidates.backend.expire(store)
+    assert not first.is_leader(1)
+
+    async def leads_anew() -> None:
+        while not first.is_leader(2):
+            await first.wait_changed(first.state)
+
+    await soon(leads_anew())
+    assert len((await store.children(election_path(candidates.root))).names) == 1
+
+
+async def test_an_interrupted_connection_does_not_cost_the_leadership(candidates: Candidates, soon: Soon) -> None:
+    first, store = await candidates.stand("a:1")
+    await soon(leads(first))
+    await candidates.backend.interrupt(store)
+    await soon(leads(first))
+    assert first.state.term == 1
+
+
+async def test_votes_of_another_auditor_count(candidates: Candidates, backend: Backend, soon: Soon) -> None:
+    """Apache's auditor casts the same kind of vote: whoever was first leads."""
+    apache = await backend.open()
+    path = election_path(candidates.root)
+    await ensure_path(apache, path)
+    vote = await apache.create(f"{path}/V_", encode_vote("apache:3181"), is_ephemeral=True, is_sequential=True)
+    ours, store = await candidates.stand("a:1")
+    await soon(knows(ours, "apache:3181"))
+    assert not ours.is_leader()
+    assert await current_auditor(store, candidates.root) == "apache:3181"
+    await apache.delete(vote)
+    await soon(leads(ours))
+
+
+async def test_a_deleted_vote_is_cast_again_behind_the_others(candidates: Candidates, soon: Soon) -> None:
+    first, store = await candidates.stand("a:1")
+    await soon(leads(first))
+    second, _ = await candidates.stand("b:1")
+    await soon(knows(second, "a:1"))
+    path = election_path(candidates.root)
+    await store.delete(f"{path}/{min((await store.children(path)).names)}")
+    await soon(leads(second))
+    await soon(knows(first, "b:1"))
+    assert not first.is_leader()
+
+
+async def test_other_nodes_below_the_election_are_no_votes(candidates: Candidates, store: MetadataStore) -> None:
+    path = election_path(candidates.root)
+    assert await current_auditor(store, candidates.root) == ""
+    await ensure_path(store, path)
+    await store.create(f"{path}/A_0000000000", encode_vote("nobody:1"))
+    assert await current_auditor(store, candidates.root) == ""
+
+
+def test_the_text_of_a_vote_is_apaches() -> None:
+    assert encode_vote("bk1.example.com:3181") == b'bookieId: "bk1.example.com:3181"\n'
+    assert decode_vote(b'bookieId: "bk1.example.com:3181"\n') == "bk1.example.com:3181"
+    assert decode_vote(b"") == ""
+    assert decode_vote(b"\xff nonsense") == ""

@@ -1,0 +1,173 @@
+"""Locks and records of runs: the same on the twin, the simulator's store and a real ZooKeeper."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bookie.metadata.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.own_state import own_path
+from bookie.metadata.port import MetadataStore
+from bookie.metadata.runs import Holder, RunLockedError, Runs, RunTakenError
+from bookie.model.ids import BookieId
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.tasks import guarded
+from tests.contract.conftest import Backend
+
+Soon = Callable[[Awaitable[Any]], Awaitable[Any]]
+A, B = BookieId("bk1:3181"), BookieId("bk2:3181")
+
+
+def record(number: int, kind: RunKind = RunKind.BOOKIES, **fields: Any) -> RunRecord:
+    state = fields.pop("state", RunState.RUNNING)
+    return RunRecord(f"2026112{number}T000000Z-00000{number}", kind, RunCause.COMMAND, "me", "h:1", state, **fields)
+
+
+@pytest.fixture
+def runs(store: MetadataStore, base: str) -> Runs:
+    return Runs(store, base)
+
+
+async def test_one_run_of_a_kind_at_a_time(runs: Runs, backend: Backend, base: str) -> None:
+    lease = await runs.acquire(RunKind.BOOKIES, "r1", "h:1")
+    other = Runs(await backend.open(), base)
+    for rival in (runs, other):
+        with pytest.raises(RunLockedError, match="r1 in h:1") as busy:
+            await rival.acquire(RunKind.BOOKIES, "r2", "h:1")
+        assert busy.value.holder.run_id == "r1"
+    await other.acquire(RunKind.REPLICAS, "r3", "h:2")
+    assert await other.holder(RunKind.BOOKIES) == Holder("r1", "h:1")
+    assert lease.is_held
+    await lease.release()
+    await lease.release()
+    taken = await other.acquire(RunKind.BOOKIES, "r4", "h:2")
+    await lease.release()
+    assert taken.is_held
+    assert await runs.holder(RunKind.BOOKIES) == Holder("r4", "h:2")
+
+
+async def test_a_lock_ends_with_its_session(runs: Runs, backend: Backend, store: MetadataStore, base: str) -> None:
+    lease = await runs.acquire(RunKind.BOOKIES, "r1", "h:1")
+    await backend.expire(store)
+    assert not lease.is_held
+    other = Runs(await backend.open(), base)
+    taken = await other.acquire(RunKind.BOOKIES, "r2", "h:2")
+    await lease.release()
+    assert await other.holder(RunKind.BOOKIES) == Holder("r2", "h:2")
+    assert taken.is_held
+
+
+async def test_whoever_waits_for_a_lock_learns_of_its_end(runs: Runs, backend: Backend, base: str, soon: Soon) -> None:
+    lease = await runs.acquire(RunKind.BOOKIES, "r1", "h:1")
+    waiting = guarded("waiting", Runs(await backend.open(), base).wait_free(RunKind.BOOKIES))
+    await lease.release()
+    await soon(waiting)
+
+
+async def test_records_are_listed_newest_first(runs: Runs) -> None:
+    for number in (2, 1, 3):
+        await runs.write(record(number))
+    assert [found.run_id[:8] for found in await runs.list(2)] == ["20261123", "20261122"]
+    changed = record(2, done=5, total=9, state=RunState.PAUSED)
+    await runs.write(changed)
+    assert await runs.get(changed.run_id) == changed
+    assert await runs.get("nothing") is None
+    assert await runs.get("../../ledgers") is None
+
+
+async def test_a_damaged_record_is_left_out(runs: Runs, store: MetadataStore, base: str) -> None:
+    await runs.write(record(1))
+    await store.create(f"{own_path('runs', base)}/records/20261129T000000Z-bad000", b"\xff{")
+    assert [found.run_id for found in await runs.list(10)] == [record(1).run_id]
+    assert await runs.get("20261129T000000Z-bad000") is None
+
+
+async def test_runs_without_a_holder_are_abandoned_and_stay_so(runs: Runs, backend: Backend, base: str) -> None:
+    alive, dead, over = record(1), record(2), record(3, state=RunState.DONE)
+    lease = await runs.acquire(RunKind.BOOKIES, alive.run_id, "h:1")
+    for each in (alive, dead, over):
+        await runs.write(each)
+    other = Runs(await backend.open(), base)
+    marked = await other.abandon_orphans(77)
+    assert [(found.run_id, found.state, found.finished_ms) for found in marked] == [
+        (dead.run_id, RunState.ABANDONED, 77)
+    ]
+    with pytest.raises(RunTakenError):
+        await runs.write(replace(dead, state=RunState.DONE))
+    assert (await runs.get(dead.run_id) or dead).state is RunState.ABANDONED
+    await runs.write(replace(alive, state=RunState.DONE))
+    await lease.release()
+    assert await other.abandon_orphans(78) == []
+
+
+async def test_pruning_keeps_the_newest_and_those_under_way(runs: Runs) -> None:
+    await runs.write(record(1))
+    for number in (2, 3, 4):
+        await runs.write(record(number, state=RunState.DONE))
+    assert await runs.prune(2) == 1
+    assert [found.run_id[7] for found in await runs.list(10)] == ["4", "3", "1"]
+    assert await runs.prune(2) == 0
+
+
+async def test_the_last_success_outlives_records_and_never_goes_back(runs: Runs) -> None:
+    assert await runs.last_success_ms() == {}
+    await runs.note_success(RunKind.BOOKIES, 500)
+    await runs.note_success(RunKind.BOOKIES, 400)
+    await runs.note_success(RunKind.REPLICAS, 700)
+    await runs.prune(0)
+    assert await runs.last_success_ms() == {RunKind.BOOKIES: 500, RunKind.REPLICAS: 700}
+
+
+async def test_kinds_are_paused_and_resumed(runs: Runs) -> None:
+    await runs.pause_kind(RunKind.REPLICAS, "me")
+    await runs.pause_kind(RunKind.REPLICAS, "you")
+    assert await runs.paused_kinds() == [RunKind.REPLICAS]
+    await runs.resume_kind(RunKind.REPLICAS)
+    await runs.resume_kind(RunKind.REPLICAS)
+    assert await runs.paused_kinds() == []
+
+
+async def test_a_request_to_end_reaches_the_other_process(runs: Runs, backend: Backend, base: str) -> None:
+    other = Runs(await backend.open(), base)
+    assert await runs.cancel_requested_by("r1") is None
+    await other.request_cancel("r1", "me")
+    assert await runs.cancel_requested_by("r1") == "me"
+    await runs.clear_request("r1")
+    await runs.clear_request("r1")
+    assert await other.cancel_requested_by("r1") is None
+
+
+async def test_a_change_of_a_record_wakes_whoever_waits(runs: Runs, backend: Backend, base: str, soon: Soon) -> None:
+    first = record(1)
+    await runs.write(first)
+    waiting = guarded("waiting", Runs(await backend.open(), base).wait_changed(first))
+    changed = replace(first, done=1)
+    await runs.write(changed)
+    assert await soon(waiting) == changed
+
+
+async def test_lost_bookies_are_noted_once_and_forgotten_when_back(store: MetadataStore, base: str) -> None:
+    down = FirstSeenDown(store, base)
+    assert await down.reconcile(frozenset({A}), 100) == {A: Down(100)}
+    assert await down.reconcile(frozenset({A, B}), 200) == {A: Down(100), B: Down(200)}
+    await down.note_audited(A, 100, 300)
+    await down.note_audited(B, 1, 300)
+    await down.waive_delay(B, 200)
+    assert await FirstSeenDown(store, base).read() == {A: Down(100, 300), B: Down(200, 0, is_delay_waived=True)}
+    assert await down.reconcile(frozenset({B}), 400) == {B: Down(200, 0, is_delay_waived=True)}
+    await down.note_audited(A, 100, 500)
+    assert set(await down.read()) == {B}
+    assert Down(1000).due_ms(5) == 6000
+    assert Down(1000, is_delay_waived=True).due_ms(5) == 1000
+
+
+async def test_a_damaged_note_begins_the_delay_anew(store: MetadataStore, base: str) -> None:
+    down = FirstSeenDown(store, base)
+    await down.reconcile(frozenset({A}), 100)
+    path = f"{own_path('first-seen-down', base)}/{A}"
+    await store.set(path, b"nonsense", 0)
+    assert await down.read() == {}
+    assert await down.reconcile(frozenset({A}), 200) == {A: Down(200)}

@@ -1,0 +1,83 @@
+"""A real Chromium, as it is on the machine, for tests that look at a page as a person does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+
+import pytest
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
+
+DEADLINE_S = 60.0
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1280,960",
+)
+"""Nothing but the page asked for is loaded; a container gives Chromium no sandbox of its own."""
+
+
+def programs() -> tuple[str, str]:
+    """Paths of Chromium and its driver; the test is skipped without them unless they are required."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is not None and driver is not None:
+        return chromium, driver
+    missing = "chromium" if chromium is None else "chromedriver"
+    if {"chromium", "browser"} & set(os.environ.get("BKHEAL_REQUIRE", "").split(",")):
+        pytest.fail(f"{missing} is required (BKHEAL_REQUIRE) and not on the path")
+    pytest.skip(f"{missing} is not on the path; on Debian: apt-get install chromium chromium-driver")
+
+
+@pytest.fixture
+def browser() -> Iterator[Chrome]:
+    """A fresh Chromium without history."""
+    chromium, driver = programs()
+    options = ChromeOptions()
+    options.binary_location = chromium
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        made = Chrome(options=options, service=Service(executable_path=driver))
+        try:
+            made.set_page_load_timeout(DEADLINE_S)
+            yield made
+        finally:
+            made.quit()
+
+
+def eventually(browser: Chrome, condition: Callable[[Chrome], bool]) -> None:
+    """Wait for what a page will show; it loads itself again meanwhile, so elements come and go."""
+    gone = (NoSuchElementException, StaleElementReferenceException)
+    WebDriverWait(browser, DEADLINE_S, poll_frequency=0.1, ignored_exceptions=gone).until(condition)
+
+
+def click(browser: Chrome, row: str, label: str) -> None:
+    """Press a button of a table's row."""
+
+    def press(found: Chrome) -> bool:
+        button: WebElement = found.find_element(By.CSS_SELECTOR, f"#{row}").find_element(
+            By.XPATH, f".//button[text()='{label}']"
+        )
+        button.click()
+        return True
+
+    eventually(browser, press)
+
+
+def run_states(browser: Chrome) -> list[str]:
+    """The first words of each run's state, newest first."""
+    cells = browser.find_elements(By.CSS_SELECTOR, "#auditor-runs tbody tr td:nth-child(3)")
+    return [cell.text.split(":")[0] for cell in cells]

@@ -1,0 +1,261 @@
+"""A real Prometheus scrapes a real cluster in which a bookie is killed: the alerts fire, and clear with its repair.
+
+The chart's rules as they are, with shorter times. The replicator starts late, so that the backlog is there to be seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from bookie.client.bookkeeper import LedgerOptions
+from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.embedded.cluster import EmbeddedCluster
+from bookie.embedded.process import ManagedProcess
+from bookie.model.ids import BookieId
+from tests.chart.rule_files import CHART, find_program, write_rules
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+BOOKIES: Final = 4
+LEDGERS: Final = 5
+BOARDS: Final = ("overview", "run", "replicator", "bookie")
+MAY_BE_EMPTY: Final = re.compile(r"> 0")
+"""Such queries leave out what is 0."""
+DEADLINE_S: Final = 90.0
+"""Never reached where the test passes."""
+QUICKLY: Final[Mapping[str, object]] = {
+    **{f"for_{name}": "1s" for name in ("brief", "short", "medium", "long", "hours")},
+    "rate_window": "5s",
+}
+SETTINGS: Final[Mapping[str, object]] = {
+    "bookies-schedule": "off",
+    "session-timeout-s": 4,
+    "backlog-interval-s": 1,
+    "http-port": 0,
+    "grpc-port": 0,
+    "spark-master": "local[1]",
+    "driver-memory": "512m",
+    "ui-port": 0,
+}
+
+
+@dataclass
+class Prometheus:
+    """A Prometheus process and what it scrapes."""
+
+    directory: Path
+    port: int
+    targets: dict[str, str] = field(default_factory=dict)
+    """Addresses by name."""
+    process: ManagedProcess | None = None
+
+    def start(self) -> None:
+        config = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(path) for path in write_rules(self.directory, QUICKLY)],
+            "scrape_configs": [
+                {
+                    "job_name": "bkheal",
+                    "file_sd_configs": [{"files": [str(self._targets_file)], "refresh_interval": "1s"}],
+                }
+            ],
+        }
+        self._write_targets()
+        (self.directory / "prometheus.yml").write_text(yaml.safe_dump(config))
+        options = {
+            "config.file": self.directory / "prometheus.yml",
+            "storage.tsdb.path": self.directory / "data",
+            "web.listen-address": f"127.0.0.1:{self.port}",
+        }
+        command = [find_program("prometheus"), *(f"--{key}={value}" for key, value in options.items())]
+        self.process = ManagedProcess.start("prometheus", command, log_path=self.directory / "prometheus.log")
+
+    @property
+    def running(self) -> ManagedProcess:
+        assert self.process is not None
+        return self.process
+
+    def scrape(self, name: str, url: str) -> None:
+        """Scrape the process at ``url`` from now on, in place of what had that name."""
+        self.targets[name] = urllib.parse.urlsplit(url).netloc
+        self._write_targets()
+
+    async def get(self, path: str, **query: str) -> Any:
+        """An answer of its API; None while it does not answer."""
+        url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+
+        def fetch() -> Any:
+            try:
+                with urllib.request.urlopen(url, timeout=10) as answer:
+                    return json.load(answer)["data"]
+            except ConnectionError:
+                return None
+            except urllib.error.URLError as error:
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()
+                return None
+
+        return await asyncio.to_thread(fetch)
+
+    async def value(self, query: str) -> float | None:
+        """The only value of a query; None where there is none."""
+        answer = await self.get("query", query=query)
+        result = answer["result"] if answer else []
+        return float(result[0]["value"][1]) if len(result) == 1 else None
+
+    async def has_values(self, query: str) -> bool:
+        """Whether the query has any value now."""
+        answer = await self.get("query", query=query)
+        return bool(answer and answer["result"])
+
+    async def firing(self) -> dict[str, Any]:
+        """Firing alerts by name."""
+        answer = await self.get("alerts")
+        found = answer["alerts"] if answer else []
+        return {alert["labels"]["alertname"]: alert for alert in found if alert["state"] == "firing"}
+
+    async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
+        await self.running.wait_until(holds, what, DEADLINE_S)
+
+    async def until_fire(self, *names: str) -> dict[str, Any]:
+        """Wait until these fire, at one time, and return them."""
+        seen: dict[str, Any] = {}
+
+        async def they_fire() -> bool:
+            seen.update(await self.firing())
+            return set(names) <= (await self.firing()).keys()
+
+        await self.until(they_fire, f"firing {names}")
+        return {name: seen[name] for name in names}
+
+    async def until_clear(self, *names: str) -> None:
+        """Wait until the newest evaluation has none of these."""
+
+        async def they_are_clear() -> bool:
+            return await self.get("alerts") is not None and not set(names) & (await self.firing()).keys()
+
+        await self.until(they_are_clear, f"clearing {names}")
+
+    @property
+    def _targets_file(self) -> Path:
+        return self.directory / "targets.json"
+
+    def _write_targets(self) -> None:
+        entries = [{"targets": sorted(self.targets.values()), "labels": {"cluster": "test"}}]
+        fresh = self._targets_file.with_suffix(".new")
+        fresh.write_text(json.dumps(entries))
+        fresh.replace(self._targets_file)
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def launch(name: str, directory: Path, module: str, *words: str) -> ManagedProcess:
+    return ManagedProcess.start(name, [sys.executable, "-m", module, *words], log_path=directory / f"{name}.log")
+
+
+def launch_auditor(cluster: EmbeddedCluster, directory: Path) -> ManagedProcess:
+    options = {"metadata-uri": cluster.metadata_uri, "report-dir": directory / "reports", **SETTINGS}
+    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    return launch("auditor", directory, "auditor.cli.main", "auditor", *words)
+
+
+def launch_replicator(cluster: EmbeddedCluster, directory: Path) -> ManagedProcess:
+    words = ("--metadata-uri", cluster.metadata_uri, "--http-port", "0", "--poll-interval", "0.5")
+    return launch("replicator", directory, "replicator", *words)
+
+
+def queries(board: str) -> list[str]:
+    """The queries of a dashboard for all clusters, as Grafana sends them."""
+    panels = json.loads((CHART / "files" / "dashboards" / f"{board}.json").read_text())["panels"]
+    found = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    return [
+        re.sub(r"\$(cluster|namespace|instance|kind)\b", ".*", one.replace("$__rate_interval", "5s")) for one in found
+    ]
+
+
+async def write_ledgers(client: ConnectedBookKeeper) -> Sequence[BookieId]:
+    """Write some, and return the members of one."""
+    for _ in range(LEDGERS):
+        async with await client.create_ledger(LedgerOptions(3, 3, 2)) as writer:
+            for entry in range(20):
+                await writer.submit(b"%d" % entry)
+    return writer.metadata.fragments[0].members
+
+
+async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaired(tmp_path: Path) -> None:
+    find_program("prometheus")
+    prometheus = Prometheus(tmp_path, free_port())
+    async with (
+        await EmbeddedCluster.start(
+            tmp_path, bookies=BOOKIES, is_zookeeper_durable=False, serves_metrics=True
+        ) as cluster,
+        await connect(cluster.metadata_uri) as client,
+        launch_auditor(cluster, tmp_path) as auditor,
+    ):
+        for bookie in cluster.bookies:
+            prometheus.scrape(bookie.name, bookie.metrics_url)
+        prometheus.start()
+        async with prometheus.running:
+            members = await write_ledgers(client)
+            ready = await auditor.wait_for_line(r"^auditor ready on (http://\S+) and grpc \S+$", DEADLINE_S)
+            prometheus.scrape("auditor", ready[1])
+
+            async def all_is_well() -> bool:
+                count = await prometheus.value("cluster:bkheal_underreplicated_ledgers:sum")
+                writable = await prometheus.value('cluster_state:bkheal_bookies:max{state="writable"}')
+                scraped = await prometheus.value("count(bkheal_build_info)")
+                figures = (count, writable, scraped)
+                expected = (0.0, float(BOOKIES), float(len(prometheus.targets)))
+                return figures == expected and await prometheus.firing() == {}
+
+            async def boards_have_values() -> bool:
+                asked = [query for board in BOARDS for query in queries(board) if not MAY_BE_EMPTY.search(query)]
+                return all([await prometheus.has_values(query) for query in asked])
+
+            await prometheus.until(all_is_well, "a healthy cluster without alerts")
+
+            victim = next(bookie for bookie in cluster.bookies if bookie.bookie_id == members[0])
+            await victim.kill9()
+            backlog = ("BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
+            gone = ("BkhealBookiesLost", "BkhealTargetDown")
+            fired = await prometheus.until_fire(*backlog, *gone)
+            for name, alert in fired.items():
+                texts = " ".join(alert["annotations"].values())
+                assert "error expanding" not in texts, texts
+                assert alert["labels"]["cluster"] == "test"
+                assert alert["annotations"]["runbook_url"] == f"docs/operations.md#{name.lower()}"
+            assert fired["BkhealBookiesLost"]["annotations"]["summary"] == "1 bookies are lost"
+            assert fired["BkhealTargetDown"]["labels"]["instance"] == prometheus.targets[victim.name]
+
+            async with launch_replicator(cluster, tmp_path) as replicator:
+                served = await replicator.wait_for_line(r"^replicator metrics on (http://\S+)$", DEADLINE_S)
+                prometheus.scrape("replicator", served[1])
+                await prometheus.until_clear(*backlog)
+                await prometheus.until(boards_have_values, "values in every panel")
+                assert [task.ledger_id for task in await client.ports.tasks.list()] == []
+                assert (await prometheus.firing()).keys() >= set(gone)
+
+                await victim.start()
+                prometheus.scrape(victim.name, victim.metrics_url)
+                await prometheus.until(all_is_well, "all alerts clear")
+                copied = await prometheus.value("sum(bkheal_replicator_copied_entries_total)")
+                assert copied is not None
+                assert copied > 0

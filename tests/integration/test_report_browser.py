@@ -1,0 +1,253 @@
+"""Report pages in a real Chromium: what a person sees, in light and dark, on a desk and on a phone.
+
+A page must bring all it needs: a browser that loads it asks nobody for anything, and complains of nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.unit import report_world as world
+
+pytestmark = pytest.mark.integration
+
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
+)  # fmt: skip
+SITUATIONS = {
+    "clean": world.CLEAN,
+    "under-replicated": world.UNDER_REPLICATED,
+    "no live copy": world.NO_LIVE_COPY,
+    "held": world.HELD,
+    "incomplete": world.INCOMPLETE,
+    "waiting": world.WAITING,
+    "placement": world.PLACEMENT,
+    "replicas": world.REPLICAS,
+    "many": world.MANY,
+    "attack": world.ATTACK,
+}
+
+
+class Browser:
+    """One Chromium, driven over WebDriver's plain HTTP."""
+
+    def __init__(self, port: int, profile: Path, chromium: str) -> None:
+        self._base = f"http://127.0.0.1:{port}"
+        options = {
+            "binary": chromium,
+            "args": [*FLAGS, f"--user-data-dir={profile}"],
+            "perfLoggingPrefs": {"enableNetwork": True},
+        }
+        wanted = {
+            "browserName": "chrome",
+            "goog:chromeOptions": options,
+            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+        }
+        session = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
+        self._session = f"/session/{session['sessionId']}"
+
+    def open(self, page: Path, width: int = 1200, scheme: str = "light") -> None:
+        """Load a page as a screen of this width and scheme shows it."""
+        self.log("browser"), self.log("performance")
+        is_phone = width < 600
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=is_phone
+        )
+        self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self._call("POST", f"{self._session}/url", {"url": page.as_uri()})
+
+    def run(self, script: str) -> Any:
+        """The value of a script in the page. WebDriver's scripts are exempt from the page's policy."""
+        return self._call("POST", f"{self._session}/execute/sync", {"script": script, "args": []})
+
+    def log(self, kind: str) -> list[dict[str, Any]]:
+        """What was logged since the last look."""
+        return cast("list[dict[str, Any]]", self._call("POST", f"{self._session}/se/log", {"type": kind}))
+
+    def requests(self) -> list[str]:
+        """Addresses that were asked for since the last look."""
+        events = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
+        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+
+    def devtools(self, command: str, **parameters: Any) -> Any:
+        """A command of the DevTools protocol."""
+        return self._call("POST", f"{self._session}/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def close(self) -> None:
+        """End the browser."""
+        self._call("DELETE", self._session)
+
+    def _call(self, method: str, path: str, body: object = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self._base + path, data=data, headers=headers, method=method)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+            return json.load(answer)["value"]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        reason = "needs chromium and chromedriver (Debian: chromium, chromium-driver); they are not on this machine"
+        if {"chromium", "browser"} & set(os.environ.get("BKHEAL_REQUIRE", "").split(",")):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with chromedriver(driver) as port:
+        started = Browser(port, tmp_path_factory.mktemp("profile"), chromium)
+        try:
+            yield started
+        finally:
+            started.close()
+
+
+@contextlib.contextmanager
+def chromedriver(program: str) -> Iterator[int]:
+    """A driver on a port of its own choice, in a process group of its own, which is gone afterwards."""
+    process = subprocess.Popen(
+        [program, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            found = re.search(r"started successfully on port (\d+)", line)
+            if found:
+                yield int(found[1])
+                return
+        pytest.fail("chromedriver ended before it said its port")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=20)
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page of each situation, after some earlier runs."""
+    made = {}
+    for name, run in SITUATIONS.items():
+        directory = tmp_path_factory.mktemp("reports")
+        earlier = [world.at(world.UNDER_REPLICATED if day == 3 else world.CLEAN, day) for day in range(6)]
+        places = world.topology(len(run.bookies), 12, zones=3) if name in ("many", "no live copy") else None
+        made[name] = world.write(directory, *earlier, world.at(run, 6), places=places) / "report.html"
+    return made
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_a_page_asks_nobody_for_anything_and_nothing_goes_wrong(
+    browser: Browser, pages: dict[str, Path], name: str
+) -> None:
+    for page in (pages[name], pages[name].parents[1] / "index.html"):
+        browser.open(page)
+        assert browser.run("return document.readyState") == "complete"
+        assert [url for url in browser.requests() if not url.startswith("data:")] == [page.as_uri()]
+        assert browser.log("browser") == []
+        assert browser.run("return getComputedStyle(document.body).maxWidth && document.styleSheets.length") == 1
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+def test_a_page_fits_the_screen_and_can_be_read_on_it(
+    browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
+) -> None:
+    browser.open(pages[name], width, scheme)
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    assert browser.run(OVERFLOWS) == []
+    assert browser.run(PALE) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_follows_the_scheme_of_the_system(browser: Browser, pages: dict[str, Path], scheme: str) -> None:
+    browser.open(pages["clean"], scheme=scheme)
+    color = browser.run("return getComputedStyle(document.body).backgroundColor")
+    brightness = max(int(part) for part in re.findall(r"\d+", color)[:3])
+    assert brightness > 200 if scheme == "light" else brightness < 60
+
+
+def test_a_person_reads_the_verdict_the_numbers_and_what_to_do(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["no live copy"])
+    text = browser.run("return document.body.innerText")
+    for words in (
+        "3 ledgers have entries without a live copy.",
+        "These entries cannot be read or repaired until a bookie that holds them returns.",
+        "bkheal ledger show 42\nbkheal ledger show 99",
+        "clean → no live copy",
+        "Since the last complete bookie check, 2026-01-07 03:04:47 UTC",
+        "/zone-1/rack-01",
+    ):
+        assert words in text
+    assert browser.run("return document.querySelectorAll('.chart circle').length") >= 7
+    widths = browser.run(
+        "return [...document.querySelectorAll('td.bar .down')].map(e => e.getBoundingClientRect().width)"
+    )
+    assert len(widths) >= 3
+    assert min(widths) > 0
+
+
+def test_markup_in_names_stays_text(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["attack"])
+    assert browser.run("return document.querySelectorAll('script, img, iframe, [onerror]').length") == 0
+    assert "<script>alert(1)</script>" in browser.run("return document.body.innerText")
+    assert browser.run("return [...document.links].map(a => a.protocol).filter(p => p !== 'file:')") == []
+
+
+def test_the_policy_stops_what_escaping_would_miss(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
+    """Markup slipped into a page behind the back of the templates."""
+    evil = (
+        "<script>document.title='run'</script><img src='http://127.0.0.1:9/x'><p style='color:red' id='p'>p</p></main>"
+    )
+    page = tmp_path / "report.html"
+    page.write_text(pages["clean"].read_text().replace("</main>", evil))
+    browser.open(page)
+    assert browser.run("return document.title") != "run"
+    assert browser.run("return getComputedStyle(document.getElementById('p')).color") != "rgb(255, 0, 0)"
+    assert len([entry for entry in browser.log("browser") if "Content Security Policy" in entry["message"]]) >= 3
+
+
+def test_the_index_leads_to_a_report_and_back(browser: Browser, pages: dict[str, Path]) -> None:
+    index = pages["clean"].parents[1] / "index.html"
+    browser.open(index)
+    assert browser.run("return document.querySelectorAll('tbody tr').length") == 7
+    target = browser.run("return document.querySelector('h1 a').href")
+    assert target == pages["clean"].as_uri()
+    browser.open(pages["clean"])
+    assert browser.run("return document.querySelector('a[href$=\"index.html\"]').href") == index.as_uri()
+
+
+OVERFLOWS = """
+return [...document.querySelectorAll('h1, h2, p, li, pre, dd, dt, .tiles div')]
+  .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1)
+  .map(e => e.tagName + ': ' + e.textContent.trim().slice(0, 60));
+"""
+"""Texts that stick out of their boxes."""
+
+PALE = """
+const parse = c => { const n = c.match(/[\\d.]+/g).map(Number); return n.length < 4 || n[3] ? n : null; };
+const linear = v => v <= 10 ? v / 3294.6 : ((v / 255 + .055) / 1.055) ** 2.4;
+const light = ([r, g, b]) => .2126 * linear(r) + .7152 * linear(g) + .0722 * linear(b);
+const behind = e => e ? parse(getComputedStyle(e).backgroundColor) || behind(e.parentElement) : [255, 255, 255];
+const pale = [];
+for (const e of document.body.querySelectorAll('*')) {
+  if (e.closest('svg') || ![...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())) continue;
+  if (!e.getClientRects().length) continue;
+  const [a, b] = [light(parse(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
+  if ((a + .05) / (b + .05) < 4.5) pale.push(e.className + ': ' + e.textContent.trim().slice(0, 40));
+}
+return pale;
+"""
+"""Texts with less contrast to what is behind them than WCAG's level AA asks for: 4.5 to 1."""

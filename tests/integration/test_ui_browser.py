@@ -1,0 +1,88 @@
+"""The tab in a real Chromium: found in the navigation bar, a button pressed, a run seen to appear and to end."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+
+from tests.integration.chromium import DEADLINE_S, browser, click, eventually, programs, run_states
+
+__all__ = ["browser"]
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def ui_url() -> Iterator[str]:
+    """The Spark UI of a process of its own."""
+    programs()
+    command = [sys.executable, "-m", "tests.spark.ui_demo"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    child = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        url = child.stdout.readline().strip()
+        assert url.startswith("http://127.0.0.1:"), url
+        yield url
+    finally:
+        try:
+            child.communicate(timeout=DEADLINE_S)  # closes standard input, which ends it
+        finally:
+            child.kill()
+            child.wait(DEADLINE_S)
+
+
+def has_come_far(text: str) -> bool:
+    return re.search(r"checking \d\d/40, about", text) is not None
+
+
+def keep_picture(browser: Chrome, name: str) -> None:
+    """Where the environment names a directory, leave what the browser shows there."""
+    if directory := os.environ.get("BKHEAL_PICTURES"):
+        browser.save_screenshot(str(Path(directory) / name))
+
+
+def test_a_person_runs_watches_and_cancels_audits(browser: Chrome, ui_url: str) -> None:
+    browser.get(ui_url)
+    browser.find_element(By.CSS_SELECTOR, "nav.navbar").find_element(By.LINK_TEXT, "Auditor").click()
+    assert urlsplit(browser.current_url).path == "/auditor/"
+    assert browser.title.endswith("Auditor")
+    assert run_states(browser) == []
+
+    click(browser, "auditor-kind-bookies", "Run audit")
+    eventually(browser, lambda page: len(run_states(page)) == 1)
+    assert urlsplit(browser.current_url).path == "/auditor/"
+    eventually(browser, lambda page: run_states(page) == ["done"])
+    assert "clean" in browser.find_element(By.ID, "auditor-runs").text
+
+    click(browser, "auditor-kind-replicas", "Run audit")
+    eventually(browser, lambda page: run_states(page) == ["running", "done"])
+    running = browser.find_element(By.CSS_SELECTOR, "#auditor-runs tbody tr").get_attribute("id") or ""
+    click(browser, running, "Pause")
+    eventually(browser, lambda page: run_states(page) == ["paused", "done"])
+    click(browser, running, "Resume")
+    eventually(browser, lambda page: run_states(page) == ["running", "done"])
+    eventually(browser, lambda page: has_come_far(page.find_element(By.ID, running).text))
+    keep_picture(browser, "spark-ui-running.png")
+    click(browser, running, "Cancel")
+    eventually(browser, lambda page: run_states(page) == ["cancelled", "done"])
+    assert "cancelled by anonymous" in browser.find_element(By.ID, "auditor-runs").text
+    keep_picture(browser, "spark-ui-done.png")
+
+    log = browser.get_log("browser")  # type: ignore[no-untyped-call]  # selenium has no type for it
+    assert [line for line in log if line["level"] == "SEVERE"] == []
+    browser.find_element(By.LINK_TEXT, "Jobs").click()
+    assert "Completed Jobs" in browser.page_source

@@ -1,0 +1,81 @@
+"""The oracles' own sense of what anybody can know: a disk that is lost, and what is done before that can be noticed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+from bookie.metadata.own_state import own_path
+from bookie.metadata.serde import encode
+from bookie.model.digest import digest_for
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType, Fragment, LedgerMetadata
+from bookie.model.packet import pack
+from bookie.wire.port import AddBatch
+from tests.simulation.loop import SimLoop
+from tests.simulation.trace import Trace
+from tests.simulation.truth import ROOT, Truth
+
+LEDGER = LedgerId(0)
+A, B, C = (BookieId(name) for name in "abc")
+
+
+def on_virtual_time(test: Callable[[Truth], Coroutine[None, None, None]]) -> None:
+    loop = SimLoop()
+
+    async def history() -> None:
+        await test(Truth(Trace(asyncio.get_running_loop())))
+
+    loop.run_until_complete(history())
+    loop.close()
+
+
+def set_ledger(truth: Truth, *members: BookieId, last: int | None, version: int) -> None:
+    metadata = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), members),), password=b"pw")
+    data = encode(metadata if last is None else metadata.closed(EntryId(last), 1))
+    truth.changed(1, f"{ROOT}/00/0000/L0000", b"" if version else None, data, version)
+
+
+def store(truth: Truth, *bookies: BookieId) -> None:
+    packet = pack(digest_for(DigestType.CRC32C, b"pw"), LEDGER, EntryId(0), -1, 1, b"x")
+    for bookie in bookies:
+        truth.stored(bookie, AddBatch(LEDGER, b"", [packet]), was_fenced=False)
+
+
+def record_disks(truth: Truth, bookie: BookieId) -> None:
+    truth.changed(1, f"{own_path('incarnations', ROOT)}/{bookie}", b"", b"", 1)
+
+
+def test_a_disk_lost_right_before_it_is_named_is_no_violation_and_one_known_to_be_lost_is() -> None:
+    async def history(truth: Truth, *, is_recorded: bool) -> None:
+        set_ledger(truth, A, B, last=None, version=0)
+        truth.offered(LEDGER, EntryId(0), b"x")
+        store(truth, A, B, C)
+        set_ledger(truth, A, B, last=0, version=1)
+        truth.wiped(C)
+        if is_recorded:
+            record_disks(truth, C)
+        set_ledger(truth, A, C, last=0, version=2)
+        assert [violation.rule for violation in truth.violations] == (["I17"] if is_recorded else [])
+
+    for is_recorded in (False, True):
+        on_virtual_time(lambda truth, is_recorded=is_recorded: history(truth, is_recorded=is_recorded))  # type: ignore[misc]
+
+
+def test_beyond_the_quorums_ledgers_are_doomed_that_are_there_or_name_what_is_gone() -> None:
+    async def history(truth: Truth) -> None:
+        set_ledger(truth, A, B, last=None, version=0)
+        truth.wiped(A)
+        truth.doom()
+        assert truth.of(LEDGER).is_doomed
+
+    async def later(truth: Truth) -> None:
+        truth.wiped(C)
+        truth.doom()
+        set_ledger(truth, A, B, last=None, version=0)
+        assert not truth.of(LEDGER).is_doomed
+        set_ledger(truth, A, C, last=None, version=1)
+        assert truth.of(LEDGER).is_doomed
+
+    on_virtual_time(history)
+    on_virtual_time(later)

@@ -1,0 +1,266 @@
+"""Runs of every kind on a real ZooKeeper: placement, the delay of lost bookies, gates, and runs side by side."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.check_times import CheckKind, CheckTimes
+from bookie.metadata.first_seen_down import FirstSeenDown
+from bookie.metadata.topology import TopologyStore
+from bookie.model.ids import BookieId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.run import RunKind
+from bookie.model.spread import PlacementPolicy
+from bookie.runtime.clock import SystemClock
+from spark_jobs import bookie_run, placement_run, report
+from spark_jobs.audit import run_check
+from spark_jobs.gate import RunStoppedError
+from spark_jobs.jobs import spark_tasks
+from spark_jobs.placement_run import NoTopologyError
+from spark_jobs.progress import Phase, ProgressEvent
+from spark_jobs.publish import PublishOutcome, publish
+from spark_jobs.settings import AuditSettings, ExitCode, FailOn
+from spark_jobs.stop_gate import StopGate
+from spark_jobs.summary import Verdict
+from tests.spark.audit_world import Place, closed, opened
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+HOUR_MS = 3_600_000
+TOPOLOGY = {"a:1": "/r1", "b:1": "/r1", "c:1": "/r2", "d:1": "/r3"}
+LEDGERS = {
+    1: closed("a:1", "c:1"),
+    2: closed("a:1", "b:1"),
+    3: closed("c:1", "x:1"),
+    10_001: closed("b:1", "a:1"),
+}
+
+
+class Later(SystemClock):
+    """Two hours ahead."""
+
+    def epoch_ms(self) -> int:
+        return super().epoch_ms() + 2 * HOUR_MS
+
+
+@pytest.fixture
+def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
+    """Ledgers of which two are in one rack, and one names the bookie x, which is gone."""
+    with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
+        place.register("a:1", "b:1", "c:1", "d:1")
+        place.create(LEDGERS)
+        yield place
+
+
+def store_topology(place: Place, **more: str) -> None:
+    text = json.dumps({**TOPOLOGY, "x:1": "/r2", **more})
+    place.do(TopologyStore(place.store, place.cluster).write(text))
+
+
+def check_time(place: Place, kind: CheckKind) -> int:
+    return place.do(CheckTimes(place.store, place.cluster).read(kind))
+
+
+def test_misplaced_ensembles_are_counted_and_nothing_is_marked(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement_run, "CHUNK_LEDGERS", 1)  # a chunk for each node of the tree
+    store_topology(place, **{"x:1": "/r9"})
+    events: list[ProgressEvent] = []
+    result = run_check(spark, RunKind.PLACEMENT, AuditSettings(place.uri, place.report_dir), events.append)
+
+    summary = result.summary
+    assert (summary.kind, summary.verdict, summary.is_complete) == (RunKind.PLACEMENT, Verdict.MISPLACED, True)
+    assert summary.placement is not None
+    assert (summary.placement.fragments, summary.placement.misplaced_ledgers) == (4, 2)
+    assert summary.placement.topology.endswith("ledgers")
+    assert {worst.ledger_id for worst in summary.worst_ledgers} == {2, 10_001}
+    assert (place.marked(), summary.published.outcome) == ({}, PublishOutcome.NOTHING_TO_PUBLISH)
+    assert (result.exit_code(FailOn.UNDER_REPLICATED), result.exit_code(FailOn.ANY)) == (
+        ExitCode.OK,
+        ExitCode.FINDINGS,
+    )
+    assert check_time(place, CheckKind.PLACEMENT) == summary.finished_ms
+    assert check_time(place, CheckKind.ALL_LEDGERS) == -1
+    found = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
+    assert {(row["ledger_id"], row["kind"]) for row in found} == {(2, "MISPLACED"), (10_001, "MISPLACED")}
+    assert [(event.done, event.total) for event in events if event.phase is Phase.CHECK] == [(0, 4), (3, 4)]
+
+
+def test_bookies_that_the_topology_does_not_know_make_it_partial(spark: SparkSession, place: Place) -> None:
+    text = json.dumps({name: where for name, where in TOPOLOGY.items() if name != "a:1"})
+    file = place.report_dir.parent / "topology.json"
+    file.write_text(text)
+    result = place.check(spark, RunKind.PLACEMENT, topology_file=file)
+    assert result.summary.placement is not None
+    assert result.summary.placement.unknown_bookies == ("a:1", "x:1")
+    assert (result.exit_code(), result.summary.placement.misplaced_ledgers) == (ExitCode.PARTIAL, 0)
+    assert check_time(place, CheckKind.PLACEMENT) == -1
+
+
+def test_without_a_topology_there_is_nothing_to_judge_by(spark: SparkSession, place: Place) -> None:
+    with pytest.raises(NoTopologyError, match="nothing says where bookies stand"):
+        place.check(spark, RunKind.PLACEMENT)
+    assert not place.report_dir.exists() or list(place.report_dir.iterdir()) == []
+
+
+def test_what_a_replacement_would_improve_is_marked_on_demand_alone(spark: SparkSession, place: Place) -> None:
+    store_topology(place)
+    dry = place.check(spark, RunKind.PLACEMENT, mark_misplaced=True, is_dry_run=True)
+    assert (place.marked(), dry.summary.published.outcome) == ({}, PublishOutcome.DRY_RUN)
+    assert check_time(place, CheckKind.PLACEMENT) == -1
+    policy = PlacementPolicy(min_racks=2, is_strict=True)
+    place.check(spark, RunKind.PLACEMENT, mark_misplaced=True, placement_policy=policy)
+    assert place.marked() == {2: [], 3: [], 10_001: []}
+
+
+def test_a_lost_bookie_is_marked_once_its_delay_is_over(spark: SparkSession, place: Place) -> None:
+    place.add_cookies("a:1", "x:1")
+    place.do(place.tasks.set_lost_bookie_delay_s(3600))
+    down = FirstSeenDown(place.store, place.cluster.root)
+
+    dry = place.audit(spark, is_dry_run=True)
+    assert [bookie.bookie_id for bookie in dry.summary.waiting] == ["x:1"]
+    assert place.do(down.read()) == {}, "a dry run notes nothing"
+
+    first = place.audit(spark)
+    assert (place.marked(), first.summary.published.ledgers_waiting) == ({}, 1)
+    (waiting,) = first.summary.waiting
+    assert (waiting.ledgers, waiting.until_ms - waiting.first_seen_down_ms) == (1, HOUR_MS)
+    (row,) = pq.read_table(first.summary_path.parent / report.FINDINGS).to_pylist()
+    assert row["detail"].startswith("waiting until 20")
+
+    settings = AuditSettings(place.uri, place.report_dir)
+    later = run_check(spark, RunKind.BOOKIES, settings, clock=Later())
+    assert (place.marked(), later.summary.waiting) == ({3: ["x:1"]}, ())
+    assert place.do(down.read())[BookieId("x:1")].audited_ms == later.summary.finished_ms
+
+
+def test_a_bookie_that_returns_within_its_delay_begins_anew_later(spark: SparkSession, place: Place) -> None:
+    place.add_cookies("x:1")
+    place.do(place.tasks.set_lost_bookie_delay_s(3600))
+    place.audit(spark)
+    place.register("x:1")
+    place.audit(spark)
+    place.unregister("x:1")
+    result = run_check(spark, RunKind.BOOKIES, AuditSettings(place.uri, place.report_dir), clock=Later())
+    assert ([bookie.bookie_id for bookie in result.summary.waiting], place.marked()) == (["x:1"], {})
+
+
+def test_a_stop_ends_a_run_before_its_next_phase(spark: SparkSession, place: Place) -> None:
+    gate = StopGate()
+
+    def stop(event: ProgressEvent) -> None:
+        if event.phase is Phase.CHECK:
+            gate.stop("enough", ExitCode.CANCELLED)
+
+    with pytest.raises(RunStoppedError, match="enough"):
+        run_check(spark, RunKind.BOOKIES, AuditSettings(place.uri, place.report_dir), stop, gate=gate)
+    assert place.marked() == {}
+
+
+def test_a_stop_ends_marking_between_two_batches(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bookie_run, "publish", functools.partial(publish, batch_size=1))
+    place.create(dict.fromkeys(range(20, 25), LEDGERS[3]))
+    gate = StopGate()
+
+    class Twice(StopGate):
+        passed = 0
+
+        def pass_through(self) -> None:
+            gate.pass_through()
+            if marked := place.marked():
+                gate.stop(f"{len(marked)} are enough", ExitCode.CANCELLED)
+            gate.pass_through()
+
+    with pytest.raises(RunStoppedError, match="1 are enough"):
+        run_check(spark, RunKind.BOOKIES, AuditSettings(place.uri, place.report_dir), gate=Twice())
+    assert len(place.marked()) == 1, "what was marked stays"
+
+
+def test_a_stop_cancels_a_spark_job_in_the_middle_and_no_other(spark: SparkSession) -> None:
+    gate, stuck = StopGate(), threading.Event()
+    tracker = spark.sparkContext.statusTracker()
+
+    def forever(batches: Iterator[object]) -> Iterator[object]:
+        import time
+
+        while True:
+            time.sleep(0.1)
+            yield from ()
+
+    def run() -> None:
+        with spark_tasks(spark, Phase.ASK, "stuck", lambda event: None, gate, pool="replicas"):
+            stuck.set()
+            spark.range(1).mapInArrow(forever, "id bigint").collect()
+
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(run)
+        assert stuck.wait(60)
+        with spark_tasks(spark, Phase.CHECK, "other", lambda event: None, StopGate(), pool="bookies"):
+            while not tracker.getActiveJobsIds() or not tracker.getJobIdsForGroup("stuck"):
+                pass
+            gate.stop("cancelled by a test", ExitCode.CANCELLED)
+            assert spark.range(1000).repartition(2).count() == 1000
+        with pytest.raises(RunStoppedError, match="cancelled by a test"):
+            running.result(60)
+
+
+def test_runs_of_two_kinds_side_by_side_do_not_mix(spark: SparkSession, place: Place) -> None:
+    store_topology(place)
+    settings = AuditSettings(place.uri, place.report_dir)
+    kinds = [RunKind.BOOKIES, RunKind.PLACEMENT, RunKind.REPLICAS]
+    phases: dict[RunKind, list[Phase]] = {kind: [] for kind in kinds}
+
+    def run(kind: RunKind) -> Verdict:
+        result = run_check(spark, kind, settings, lambda event: phases[kind].append(event.phase), run_id=kind.value)
+        return result.summary.verdict
+
+    with ThreadPoolExecutor(len(kinds)) as threads:
+        verdicts = dict(zip(kinds, threads.map(run, kinds), strict=True))
+    # Nobody answers where these bookies are registered, so nothing is known of what they hold.
+    assert verdicts == {
+        RunKind.BOOKIES: Verdict.UNDER_REPLICATED,
+        RunKind.PLACEMENT: Verdict.MISPLACED,
+        RunKind.REPLICAS: Verdict.INCOMPLETE,
+    }
+    assert place.marked() == {3: ["x:1"]}
+    assert Phase.ASK in phases[RunKind.REPLICAS]
+    assert Phase.ASK not in phases[RunKind.BOOKIES]
+    groups = {kind: set(spark.sparkContext.statusTracker().getJobIdsForGroup(kind.value)) for kind in kinds}
+    assert all(groups.values())
+    assert sum(map(len, groups.values())) == len(set().union(*groups.values()))
+
+
+def test_bookies_that_cannot_tell_make_it_partial_and_nothing_is_marked(spark: SparkSession, place: Place) -> None:
+    result = place.check(spark, RunKind.REPLICAS, sample_seed=1)
+    summary = result.summary
+    assert summary.replicas is not None
+    assert {each.status for each in summary.replicas.unknown} == {"UNRESOLVED"}
+    assert (summary.replicas.ledgers, summary.replicas.sample_seed, summary.replicas.absent) == (4, 1, 0)
+    assert (result.exit_code(), place.marked()) == (ExitCode.PARTIAL, {})
+    assert check_time(place, CheckKind.REPLICAS) == -1
+
+
+def test_only_the_range_and_the_sample_are_asked_for(spark: SparkSession, place: Place) -> None:
+    open_ledger = LedgerMetadata(2, 2, 2, closed("a:1", "b:1").fragments)
+    place.create({30: open_ledger})
+    ranged = place.check(spark, RunKind.REPLICAS, ledger_min=2, ledger_max=3).summary
+    assert ranged.replicas is not None
+    assert (ranged.replicas.ledgers, ranged.counts.ledgers) == (2, 2)
+    sampled = place.check(spark, RunKind.REPLICAS, sample=1e-9, sample_seed=3).summary
+    assert sampled.replicas is not None
+    assert (sampled.replicas.ledgers, sampled.is_complete) == (0, True)
+    assert check_time(place, CheckKind.REPLICAS) == -1

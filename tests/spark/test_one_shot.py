@@ -1,0 +1,184 @@
+"""One-shot runs beside others: the lock, the record, waiting, cancelling, and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from auditor.cli import audit as audit_cli
+from bookie.embedded.process import ManagedProcess
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.own_state import own_path
+from bookie.metadata.runs import RunLockedError, Runs
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.clock import SystemClock
+from spark_jobs import audit as audit_module
+from spark_jobs import one_shot
+from spark_jobs.one_shot import OneShot, exit_code_of, run_one_shot
+from spark_jobs.progress import Phase, ProgressEvent
+from spark_jobs.run_keeper import RunKeeper
+from spark_jobs.session import SessionSettings
+from spark_jobs.settings import AuditSettings, ExitCode
+from spark_jobs.stop_gate import OneShotStoppedError, StopGate
+from tests.spark.audit_world import Place, closed, opened
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+_DEADLINE_S = 90.0
+
+
+@pytest.fixture
+def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
+    """One ledger that lost a bookie."""
+    with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
+        place.register("a:1", "b:1")
+        place.create({1: closed("a:1", "x:1")})
+        yield place
+
+
+@pytest.fixture
+def running(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process use the session that is there."""
+
+    @contextmanager
+    def session(settings: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(one_shot, "spark_session", session)
+
+
+def arguments(place: Place, *more: str) -> list[str]:
+    return ["--metadata-uri", place.uri, "--report-dir", str(place.report_dir), *more]
+
+
+def runs_of(place: Place) -> Runs:
+    return Runs(place.store, place.cluster.root)
+
+
+def test_a_run_leaves_a_record_and_no_lock(place: Place, running: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit_module.main(arguments(place, "--kind", "bookies", "--quiet")) == ExitCode.OK
+    runs = runs_of(place)
+    (record,) = place.do(runs.list(10))
+    assert (record.kind, record.cause, record.state) == (RunKind.BOOKIES, RunCause.COMMAND, RunState.DONE)
+    assert (record.verdict, record.findings, record.tasks_changed) == ("under-replicated", {"critical": 1}, 1)
+    assert Path(record.report).is_file()
+    assert place.do(runs.holder(RunKind.BOOKIES)) is None
+    assert place.do(runs.last_success_ms()) == {RunKind.BOOKIES: record.started_ms}
+    capsys.readouterr()
+
+    commands = CliRunner()
+    listed = commands.invoke(audit_cli.app, ["list", "--metadata-uri", place.uri, "-o", "json"])
+    assert json.loads(listed.stdout)["items"][0]["run_id"] == record.run_id
+    shown = commands.invoke(audit_cli.app, ["show", record.run_id, "--metadata-uri", place.uri])
+    assert "under-replicated" in shown.stdout
+    over = commands.invoke(audit_cli.app, ["cancel", record.run_id, "--metadata-uri", place.uri])
+    assert (over.exit_code, "is over" in over.stderr) == (1, True)
+    unknown = commands.invoke(audit_cli.app, ["show", "nothing", "--metadata-uri", place.uri])
+    assert (unknown.exit_code, "no run 'nothing' is on record" in unknown.stderr) == (2, True)
+
+
+def test_a_kind_that_is_under_way_is_busy_and_says_by_whom(
+    place: Place, running: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lease = place.do(runs_of(place).acquire(RunKind.BOOKIES, "the-other-run", "elsewhere:1"))
+    assert audit_module.main(arguments(place)) == ExitCode.BUSY
+    said = capsys.readouterr().err
+    assert "the-other-run in elsewhere:1" in said
+    assert audit_module.main(arguments(place, "--wait", "0.3")) == ExitCode.BUSY
+    assert place.marked() == {}
+    result = CliRunner().invoke(audit_cli.app, ["run", *arguments(place)])
+    assert (result.exit_code, "the-other-run" in result.stderr) == (75, True)
+    place.do(lease.release())
+
+
+def test_a_run_waits_for_its_turn(place: Place, running: None) -> None:
+    runs = runs_of(place)
+    lease = place.do(runs.acquire(RunKind.BOOKIES, "the-other-run", "elsewhere:1"))
+    ended: list[int] = []
+    waiting = threading.Thread(target=lambda: ended.append(audit_module.main(arguments(place, "--wait", "--quiet"))))
+    waiting.start()
+    assert place.marked() == {}
+    place.do(lease.release())
+    waiting.join(_DEADLINE_S)
+    assert (ended, place.marked()) == ([ExitCode.OK], {1: ["x:1"]})
+
+
+def test_a_signal_ends_the_wait(place: Place) -> None:
+    runs = runs_of(place)
+    place.do(runs.acquire(RunKind.BOOKIES, "the-other-run", "elsewhere:1"))
+    settings = AuditSettings(place.uri, place.report_dir)
+    shot = OneShot(RunKind.BOOKIES, settings, SessionSettings(), "me", wait_s=_DEADLINE_S)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(OneShotStoppedError, match="SIGTERM") as stopped:
+        run_one_shot(shot, lambda event: os.kill(os.getpid(), signal.SIGTERM) if event.phase is Phase.WAIT else None)
+    assert (stopped.value.exit_code, exit_code_of(stopped.value)) == (143, 143)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert place.do(runs.list(10)) == []
+
+
+def a_record(place: Place) -> RunRecord:
+    return RunRecord("a-run", RunKind.REPLICAS, RunCause.COMMAND, "me", "here:1", RunState.RUNNING, started_ms=1)
+
+
+def test_a_request_in_the_store_stops_the_run(place: Place) -> None:
+    gate, runs = StopGate(), runs_of(place)
+    settings = AuditSettings(place.uri, place.report_dir)
+    keeper = RunKeeper(settings, a_record(place), gate, SystemClock())
+    keeper.begin(0)
+    with pytest.raises(RunLockedError, match="a-run"):
+        place.do(runs.acquire(RunKind.REPLICAS, "second", "there:1"))
+    asked = CliRunner().invoke(audit_cli.app, ["cancel", "a-run", "--metadata-uri", place.uri])
+    assert (asked.exit_code, "here:1 is asked to end" in asked.stdout) == (0, True)
+    assert gate.stopped.wait(_DEADLINE_S)
+    assert str(gate.stop_reason()).startswith("cancelled by ")
+    assert gate.error().exit_code == ExitCode.CANCELLED
+    keeper.end(a_record(place), is_success=False)
+    assert place.do(runs.holder(RunKind.REPLICAS)) is None
+    assert place.do(runs.cancel_requested_by("a-run")) is None
+
+
+def test_a_run_that_somebody_called_abandoned_ends(place: Place) -> None:
+    gate, runs = StopGate(), runs_of(place)
+    keeper = RunKeeper(AuditSettings(place.uri, place.report_dir), a_record(place), gate, SystemClock())
+    keeper.begin(0)
+    place.do(place.store.delete(f"{own_path('runs', place.cluster.root)}/locks/replicas"))
+    place.do(runs.abandon_orphans(5))
+    keeper.told(ProgressEvent(Phase.ASK, 1, 2))
+    assert gate.stopped.wait(_DEADLINE_S)
+    assert gate.error().exit_code == ExitCode.STORE_UNREACHABLE
+    keeper.end(a_record(place), is_success=False)
+    record = place.do(runs.get("a-run"))
+    assert record is not None
+    assert record.state is RunState.ABANDONED
+
+
+def test_a_signal_ends_a_run_cleanly(place: Place, tmp_path: Path) -> None:
+    runs = runs_of(place)
+    command = [sys.executable, "-m", "auditor.cli.main", "audit", "run", *arguments(place)]
+
+    async def ended() -> int:
+        process = ManagedProcess.start("audit", command, log_path=tmp_path / "audit.log")
+        async with process:
+
+            async def is_running() -> bool:
+                return bool(await runs.list(1))
+
+            await process.wait_until(is_running, "to record its run", _DEADLINE_S)
+            os.kill(process.pid, signal.SIGTERM)
+            return await process.wait(_DEADLINE_S)
+
+    exit_code = place.do(ended())
+    (record,) = place.do(runs.list(10))
+    assert (exit_code, record.state, record.exit_code) == (128 + signal.SIGTERM, RunState.CANCELLED, 143)
+    assert "ended by SIGTERM" in record.detail
+    assert (place.do(runs.holder(RunKind.BOOKIES)), place.marked()) == (None, {})

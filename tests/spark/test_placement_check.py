@@ -1,0 +1,101 @@
+"""The placement check on literal tables, held against the pure verdict."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from bookie.metadata.topology import parse_topology
+from bookie.model.ids import BookieId
+from bookie.model.spread import PlacementPolicy
+from spark_jobs.checks.bookie_check import bookie_check
+from spark_jobs.checks.placement_check import ensemble_verdicts, placed_fragments, placement_check
+from spark_jobs.checks.placement_rules import PlacementRules, Spread
+from spark_jobs.datasource.ledger_schema import LEDGER_DDL
+
+pytestmark = pytest.mark.spark
+
+TOPOLOGY = parse_topology('{"a": "/r1", "b": "/r1", "c": "/r2", "d": "/r2", "e": "/r3", "o\\\\f": "/r3"}')
+NAMES = ["a", "b", "c", "d", "e", "o\\f", "unknown"]
+RULES = PlacementRules.of(PlacementPolicy(min_racks=2), TOPOLOGY, map(BookieId, NAMES), [BookieId("c"), BookieId("e")])
+
+Parts = Sequence[tuple[int, int | None, Sequence[str]]]
+
+
+def row(ledger_id: int, parts: Parts, write_quorum: int = 2, *, last: int | None = None) -> tuple[Any, ...]:
+    state = "OPEN" if parts[-1][1] is None else "CLOSED"
+    end = parts[-1][1] if last is None else last
+    fragments = [(first, until, list(members)) for first, until, members in parts]
+    return (ledger_id, state, len(parts[0][2]), write_quorum, 1, end, 100, "CRC32C", None, 3, fragments, None)
+
+
+def judged(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Findings in order, and verdicts."""
+    fragments = placed_fragments(table(spark, rows))
+    verdicts = ensemble_verdicts(fragments, RULES).cache()
+    found = placement_check(fragments, verdicts).orderBy("ledger_id", "fragment_index").collect()
+    return [each.asDict() for each in found], [each.asDict() for each in verdicts.collect()]
+
+
+def table(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
+    return spark.createDataFrame(list(rows), LEDGER_DDL)
+
+
+def test_each_kind_of_fragment_is_told_for_what_it_is(spark: SparkSession) -> None:
+    found, verdicts = judged(
+        spark,
+        [
+            row(1, [(0, 9, "ac")]),
+            row(2, [(0, 9, "ab")]),
+            row(3, [(0, 9, "ab"), (10, None, "cd")]),
+            row(4, [(0, 9, "ac"), (10, 19, "ab")], last=9),  # its second fragment lies beyond the end
+            row(5, [(0, 9, ["a", "unknown"])]),
+            row(6, [(0, -1, "ab")]),
+            row(7, [(0, 9, "ab")], write_quorum=1),
+            (8, *[None] * 10, "cut short"),
+        ],
+    )
+    assert [(each["ledger_id"], each["fragment_index"], each["kind"], each["is_fixable"]) for each in found] == [
+        (2, 0, "MISPLACED", True),
+        (3, 0, "MISPLACED", True),
+        (3, 1, "MISPLACED", True),
+        (5, 0, "UNKNOWN_PLACE", False),
+    ]
+    first, _, tail, unknown = found
+    assert (first["severity"], first["severity_rank"], first["missing"], first["entries"]) == ("MISPLACED", 6, [], 10)
+    assert first["detail"] == "positions 0, 1 are in /r1 and need 2 racks"
+    assert (tail["fragment_last_entry_id"], tail["is_last_fragment"], tail["state"]) == (None, True, "OPEN")
+    assert (unknown["severity"], unknown["severity_rank"]) == (None, None)
+    counts = {(tuple(each["members"]), each["write_quorum"]): each["fragments"] for each in verdicts}
+    assert counts[("a", "c"), 2] == 2
+    assert counts[("a", "b"), 2] == 2
+
+
+def test_the_verdict_in_spark_is_that_of_the_pure_function(spark: SparkSession) -> None:
+    rng = random.Random(4)
+    rows = []
+    for ledger_id in range(300):
+        size = rng.randint(1, 5)
+        rows.append(row(ledger_id, [(0, 9, rng.sample(NAMES, size))], rng.randint(1, size)))
+    found, verdicts = judged(spark, rows)
+    expected = {}
+    for ledger_id, each in enumerate(rows):
+        verdict = RULES.judge(each[10][0][2], each[3])
+        if verdict.spread in (Spread.MISPLACED, Spread.UNKNOWN):
+            expected[ledger_id] = (verdict.spread is Spread.MISPLACED, verdict.detail, verdict.is_fixable)
+    assert {each["ledger_id"]: (each["kind"] == "MISPLACED", each["detail"], each["is_fixable"]) for each in found} == (
+        expected
+    )
+    assert sum(each["fragments"] for each in verdicts) == len(rows)
+    assert len({(tuple(each["members"]), each["write_quorum"]) for each in verdicts}) == len(verdicts)
+
+
+def test_the_columns_are_those_of_every_check(spark: SparkSession) -> None:
+    rows = table(spark, [row(1, [(0, 9, "ab")])])
+    fragments = placed_fragments(rows)
+    found = placement_check(fragments, ensemble_verdicts(fragments, RULES)).drop("is_fixable")
+    assert found.dtypes == bookie_check(rows, []).dtypes

@@ -1,0 +1,117 @@
+"""Entries that vanish behind a bookie's back: found by the replicas check, repaired by a worker, clean afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from bookie.client.bookkeeper import LedgerOptions
+from bookie.client.connect import connect
+from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
+from bookie.embedded.process import ManagedProcess
+from bookie.metadata.check_times import CheckKind, CheckTimes
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.run import RunKind
+from bookie.model.severity import Severity
+from bookie.server.directories import CURRENT
+from bookie.storage.index_format import pack_entry_key
+from bookie.storage.rocks import RocksIndex
+from spark_jobs.audit import AuditResult, run_check
+from spark_jobs.settings import AuditSettings, ExitCode
+from spark_jobs.summary import Verdict
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(300)]
+
+ENTRIES = 20
+_DEADLINE_S = 120.0
+
+
+def payload(ledger: int, entry: int) -> bytes:
+    return f"{ledger}/{entry} ".encode() * 20
+
+
+async def write(cluster: EmbeddedCluster, shapes: Sequence[tuple[int, int]]) -> list[LedgerId]:
+    ids = []
+    async with await connect(cluster.metadata_uri) as client:
+        for index, (size, quorum) in enumerate(shapes):
+            async with await client.create_ledger(LedgerOptions(size, quorum, quorum)) as writer:
+                for entry in range(ENTRIES):
+                    await writer.submit(payload(index, entry))
+            ids.append(writer.ledger_id)
+    return ids
+
+
+async def forget(bookie: EmbeddedBookie, entries: Sequence[tuple[LedgerId, int]]) -> None:
+    """Take entries out of a bookie's index while it is down."""
+    await bookie.stop()
+    index = await RocksIndex.open(bookie.directory / "ledgers" / CURRENT / "index")
+    try:
+        keys = [pack_entry_key(*each) for each in entries]
+        assert all(value is not None for value in await index.get_many(keys)), "it held them"
+        await index.write([], keys)
+    finally:
+        await index.close()
+    await bookie.start()
+
+
+async def marked(cluster: EmbeddedCluster) -> dict[LedgerId, list[BookieId]]:
+    async with await connect(cluster.metadata_uri) as client:
+        return {task.ledger_id: list(task.missing) for task in await client.ports.tasks.list()}
+
+
+async def check_time(cluster: EmbeddedCluster) -> int:
+    async with await connect(cluster.metadata_uri) as client:
+        return await CheckTimes(client.store, client.cluster).read(CheckKind.REPLICAS)
+
+
+async def repair(cluster: EmbeddedCluster, directory: Path) -> None:
+    arguments = [sys.executable, "-m", "replicator", "--metadata-uri", cluster.metadata_uri, "--once"]
+    process = ManagedProcess.start("replicator", arguments, log_path=directory / "replicator.log")
+    assert await process.wait(_DEADLINE_S) == 0, process.log_tail()
+
+
+async def read_all(cluster: EmbeddedCluster, ids: Sequence[LedgerId]) -> list[list[bytes]]:
+    async with await connect(cluster.metadata_uri) as client:
+        return [[each.payload async for each in (await client.open_ledger(number)).read_all()] for number in ids]
+
+
+def test_what_a_bookie_forgot_is_found_repaired_and_clean_afterwards(spark: SparkSession, tmp_path: Path) -> None:
+    with asyncio.Runner() as runner:
+        cluster = runner.run(EmbeddedCluster.start(tmp_path / "cluster", bookies=3))
+        try:
+            settings = AuditSettings(cluster.metadata_uri, tmp_path / "reports")
+
+            def check() -> AuditResult:
+                return run_check(spark, RunKind.REPLICAS, settings)
+
+            ids = runner.run(write(cluster, [(3, 3)] * 4 + [(3, 2)] * 4))
+            before = check()
+            assert (before.summary.verdict, before.summary.is_complete) == (Verdict.CLEAN, True)
+            assert before.summary.replicas is not None
+            assert (before.summary.replicas.ledgers, before.summary.replicas.requests) == (8, 24)
+            assert before.summary.replicas.expected == 4 * 3 * ENTRIES + 4 * 2 * ENTRIES
+
+            victim = cluster.bookies[1]
+            all_of, one_of = ids[0], ids[1]
+            runner.run(forget(victim, [*((all_of, entry) for entry in range(ENTRIES)), (one_of, 7)]))
+            found = check()
+            assert runner.run(marked(cluster)) == {all_of: [victim.bookie_id], one_of: [victim.bookie_id]}
+            assert found.summary.replicas is not None
+            assert found.summary.replicas.absent == ENTRIES + 1
+            assert [count.severity for count in found.summary.severities] == [Severity.BELOW_ACK_QUORUM]
+            assert (found.summary.is_complete, found.exit_code()) == (True, ExitCode.OK)
+            assert runner.run(check_time(cluster)) == found.summary.finished_ms
+
+            runner.run(repair(cluster, tmp_path))
+            after = check()
+            assert (after.summary.verdict, after.summary.is_complete) == (Verdict.CLEAN, True)
+            assert runner.run(marked(cluster)) == {}
+            expected = [[payload(index, entry) for entry in range(ENTRIES)] for index in range(len(ids))]
+            assert runner.run(read_all(cluster, ids)) == expected
+        finally:
+            runner.run(cluster.stop())

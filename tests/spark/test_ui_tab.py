@@ -1,0 +1,398 @@
+"""The tab in a real Spark UI, asked over HTTP as a browser, a program and an attacker would."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+from pyspark.sql import SparkSession
+
+from bookie.model.run import RunKind
+from spark_jobs.ui.face import TabFace
+from spark_jobs.ui.port import ActionOutcome, ActionResult, Fact, TabState
+from spark_jobs.ui.settings import TabSettings
+from spark_jobs.ui.tab import AttachedTab, attach_tab
+from tests.spark.ui_twin import ENDLESS, AuditorTwin
+
+pytestmark = pytest.mark.spark
+
+OPEN = TabSettings(is_trigger_enabled=True, is_anonymous_allowed=True)
+DEADLINE_S = 60.0
+RUNS = "/auditor/api/v1/runs"
+STATUS = "/auditor/api/v1/status"
+
+USER_FILTER = """
+package bkheal.test;
+import java.io.IOException;
+import jakarta.servlet.Filter;
+import jakarta.servlet.FilterChain;
+import jakarta.servlet.FilterConfig;
+import jakarta.servlet.ServletException;
+import jakarta.servlet.ServletRequest;
+import jakarta.servlet.ServletResponse;
+import jakarta.servlet.http.HttpServletRequest;
+import jakarta.servlet.http.HttpServletRequestWrapper;
+
+public class UserFilter implements Filter {
+    public void init(FilterConfig config) {}
+    public void destroy() {}
+    public void doFilter(ServletRequest request, ServletResponse response, FilterChain chain)
+            throws IOException, ServletException {
+        chain.doFilter(new Named((HttpServletRequest) request), response);
+    }
+    static class Named extends HttpServletRequestWrapper {
+        Named(HttpServletRequest request) { super(request); }
+        public String getRemoteUser() { return getHeader("X-Test-User"); }
+    }
+}
+"""
+"""Stands for any filter that logs people in; it believes a header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    headers: Mapping[str, str]
+    body: str
+
+
+def ask(spark: SparkSession, path: str, *, method: str = "GET", body: Any = None, **headers: str) -> Reply:
+    """One request as it is; redirects are not followed. Underscores in header names stand for hyphens."""
+    address = urlsplit(spark.sparkContext.uiWebUrl or "").netloc
+    connection = http.client.HTTPConnection(address, timeout=DEADLINE_S)
+    try:
+        is_chunked = not isinstance(body, str | bytes | None)
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body, names, encode_chunked=is_chunked)
+        response = connection.getresponse()
+        return Reply(response.status, dict(response.getheaders()), response.read().decode())
+    finally:
+        connection.close()
+
+
+def press(spark: SparkSession, path: str = RUNS, *, token: str | None = None, **headers: str) -> Reply:
+    """Post the form of a button, with the token of the page unless given."""
+    if token is None:
+        token = json.loads(ask(spark, "/auditor/api/v1/token").body).get("csrf_token", "")
+    form = urlencode({"token": token, "kind": "bookies"})
+    return ask(spark, path, method="POST", body=form, Content_Type="application/x-www-form-urlencoded", **headers)
+
+
+@contextmanager
+def attached(spark: SparkSession, actions: Any, settings: TabSettings = OPEN) -> Iterator[AttachedTab]:
+    tab = attach_tab(spark, actions, settings)
+    assert tab.url, tab.why_not
+    try:
+        yield tab
+    finally:
+        tab.detach()
+
+
+@pytest.fixture
+def twin(spark: SparkSession) -> Iterator[AuditorTwin]:
+    """An auditor whose runs are over when the test is."""
+    made = AuditorTwin(spark)
+    yield made
+    for run in made.snapshot().runs:
+        made.cancel(run.record.run_id, "", "")
+    for thread in made.threads:
+        thread.join(DEADLINE_S)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def states(spark: SparkSession) -> list[str]:
+    return [run["state"] for run in json.loads(ask(spark, STATUS).body)["runs"]]
+
+
+def test_the_tab_is_in_the_navigation_bar_of_every_page(spark: SparkSession, twin: AuditorTwin) -> None:
+    with attached(spark, twin):
+        for path in ("/jobs/", "/stages/", "/storage/", "/environment/", "/executors/", "/auditor/"):
+            page = ask(spark, path)
+            assert page.status == 200
+            assert re.search(r'<a class="nav-link" href="/auditor/">\s*Auditor\s*</a>', page.body) or re.search(
+                r'<a href="/auditor/"[^>]*>\s*Auditor\s*</a>', page.body
+            )
+        assert "bookie-3:3181" in ask(spark, "/auditor/").body
+    assert "/auditor/" not in ask(spark, "/jobs/").body
+
+
+def test_a_press_starts_a_run_that_is_seen_to_end(spark: SparkSession, twin: AuditorTwin) -> None:
+    twin.may_end.clear()
+    with attached(spark, twin):
+        reply = press(spark)
+        assert (reply.status, reply.headers["Location"]) == (303, "/auditor/")
+        assert "20261120T101500Z-0a1b2c" in ask(spark, "/auditor/").body
+        assert press(spark).status == 409
+        twin.may_end.set()
+        eventually(lambda: states(spark) == ["done"])
+        assert "clean" in ask(spark, "/auditor/").body
+
+
+def test_a_run_is_held_and_cancelled(spark: SparkSession, twin: AuditorTwin) -> None:
+    with attached(spark, twin):
+        run_id = twin.run(ENDLESS.value, "", "").run_id
+        for verb, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+            assert press(spark, f"{RUNS}/{run_id}/{verb}").status == 303
+            assert states(spark) == [state]
+        assert press(spark, f"{RUNS}/{run_id}/cancel").status == 409
+        assert press(spark, f"{RUNS}/20261120T101599Z-ffffff/cancel").status == 404
+
+
+def test_programs_speak_json(spark: SparkSession, twin: AuditorTwin) -> None:
+    with attached(spark, twin):
+        token = json.loads(ask(spark, "/auditor/api/v1/token").body)["csrf_token"]
+        assert re.fullmatch("[0-9a-f]{32}", token)
+        headers = {"Content-Type": "application/json", "X-CSRF-Token": token}
+        reply = ask(spark, RUNS, method="POST", body='{"kind": "placement"}', **headers)
+        assert (reply.status, json.loads(reply.body)["run_id"]) == (202, "20261120T101500Z-0a1b2c")
+        refused = ask(spark, RUNS, method="POST", body='{"kind": "all"}', **headers)
+        assert (refused.status, "kind must be" in json.loads(refused.body)["error"]) == (400, True)
+
+
+def test_every_rule_holds_over_http(spark: SparkSession, twin: AuditorTwin) -> None:
+    with attached(spark, twin):
+        for method in ("GET", "HEAD", "PUT", "DELETE", "OPTIONS"):
+            reply = ask(spark, f"{RUNS}?kind=bookies", method=method)
+            assert (reply.status, reply.headers["Allow"]) == (405, "POST")
+        assert press(spark, token="").status == 403
+        assert press(spark, token="0" * 32).status == 403
+        assert press(spark, Origin="http://evil.example.com").status == 403
+        assert press(spark, Origin="null").status == 403
+        assert press(spark, Sec_Fetch_Site="cross-site").status == 403
+        assert press(spark, Sec_Purpose="prefetch").status == 403
+        assert press(spark, Host="rebound.example.com").status == 403
+        assert press(spark, f"{RUNS}/..%2f..%2fjobs/cancel").status in (400, 404)
+        assert press(spark, "/auditor/api/v1/nothing").status == 404
+        assert states(spark) == []
+
+
+def test_bodies_are_bounded(spark: SparkSession, twin: AuditorTwin) -> None:
+    form, plain = "application/x-www-form-urlencoded", "application/json"
+    with attached(spark, twin):
+        for type_, bytes_, expected in (
+            (form, 5_000, {413}),
+            (form, 1_000_000, {400, 413, 500}),  # Jetty's own bound comes first
+            (plain, 1_000_000, {413}),
+        ):
+            reply = ask(spark, RUNS, method="POST", body="kind=bookies&pad=" + "x" * bytes_, Content_Type=type_)
+            assert reply.status in expected
+        chunks = iter([b'{"kind": "bookies"}'])
+        assert ask(spark, RUNS, method="POST", body=chunks, Transfer_Encoding="chunked").status == 411
+        assert states(spark) == []
+
+
+def test_nobody_is_refused_unless_allowed_whatever_they_call_themselves(
+    spark: SparkSession, twin: AuditorTwin, caplog: pytest.LogCaptureFixture
+) -> None:
+    with attached(spark, twin, replace(OPEN, is_anonymous_allowed=False)):
+        page = ask(spark, "/auditor/?doAs=alice").body
+        assert "<form" not in page
+        assert "ui_allow_anonymous" in page
+        assert ask(spark, "/auditor/api/v1/token?doAs=alice").status == 403
+        assert press(spark, f"{RUNS}?doAs=alice", token="").status == 403
+        assert states(spark) == []
+    assert [vars(line)["user"] for line in caplog.records if line.name == "bkheal.audit"] == ["anonymous"]
+
+
+def test_who_logged_in_may_act_and_sparks_list_is_asked(spark: SparkSession, twin: AuditorTwin) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    ui = spark.sparkContext._jsc.sc().ui().get()
+    thread = jvm.java.lang.Thread.currentThread()
+    loader = thread.getContextClassLoader()
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.setParentClassLoader(loader)
+    compiler.cook(USER_FILTER)
+    nobody = jvm.PythonUtils.toSeq([])
+    everybody = jvm.PythonUtils.toSeq(["*"])
+    ui.conf().set("spark.ui.filters", "bkheal.test.UserFilter")
+    thread.setContextClassLoader(compiler.getClassLoader())
+    try:
+        with attached(spark, twin, replace(OPEN, is_anonymous_allowed=False)):
+            reply = ask(spark, "/auditor/api/v1/token", X_Test_User="ann")
+            token = json.loads(reply.body)["csrf_token"]
+            assert press(spark, token=token).status == 403
+            assert press(spark, token=token, X_Test_User="ann").status == 303
+            assert twin.snapshot().runs[0].record.owner == "ann"
+
+            manager = ui.securityManager()
+            manager.setViewAcls("ann", everybody)
+            manager.setModifyAcls(nobody.toSet(), jvm.PythonUtils.toSeq(["bob"]))
+            manager.setAcls(True)
+            assert "spark.modify.acls" in press(spark, token=token, X_Test_User="ann").body
+            assert "<form" not in ask(spark, "/auditor/", X_Test_User="ann").body
+            assert "<form" in ask(spark, "/auditor/", X_Test_User="bob").body
+    finally:
+        ui.securityManager().setAcls(False)
+        ui.conf().remove("spark.ui.filters")
+        thread.setContextClassLoader(loader)
+
+
+def test_a_tab_that_only_shows(spark: SparkSession, twin: AuditorTwin) -> None:
+    with attached(spark, twin, TabSettings()):
+        page = ask(spark, "/auditor/").body
+        assert "ui_trigger_enabled" in page
+        assert "<form" not in page
+        assert press(spark, token="").status == 403
+
+
+def test_links_and_answers_begin_with_what_a_proxy_tells(spark: SparkSession, twin: AuditorTwin) -> None:
+    with attached(spark, twin):
+        page = ask(spark, "/auditor/", X_Forwarded_Context="/gateway/ui").body
+        assert 'href="/gateway/ui/auditor/"' in page
+        assert f'action="/gateway/ui{RUNS}"' in page
+        assert "url=/gateway/ui/auditor/" in page
+        reply = press(spark, X_Forwarded_Context="/gateway/ui")
+        assert (reply.status, reply.headers["Location"]) == (303, "/gateway/ui/auditor/")
+
+
+def test_a_configured_proxy_base_counts_for_sparks_links_too(spark: SparkSession, twin: AuditorTwin) -> None:
+    with attached(spark, twin, replace(OPEN, proxy_base="/front/spark/")):
+        page = ask(spark, "/auditor/").body
+        assert 'href="/front/spark/jobs/"' in page
+        assert f'action="/front/spark{RUNS}"' in page
+    assert 'href="/stages/"' in ask(spark, "/jobs/").body
+
+
+class Hostile(AuditorTwin):
+    """Its cluster has names that somebody chose to harm."""
+
+    def snapshot(self) -> TabState:
+        return replace(super().snapshot(), facts=(Fact("Bookie", "</ul><script>alert('x')</script>"),))
+
+
+def test_hostile_names_are_text(spark: SparkSession) -> None:
+    with attached(spark, Hostile(spark)):
+        page = ask(spark, "/auditor/").body
+        assert "<script>alert" not in page
+        assert "&lt;script&gt;alert(&#x27;x&#x27;)" in page
+
+
+def test_pages_are_framed_by_nobody_else_and_cached_nowhere(spark: SparkSession, twin: AuditorTwin) -> None:
+    with attached(spark, twin):
+        for path in ("/auditor/", STATUS, RUNS):
+            headers = ask(spark, path).headers
+            assert headers["X-Frame-Options"] == "SAMEORIGIN"
+            assert headers["X-Content-Type-Options"] == "nosniff"
+            assert "no-store" in headers["Cache-Control"]
+
+
+class Broken(AuditorTwin):
+    """Fails at everything."""
+
+    def snapshot(self) -> TabState:
+        raise RuntimeError("no state today")
+
+    def run(self, kind: str, user: str, address: str) -> ActionResult:
+        raise KeyError(kind)
+
+
+def test_an_auditor_that_fails_breaks_no_page_of_spark(spark: SparkSession) -> None:
+    with attached(spark, Broken(spark)):
+        page = ask(spark, "/auditor/")
+        assert (page.status, "no state today" in page.body) == (200, True)
+        assert press(spark).status == 503
+        assert ask(spark, "/jobs/").status == 200
+    assert spark.range(3).count() == 3
+
+
+class Slow(AuditorTwin):
+    """Does not answer before it may."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        super().__init__(spark)
+        self.may_answer = threading.Event()
+
+    def snapshot(self) -> TabState:
+        self.may_answer.wait(DEADLINE_S)
+        return super().snapshot()
+
+    def run(self, kind: str, user: str, address: str) -> ActionResult:
+        self.may_answer.wait(DEADLINE_S)
+        return ActionResult(ActionOutcome.REFUSED, "too late")
+
+
+def test_an_auditor_that_hangs_holds_up_no_page_of_spark(spark: SparkSession) -> None:
+    slow = Slow(spark)
+    with attached(spark, slow, replace(OPEN, snapshot_deadline_s=0.05, action_deadline_s=0.05)):
+        assert press(spark).status == 504
+        page = ask(spark, "/auditor/")
+        assert (page.status, "has not answered yet" in page.body) == (200, True)
+        assert ask(spark, "/jobs/").status == 200
+        slow.may_answer.set()
+        eventually(lambda: "bookie-3" in ask(spark, "/auditor/").body)
+
+
+def test_a_callback_that_breaks_breaks_no_page_of_spark(
+    spark: SparkSession, twin: AuditorTwin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: TabFace, facts: str) -> str:
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr(TabFace, "page", fail)
+    monkeypatch.setattr(TabFace, "api", fail)
+    with attached(spark, twin):
+        page = ask(spark, "/auditor/")
+        assert (page.status, "does not answer" in page.body) == (200, True)
+        assert ask(spark, STATUS).status == 503
+
+
+def test_five_hundred_requests_at_once(spark: SparkSession, twin: AuditorTwin) -> None:
+    with attached(spark, twin), ThreadPoolExecutor(32) as crowd:
+        paths = ["/auditor/", STATUS, "/auditor/", "/auditor/api/v1/token"] * 125
+        replies = list(crowd.map(lambda path: ask(spark, path), paths))
+    assert {reply.status for reply in replies} == {200}
+    assert all("bookie-3" in reply.body for reply, path in zip(replies, paths, strict=True) if "token" not in path)
+
+
+def test_of_many_presses_at_once_one_run_begins(spark: SparkSession, twin: AuditorTwin) -> None:
+    twin.may_end.clear()
+    with attached(spark, twin), ThreadPoolExecutor(8) as crowd:
+        token = json.loads(ask(spark, "/auditor/api/v1/token").body)["csrf_token"]
+        replies = list(crowd.map(lambda _: press(spark, token=token), range(8)))
+        assert sorted(reply.status for reply in replies) == [303] + [409] * 7
+        assert len(twin.snapshot().runs) == 1
+
+
+def test_a_second_tab_is_refused_with_one_warning(
+    spark: SparkSession, twin: AuditorTwin, caplog: pytest.LogCaptureFixture
+) -> None:
+    with attached(spark, twin):
+        second = attach_tab(spark, twin, OPEN)
+        assert (second.url, "exists already" in second.why_not) == ("", True)
+        second.detach()
+        assert ask(spark, STATUS).status == 200
+    warnings = [line for line in caplog.records if line.levelno >= logging.WARNING]
+    assert [line.getMessage() for line in warnings] == ["no auditor tab in the Spark UI"]
+
+
+def test_a_tab_comes_and_goes(spark: SparkSession, twin: AuditorTwin) -> None:
+    for _ in range(3):
+        with attached(spark, twin) as tab:
+            assert ask(spark, STATUS).headers["Content-Type"] == "application/json"
+            tab.detach()
+            tab.detach()
+            assert tab.url == ""
+        assert ask(spark, STATUS).headers.get("Content-Type") != "application/json"
+        assert ask(spark, RUNS, method="POST", body="kind=bookies").status >= 300
+
+
+def test_kinds_of_the_page_are_those_of_the_model(spark: SparkSession, twin: AuditorTwin) -> None:
+    with attached(spark, twin):
+        assert [row["kind"] for row in json.loads(ask(spark, STATUS).body)["kinds"]] == [kind.value for kind in RunKind]

@@ -1,0 +1,199 @@
+"""Runs to report on: a healthy cluster, the ways in which one is not, and one that means harm."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+from bookie.model.ids import BookieId
+from bookie.model.run import RunKind
+from bookie.model.severity import Severity
+from bookie.model.topology import Topology, location
+from spark_jobs import report
+from spark_jobs.bookie_state import BookieState
+from spark_jobs.publish import Published, PublishOutcome
+from spark_jobs.summary import (
+    BookieCount,
+    ClusterName,
+    LedgerCounts,
+    PlacementCounts,
+    ReplicaCounts,
+    RunSummary,
+    SeverityCount,
+    UnknownAnswers,
+    WaitingBookie,
+    WorstLedger,
+)
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+START_MS = 1_767_323_045_000
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e\x1b[2J\n&amp;{{7*7}}"
+"""Markup, quotes, a reversal of the line, a terminal's escape, a line feed, an entity and a template."""
+
+
+def bookie_name(number: int) -> str:
+    return f"bookie-{number:02}.storage.example:3181"
+
+
+def bookies(count: int, lost: int = 0, read_only: int = 0, ledgers: int = 400) -> tuple[BookieCount, ...]:
+    """The first ones are lost, the next ones read-only."""
+    rng = random.Random(count)
+    made = []
+    for number in range(count):
+        is_lost = number < lost
+        state = BookieState.READ_ONLY if number < lost + read_only else BookieState.WRITABLE
+        held = ledgers + rng.randrange(ledgers // 4)
+        found = held - rng.randrange(ledgers // 10) if is_lost else 0
+        made.append(
+            BookieCount(
+                bookie_name(number),
+                BookieState.UNREGISTERED if is_lost else state,
+                True,
+                held,
+                held + 40,
+                found,
+                found + 20 if found else 0,
+            )
+        )
+    return tuple(made)
+
+
+def topology(count: int, racks: int, zones: int = 1) -> Topology:
+    """Bookies dealt out to racks; the last bookie's place is not known."""
+    return Topology(
+        {
+            BookieId(bookie_name(number)): location(
+                f"/rack-{number % racks:02}" if zones == 1 else f"/zone-{number % zones}/rack-{number % racks:02}"
+            )
+            for number in range(count - 1)
+        }
+    )
+
+
+CLEAN = RunSummary(
+    run_id="20260102T030405Z-00000a",
+    cluster=ClusterName("zk+hierarchical://zk1:2181;zk2:2181;zk3:2181/ledgers", "8f6d2c1e-instance"),
+    started_ms=START_MS,
+    finished_ms=START_MS + 42_700,
+    counts=LedgerCounts(1284, 1406, 0, 2, 37, 1, 1246),
+    severities=(),
+    bookies=bookies(9),
+    worst_ledgers=(),
+    published=Published(PublishOutcome.NOTHING_TO_PUBLISH),
+)
+
+UNDER_REPLICATED = replace(
+    CLEAN,
+    severities=(
+        SeverityCount(Severity.CRITICAL, 12, 14, 96 << 20),
+        SeverityCount(Severity.BELOW_ACK_QUORUM, 0, 3, 5 << 20),
+        SeverityCount(Severity.BELOW_WRITE_QUORUM, 431, 466, 187 << 30),
+        SeverityCount(Severity.METADATA_ONLY, 9, 9, 0),
+    ),
+    bookies=bookies(9, lost=1, read_only=1),
+    worst_ledgers=tuple(
+        WorstLedger(
+            7_302 + 11 * number,
+            Severity.CRITICAL if number < 12 else Severity.BELOW_WRITE_QUORUM,
+            1 + number % 3,
+            (40 - number) << 20,
+            (bookie_name(0),),
+        )
+        for number in range(20)
+    ),
+    published=Published(PublishOutcome.PUBLISHED, 452, 448),
+)
+
+NO_LIVE_COPY = replace(
+    UNDER_REPLICATED,
+    severities=(SeverityCount(Severity.NO_LIVE_COPY, 3, 4, 3 << 20), *UNDER_REPLICATED.severities),
+    bookies=bookies(9, lost=3),
+    worst_ledgers=(
+        WorstLedger(42, Severity.NO_LIVE_COPY, 2, 2 << 20, (bookie_name(0), bookie_name(1), bookie_name(2))),
+        WorstLedger(99, Severity.NO_LIVE_COPY, 1, 1 << 20, (bookie_name(0), bookie_name(2))),
+        *UNDER_REPLICATED.worst_ledgers,
+    ),
+)
+
+HELD = replace(
+    CLEAN,
+    counts=LedgerCounts(0, 0, 0, 0, 0, 0, 0),
+    bookies=tuple(replace(bookie, ledgers=0, fragments=0, ledgers_found=0) for bookie in bookies(9, lost=7)),
+    published=Published(PublishOutcome.HELD),
+    problems=("no ledger was read, because the brake holds",),
+    held_because="7 of 9 known bookies are not registered, more than the limit of 50%; bring them back, or raise the "
+    "limit if they are gone for good",
+)
+
+INCOMPLETE = replace(
+    UNDER_REPLICATED,
+    problems=("318 ledgers exist and were not listed, under /ledgers/00/0000, /ledgers/00/0001 and 2 more",),
+    published=Published(PublishOutcome.INTERRUPTED, 100, 100),
+)
+
+WAITING = replace(
+    UNDER_REPLICATED,
+    published=Published(PublishOutcome.NOTHING_TO_PUBLISH, 0, 0, 452),
+    waiting=(WaitingBookie(bookie_name(0), START_MS - 4 * MINUTE_MS, START_MS + 6 * MINUTE_MS, 452),),
+)
+
+PLACEMENT = replace(
+    CLEAN,
+    kind=RunKind.PLACEMENT,
+    severities=(SeverityCount(Severity.MISPLACED, 81, 90, 0),),
+    worst_ledgers=(WorstLedger(8, Severity.MISPLACED, 1, 0, ()),),
+    placement=PlacementCounts(2, 1, 1, False, "/ledgers/../bookies", 1300, 84, 81, 90, 4, 7, (bookie_name(8),)),
+)
+
+REPLICAS = replace(
+    CLEAN,
+    kind=RunKind.REPLICAS,
+    is_dry_run=True,
+    severities=(SeverityCount(Severity.LOST, 1, 1, 1 << 20), SeverityCount(Severity.BELOW_WRITE_QUORUM, 5, 6, 9 << 20)),
+    worst_ledgers=(WorstLedger(11, Severity.LOST, 1, 1 << 20, (bookie_name(1),)),),
+    published=Published(PublishOutcome.DRY_RUN),
+    replicas=ReplicaCounts(
+        1200, 5400, 88_000, 17, (UnknownAnswers(bookie_name(3), "UNAVAILABLE", 40),), 1.0, 7, 0, (1 << 63) - 1, 42.0
+    ),
+)
+
+MANY = replace(UNDER_REPLICATED, bookies=bookies(200, lost=4, read_only=3))
+
+ATTACK = replace(
+    NO_LIVE_COPY,
+    cluster=ClusterName(f"zk://{HOSTILE}/ledgers", HOSTILE),
+    bookies=(
+        BookieCount(HOSTILE, BookieState.UNREGISTERED, False, 5, 5, 5, 5),
+        BookieCount("long-" * 60 + "x:3181", BookieState.WRITABLE, True, 9, 9, 0, 0),
+        BookieCount("javascript:alert(3)", BookieState.READ_ONLY, True, 9, 9, 0, 0),
+    ),
+    worst_ledgers=(WorstLedger((1 << 63) - 1, Severity.NO_LIVE_COPY, 1, 1 << 50, (HOSTILE, "long-" * 60)),),
+    problems=(HOSTILE, "y" * 5_000),
+    waiting=(WaitingBookie(HOSTILE, START_MS, START_MS + DAY_MS, 1),),
+    placement=PlacementCounts(2, 1, 1, False, HOSTILE, unknown_bookies=(HOSTILE,)),
+)
+
+
+def at(summary: RunSummary, day: int) -> RunSummary:
+    """The run, some days later."""
+    return replace(
+        summary,
+        run_id=f"20260{1 + day // 28}{1 + day % 28:02}T030405Z-00000a",
+        started_ms=summary.started_ms + day * DAY_MS,
+        finished_ms=summary.finished_ms + day * DAY_MS,
+    )
+
+
+def write(
+    report_dir: Path, *summaries: RunSummary, places: Topology | None = None, kept_max: int | None = None
+) -> Path:
+    """Write the reports of runs; return the directory of the last."""
+    directory = report_dir
+    for summary in summaries:
+        directory = report.prepare(report_dir, summary.run_id)
+        report.finish(report_dir, summary, topology=places, kept_max=kept_max)
+    return directory

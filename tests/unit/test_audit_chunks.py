@@ -1,0 +1,83 @@
+"""Chunks of a long check, their sums, and the sample: pure."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.first_seen_down import Down
+from bookie.metadata.layout import LayoutKind
+from bookie.model.ids import BookieId
+from bookie.model.severity import Severity
+from spark_jobs.chunks import chunks, in_range, is_sampled
+from spark_jobs.completeness import ScanTotals
+from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.gathering import Gathering
+from spark_jobs.lost_bookies import LostBookies
+from spark_jobs.publish import Published, PublishOutcome
+from spark_jobs.summary import FindingSums, SeverityCount, WorstLedger
+
+CLUSTER = Cluster("/ledgers", LayoutKind.HIERARCHICAL, "id")
+
+
+@given(st.lists(st.integers(0, 30), max_size=30), st.integers(1, 50))
+def test_every_node_is_in_one_chunk_and_only_a_lone_node_is_too_large(sizes: list[int], largest: int) -> None:
+    plan = [LeafParent(f"/n{index}", size) for index, size in enumerate(sizes)]
+    groups = list(chunks(plan, largest))
+    assert [parent for group in groups for parent in group] == plan
+    assert all(sum(parent.planned for parent in group) <= largest or len(group) == 1 for group in groups)
+
+
+def test_nodes_outside_of_the_range_are_left_out() -> None:
+    plan = [LeafParent(f"/ledgers/00/{middle:04d}", 1) for middle in range(4)]
+    kept = in_range(plan, CLUSTER, 10_000, 29_999)
+    assert [parent.path for parent in kept] == ["/ledgers/00/0001", "/ledgers/00/0002"]
+    assert in_range(plan, CLUSTER, 19_999, 20_000) == tuple(plan[1:3])
+
+
+def test_a_sample_depends_on_ids_and_seed_alone() -> None:
+    ids = range(20_000)
+    first = [ledger_id for ledger_id in ids if is_sampled(ledger_id, 7, 0.01)]
+    assert first == [ledger_id for ledger_id in ids if is_sampled(ledger_id, 7, 0.01)]
+    assert first != [ledger_id for ledger_id in ids if is_sampled(ledger_id, 8, 0.01)]
+    assert 150 <= len(first) <= 250
+    assert set(first) <= {ledger_id for ledger_id in ids if is_sampled(ledger_id, 7, 0.02)}
+    assert all(is_sampled(ledger_id, 7, 1.0) for ledger_id in ids)
+
+
+def totals(ledgers: int, path: str) -> ScanTotals:
+    return ScanTotals(ledgers, ledgers, 0, 0, 0, 0, 0, 0, ledgers, {path: (ledgers,)}, {"a": ledgers}, {"a": ledgers})
+
+
+def test_chunks_sum_up() -> None:
+    gathering = Gathering(worst_max=2)
+    critical = SeverityCount(Severity.CRITICAL, 1, 2, 10)
+    lost = SeverityCount(Severity.LOST, 1, 1, 5)
+    gathering.add(
+        totals(3, "/1"),
+        FindingSums((critical,), {"a": (1, 2)}),
+        [WorstLedger(number, Severity.CRITICAL, 1, number, ("a",)) for number in (1, 2)],
+        Published(PublishOutcome.PUBLISHED, 1, 1),
+    )
+    gathering.add(
+        totals(4, "/2"),
+        FindingSums((lost, critical), {"a": (1, 1), "b": (1, 1)}),
+        [WorstLedger(3, Severity.LOST, 1, 0, ("b",))],
+        Published(PublishOutcome.DISABLED),
+    )
+    assert (gathering.totals.ledgers, gathering.totals.listed) == (7, {"/1": (3,), "/2": (4,)})
+    assert gathering.sums.severities == (lost, SeverityCount(Severity.CRITICAL, 2, 4, 20))
+    assert gathering.sums.by_bookie == {"a": (2, 3), "b": (1, 1)}
+    assert [ledger.ledger_id for ledger in gathering.worst] == [3, 2]
+    assert gathering.published == Published(PublishOutcome.DISABLED, 1, 1)
+
+
+def test_a_bookie_waits_for_the_end_of_its_own_delay() -> None:
+    old, young = BookieId("old"), BookieId("young")
+    lost = LostBookies({old: Down(1_000), young: Down(50_000)}, delay_s=60, now_ms=61_000)
+    assert dict(lost.waiting) == {young: 110_000}
+    assert dict(lost.due) == {old: Down(1_000)}
+    (told,) = lost.in_report(FindingSums((), {"young": (4, 5)}))
+    assert (told.bookie_id, told.ledgers, told.until_ms) == ("young", 4, 110_000)
+    assert not LostBookies({old: Down(61_000)}, delay_s=0, now_ms=61_000).waiting

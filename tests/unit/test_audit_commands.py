@@ -1,0 +1,117 @@
+"""``bkheal audit`` with a running service: which one is asked, and what the command ends with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from auditor.cli import audit, remote
+from auditor.cli.remote import RemoteBusyError, RemoteRun, RemoteSettings, RemoteUnavailableError
+from bookie.model.run import RunKind, RunState
+
+
+@dataclass
+class Services:
+    """Auditors by URL; those in ``down`` do not answer."""
+
+    down: set[str] = field(default_factory=set)
+    busy: bool = False
+    ends: int = 0
+    """Exit code of the run."""
+    started: list[tuple[str, RunKind, bool]] = field(default_factory=list)
+    states: list[tuple[str, RunState]] = field(default_factory=list)
+    tokens: list[str | None] = field(default_factory=list)
+
+
+@pytest.fixture
+def services(monkeypatch: pytest.MonkeyPatch) -> Services:
+    found = Services()
+
+    class Fake:
+        def __init__(self, settings: RemoteSettings) -> None:
+            self.url = settings.url
+            found.tokens.append(settings.token)
+
+        def start(self, kind: RunKind, *, is_dry_run: bool, key: str) -> RemoteRun:
+            assert key
+            if self.url in found.down:
+                raise RemoteUnavailableError(f"no answer from {self.url}")
+            if found.busy:
+                raise RemoteBusyError("a bookies run is under way already: r1", "r1")
+            found.started.append((self.url, kind, is_dry_run))
+            return a_run("running", None)
+
+        def wait(self, run_id: str, on_change: Callable[[RemoteRun], None], *, deadline_s: float) -> RemoteRun:
+            assert (run_id, deadline_s > 0) == ("r1", True)
+            return a_run("done", found.ends)
+
+        def change(self, run_id: str, state: RunState) -> RemoteRun:
+            found.states.append((run_id, state))
+            return a_run(state.value, None)
+
+    monkeypatch.setattr(remote, "Remote", Fake)
+    return found
+
+
+def a_run(state: str, exit_code: int | None) -> RemoteRun:
+    return RemoteRun({"run_id": "r1", "kind": "bookies", "state": state, "exit_code": exit_code})
+
+
+def invoke(*arguments: str, **environment: str) -> Any:
+    return CliRunner().invoke(audit.app, arguments, env=environment)
+
+
+def test_a_run_is_started_by_the_first_service_that_answers(services: Services) -> None:
+    services.down = {"http://one:1"}
+    result = invoke("run", "--at", "http://one:1", "--at", "http://two:2", "--kind", "replicas", "--dry-run")
+    assert (result.exit_code, services.started) == (0, [("http://two:2", RunKind.REPLICAS, True)])
+    assert "trying the next one" in result.stderr
+    assert "running" in result.stdout
+
+
+def test_a_run_that_is_waited_for_ends_the_command_with_its_code(services: Services) -> None:
+    services.ends = 5
+    result = invoke("run", "--at", "http://one:1", "--wait", "-o", "json")
+    assert (result.exit_code, json.loads(result.stdout)["run"]["state"]) == (5, "done")
+
+
+def test_a_busy_service_is_75(services: Services) -> None:
+    services.busy = True
+    result = invoke("run", "--at", "http://one:1")
+    assert (result.exit_code, "under way" in result.stderr) == (75, True)
+
+
+def test_runs_are_paused_resumed_and_cancelled(services: Services) -> None:
+    for verb in ("pause", "resume", "cancel"):
+        assert invoke(verb, "r1", "--at", "http://one:1", BKHEAL_TOKEN="t0ken").exit_code == 0
+    assert services.states == [("r1", RunState.PAUSED), ("r1", RunState.RUNNING), ("r1", RunState.CANCELLED)]
+    assert services.tokens == ["t0ken"] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("pause", "r1"), "--at URL is needed"),
+        (("--dry-run", "list"), "write --dry-run behind"),
+        (("run", "--kind", "everything"), "everything"),
+        (("run", "--metadata-uri", "zk://h:1/ledgers", "--sample", "0"), "not a share"),
+        (("run", "--metadata-uri", "zk://h:1/ledgers", "--ledger-min", "9", "--ledger-max", "8"), "leave no ledger"),
+        (("run", "--metadata-uri", "zk://h:1/ledgers", "--tls-key", "k"), "need --tls-ca"),
+    ],
+)
+def test_wrong_usage_is_2(services: Services, arguments: tuple[str, ...], says: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert says in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_help_names_the_exit_codes() -> None:
+    for arguments in (("--help",), ("run", "--help")):
+        text = " ".join(invoke(*arguments).stdout.split())
+        assert "75 another run of this kind is under way" in text
+        assert "env var" not in text

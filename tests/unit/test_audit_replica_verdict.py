@@ -1,0 +1,140 @@
+"""The verdict of the replicas check, held against a plain walk over every entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.schedule import write_set
+from bookie.model.severity import Severity
+from spark_jobs.replicas.expected import settled_metadata
+from spark_jobs.replicas.verdict import NOT_REGISTERED, Holdings, findings
+
+LEDGER = LedgerId(7)
+BOOKIES = [BookieId(f"{name}:1") for name in "abcdef"]
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> LedgerMetadata:
+    size = draw(st.integers(1, 4))
+    write_quorum = draw(st.integers(1, size))
+    ack_quorum = draw(st.integers(1, write_quorum))
+    starts = sorted(draw(st.sets(st.integers(0, 20), min_size=1, max_size=4)))
+    fragments = tuple(Fragment(EntryId(first), tuple(draw(st.permutations(BOOKIES))[:size])) for first in starts)
+    metadata = LedgerMetadata(size, write_quorum, ack_quorum, fragments)
+    if draw(st.booleans()):
+        return metadata
+    last = draw(st.integers(-1, 30))
+    return metadata.closed(EntryId(last), 10 * (last + 1))
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> Holdings:
+    if draw(st.integers(0, 4)) == 0:
+        return NOT_REGISTERED
+    held = EntryRuns.of(sorted(draw(st.sets(st.integers(0, 31), max_size=32))))
+    return Holdings(held, draw(st.integers(0, 3)) > 0)
+
+
+@given(ledgers(), st.fixed_dictionaries({bookie: answers() for bookie in BOOKIES}))
+def test_the_verdict_is_that_of_a_walk_over_all_entries(
+    metadata: LedgerMetadata, holdings: Mapping[BookieId, Holdings]
+) -> None:
+    found = {
+        finding.fragment.index: (
+            finding.positions,
+            finding.missing,
+            finding.copies_min,
+            finding.severity,
+            finding.absent,
+        )
+        for finding in findings(settled_metadata(LEDGER, metadata), holdings)
+    }
+    assert found == expected(metadata, holdings)
+
+
+def expected(
+    metadata: LedgerMetadata, holdings: Mapping[BookieId, Holdings]
+) -> dict[int, tuple[tuple[int, ...], tuple[BookieId, ...], int, Severity, int]]:
+    found = {}
+    count = len(metadata.fragments)
+    for index in range(count if metadata.is_closed else count - 2):
+        fragment = metadata.fragments[index]
+        last = metadata.fragment_last_entry_id(index)
+        assert last is not None
+        if metadata.last_entry_id is not None:
+            last = min(last, metadata.last_entry_id)
+        positions: set[int] = set()
+        absent = 0
+        worst: list[tuple[Severity, int]] = []
+        for entry in range(fragment.first_entry_id, last + 1):
+            where = write_set(entry, metadata.ensemble_size, metadata.write_quorum)
+            said = [holdings[fragment.members[position]] for position in where]
+            denied = [
+                position
+                for position, each in zip(where, said, strict=True)
+                if each.is_sure and entry not in each.entries
+            ]
+            away = sum(not each.is_registered for each in said)
+            if denied:
+                positions.update(denied)
+                absent += len(denied)
+                copies = metadata.write_quorum - len(denied) - away
+                worst.append((level(copies, len(denied), metadata), copies))
+        if worst:
+            severity, copies = min(worst)
+            ordered = tuple(sorted(positions))
+            missing = tuple(dict.fromkeys(fragment.members[position] for position in ordered))
+            found[index] = (ordered, missing, copies, severity, absent)
+    return found
+
+
+def level(copies: int, denied: int, metadata: LedgerMetadata) -> Severity:
+    if denied == metadata.write_quorum:
+        return Severity.LOST
+    if copies == 0:
+        return Severity.NO_LIVE_COPY
+    if copies == 1:
+        return Severity.CRITICAL
+    return Severity.BELOW_ACK_QUORUM if copies < metadata.ack_quorum else Severity.BELOW_WRITE_QUORUM
+
+
+def closed(*members: BookieId, last: int) -> LedgerMetadata:
+    return LedgerMetadata(len(members), 2, 2, (Fragment(EntryId(0), members),)).closed(EntryId(last), 100 * (last + 1))
+
+
+def test_a_huge_ledger_is_judged_by_its_runs() -> None:
+    a, b, _, *_ = BOOKIES
+    last = (1 << 62) - 1
+    held = {a: Holdings(EntryRuns(((0, last),)), is_sure=True), b: Holdings(EntryRuns(((0, 9),)), is_sure=True)}
+    (found,) = findings(settled_metadata(LEDGER, closed(a, b, last=last)), held)
+    assert (found.missing, found.severity, found.absent) == ((b,), Severity.CRITICAL, last - 9)
+    assert found.detail == f"b:1 lacks {last - 9} of {last + 1} entries, the first is 10"
+
+
+def test_silence_is_never_absence() -> None:
+    a, b, *_ = BOOKIES
+    ledger = settled_metadata(LEDGER, closed(a, b, last=9))
+    nothing = EntryRuns(())
+    assert not list(findings(ledger, {a: Holdings(nothing), b: Holdings(nothing)}))
+    (found,) = findings(ledger, {a: Holdings(nothing, is_sure=True), b: Holdings(nothing)})
+    assert (found.severity, found.missing) == (Severity.CRITICAL, (a,))
+    (found,) = findings(ledger, {a: Holdings(nothing, is_sure=True)})
+    assert found.severity is Severity.NO_LIVE_COPY, "b is not registered, and may come back"
+    (found,) = findings(ledger, {each: Holdings(nothing, is_sure=True) for each in (a, b)})
+    assert (found.severity, found.copies_min, found.bytes_estimate) == (Severity.LOST, 0, 2000)
+
+
+def test_the_end_of_an_open_ledger_is_nobodys_to_judge() -> None:
+    a, b, c, *_ = BOOKIES
+    fragments = tuple(Fragment(EntryId(first), (a, b)) for first in (0, 10, 20))
+    ledger = settled_metadata(LEDGER, LedgerMetadata(2, 2, 2, fragments))
+    assert [(part.first, part.last) for part in ledger.fragments] == [(0, 9)]
+    assert settled_metadata(LEDGER, LedgerMetadata(2, 2, 2, fragments[:2])).fragments == ()
+    assert ledger.holders() == [a, b]
+    assert ledger.expected(c) == 0

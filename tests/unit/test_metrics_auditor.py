@@ -1,0 +1,281 @@
+"""An auditor shows the live backlog, its runs and its cluster; a follower leaves out what only the leader knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, ClassVar
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from auditor.service import metric_definitions as names
+from auditor.service.control import Backlog, LostBookie, ServiceStatus, SeverityBacklog
+from auditor.service.metrics import AuditorMetrics, result_of
+from auditor.service.metrics_export import MetricsExportError, export_to_file, push
+from bookie.metadata.own_state import ParkReason
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.model.severity import Severity
+from bookie.runtime.metrics import SESSION, render
+
+NOW_MS = 1_700_000_000_000
+RECORD = RunRecord(
+    "20261120T101500Z-0a1b2c",
+    RunKind.BOOKIES,
+    RunCause.SCHEDULE,
+    "auditor-1",
+    "auditor-1/7",
+    RunState.DONE,
+    started_ms=NOW_MS - 60_000,
+    finished_ms=NOW_MS - 30_000,
+    exit_code=0,
+    verdict="clean",
+    ledgers=1000,
+)
+STATUS = ServiceStatus(
+    version="1",
+    process="auditor-1",
+    is_leader=True,
+    leader="auditor-1",
+    is_store_connected=True,
+    metadata_uri="zk://h/ledgers",
+    instance_id="i",
+    is_recovery_enabled=True,
+    lost_bookie_delay_s=600,
+    writable=("a", "b"),
+    read_only=("c",),
+    lost=(LostBookie("d", NOW_MS - 5000, 0),),
+)
+BACKLOG = Backlog(
+    counted_ms=NOW_MS - 2000,
+    severities={
+        Severity.CRITICAL: SeverityBacklog(3, 4096, NOW_MS - 90_000),
+        Severity.BELOW_WRITE_QUORUM: SeverityBacklog(1, 100, 0),
+    },
+    healthy=SeverityBacklog(2, 0, NOW_MS - 1000),
+    unreadable=5,
+    parked={ParkReason.NO_CANDIDATE_BOOKIE: 4},
+    locked=1,
+)
+
+
+class Clock:
+    def monotonic_s(self) -> float:
+        return 0.0
+
+    def epoch_ms(self) -> int:
+        return NOW_MS
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError("nothing sleeps here")
+
+
+class Shown:
+    def __init__(self, status: ServiceStatus | None = None, **options: bool) -> None:
+        self.auditor = AuditorMetrics("1", Clock(), **options)
+        if status is not None:
+            self.auditor.show(status)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.auditor.registry.get_sample_value(name, labels)
+
+
+def test_the_backlog_is_shown_by_severity() -> None:
+    shown = Shown(replace(STATUS, backlog=BACKLOG))
+    assert shown.value(names.MARKED_LEDGERS, severity="critical") == 3
+    assert shown.value(names.MARKED_BYTES, severity="critical") == 4096
+    assert shown.value(names.MARKED_AGE, severity="critical") == 90
+    assert shown.value(names.MARKED_AGE, severity="below_write_quorum") == 0  # not known
+    assert shown.value(names.MARKED_LEDGERS, severity="lost") == 0
+    assert shown.value(names.MARKED_LEDGERS, severity="healthy") == 2
+    assert shown.value(names.MARKED_LEDGERS, severity="unreadable") == 5
+    assert shown.value(names.PARKED, reason="no_candidate_bookie") == 4
+    assert shown.value(names.PARKED, reason="no_live_copy") == 0
+    assert shown.value(names.LOCKED) == 1
+    assert shown.value(names.COUNTED) == NOW_MS / 1000 - 2
+
+
+def test_a_backlog_that_was_never_counted_is_not_shown_as_none() -> None:
+    shown = Shown(STATUS)
+    assert shown.value(names.MARKED_LEDGERS, severity="lost") is None
+    assert shown.value(names.RECOVERY_ENABLED) == 1
+
+
+def test_the_cluster_is_shown() -> None:
+    shown = Shown(replace(STATUS, held_because="9 of 10 bookies are gone", is_recovery_enabled=False))
+    assert [shown.value(names.BOOKIES, state=state) for state in names.BOOKIE_STATES] == [2, 1, 1]
+    assert (shown.value(names.BRAKE_HELD), shown.value(names.RECOVERY_ENABLED)) == (1, 0)
+    assert shown.value(names.LOST_BOOKIE_DELAY) == 600
+    assert shown.value(SESSION) == 1
+
+
+def test_followers_leave_out_what_only_the_leader_knows() -> None:
+    status = replace(STATUS, backlog=BACKLOG, last={RunKind.BOOKIES: RECORD}, period_s={RunKind.BOOKIES: 3600.0})
+    shown = Shown(status)
+    text = render(shown.auditor.registry).body.decode()
+    assert {definition.name.removesuffix("_total") for definition in names.AUDITOR} <= {one.name for one in parse(text)}
+    shown.auditor.show(replace(status, is_leader=False))
+    follower = {one.name for one in parse(render(shown.auditor.registry).body.decode())}
+    missing = {
+        definition.name for definition in names.AUDITOR if definition.name.removesuffix("_total") not in follower
+    }
+    assert missing == {definition.name for definition in names.AUDITOR if definition.is_leader_only}
+    assert shown.value(names.LEADER) == 0
+    assert shown.value(names.PERIOD, kind="bookies") == 3600
+    assert shown.value(names.LEADERSHIP_CHANGES) == 2
+
+
+def test_nothing_is_said_of_the_cluster_before_it_was_looked_at() -> None:
+    shown = Shown()
+    assert shown.value(names.LEADER) is None
+    assert shown.value(names.RUNS, kind="bookies", result="clean") == 0
+    assert shown.value(SESSION) == 0
+
+
+def test_a_run_under_way_is_shown() -> None:
+    running = replace(RECORD, state=RunState.RUNNING, started_ms=NOW_MS - 8000, finished_ms=0, done=30, total=120)
+    paused = replace(running, kind=RunKind.REPLICAS, state=RunState.PAUSED, total=0)
+    shown = Shown(replace(STATUS, running=(running, paused), paused_kinds=(RunKind.PLACEMENT,)))
+    assert [shown.value(names.RUNNING, kind=kind) for kind in names.KINDS] == [1, 0, 1]
+    assert [shown.value(names.PAUSED, kind=kind) for kind in names.KINDS] == [0, 1, 1]
+    assert shown.value(names.RUNNING_SECONDS, kind="bookies") == 8
+    assert shown.value(names.PROGRESS, kind="bookies") == 0.25
+    assert shown.value(names.PROGRESS, kind="replicas") == 0
+    assert shown.value(names.LAST_START, kind="bookies") == NOW_MS / 1000 - 8
+
+
+def test_results_of_earlier_processes_are_shown_from_their_records() -> None:
+    held = replace(RECORD, kind=RunKind.REPLICAS, exit_code=6, verdict="held", findings={"CRITICAL": 7})
+    last = {RunKind.BOOKIES: RECORD, RunKind.REPLICAS: held}
+    shown = Shown(replace(STATUS, last=last, last_success_ms={RunKind.REPLICAS: NOW_MS - 10_000_000}))
+    assert shown.value(names.LAST_DURATION, kind="bookies") == 30
+    assert shown.value(names.LAST_LEDGERS, kind="bookies") == 1000
+    assert shown.value(names.LAST_COMPLETION, kind="bookies") == NOW_MS / 1000 - 30
+    assert shown.value(names.LAST_SUCCESS, kind="replicas") == NOW_MS / 1000 - 10_000
+    assert shown.value(names.LAST_SUCCESS, kind="placement") == 0
+    assert shown.value(names.LAST_FINDINGS, kind="replicas", severity="critical") == 7
+    assert [shown.value(names.LAST_HELD, kind=kind) for kind in names.KINDS] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "result"),
+    [
+        ({}, "clean"),
+        ({"exit_code": 0, "findings": {"critical": 2}}, "findings"),
+        ({"exit_code": 1, "findings": {"critical": 2}}, "findings"),
+        ({"findings": {"critical": 0}}, "clean"),
+        ({"exit_code": 6}, "held"),
+        ({"verdict": "held"}, "held"),
+        ({"exit_code": 5, "findings": {"critical": 2}}, "partial"),
+        ({"state": RunState.FAILED}, "failed"),
+        ({"state": RunState.ABANDONED}, "failed"),
+        ({"state": RunState.CANCELLED}, "cancelled"),
+    ],
+)
+def test_runs_are_counted_by_result(changes: dict[str, Any], result: str) -> None:
+    record = replace(RECORD, **changes)
+    assert result_of(record) == result
+    shown = Shown()
+    shown.auditor.run_ended(record)
+    shown.auditor.run_ended(replace(record, is_dry_run=True))
+    counted = {one: shown.value(names.RUNS, kind="bookies", result=one) for one in names.RESULTS}
+    assert counted == {one: float(one == result) for one in names.RESULTS}
+    assert shown.value(f"{names.DURATION}_sum", kind="bookies") == 30
+
+
+def test_events_of_the_service_are_counted() -> None:
+    shown = Shown()
+    shown.auditor.detected(42.0)
+    for is_leader in (True, True, False):
+        shown.auditor.leads(is_leader)
+    shown.auditor.run_ended(RECORD)
+    assert shown.value(f"{names.TIME_TO_DETECT}_sum") == 42
+    assert shown.value(names.LEADERSHIP_CHANGES) == 2
+    assert shown.value(names.RUNS, kind="bookies", result="clean") == 1
+
+
+def test_apaches_names_follow_the_same_figures() -> None:
+    name = "auditor_NUM_UNDER_REPLICATED_LEDGERS"
+    findings = {"no_live_copy": 1, "critical": 2, "below_ack_quorum": 3, "below_write_quorum": 4}
+    last = {RunKind.REPLICAS: replace(RECORD, kind=RunKind.REPLICAS, findings=findings)}
+    status = replace(STATUS, backlog=BACKLOG, last=last)
+    assert Shown(status).value(name, success="true", quantile="0.5") is None
+    shown = Shown(status, has_apache_names=True)
+    assert shown.value(name, success="true", quantile="0.5") == shown.value(f"{name}_count", success="true") == 11
+    assert shown.value("auditor_UNDER_REPLICATED_LEDGERS_TOTAL_SIZE_sum", success="true") == 4196
+    prefix = "auditor_NUM_LEDGERS_HAVING_"
+    assert shown.value(f"{prefix}NO_REPLICA_OF_AN_ENTRY") == 1
+    assert shown.value(f"{prefix}LESS_THAN_AQ_REPLICAS_OF_AN_ENTRY") == 5
+    assert shown.value(f"{prefix}LESS_THAN_WQ_REPLICAS_OF_AN_ENTRY") == 4
+    shown.auditor.run_ended(RECORD)
+    assert shown.value("auditor_AUDIT_BOOKIES_TIME_sum", success="true") == 30_000
+    assert shown.value("auditor_NUM_LEDGERS_CHECKED") == 1000
+    shown.auditor.show(replace(status, is_leader=False))
+    assert shown.value(f"{name}_count", success="true") is None
+    assert list(parse(render(shown.auditor.registry).body.decode()))
+
+
+def test_a_file_keeps_the_time_of_the_last_success(tmp_path: Path) -> None:
+    path = tmp_path / "bookies.prom"
+    export_to_file(replace(RECORD, findings={"critical": 2}), path)
+    values = {
+        (one.name, *one.labels.values()): one.value for family in parse(path.read_text()) for one in family.samples
+    }
+    assert values[names.LAST_SUCCESS, "bookies"] == RECORD.finished_ms / 1000
+    assert values[names.LAST_FINDINGS, "bookies", "critical"] == 2
+    assert {key[0] for key in values} == names.LAST_RUN
+    assert {key[1] for key in values} == {"bookies"}
+    export_to_file(replace(RECORD, state=RunState.FAILED, finished_ms=NOW_MS, exit_code=70), path)
+    values = {
+        (one.name, *one.labels.values()): one.value for family in parse(path.read_text()) for one in family.samples
+    }
+    assert values[names.LAST_SUCCESS, "bookies"] == RECORD.finished_ms / 1000
+    assert values[names.LAST_COMPLETION, "bookies"] == NOW_MS / 1000
+    with pytest.raises(MetricsExportError, match="nothing"):
+        export_to_file(RECORD, tmp_path / "nothing" / "x.prom")
+
+
+class Gateway(BaseHTTPRequestHandler):
+    pushed: ClassVar[list[tuple[str, str, str, str]]] = []
+    status: ClassVar[int] = 200
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        self.pushed.append((self.command, self.path, self.headers.get("Authorization", ""), body))
+        self.send_response(self.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_run_is_pushed_by_cluster_and_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = HTTPServer(("127.0.0.1", 0), Gateway)
+    thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        host = f"127.0.0.1:{server.server_address[1]}"
+        push(RECORD, f"http://prometheus:s%40cret@{host}", "east")
+        push(replace(RECORD, state=RunState.FAILED), host, "east")
+        monkeypatch.setattr(Gateway, "status", 500)
+        with pytest.raises(MetricsExportError, match=host) as raised:
+            push(RECORD, f"http://prometheus:s%40cret@{host}", "east")
+        assert "cret" not in str(raised.value)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    (method, path, access, good), (_, _, no_access, failed), _ = Gateway.pushed
+    assert (method, path) == ("POST", "/metrics/job/bkheal_audit/cluster/east/kind/bookies")
+    assert access == "Basic cHJvbWV0aGV1czpzQGNyZXQ="
+    assert not no_access
+    assert (names.LAST_SUCCESS in good, names.LAST_SUCCESS in failed) == (True, False)
+    with pytest.raises(MetricsExportError, match="refused"):
+        push(RECORD, host, "east")
+    for wrong in ("http://bad host:x/", "file:///etc/passwd", "http://u:secret@:1/"):
+        with pytest.raises(MetricsExportError) as raised:
+            push(RECORD, wrong, "east")
+        assert "secret" not in str(raised.value)

@@ -1,0 +1,253 @@
+"""The HTTP server beside the work: paths, probes, TLS, and clients that misbehave."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from bookie.runtime import status_server
+from bookie.runtime.metrics import COMMON, MetricSet
+from bookie.runtime.status_pages import Check, Health
+from bookie.runtime.status_server import StatusServer, StatusServerError, StatusServerSettings
+
+DEADLINE_S = 20.0
+"""Never reached where the test passes."""
+
+
+def fine() -> str:
+    return ""
+
+
+def away() -> str:
+    return "the store is away"
+
+
+@contextmanager
+def serving(
+    live: Mapping[str, Check] | None = None,
+    ready: Mapping[str, Check] | None = None,
+    settings: StatusServerSettings | None = None,
+) -> Iterator[StatusServer]:
+    health = Health({"loop": fine} if live is None else live, {"store": fine} if ready is None else ready)
+    server = StatusServer(settings or StatusServerSettings(0), MetricSet("bookie", "1.2", ()), health)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+def ask(
+    server: StatusServer,
+    path: str,
+    method: str = "GET",
+    headers: Mapping[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Answer:
+    if tls is None:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
+    else:
+        connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=DEADLINE_S, context=tls)
+    try:
+        connection.request(method, path, headers=dict(headers or {}))
+        reply = connection.getresponse()
+        return Answer(reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read())
+    finally:
+        connection.close()
+
+
+def test_metrics_are_text_or_openmetrics_and_compressed_as_asked_for() -> None:
+    with serving() as server:
+        plain = ask(server, "/metrics")
+        assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+        names = {family.name for family in parse_text(plain.text)}
+        assert {definition.name for definition in COMMON} <= names
+        assert "process_cpu_seconds" in names
+        assert '\nbkheal_build_info{component="bookie",version="1.2"} 1.0\n' in plain.text
+        modern = ask(server, "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+        assert modern.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        assert "bkheal_build_info" in {family.name for family in parse_openmetrics(modern.text)}  # type: ignore[no-untyped-call]
+        packed = ask(server, "/metrics", headers={"Accept-Encoding": "gzip"})
+        assert packed.headers["content-encoding"] == "gzip"
+        assert b"bkheal_build_info" in gzip.decompress(packed.body)
+
+
+def test_no_created_series_are_shown() -> None:
+    with serving() as server:
+        modern = ask(server, "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+        assert "_created" not in modern.text
+
+
+def test_probes_say_what_is_wrong() -> None:
+    with serving(ready={"store": away, "disk": fine}) as server:
+        assert (ask(server, "/livez").status, ask(server, "/livez").text) == (200, "ok\n")
+        assert ask(server, "/livez?verbose").text == "[+]loop ok\nok\n"
+        ready = ask(server, "/readyz")
+        assert (ready.status, ready.text) == (503, "[-]store: the store is away\n[+]disk ok\nfailed\n")
+    with serving(live={"loop": away}) as server:
+        assert ask(server, "/livez").status == 503
+        assert ask(server, "/readyz").status == 200
+
+
+def test_other_paths_and_methods_are_refused() -> None:
+    with serving() as server:
+        version = ask(server, "/version")
+        assert json.loads(version.text)["version"] == "1.2"
+        assert ask(server, "/").status == ask(server, "/metrics/../etc/passwd").status == 404
+        refused = ask(server, "/metrics", "POST")
+        assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
+        head = ask(server, "/metrics", "HEAD")
+        assert (head.status, head.body) == (200, b"")
+        assert int(head.headers["content-length"]) > 0
+
+
+def test_a_check_that_fails_is_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> str:
+        raise ZeroDivisionError
+
+    with serving(ready={"store": broken}) as server:
+        answer = ask(server, "/readyz")
+        assert (answer.status, "ZeroDivision" in answer.text) == (500, False)
+        assert ask(server, "/livez").status == 200
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_mute_clients_are_hung_up_on_and_do_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_server, "DEADLINE_S", 0.5)
+    with serving() as server:
+        mute = [socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) for _ in range(3)]
+        mute[0].sendall(b"GET /metrics HTTP/1.0\r\nX-Slow: ")
+        assert ask(server, "/livez").status == 200
+        assert all(client.recv(1000) == b"" for client in mute)
+        for client in mute:
+            client.close()
+
+
+def test_connections_have_a_bound_and_places_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_server, "CONNECTIONS_MAX", 2)
+    with serving() as server:
+        held = [socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) for _ in range(2)]
+        with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as surplus:
+            assert surplus.recv(1) == b""
+        for client in held:
+            client.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+            assert client.recv(1000).startswith(b"HTTP/1.0 200")
+            while client.recv(1000):
+                pass
+            client.close()
+        answered = 0
+        for _ in range(20):  # now and then a place is not free yet
+            with suppress(ConnectionError), socket.create_connection(("127.0.0.1", server.port)) as client:
+                client.settimeout(DEADLINE_S)
+                client.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+                answered += client.recv(1000).startswith(b"HTTP/1.0 200")
+        assert answered > 2
+
+
+def test_what_cannot_work_is_said() -> None:
+    metrics = MetricSet("bookie", "1", ())
+    with serving() as server, pytest.raises(StatusServerError, match=f"cannot listen .*{server.port}.*another port"):
+        StatusServer(StatusServerSettings(server.port), metrics, Health())
+    assert len(StatusServerSettings(70_000, cert=Path("c")).problems()) == 2
+    assert len(StatusServerSettings(0, client_ca=Path("c")).problems()) == 1
+    nothing = Path("nothing-here")
+    with pytest.raises(StatusServerError, match="nothing-here"):
+        StatusServer(StatusServerSettings(0, cert=nothing, key=nothing), metrics, Health())
+
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for the server, and one each of a client that is known and of one that is not."""
+    folder = tmp_path_factory.mktemp("certificates")
+    for name in ("server", "client", "stranger"):
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        files = ["-keyout", f"{name}.key", "-out", f"{name}.pem"]
+        subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+        subprocess.run([*command, *files, *subject], cwd=folder, check=True, capture_output=True, timeout=60)
+    return folder
+
+
+def client_context(folder: Path, name: str = "") -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=folder / "server.pem")
+    if name:
+        context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
+    return context
+
+
+@needs_openssl
+def test_with_a_client_ca_metrics_need_a_certificate_and_probes_do_not(certificates: Path) -> None:
+    settings = StatusServerSettings(
+        0,
+        cert=certificates / "server.pem",
+        key=certificates / "server.key",
+        client_ca=certificates / "client.pem",
+    )
+    with serving(settings=settings) as server:
+        assert server.url == f"https://127.0.0.1:{server.port}"
+        nobody, known = client_context(certificates), client_context(certificates, "client")
+        assert ask(server, "/livez", tls=nobody).status == ask(server, "/readyz", tls=nobody).status == 200
+        assert ask(server, "/metrics", tls=nobody).status == ask(server, "/version", tls=nobody).status == 403
+        assert ask(server, "/metrics", tls=known).status == 200
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            ask(server, "/livez", tls=client_context(certificates, "stranger"))
+        with pytest.raises((http.client.HTTPException, ConnectionError)):
+            ask(server, "/livez")  # no TLS
+        assert ask(server, "/metrics", tls=known).status == 200
+
+
+@needs_openssl
+def test_a_certificate_that_was_replaced_is_used(
+    certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_server, "RENEW_S", 0.1)
+    cert, key = tmp_path / "tls.pem", tmp_path / "tls.key"
+
+    def install(name: str) -> None:
+        shutil.copy(certificates / f"{name}.key", key)
+        shutil.copy(certificates / f"{name}.pem", cert)
+
+    install("server")
+    with serving(settings=StatusServerSettings(0, cert=cert, key=key)) as server:
+        address = ("127.0.0.1", server.port)
+        assert ssl.get_server_certificate(address) == (certificates / "server.pem").read_text()
+        cert.write_text("half of")
+        assert ssl.get_server_certificate(address) == (certificates / "server.pem").read_text()
+        install("client")
+        deadline_s = time.monotonic() + DEADLINE_S
+        while ssl.get_server_certificate(address, timeout=DEADLINE_S) != (certificates / "client.pem").read_text():
+            assert time.monotonic() < deadline_s
+
+
+@needs_openssl
+def test_a_client_mute_in_the_handshake_does_not_stop_others(certificates: Path) -> None:
+    settings = StatusServerSettings(0, cert=certificates / "server.pem", key=certificates / "server.key")
+    with serving(settings=settings) as server, socket.create_connection(("127.0.0.1", server.port)):
+        assert ask(server, "/metrics", tls=client_context(certificates)).status == 200

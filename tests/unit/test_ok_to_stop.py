@@ -1,0 +1,151 @@
+"""May these bookies be stopped: the decision against counting every entry, and what placement needs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from auditor.safety.scan import Shape
+from auditor.safety.stopping import Risk, Worst, risk_of, room_problems
+from bookie.client.placement import Placement
+from bookie.metadata.registration import Bookies
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.spread import PlacementPolicy
+from bookie.model.topology import Topology, location
+
+LEDGER = LedgerId(7)
+NAMES = "abcdefg"
+
+
+def names(text: str) -> frozenset[BookieId]:
+    return frozenset(map(BookieId, text.split()))
+
+
+def closed(*fragments: tuple[int, str], last: int, quorum: tuple[int, int] = (2, 2)) -> LedgerMetadata:
+    return growing(*fragments, quorum=quorum).closed(EntryId(last), 10 * (last + 1))
+
+
+def growing(*fragments: tuple[int, str], quorum: tuple[int, int] = (2, 2)) -> LedgerMetadata:
+    parts = tuple(Fragment(EntryId(first), tuple(map(BookieId, members.split()))) for first, members in fragments)
+    return LedgerMetadata(len(parts[0].members), *quorum, parts)
+
+
+def risk(metadata: LedgerMetadata, live: str, stopping: str, *, is_strict: bool = False) -> Risk | None:
+    return risk_of(LEDGER, metadata, names(live), names(stopping), is_strict=is_strict)
+
+
+def test_one_of_two_copies_may_go_and_both_may_not() -> None:
+    metadata = closed((0, "a b"), last=9)
+    assert risk(metadata, "a b", "a") is None
+    assert risk(metadata, "a b", "a b") == Risk(LEDGER, EntryId(0), 0, 1, False, tuple(sorted(names("a b"))))
+    assert risk(metadata, "a", "a") is not None
+
+
+def test_strict_leaves_an_ack_quorum() -> None:
+    metadata = closed((0, "a b c"), last=9, quorum=(3, 2))
+    assert risk(metadata, "a b c", "a", is_strict=True) is None
+    assert risk(metadata, "a b c", "a b") is None
+    assert risk(metadata, "a b c", "a b", is_strict=True) is not None
+
+
+def test_old_ensembles_count_and_empty_fragments_do_not() -> None:
+    metadata = closed((0, "a b"), (10, "c d"), last=9)
+    assert risk(metadata, "a b c d", "a b") is not None
+    assert risk(metadata, "a b c d", "c d") is None
+
+
+def test_whoever_is_gone_already_is_no_reason() -> None:
+    assert risk(closed((0, "a b"), last=9), "c", "a b") is None
+
+
+def test_an_entry_that_only_one_bookie_acknowledged_keeps_it_running() -> None:
+    assert risk(growing((0, "a b"), quorum=(2, 1)), "a b", "a") == Risk(
+        LEDGER, EntryId(0), 1, 2, True, (BookieId("a"),)
+    )
+    assert risk(growing((0, "a b c"), quorum=(3, 2)), "a b c", "a") is None
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> LedgerMetadata:
+    size = draw(st.integers(1, 5))
+    quorum = draw(st.integers(1, size))
+    ack = draw(st.integers(1, quorum))
+    gaps = draw(st.lists(st.integers(1, 7), min_size=0, max_size=3))
+    firsts = [0, *(sum(gaps[: i + 1]) for i in range(len(gaps)))]
+    rng = draw(st.randoms(use_true_random=False))
+    parts = tuple(Fragment(EntryId(first), tuple(map(BookieId, rng.sample(NAMES, size)))) for first in firsts)
+    metadata = LedgerMetadata(size, quorum, ack, parts)
+    if draw(st.booleans()):
+        last = firsts[-1] + draw(st.integers(-1, 8))
+        metadata = metadata.closed(EntryId(last), max(0, last + 1))
+    return metadata
+
+
+@given(ledgers(), st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)), st.booleans())
+def test_the_decision_equals_counting_the_copies_of_every_entry(
+    metadata: LedgerMetadata, live: set[str], stopping: set[str], is_strict: bool
+) -> None:
+    end = metadata.fragments[-1].first_entry_id + 2 * metadata.ensemble_size
+    last = metadata.last_entry_id if metadata.last_entry_id is not None else end
+    bad = False
+    for entry in range(last + 1):
+        index = metadata.fragment_index(EntryId(entry))
+        members = metadata.fragments[index].members
+        size, quorum = metadata.ensemble_size, metadata.write_quorum
+        holders = {members[(entry + i) % size] for i in range(quorum)} & live
+        left = holders - stopping
+        needed = metadata.ack_quorum if is_strict else 1
+        if not metadata.is_closed and index >= len(metadata.fragments) - 2:
+            needed = max(needed, quorum - metadata.ack_quorum + 1)
+        bad |= bool(holders & stopping) and len(left) < needed
+    found = risk_of(
+        LEDGER,
+        metadata,
+        frozenset(map(BookieId, live)),
+        frozenset(map(BookieId, stopping)),
+        is_strict=is_strict,
+    )
+    assert (found is not None) == bad
+
+
+def test_the_worst_ledgers_are_named_first_and_all_are_counted() -> None:
+    worst = Worst(2)
+    risks = [Risk(LedgerId(i), EntryId(0), copies, 2, False, ()) for i, copies in enumerate((1, 0, 1, 0, 1))]
+    for each in risks:
+        worst.add(each)
+    assert worst.count == 5
+    assert [each.ledger_id for each in worst.risks] == [1, 3]
+
+
+def test_enough_writable_bookies_must_be_left_for_the_widest_open_ensemble() -> None:
+    bookies = Bookies(names("a b c d"), names("r"))
+    shapes = [Shape(3, 2), Shape(2, 2)]
+    assert room_problems(shapes, bookies, names("a"), Placement()) == []
+    (problem,) = room_problems(shapes, bookies, names("a b"), Placement())
+    assert "ensembles of 3" in problem
+    assert room_problems([Shape(5, 2)], bookies, names("r"), Placement()) == []
+    assert room_problems([Shape(5, 2)], bookies, names("a"), Placement())
+    drained = Placement(draining=names("d"))
+    assert room_problems([Shape(3, 2)], bookies, names("a"), drained)
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_enough_racks_must_be_left(is_strict: bool) -> None:
+    topology = Topology({BookieId(name): location(f"/{rack}") for name, rack in zip("abcd", "xxyy", strict=True)})
+    placement = Placement(PlacementPolicy(is_strict=is_strict), topology)
+    bookies = Bookies(names("a b c d"), frozenset())
+    assert room_problems([Shape(2, 2)], bookies, names("a"), placement) == []
+    assert room_problems([Shape(2, 2)], bookies, names("a b"), placement)
+
+
+@given(st.integers(1, 6), st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)))
+def test_room_is_a_matter_of_counting_where_racks_do_not_matter(
+    size: int, writable: set[str], leaving: set[str]
+) -> None:
+    bookies = Bookies(frozenset(map(BookieId, writable)), frozenset())
+    placement = Placement(PlacementPolicy(min_racks=1))
+    problems = room_problems([Shape(size, 1)], bookies, frozenset(map(BookieId, leaving)), placement)
+    is_touched = bool(writable & leaving)
+    assert bool(problems) == (is_touched and len(writable - leaving) < size)

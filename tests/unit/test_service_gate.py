@@ -1,0 +1,77 @@
+"""The gate of a run, from another thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from auditor.service.run_gate import RunGate, Stop
+from bookie.model.run import RunState
+from spark_jobs.gate import RunStoppedError
+
+DEADLINE_S = 10.0
+
+
+@contextmanager
+def passing(gate: RunGate) -> Iterator[tuple[threading.Event, list[str]]]:
+    """A thread that stands at the gate."""
+    is_through, stopped = threading.Event(), list[str]()
+
+    def run() -> None:
+        try:
+            gate.pass_through()
+        except RunStoppedError as error:
+            stopped.append(str(error))
+        is_through.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield is_through, stopped
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
+def test_an_open_gate_lets_pass() -> None:
+    gate = RunGate(lambda: "")
+    gate.pass_through()
+    assert gate.stop_reason() is None
+
+
+def test_a_paused_run_waits_until_it_is_resumed() -> None:
+    gate = RunGate(lambda: "")
+    gate.pause()
+    with passing(gate) as (is_through, stopped):
+        assert not is_through.wait(0.05)
+        assert gate.stop_reason() is None
+        gate.resume()
+        assert is_through.wait(DEADLINE_S)
+    assert stopped == []
+
+
+def test_a_paused_run_can_be_stopped_and_the_first_reason_stays() -> None:
+    gate = RunGate(lambda: "")
+    gate.pause()
+    with passing(gate) as (is_through, stopped):
+        gate.stop(Stop("cancelled by me", RunState.CANCELLED))
+        gate.stop(Stop("something else", RunState.ABANDONED))
+        assert is_through.wait(DEADLINE_S)
+    assert stopped == ["cancelled by me"]
+    assert gate.stop_reason() == "cancelled by me"
+    assert gate.stopped == Stop("cancelled by me", RunState.CANCELLED)
+
+
+def test_a_run_that_lost_its_right_stops_for_good_also_while_paused() -> None:
+    reasons = [""]
+    gate = RunGate(lambda: reasons[0])
+    gate.pause()
+    with passing(gate) as (is_through, stopped):
+        reasons[0] = "no leader any more"
+        assert is_through.wait(DEADLINE_S)
+    reasons[0] = ""
+    with pytest.raises(RunStoppedError, match="no leader any more"):
+        gate.pass_through()
+    assert stopped == ["no leader any more"]
+    assert gate.stopped == Stop("no leader any more", RunState.ABANDONED)

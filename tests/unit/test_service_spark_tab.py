@@ -1,0 +1,151 @@
+"""The tab's calls from other threads, answered on the service's loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from auditor.service.control import (
+    Backlog,
+    LostBookie,
+    NotLeaderError,
+    RunBusyError,
+    RunOverError,
+    ServiceStatus,
+    SeverityBacklog,
+    UnknownRunError,
+)
+from auditor.service.spark_tab import LoopActions
+from bookie.metadata.port import StoreUnavailableError
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.model.severity import Severity
+from bookie.runtime.clock import SystemClock
+from spark_jobs.ui.port import ActionOutcome, BacklogRow, KindRow, RunView
+
+T = TypeVar("T")
+
+RECORD = RunRecord("r1", RunKind.BOOKIES, RunCause.SPARK_UI, "", "h:1", RunState.RUNNING, report="x/summary.json")
+STATUS = ServiceStatus(
+    version="1",
+    process="h:1",
+    is_leader=True,
+    leader="h:8080",
+    is_store_connected=True,
+    metadata_uri="zk://h/ledgers",
+    instance_id="i",
+    is_recovery_enabled=True,
+    lost_bookie_delay_s=60,
+    lost=[LostBookie("bk1:1", 5, 6)],
+    backlog=Backlog(severities={Severity.CRITICAL: SeverityBacklog(2, 10, 3)}, unreadable=1),
+    running=[RECORD],
+    next_run_ms={RunKind.REPLICAS: 77},
+)
+
+
+class FakeControl:
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.error: Exception | None = None
+        self.loop = asyncio.get_running_loop()
+
+    def status(self) -> ServiceStatus:
+        assert asyncio.get_running_loop() is self.loop
+        return STATUS
+
+    async def runs(self, limit: int = 50) -> Sequence[RunRecord]:
+        if self.error is not None:
+            raise self.error
+        return [RECORD]
+
+    async def run(self, run_id: str) -> RunRecord:
+        return self._answer("run", run_id)
+
+    async def start_run(
+        self, kind: RunKind, *, cause: RunCause, owner: str, is_dry_run: bool = False, options: Mapping[str, Any] = {}
+    ) -> RunRecord:
+        return self._answer("start", kind, cause, owner)
+
+    async def cancel_run(self, run_id: str, *, owner: str) -> RunRecord:
+        return self._answer("cancel", run_id, owner)
+
+    async def pause_run(self, run_id: str, *, owner: str) -> RunRecord:
+        return self._answer("pause", run_id, owner)
+
+    async def resume_run(self, run_id: str, *, owner: str) -> RunRecord:
+        return self._answer("resume", run_id, owner)
+
+    async def wait_changed(self, run_id: str, seen: RunRecord) -> RunRecord:
+        return self._answer("wait", run_id)
+
+    def _answer(self, *asked: Any) -> RunRecord:
+        self.asked.append(asked)
+        if self.error is not None:
+            raise self.error
+        return RECORD
+
+
+def actions(control: FakeControl) -> LoopActions:
+    return LoopActions(control, asyncio.get_running_loop(), SystemClock(), "http://h/reports")
+
+
+async def elsewhere(call: Callable[[], T]) -> T:
+    """As a thread of the JVM calls."""
+    return await asyncio.to_thread(call)
+
+
+async def test_what_people_press_reaches_the_service_with_who_they_are() -> None:
+    control = FakeControl()
+    tab = actions(control)
+    started = await elsewhere(lambda: tab.run("bookies", "ann", "10.0.0.1"))
+    assert (started.outcome, started.run_id) == (ActionOutcome.ACCEPTED, "r1")
+    for press in (tab.cancel, tab.pause, tab.resume):
+        answer = await elsewhere(lambda press=press: press("r1", "", "10.0.0.1"))  # type: ignore[misc]
+        assert answer.outcome is ActionOutcome.ACCEPTED
+    assert control.asked == [
+        ("start", RunKind.BOOKIES, RunCause.SPARK_UI, "ann from 10.0.0.1"),
+        ("cancel", "r1", "anonymous from 10.0.0.1"),
+        ("pause", "r1", "anonymous from 10.0.0.1"),
+        ("resume", "r1", "anonymous from 10.0.0.1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (RunBusyError(RunKind.BOOKIES, "r0", "h:2"), ActionOutcome.BUSY),
+        (NotLeaderError("h:8080"), ActionOutcome.REFUSED),
+        (RunOverError("run r1 is over"), ActionOutcome.REFUSED),
+        (UnknownRunError("there is no run r1"), ActionOutcome.UNKNOWN),
+        (StoreUnavailableError("no answer"), ActionOutcome.UNAVAILABLE),
+    ],
+)
+async def test_refusals_are_answers(error: Exception, outcome: ActionOutcome) -> None:
+    control = FakeControl()
+    control.error = error
+    tab = actions(control)
+    answer = await elsewhere(lambda: tab.run("bookies", "", "h"))
+    assert answer.outcome is outcome
+    assert answer.text
+
+
+async def test_an_unknown_kind_is_not_asked_for() -> None:
+    control = FakeControl()
+    tab = actions(control)
+    assert (await elsewhere(lambda: tab.run("everything", "", "h"))).outcome is ActionOutcome.UNKNOWN
+    assert control.asked == []
+
+
+async def test_the_page_shows_the_service_also_while_the_store_is_away() -> None:
+    control = FakeControl()
+    tab = actions(control)
+    for error in (None, StoreUnavailableError("no answer")):
+        control.error = error
+        state = await elsewhere(tab.snapshot)
+        assert state.runs == [RunView(RECORD, "http://h/reports/r1/")]
+        assert state.backlog == [BacklogRow("critical", 2, 10, 3), BacklogRow("unreadable", 1)]
+        assert KindRow("bookies", False, "run r1 is under way") in state.kinds
+        assert KindRow("replicas", True, "", 77) in state.kinds
+        assert [fact.value for fact in state.facts if fact.is_bad] == ["bk1:1"]

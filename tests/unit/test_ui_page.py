@@ -1,0 +1,185 @@
+"""The tab's page as text: complete, escaped, and without buttons for those who may not press them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from spark_jobs.ui.page import PageView, render_notice, render_page
+from spark_jobs.ui.port import BacklogRow, Fact, KindRow, RunView, TabState
+from spark_jobs.ui.settings import TabSettings
+from spark_jobs.ui.words import moment, size, span
+
+NOW_MS = 1_795_200_000_000
+RECORD = RunRecord(
+    "20261120T101500Z-0a1b2c",
+    RunKind.BOOKIES,
+    RunCause.SCHEDULE,
+    "auditor-0",
+    "host:1",
+    RunState.DONE,
+    started_ms=NOW_MS - 60_000,
+    updated_ms=NOW_MS - 30_000,
+    finished_ms=NOW_MS - 30_000,
+    verdict="clean",
+)
+STATE = TabState(
+    NOW_MS,
+    (Fact("Leader", "auditor-0"), Fact("Brake", "holds", is_bad=True)),
+    (KindRow("bookies"), KindRow("placement", is_startable=False, why_not="no topology is known")),
+    (BacklogRow("below_write_quorum", 7, 3 << 30, NOW_MS - 90_000),),
+    (RunView(RECORD, "https://auditor/reports/1"),),
+)
+VIEW = PageView(STATE, TabSettings(), NOW_MS, token="t" * 32)
+
+VOID = {"meta", "input"}
+ALLOWED = VOID | {
+    *("a", "ul", "li", "strong", "span", "div", "p", "h4", "small"),
+    *("table", "thead", "tbody", "tr", "th", "td", "form", "button"),
+}
+
+
+class Reader(HTMLParser):
+    """Keeps what a browser would see: elements, their attributes, and text; notes what does not nest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def running(**changes: object) -> PageView:
+    record = replace(RECORD, state=RunState.RUNNING, finished_ms=0, verdict="", **changes)  # type: ignore[arg-type]
+    return replace(VIEW, state=replace(STATE, runs=(RunView(record),)))
+
+
+def targets(page: str) -> list[str | None]:
+    return [attributes["action"] for tag, attributes in read(page).elements if tag == "form"]
+
+
+def test_everything_is_shown() -> None:
+    page = read(render_page(VIEW))
+    for words in ("auditor-0", "holds", "below write quorum", "3.0 GiB", "90 s ago", "clean", "no topology is known"):
+        assert words in page.text
+    assert ("a", {"href": "https://auditor/reports/1", "rel": "noopener"}) in page.elements
+
+
+def test_buttons_carry_the_token_and_post_to_the_servlet() -> None:
+    page = read(render_page(replace(VIEW, base="/proxy/app-1")))
+    forms = [attributes for tag, attributes in page.elements if tag == "form"]
+    assert [form["action"] for form in forms] == ["/proxy/app-1/auditor/api/v1/runs"]
+    assert all(form["method"] == "post" for form in forms)
+    hidden = {a["name"]: a["value"] for tag, a in page.elements if tag == "input"}
+    assert hidden == {"token": "t" * 32, "kind": "bookies"}
+
+
+def test_a_run_that_goes_on_can_be_held_and_cancelled() -> None:
+    run = f"/auditor/api/v1/runs/{RECORD.run_id}"
+    assert targets(render_page(running()))[1:] == [f"{run}/pause", f"{run}/cancel"]
+    paused = running()
+    assert paused.state is not None
+    record = replace(paused.state.runs[0].record, state=RunState.PAUSED)
+    paused = replace(paused, state=replace(STATE, runs=(RunView(record),)))
+    assert targets(render_page(paused))[1:] == [f"{run}/resume", f"{run}/cancel"]
+
+
+def test_a_run_that_goes_on_shows_how_far_it_is() -> None:
+    page = render_page(running(done=5, total=10, phase="checking", updated_ms=NOW_MS))
+    assert "running: checking 5/10, about 60 s left" in read(page).text
+    assert "width: 50%" in page
+    assert "width: 100%" in render_page(running(done=15, total=10))
+
+
+def test_who_may_not_press_sees_why_and_no_token() -> None:
+    page = render_page(replace(running(), no_buttons="switched off", token=""))
+    assert targets(page) == []
+    assert "switched off" in page
+
+
+def test_the_page_loads_again_soon_while_a_run_goes_on() -> None:
+    def refresh(view: PageView) -> str | None:
+        return next(a["content"] for tag, a in read(render_page(view)).elements if tag == "meta")
+
+    assert refresh(VIEW) == "30; url=/auditor/"
+    assert refresh(replace(running(), base="/p")) == "2; url=/p/auditor/"
+    assert refresh(PageView(None, TabSettings(), NOW_MS, trouble="no answer")) == "2; url=/auditor/"
+
+
+def test_trouble_is_shown_beside_the_last_known_state() -> None:
+    page = read(render_page(replace(VIEW, trouble="no answer")))
+    assert "no answer" in page.text
+    assert "auditor-0" in page.text
+    assert "no answer" in read(render_page(PageView(None, TabSettings(), NOW_MS, trouble="no answer"))).text
+
+
+@pytest.mark.parametrize("link", ["javascript:alert(1)", "//evil.example.com"])
+def test_a_report_that_is_no_address_is_no_link(link: str) -> None:
+    page = read(render_page(replace(VIEW, state=replace(STATE, runs=(RunView(RECORD, link),)))))
+    assert [tag for tag, _ in page.elements if tag == "a"] == []
+
+
+HOSTILE = st.one_of(
+    st.sampled_from(["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "' onmouseover='x", "\udcff\x00"]),
+    st.text(max_size=20),
+    st.text(alphabet="<>\"'&=/ abc", max_size=30),
+)
+
+
+@given(HOSTILE, HOSTILE, HOSTILE)
+def test_no_value_becomes_markup(first: str, second: str, third: str) -> None:
+    record = replace(RECORD, run_id=first, owner=second, verdict=third, detail=first, phase=second)
+    state = TabState(
+        NOW_MS,
+        (Fact(first, second),),
+        (KindRow(first, is_startable=False, why_not=second), KindRow(third)),
+        (BacklogRow(first, 1), BacklogRow(third, 1)),
+        (RunView(record, second), RunView(replace(record, state=RunState.RUNNING))),
+    )
+    page = render_page(PageView(state, TabSettings(), NOW_MS, trouble=first, last_request=third, token=second))
+    page.encode()
+    seen = read(page)
+    assert {tag for tag, _ in seen.elements} <= ALLOWED
+    assert not any(name.startswith("on") for _, attributes in seen.elements for name in attributes)
+
+
+def test_a_notice_is_escaped() -> None:
+    assert "<script>" not in render_notice("<script>", "<script>", "")
+
+
+def test_times_spans_and_sizes_read_well() -> None:
+    assert moment(0) == moment(1 << 60) == ""
+    assert moment(1_795_200_000_000) == "2026-11-20 18:40:00 UTC"
+    assert [span(ms) for ms in (-1, 400, 12_000, 200_000, 7_500_000, 360_000_000)] == [
+        "0.0 s",
+        "0.4 s",
+        "12 s",
+        "3 min",
+        "2 h 5 min",
+        "4 d 4 h",
+    ]
+    assert [size(count) for count in (0, 1023, 1536, 1 << 60)] == ["0 B", "1023 B", "1.5 KiB", "1024.0 PiB"]
