@@ -106,7 +106,7 @@ def run_one_shot(
             record = replace(started, state=state, exit_code=stopped.exit_code, detail=str(stopped))
             raise stopped from error
         except BkhealError as error:
-            record = replace(record, detail=str(error))
+            record = replace(record, exit_code=exit_code_of(error), detail=str(error))
             raise
         finally:
             over = replace(record, finished_ms=clock.epoch_ms())

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -60,11 +62,25 @@ def spark_session(settings: SessionSettings | None = None) -> Iterator[SparkSess
         builder = SparkSession.Builder().appName(settings.app_name)
         for name, value in spark_conf(settings, str(log_settings)).items():
             builder = builder.config(name, value)
-        session = builder.getOrCreate()
+        session = _in_thread(builder.getOrCreate)
         try:
             yield session
         finally:
             session.stop()
+
+
+def _in_thread(start: Callable[[], SparkSession]) -> SparkSession:
+    """In the main thread Spark would install a handler of Ctrl-C that breaks whatever call to the JVM is under way."""
+    future: Future[SparkSession] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(start())
+        except BaseException as error:  # noqa: BLE001  # the boundary of a thread; it is raised to who waits
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="spark start", daemon=True).start()
+    return future.result()
 
 
 def spark_conf(settings: SessionSettings, log_settings_path: str) -> Mapping[str, str]:

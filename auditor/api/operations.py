@@ -12,6 +12,7 @@ from typing import Final
 from auditor.api.port import BookieState, BookieView, TaskPage, TaskState, TaskView
 from auditor.api.snapshot import Snapshot
 from bookie.metadata.cluster import Cluster
+from bookie.metadata.drains import Drains
 from bookie.metadata.ledgers import LedgerStore, Unreadable, Versioned
 from bookie.metadata.own_state import ParkedTask, ParkedTasks
 from bookie.metadata.port import MetadataStore
@@ -53,6 +54,7 @@ class StoreOperations:
         self._registrations = Registrations(store, cluster)
         self._ledgers = LedgerStore(store, cluster, random.SystemRandom())
         self._parked = ParkedTasks(store, cluster.root)
+        self._drains = Drains(store, cluster.root)
         self._transport = transport
         self._marks = Snapshot(self._read_marks, _MARKS_KEPT_S, clock)
         self._bookies = Snapshot(self._read_bookies, _FIGURES_KEPT_S, clock)
@@ -64,7 +66,8 @@ class StoreOperations:
         first = 0 if after is None else bisect_right(chosen, after, key=lambda task: task.ledger_id)
         page = chosen[first : first + limit]
         has_more = first + limit < len(chosen)
-        bookies = await self._registrations.list()
+        draining = (await self._drains.draining()).bookies
+        bookies = (await self._registrations.list()).with_draining(draining)
         found = await self._ledgers.read_many([task.ledger_id for task in page])
         views = [_view(task, ledger, marks, bookies) for task, ledger in zip(page, found, strict=True)]
         return TaskPage(views, page[-1].ledger_id if has_more else None, len(chosen))
@@ -134,7 +137,7 @@ class StoreOperations:
 
 
 def worst_fragment(metadata: LedgerMetadata, bookies: Bookies) -> FragmentHealth | None:
-    """Verdict on the fragment that is closest to loss; None where every member of each is registered."""
+    """Verdict on the fragment that is closest to loss; None where every member of each is registered and stays."""
     worst: FragmentHealth | None = None
     for index, fragment in enumerate(metadata.fragments):
         health = fragment_health(
@@ -143,6 +146,7 @@ def worst_fragment(metadata: LedgerMetadata, bookies: Bookies) -> FragmentHealth
             metadata.ack_quorum,
             fragment.first_entry_id,
             metadata.fragment_last_entry_id(index),
+            [member in bookies.draining for member in fragment.members],
         )
         if health.severity is None:
             continue

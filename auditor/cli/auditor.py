@@ -87,9 +87,9 @@ def auditor(
     Look at http://127.0.0.1:8080/status, start a run with `curl -X POST`, or use the tab Auditor in Spark's UI.
     Liveness is /livez, readiness /readyz, metrics /metrics.
 
-    Exit codes: 0 stopped as asked, 1 an address is taken, 70 Spark is gone or does not start (start this again), 78 wrong
-    configuration or no BookKeeper cluster there. ZooKeeper being away ends nothing: the auditor waits and goes on by
-    itself.
+    Exit codes: 0 stopped as asked, 1 an address is taken, 70 Spark is gone or does not start (start this again),
+    78 wrong configuration or no BookKeeper cluster there. ZooKeeper being away ends nothing: the auditor waits and
+    goes on by itself.
     """
     from auditor.service.main import run_auditor
     from auditor.service.settings import ServiceSettings

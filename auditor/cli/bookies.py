@@ -49,15 +49,19 @@ def init(uri: MetadataUriOption = None, config: ConfigOption = None) -> None:
 
 async def _bookies(uri: str) -> list[dict[str, Any]]:
     from bookie.client.connect import connect
+    from bookie.metadata.drains import Drains
 
     async with await connect(uri) as client:
         registered = await client.ports.registrations.list()
         known = await client.ports.registrations.known() | registered.registered
+        drains = await Drains(client.store, client.cluster.root).read()
 
         async def row(bookie: Any) -> dict[str, Any]:
             state = "writable" if bookie in registered.writable else "read-only"
             if bookie not in registered.registered:
                 state = "down"
+            elif bookie in drains:
+                state = "draining"
             info = await client.ports.registrations.service_info(bookie) if state != "down" else None
             endpoint = info.endpoints[0] if info and info.endpoints else None
             reply = await client.ports.transport.info(bookie, _INFO_TIMEOUT_S) if state != "down" else None

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from auditor.service.backlog_thread import CountsApart, Open
 from auditor.service.events import EventFanout
 from auditor.service.faces import Face, MetricsEvents, faces_on, wired_faces
 from auditor.service.metrics import AuditorMetrics
@@ -21,7 +22,7 @@ from auditor.service.service import AuditorService, Connect, Connection, Service
 from auditor.service.settings import ServiceSettings
 from auditor.service.spark_runner import Spark, SparkHolder, SparkRunner, session_settings
 from auditor.service.spark_tab import SparkTab
-from bookie.metadata.cluster import NotAClusterError, open_cluster
+from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
 from bookie.metadata.uri import parse_uri
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.run import RunRecord, RunState
@@ -62,6 +63,7 @@ async def run_auditor(settings: ServiceSettings) -> int:
     spark_watch = SparkWatch(holder, stop)
     metrics = AuditorMetrics(installed_version(), clock, has_apache_names=settings.compat_metrics)
     host = socket.gethostname()
+    counter = CountsApart(_session_of(settings), clock)
     ports = ServicePorts(
         runner=SparkRunner(holder, settings),
         events=EventFanout((MetricsEvents(metrics), spark_watch)),
@@ -69,6 +71,7 @@ async def run_auditor(settings: ServiceSettings) -> int:
         rng=random.SystemRandom(),
         name=f"{host}:{settings.http_port or os.getpid()}",
         process=f"{host}:{os.getpid()}",
+        counter=counter,
         prepare=holder.get,
     )
     service = AuditorService(settings, ports)
@@ -82,7 +85,7 @@ async def run_auditor(settings: ServiceSettings) -> int:
         await cancel(watching)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SPARK_STOP_DEADLINE_S):
-                await holder.stop()
+                await asyncio.gather(holder.stop(), counter.close())
     return ExitCode.BROKEN if spark_watch.is_gone else code
 
 
@@ -167,6 +170,18 @@ def _connect_to(settings: ServiceSettings) -> Connect:
             raise
 
     return connect
+
+
+def _session_of(settings: ServiceSettings) -> Open:
+    """Another session for the counter of the backlog."""
+    uri = parse_uri(settings.metadata_uri)
+
+    async def open_session(stack: contextlib.AsyncExitStack) -> tuple[ZooKeeperStore, Cluster]:
+        store = await ZooKeeperStore.connect(uri.hosts)
+        stack.push_async_callback(store.close)
+        return store, await open_cluster(store, uri)
+
+    return open_session
 
 
 def _tab_settings(settings: ServiceSettings) -> TabSettings:

@@ -10,9 +10,8 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
-from auditor.service.backlog import BacklogCounter
 from auditor.service.control import Backlog
 from bookie.metadata.runs import Runs
 from bookie.metadata.session import Signal, waiting_for
@@ -25,7 +24,7 @@ _log = logging.getLogger(__name__)
 RUNS_READ: Final = 100
 """The newest; enough that each kind's last run is among them, unless another kind runs very often."""
 _REST_FACTOR: Final = 3.0
-"""Of the time that counting takes: a million marked ledgers take minutes, on the loop that the election needs too."""
+"""Of the time that counting takes: a million marked ledgers take minutes, of the store's time as well."""
 _REST_S_MAX: Final = 120.0
 """Figures older than some minutes raise an alert."""
 
@@ -42,11 +41,19 @@ class History:
     paused_kinds: Sequence[RunKind] = ()
 
 
+class CountsBacklog(Protocol):
+    """Where the backlog comes from."""
+
+    async def count(self) -> Backlog:
+        """Count everything that is marked now. Raises StoreUnavailableError."""
+        ...
+
+
 class Overview:
     """See the module docstring."""
 
     def __init__(
-        self, runs: Runs, counter: BacklogCounter, clock: Clock, *, is_leader: Callable[[], bool], interval_s: float
+        self, runs: Runs, counter: CountsBacklog, clock: Clock, *, is_leader: Callable[[], bool], interval_s: float
     ) -> None:
         self._runs = runs
         self._counter = counter

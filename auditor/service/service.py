@@ -15,21 +15,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from auditor.service.backlog import BacklogCounter
+from auditor.service.backlog_thread import backlog_counter
 from auditor.service.bookie_watch import SETTLE_SESSIONS, BookieWatch, ClusterSeen, WatchPorts
 from auditor.service.control import Backlog, NotLeaderError, RunBusyError, ServiceStatus, UnknownRunError
 from auditor.service.events import ServiceEvents
-from auditor.service.overview import History, Overview
+from auditor.service.overview import CountsBacklog, History, Overview
 from auditor.service.run_gate import Stop
 from auditor.service.run_manager import CONFIGURATION_EXIT, CheckRunner, RunManager, RunOutcome
 from auditor.service.schedule import Schedule, Scheduler, period_s
 from auditor.service.settings import ServiceSettings
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.drains import Drains
 from bookie.metadata.election import Election, Leadership
 from bookie.metadata.first_seen_down import FirstSeenDown
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.own_state import ParkedTasks
 from bookie.metadata.port import MetadataStore, StoreUnavailableError
 from bookie.metadata.registration import Registrations
 from bookie.metadata.runs import Runs
@@ -103,6 +100,8 @@ class ServicePorts:
     """In run records: host and process id."""
     make_scheduler: MakeScheduler | None = None
     """None: the machine's time."""
+    counter: CountsBacklog | None = None
+    """None: counts on the service's own session and loop, which is for small backlogs."""
     prepare: Callable[[], Awaitable[object]] | None = None
     """Called when this process begins to lead: start what takes long."""
 
@@ -402,15 +401,7 @@ class AuditorService:
         runs = Runs(store, cluster.root)
         manager = RunManager(runs, election, ports.runner, process=ports.process, clock=ports.clock, rng=ports.rng)
         registrations, tasks = Registrations(store, cluster), UnderReplication(store, cluster, ports.clock)
-        ledgers = LedgerStore(store, cluster, ports.rng)
-        counter = BacklogCounter(
-            tasks,
-            ledgers,
-            registrations,
-            ParkedTasks(store, cluster.root),
-            ports.clock,
-            Drains(store, cluster.root),
-        )
+        counter = ports.counter or backlog_counter(store, cluster, ports.clock)
         overview = Overview(
             runs, counter, ports.clock, is_leader=election.is_leader, interval_s=settings.backlog_interval_s
         )

@@ -184,6 +184,8 @@ def _contradictions(settings: ServiceSettings) -> Iterator[str]:
         yield "ui_trigger_enabled needs ui_enabled"
     if settings.ui_allow_anonymous and settings.ui_host not in (LOOPBACK, "localhost", "::1"):
         yield f"ui_allow_anonymous is for a loopback ui_host, not {settings.ui_host}: anybody there could start runs"
+    if settings.ui_allow_anonymous and settings.spark_master and not settings.spark_master.startswith("local"):
+        yield f"ui_allow_anonymous is for a local Spark master, not {settings.spark_master}: its UI listens everywhere"
     if settings.ui_proxy_base and not settings.ui_proxy_base.startswith("/"):
         yield f"ui_proxy_base = {settings.ui_proxy_base!r} is no path: begin it with a slash"
     if settings.http_port == settings.grpc_port != 0 and settings.http_host == settings.grpc_host:

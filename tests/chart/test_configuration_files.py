@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import Result
 
+from bookie.runtime.settings import ConfigurationError
 from tests.chart.rendering import VALUES, load_values, pods, release
 
 
@@ -28,7 +30,15 @@ def test_files_are_valid(name: str, tmp_path: Path) -> None:
         path = tmp_path / key
         path.write_text(text)
         done = CliRunner().invoke(app, ["config", "validate", "--config", str(path)])
-        assert done.exit_code == 0, (done.output, done.exception)
+        assert problems_here(done) == [], done.output
+
+
+def problems_here(done: Result) -> list[str]:
+    """What is wrong with a file, but that secrets and maps which a pod mounts are not on this machine."""
+    if done.exception is None or isinstance(done.exception, SystemExit):
+        return [] if done.exit_code == 0 else [done.output]
+    assert isinstance(done.exception, ConfigurationError)
+    return [problem for problem in done.exception.problems if "there is no file /etc/bkheal" not in problem]
 
 
 @pytest.mark.parametrize("name", VALUES)

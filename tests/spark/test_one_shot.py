@@ -101,6 +101,13 @@ def test_a_kind_that_is_under_way_is_busy_and_says_by_whom(
     place.do(lease.release())
 
 
+def test_the_record_of_a_run_that_failed_has_the_exit_code_of_the_process(place: Place, running: None) -> None:
+    assert audit_module.main(arguments(place, "--kind", "placement")) == ExitCode.CONFIGURATION
+    (record,) = place.do(runs_of(place).list(9))
+    assert (record.state, record.exit_code) == (RunState.FAILED, ExitCode.CONFIGURATION)
+    assert "topology" in record.detail
+
+
 def test_a_run_waits_for_its_turn(place: Place, running: None) -> None:
     runs = runs_of(place)
     lease = place.do(runs.acquire(RunKind.BOOKIES, "the-other-run", "elsewhere:1"))

@@ -131,3 +131,13 @@ def test_the_document_is_fresh(tmp_path: Path) -> None:
     made = tmp_path / "configuration.md"
     subprocess.run([sys.executable, str(script), "--out", str(made)], check=True, timeout=60, cwd=ROOT)
     assert made.read_text() == (ROOT / "docs" / "configuration.md").read_text(), f"run: python {script.name}"
+
+
+def test_validate_finds_what_the_auditor_would_refuse_to_start_with(tmp_path: Path) -> None:
+    path = tmp_path / "bkheal.toml"
+    path.write_text('[auditor]\nbookies_schedule = "daily"\nhttp_port = 99999\n')
+    result = CliRunner().invoke(bkheal, ["config", "validate", "--config", str(path)])
+    assert isinstance(result.exception, ConfigurationError)
+    assert ["'daily' is no schedule" in each or "http_port" in each for each in result.exception.problems] == [True] * 2
+    path.write_text('[auditor]\nbookies_schedule = "1h"\n')  # the URI may come from the environment
+    assert CliRunner().invoke(bkheal, ["config", "validate", "--config", str(path)]).exit_code == 0

@@ -11,6 +11,7 @@ import pytest
 from auditor.service.backlog import BacklogCounter
 from auditor.service.control import Backlog, NotLeaderError
 from auditor.service.overview import Overview
+from auditor.service.service import Connection
 from auditor.service.spark_runner import UnknownOptionError
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import StoreUnavailableError
@@ -119,3 +120,27 @@ async def test_a_scheduled_run_that_is_configured_wrongly_is_not_tried_before_it
     await asyncio.sleep(3600)
     assert [record.exit_code for record in auditor.counted.ended] == [78]
     await world.close()
+
+
+@in_virtual_time
+async def test_who_is_asked_to_stop_does_not_wait_for_a_store_that_does_not_answer() -> None:
+    world = await World.create()
+    auditor = await world.auditor()
+    await auditor.stop()
+    ended: list[str] = []
+
+    async def silent() -> Connection:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("connecting")
+        raise AssertionError
+
+    stop = asyncio.Event()
+    serving = guarded("serving", auditor.service.serve(silent, stop))
+    await asyncio.sleep(60)
+    assert not serving.done()
+    stop.set()
+    async with asyncio.timeout(0.1):
+        await serving
+    assert ended == ["connecting"]
