@@ -79,7 +79,7 @@ class PlacementRun:
         if not topology.locations:
             raise NoTopologyError(
                 "nothing says where bookies stand, so no placement can be judged: write a topology file and give it "
-                "as topology_file, or store the topology in ZooKeeper"
+                "with --topology-file, or store the topology in ZooKeeper"
             )
         bookies = self._cluster.bookies()
         known = cookies | bookies.registered

@@ -68,7 +68,7 @@ def find(report_dir: Path, name: str) -> RunSummary:
     if not found:
         what = "holds no report" if name == LATEST else f"holds no report of a run {name!r}"
         raise NoSuchReportError(
-            f"{report_dir.absolute()} {what}; `bkheal audit` writes one, --report-dir names another place"
+            f"{report_dir.absolute()} {what}; `bkheal audit run` writes one, --report-dir names another place"
         )
     if name != LATEST and not exact and len(found) > 1:
         some = ", ".join(str(document["run_id"]) for document in found[:4])

@@ -11,12 +11,13 @@ from bookie.runtime.settings import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """PEM files of a listening side. They are read again when they change."""
+    """PEM files of a listening side. Certificate and key are read again when they change."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
-    """Clients must show a certificate that one of these signed; None: they need none."""
+    """Clients must show a certificate that one of these signed; None: they need none. HTTP reads it at the start only:
+    an authority cannot be taken out of a context that serves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def list_reports(
         print_json("AuditReportList", items=[_brief(run) for run in runs])
         return
     if not runs:
-        print_line(f"no reports in {report_dir.absolute()}; `bkheal audit` writes one")
+        print_line(f"no reports in {report_dir.absolute()}; `bkheal audit run` writes one")
         return
     print_table(
         ("RUN", "CHECK", "VERDICT", "FINISHED", "TOOK", "LEDGERS", "FOUND", "MARKED"),

@@ -8,8 +8,9 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ LOST_BOOKIE_DELAY_S: Final = 5
 _READY_DEADLINE_S: Final = 60.0
 _SPARK_DEADLINE_S: Final = 120.0
 _STOP_GRACE_S: Final = 20.0
+_LOOK_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,14 @@ class DemoSettings:
     http_port: int = 8080
     ui_port: int = 4040
     keep: Path | None = None
+
+
+@dataclass(slots=True)
+class _Service:
+    """A process, and how to start it again."""
+
+    start: Callable[[], ManagedProcess]
+    process: ManagedProcess
 
 
 async def demo(settings: DemoSettings, display: Display) -> None:
@@ -57,20 +67,23 @@ async def demo(settings: DemoSettings, display: Display) -> None:
                 step.total(len(specs))
                 written = await write_and_close(client, specs, lambda _: step.advance())
                 step.result.count = f"{len(written)} ledgers"
-            async with _service(cluster, client, settings, display) as line:
+            async with _service(cluster, client, settings, display) as (line, processes):
                 _tell(cluster, settings, line, display)
-                await asyncio.Event().wait()
+                await _keep_running(processes, display)
 
 
 @contextlib.asynccontextmanager
 async def _service(
     cluster: EmbeddedCluster, client: ConnectedBookKeeper, settings: DemoSettings, display: Display
-) -> AsyncIterator[str]:
-    """The auditor with its tab, and the replicators; yields the auditor's ready line."""
+) -> AsyncIterator[tuple[str, list[_Service]]]:
+    """The auditor with its tab, and the replicators; yields the auditor's ready line, and all of them."""
     await client.ports.tasks.initialize()
     await client.ports.tasks.set_lost_bookie_delay_s(LOST_BOOKIE_DELAY_S)
-    processes = [_start_auditor(cluster, settings), *(_start_replicator(cluster, n + 1) for n in range(REPLICATORS))]
+    starts = [partial(_start_auditor, cluster, settings)]
+    starts += [partial(_start_replicator, cluster, number + 1) for number in range(REPLICATORS)]
+    services = [_Service(start, start()) for start in starts]
     try:
+        processes = [service.process for service in services]
         with display.step(f"start the auditor with Spark, and {REPLICATORS} replicators") as step:
             ready = await processes[0].wait_for_line(r"^(auditor ready on .*)$", _READY_DEADLINE_S)
             for process in processes[1:]:
@@ -79,9 +92,19 @@ async def _service(
                 lambda: _listens(settings.ui_port), f"Spark's UI on port {settings.ui_port}", _SPARK_DEADLINE_S
             )
             step.result.count = f"{len(processes)} processes"
-        yield ready[1]
+        yield ready[1], services
     finally:
-        await asyncio.gather(*(process.stop(_STOP_GRACE_S) for process in processes))
+        await asyncio.gather(*(service.process.stop(_STOP_GRACE_S) for service in services))
+
+
+async def _keep_running(services: Sequence[_Service], display: Display) -> None:
+    """Start again what ends, as an operator's machine would; whoever plays here kills everything once."""
+    while True:
+        for service in services:
+            if (code := service.process.exit_code) is not None:
+                display.line(f"{service.process.name} ended with exit code {code} and is started again")
+                service.process = service.start()
+        await asyncio.sleep(_LOOK_S)
 
 
 def _start_auditor(cluster: EmbeddedCluster, settings: DemoSettings) -> ManagedProcess:

@@ -12,7 +12,6 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from auditor.service.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
@@ -27,6 +26,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.gate import RunStoppedError
 from spark_jobs.progress import Phase, ProgressEvent
+from spark_jobs.run_id import new_run_id
 
 _log = logging.getLogger(__name__)
 
@@ -432,8 +432,3 @@ def exit_code_of(error: Exception) -> int:
     if isinstance(error, TransientError):
         return STORE_EXIT
     return CONFIGURATION_EXIT if isinstance(error, PermanentError) else FAILED_EXIT
-
-
-def new_run_id(now_ms: int, rng: random.Random) -> str:
-    """Sorts by time; the suffix tells apart runs of one second."""
-    return f"{datetime.fromtimestamp(now_ms / 1000, UTC):%Y%m%dT%H%M%SZ}-{rng.randrange(1 << 24):06x}"

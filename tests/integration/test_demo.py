@@ -53,7 +53,6 @@ def demo() -> Iterator[Demo]:
     programs()
     command = [sys.executable, "-m", "auditor.cli.main", "demo", "--http-port", "0", "--ui-port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
-    children: list[psutil.Process] = []
     try:
         assert process.stdout is not None
         lines: list[str] = []
@@ -62,9 +61,9 @@ def demo() -> Iterator[Demo]:
             assert line, "".join(lines)
             lines.append(line)
             assert len(lines) < TOLD_LINES_MAX
-        children = psutil.Process(process.pid).children(recursive=True)
         yield Demo(process, "".join(lines))
     finally:
+        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         process.terminate()
         try:
             code = process.wait(DEADLINE_S)
@@ -118,3 +117,11 @@ def test_a_person_starts_an_audit_and_sees_a_lost_bookie_healed(demo: Demo, brow
         metrics = answer.read().decode()
     assert 'bkheal_bookies{state="lost"} 1.0' in metrics
     assert "bkheal_time_to_detect_seconds_count 1.0" in metrics
+
+    parent = psutil.Process(demo.process.pid)
+    living = [child for child in parent.children() if child.status() != psutil.STATUS_ZOMBIE]
+    (auditor,) = (child for child in living if "auditor" in child.cmdline())
+    auditor.kill()
+    WebDriverWait(browser, DEADLINE_S, poll_frequency=0.5, ignored_exceptions=(OSError,)).until(
+        lambda _: demo.status()["process"].rpartition(":")[2] not in ("", str(auditor.pid))
+    )

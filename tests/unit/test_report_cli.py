@@ -72,7 +72,7 @@ def test_a_page_is_opened_and_its_path_printed(reports: Path, monkeypatch: pytes
 
 
 def test_errors_say_what_to_do(reports: Path, tmp_path: Path) -> None:
-    assert "`bkheal audit` writes one" in bkheal("list", reports=tmp_path)
+    assert "`bkheal audit run` writes one" in bkheal("list", reports=tmp_path)
     for command in (("show",), ("diff",), ("open",)):
         with pytest.raises(BkhealError, match="holds no report"):
             bkheal(*command, reports=tmp_path)
