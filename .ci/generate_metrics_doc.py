@@ -41,6 +41,8 @@ counters and histograms begin at 0 with each process.
 
 A run outside the service (`bkheal audit run`) can leave the `bkheal_audit_last_*` metrics of its kind in a file for
 node-exporter, or at a Pushgateway under the job `bkheal_audit`, grouped by `cluster` and `kind`.
+While it lasts, `--http-port` serves `bkheal_audit_running`, `bkheal_audit_running_seconds` and
+`bkheal_audit_progress_ratio` of its kind.
 
 """
 APACHE_TEXT = """\

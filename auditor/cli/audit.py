@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ from bookie.model.run import RunKind, RunRecord
 
 if TYPE_CHECKING:
     from spark_jobs.one_shot import OneShot
+    from spark_jobs.progress import ProgressEvent
 
 _REPORTS: Final = Path("reports")
 _CHECKS: Final = """
@@ -102,6 +104,8 @@ def run(
     tls_cert: opt.TlsCertOption = None,
     tls_key: opt.TlsKeyOption = None,
     reports_kept: opt.ReportsKeptOption = None,
+    http_port: opt.MetricsPortOption = None,
+    http_host: opt.MetricsHostOption = "127.0.0.1",
     metrics_file: opt.MetricsFileOption = None,
     pushgateway: opt.PushgatewayOption = None,
     cluster_name: opt.ClusterNameOption = "bookkeeper",
@@ -140,7 +144,8 @@ def run(
         reports_kept=reports_kept,
     )
     exported = _exporting(metrics_file, pushgateway, cluster_name)
-    _here(_shot(kind, settings, master=master, wait_s=patience_s), fail_on, output, exported)
+    with _scraped(kind, http_port, http_host) as told:
+        _here(_shot(kind, settings, master=master, wait_s=patience_s), fail_on, output, exported, told)
 
 
 app.command("list")(audit_runs.list_runs)
@@ -183,7 +188,28 @@ def _exporting(file: Path | None, gateway: str | None, cluster_name: str) -> Cal
     return export
 
 
-def _here(shot: OneShot, fail_on: str, output: OutputFormat, ended: Callable[[RunRecord], None] | None = None) -> None:
+@contextlib.contextmanager
+def _scraped(kind: RunKind, port: int | None, host: str) -> Iterator[Callable[[ProgressEvent], None]]:
+    """Serve metrics meanwhile, where a port is given; yields whom to tell of progress."""
+    from auditor.service.one_shot_metrics import OneShotMetrics, served
+    from bookie.runtime.clock import SystemClock
+    from bookie.runtime.status_server import StatusServerSettings
+    from bookie.runtime.version import installed_version
+
+    metrics = OneShotMetrics(kind, installed_version(), SystemClock())
+    with served(metrics, None if port is None else StatusServerSettings(port, host)) as bound:
+        if bound is not None:
+            sys.stderr.write(f"metrics on http://{host}:{bound}/metrics\n")
+        yield metrics.told
+
+
+def _here(
+    shot: OneShot,
+    fail_on: str,
+    output: OutputFormat,
+    ended: Callable[[RunRecord], None] | None = None,
+    told: Callable[[ProgressEvent], None] | None = None,
+) -> None:
     """Run in this process, and exit."""
     from spark_jobs.one_shot import exit_code_of, run_one_shot
     from spark_jobs.render import table
@@ -192,7 +218,13 @@ def _here(shot: OneShot, fail_on: str, output: OutputFormat, ended: Callable[[Ru
     if fail_on not in {level.value for level in FailOn}:
         raise typer.BadParameter(f"{fail_on!r}: use one of {', '.join(level.value for level in FailOn)}")
     try:
-        with shown_progress() as progress:
+        with shown_progress() as shown:
+
+            def progress(event: ProgressEvent) -> None:
+                shown(event)
+                if told is not None:
+                    told(event)
+
             result = run_one_shot(shot, progress, ended)
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None

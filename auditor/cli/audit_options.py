@@ -95,6 +95,20 @@ TlsCertOption: TypeAlias = Annotated[
 TlsKeyOption: TypeAlias = Annotated[
     Path | None, typer.Option(help="PEM file, with --tls-ca.", rich_help_panel=_REPLICAS, show_default=False)
 ]
+MetricsPortOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--http-port",
+        min=0,
+        max=65535,
+        help="Serve /metrics and probes on this port while the run lasts; 0 picks a free one.",
+        rich_help_panel=_METRICS,
+        show_default=False,
+    ),
+]
+MetricsHostOption: TypeAlias = Annotated[
+    str, typer.Option("--http-host", help="Address of that port.", rich_help_panel=_METRICS)
+]
 MetricsFileOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
