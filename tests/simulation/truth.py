@@ -399,7 +399,14 @@ class Truth:
         return sum(members[position] in holders for position in positions)
 
     def _lost(self, bookie: BookieId, ledger_id: LedgerId, entry_id: EntryId) -> bool:
-        """Whether an earlier disk of this bookie held the entry."""
+        """Whether an earlier disk of this bookie held the entry, and metadata still counts on the bookie.
+
+        A closed ledger that names it no more was moved off it: the denial is that of a bookie which has collected it,
+        and whoever asks by older metadata has to read that again first.
+        """
+        metadata = self.metadata.get(ledger_id)
+        if metadata is not None and metadata.is_closed and bookie not in metadata.members():
+            return False
         return bookie in self.of(ledger_id).holders[entry_id] and entry_id not in self.holds(bookie, ledger_id)
 
 
