@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 
 class Phase(enum.Enum):
-    """Phases of an audit, in their order; a scan is repeated when a bookie leaves meanwhile."""
+    """Phases of an audit. A bookie check marks before it writes its report, the others after; a scan is repeated when a
+    bookie leaves meanwhile.
+    """
 
     WAIT = "waiting for the end of another run"
     PLAN = "planning"
