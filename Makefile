@@ -51,8 +51,9 @@ spark-matrix: $(VENV)/.installed-dev ## Run the tests of the Spark UI tab with e
 	$(BIN)/python .ci/spark_matrix.py
 
 .PHONY: docs
-docs: $(VENV)/.installed-dev ## Generate docs/configuration.md, docs/metrics.md and the chart's table of values anew
+docs: $(VENV)/.installed-dev ## Generate docs/configuration.md, docs/metrics.md, the chart's schema and table of values
 	$(BIN)/python .ci/generate_configuration_doc.py
+	$(BIN)/python .ci/generate_chart_schema.py
 	$(BIN)/python .ci/generate_metrics_doc.py
 	$(BIN)/python -m tests.chart.values_table
 

@@ -30,9 +30,14 @@ Every option of a `bkheal` command takes its value from the first of these that 
 4. the default.
 
 The cluster itself is named once for all commands: `--metadata-uri`, `BKHEAL_METADATA_URI`, or `metadata_uri` at the
-top of the file. `bkheal config show` prints what is in force and where it comes from; `bkheal config validate` finds
-keys that no command knows and values of a wrong type. Passwords and tokens are never values of options: options name
-the files that hold them.
+top of the file. `bkheal config show` prints what is in force and where it comes from. Passwords and tokens are never
+values of options: options name the files that hold them.
+
+`bkheal config validate` tells every problem of a file at once: keys that no command knows, values of a wrong type or
+out of range, and what auditor, one-shot audits, replicators and bookies would refuse to start with, such as a
+certificate without its key, a file that is not there, or a bookie on an address that others reach without TLS. The
+rules are those of the commands themselves. It exits with 78 where it finds any. With `--output json` it lists them on
+standard output, for programs: `valid`, `problems`, `file`.
 
 ```toml
 metadata_uri = "zk+hierarchical://zk1:2181;zk2:2181;zk3:2181/ledgers"
@@ -51,6 +56,21 @@ bytes_per_second = 52428800
 
 Other variables: `LOG_FORMAT=json` makes every process log one JSON object a line; `BKHEAL_TOKEN` is the token that
 commands send to a running auditor; `JAVA_HOME` names the Java that Spark and the embedded ZooKeeper run on.
+
+## Changes while a process runs
+
+Auditors, replicators and bookies follow the file that they were started with. In the tables below, **live** options
+take a new value within five seconds, and at once at SIGHUP (`kill -HUP PID`); the others need a restart. The file may
+be written in place, replaced, or be a mounted ConfigMap (not by `subPath`, which Kubernetes never updates).
+
+- The order above stays: an option that a flag or a variable names does not follow the file, and the log says so
+  (`option does not follow the file`).
+- A key that is gone from the file means the default again.
+- A file that the command would not start with (not to be read, unknown keys, values out of range or in contradiction)
+  changes nothing. One line of the log tells every problem (`configuration file is refused, the old values stay`).
+- Each change is one line of the log with the option, its old and its new value: `option changed`, or `option needs a
+  restart`.
+- Without a file SIGHUP ends a process, and so does closing the terminal that it runs in.
 """
 
 
@@ -61,11 +81,12 @@ def document() -> str:
     for words, group in itertools.groupby(configured(root), key=lambda pair: pair[0]):  # type: ignore[arg-type]
         name = " ".join(words)
         parts.append(f"## bkheal {name}\n\nTable `[{'.'.join(words)}]`.\n")
-        rows = ["| key | default | variable | meaning |", "|---|---|---|---|"]
+        rows = ["| key | default | change | variable | meaning |", "|---|---|---|---|---|"]
         for _, setting in group:
             default = f"`{setting.default}`" if setting.default else ""
             text = setting.help.replace("|", "\\|").replace("\n", " ")
-            rows.append(f"| `{setting.key}` | {default} | `{setting.variable}` | {text} |")
+            effect = setting.takes_effect.value
+            rows.append(f"| `{setting.key}` | {default} | {effect} | `{setting.variable}` | {text} |")
         parts.append("\n".join(rows) + "\n")
     return "\n".join(parts)
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from bookie.model.spread import InvalidPolicyError, PlacementPolicy
 from bookie.runtime.http_options import add_http_options, http_settings
 from bookie.runtime.logs import setup_logging
-from bookie.runtime.settings import ConfigurationError, resolve_metadata_uri
-from bookie.wire.tls import TlsSettings
+from bookie.runtime.settings import ConfigurationError, read_config, resolve_metadata_uri
+from bookie.wire.security import SaslMechanism, SecurityFiles
 from replicator.main import ExitCode, run_replicator
 from replicator.settings import ReplicatorSettings
+
+_log = logging.getLogger(__name__)
+
+_TABLE: Final = "replicator"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,8 +29,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
     setup_logging(given.log_level)
-    if given.tls_ca is None and (given.tls_cert or given.tls_key):
-        parser.error("--tls-cert and --tls-key need --tls-ca")
     try:
         settings = ReplicatorSettings(
             metadata_uri=resolve_metadata_uri(given.metadata_uri, os.environ, given.config),
@@ -39,21 +43,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 given.min_racks, given.min_zones, given.min_regions, is_strict=given.strict_placement
             ),
             topology_file=given.topology_file,
-            tls=TlsSettings(given.tls_ca, given.tls_cert, given.tls_key) if given.tls_ca else None,
+            security=SecurityFiles(
+                given.tls_ca,
+                given.tls_cert,
+                given.tls_key,
+                given.sasl_username,
+                given.sasl_password_file,
+                SaslMechanism(given.sasl_mechanism),
+                given.frame_bytes_max,
+            ),
             http=http_settings(given),
             has_apache_metrics=given.compat_metrics,
         )
     except (ConfigurationError, InvalidPolicyError) as error:
         sys.stderr.write(f"{error}\n")
         return ExitCode.CONFIGURATION
+    _warn_of_options(given.config)
     return asyncio.run(run_replicator(settings))
+
+
+def _warn_of_options(flag_file: Path | None) -> None:
+    """Whoever names a file with options for replicators should not believe that they count here."""
+    if flag_file is not None and _TABLE in read_config(flag_file):
+        _log.warning(
+            "options in the configuration file do not count here, start `bkheal replicator` for that",
+            extra={"path": str(flag_file), "table": _TABLE},
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
     default = ReplicatorSettings("unused")
     parser = argparse.ArgumentParser(prog="python -m replicator", description="Repair ledgers that are marked for it.")
     parser.add_argument("--metadata-uri", help="the cluster, such as zk://host1:2181;host2:2181/ledgers")
-    parser.add_argument("--config", type=Path, help="configuration file that names the cluster")
+    parser.add_argument(
+        "--config", type=Path, help="file that names the cluster; see `bkheal replicator` for options in it"
+    )
     parser.add_argument("--ledgers-in-flight", type=int, default=default.ledgers_in_flight, help="default %(default)s")
     parser.add_argument(
         "--copy-bytes-per-second", type=int, default=default.copy_bytes_per_second, help="0 (default): unlimited"
@@ -80,6 +104,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tls-ca", type=Path, help="PEM file: bookies speak TLS, with certificates that it signed")
     parser.add_argument("--tls-cert", type=Path, help="PEM file: this side's certificate, with --tls-ca")
     parser.add_argument("--tls-key", type=Path, help="PEM file: its key")
+    parser.add_argument("--sasl-username", default="", help="log in at Apache bookies that ask for it")
+    parser.add_argument("--sasl-password-file", type=Path, help="its first line is the password")
+    parser.add_argument(
+        "--sasl-mechanism",
+        choices=[mechanism.value for mechanism in SaslMechanism],
+        default=SaslMechanism.DIGEST_MD5.value,
+        help="how to log in; default %(default)s",
+    )
+    parser.add_argument(
+        "--frame-bytes-max",
+        type=int,
+        default=default.security.frame_bytes_max,
+        metavar="BYTES",
+        help="longest frame of Apache bookies, their nettyMaxFrameSizeBytes; default %(default)s",
+    )
     add_http_options(parser)
     parser.add_argument("--compat-metrics", action="store_true", help="also show Apache's replication_worker_*")
     parser.add_argument("--once", action="store_true", help="end when every task is repaired or parked")

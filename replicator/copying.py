@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bookie.client.opening import stored_digest
 from bookie.metadata.ledgers import Versioned
 from bookie.model.availability import EntryRuns
-from bookie.model.digest import digest_for
 from bookie.model.errors import BkhealError, InvariantError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
@@ -58,7 +58,7 @@ class CopyOutcome:
     unreadable: tuple[UnreadableEntry, ...] = ()
     unreadable_count: int = 0
     corrupt: tuple[CorruptCopy, ...] = ()
-    """Damaged copies met on the way, whether or not another holder helped out."""
+    """Damaged copies met on the way, whether or not another holder helped out. None where the digest is assumed."""
     target_failure: Answer | None = None
     is_interrupted: bool = False
 
@@ -120,17 +120,15 @@ class _CopyRun:
         held: EntryRuns,
         incarnation: str,
     ) -> None:
-        metadata = ledger.metadata
-        if metadata.password is None or metadata.digest_type is None:
-            raise InvariantError(f"ledger {ledger.ledger_id} was planned for copying without a password")
+        digest = stored_digest(ledger)
         self._copier = copier
         self._ledger_id = ledger.ledger_id
         self._step = step
         self._may_continue = may_continue
-        digest = digest_for(metadata.digest_type, metadata.password)
+        self._is_digest_known = ledger.metadata.digest_type is not None
         self._source = EntrySource(copier.transport, ledger.ledger_id, digest)
         self._entry_ids = entries_without(step, held)
-        self._entry_bytes = HEADER_SIZE + digest.size + _average_payload(metadata)
+        self._entry_bytes = HEADER_SIZE + digest.size + _average_payload(ledger.metadata)
         self._turn = int(ledger.ledger_id)
         self._holders = [step.holders(start) for start in range(len(step.sources))]
         self._suspects: set[BookieId] = set()
@@ -188,7 +186,8 @@ class _CopyRun:
         waiting = chunk
         while waiting and not self._is_over():
             fetched = await self._fetch(waiting, turn)
-            self._corrupt.extend(fetched.corrupt[: REPORTED_MAX - len(self._corrupt)])
+            if self._is_digest_known:  # a copy that fails a guess accuses nobody's disk
+                self._corrupt.extend(fetched.corrupt[: REPORTED_MAX - len(self._corrupt)])
             self._unreadable.extend(fetched.unreadable[: REPORTED_MAX - len(self._unreadable)])
             self._unreadable_count += len(fetched.unreadable)
             if self._is_over():

@@ -1,4 +1,6 @@
-"""Which members are to leave because their bookie is being drained: asked for only where it can matter.
+"""What repair knows of bookies beside their registrations: Pulsar's groups, and which members are to leave for a drain.
+
+Groups are those of the topology as it is known; drains are asked for only where they can matter.
 
 A drain marks the ledgers of its bookie as lacking that bookie, in the field that everybody knows. So where a task names
 no registered bookie, or a step takes the place of none, there is no drain to know of, and the store is not asked.
@@ -18,7 +20,7 @@ from replicator.ports import RepairPorts
 async def with_draining(
     ports: RepairPorts, bookies: Bookies, named: Collection[BookieId]
 ) -> tuple[Bookies, tuple[Check, ...]]:
-    """``bookies`` with those that are being drained, and checks that no drain has begun or ended since.
+    """``bookies`` with their groups and those that are being drained, and checks that no drain began or ended since.
 
     Args:
         ports: see ``RepairPorts``.
@@ -28,6 +30,7 @@ async def with_draining(
     Raises:
         StoreUnavailableError: no answer.
     """
+    bookies = bookies.with_groups(ports.placement.topology.groups)
     if bookies.registered.isdisjoint(named):
         return bookies, ()
     draining = await Drains(ports.store, ports.cluster.root).draining()

@@ -18,6 +18,8 @@ class Ending(enum.Enum):
     """Something was repaired, nothing is missing any more, the task is deleted."""
     NOTHING_MISSING = "nothing_missing"
     """There was nothing to do (any more); the task is deleted."""
+    LEFT = "left"
+    """Nothing is missing, and the task names no bookie: a placement mark, which stays for Apache's workers."""
     LEDGER_DELETED = "ledger_deleted"
     """The ledger is gone, and so is its task (S15)."""
     PARKED = "parked"
@@ -80,10 +82,12 @@ class Outlook:
     delayed: int = 0
     """Unclosed ledgers that wait for the end of the grace period."""
     parked: int = 0
+    left: int = 0
+    """Placement marks, which are left to Apache's workers."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether every task is parked, or fails again and again."""
+        """Whether every task is parked or left to others, or fails again and again."""
         return not self.eligible and not self.locked and not self.delayed and self.backing_off == self.given_up
 
 

@@ -11,6 +11,9 @@ from bookie.wire.port import Status
 SHOWN_MAX: Final = 5
 """Entries named in a text; the rest is counted."""
 
+DETAIL_MAX: Final = 160
+"""Characters of a bookie's own words in a text, which has several of them."""
+
 _FINAL: Final = frozenset({Status.NO_ENTRY, Status.NO_LEDGER, Status.CORRUPT, Status.LIMBO, Status.UNAUTHORIZED})
 
 
@@ -28,7 +31,9 @@ class Answer:
         return self.status in _FINAL
 
     def __str__(self) -> str:
-        return f"{self.bookie}={self.status.name}"
+        """The status, and in brackets the beginning of what is known besides."""
+        told = f"{self.bookie}={self.status.name}"
+        return f"{told} ({shortened(self.detail, DETAIL_MAX)})" if self.detail else told
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,11 @@ class CorruptCopy:
     bookie: BookieId
     entry_id: EntryId
     detail: str
+
+
+def shortened(text: str, length_max: int) -> str:
+    """The beginning of ``text``, with a mark where something is left out."""
+    return text if len(text) <= length_max else text[: length_max - 1] + "…"
 
 
 def describe(unreadable: tuple[UnreadableEntry, ...], count: int) -> str:

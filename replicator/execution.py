@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from bookie.client.isolation import note_targets
 from bookie.metadata.ledgers import Versioned
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
@@ -44,6 +45,7 @@ class Execution:
         holdings: Holdings,
         reserving: Reserving,
     ) -> None:
+        self._placement = ports.placement
         self._copier = copier
         self._lease = lease
         self._events = events
@@ -71,6 +73,8 @@ class Execution:
         """
         ledger, steps = plan.ledger, plan.steps[:STEPS_MAX]
         self.silence.clear()
+        fresh = [step.target for step in steps if step.target != step.old]
+        note_targets(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
         swaps = [step for step in steps if isinstance(step, SwapMember) and step.target not in self.failed_targets]
         ready = [Copied(step) for step in swaps]
@@ -127,12 +131,11 @@ class Execution:
         if outcome.target_failure is not None:
             self.failed_targets[step.target] = outcome.target_failure
         elif outcome.unreadable_count:
-            where = f"fragment {step.fragment_index} position {step.position}"
-            evidence = f"{where}: {describe(outcome.unreadable, outcome.unreadable_count)}"
+            evidence = describe(outcome.unreadable, outcome.unreadable_count)
             if outcome.is_hopeless:
                 self.unreadable[key] = evidence
             else:
-                self.silence.append(evidence)
+                self.silence.append(f"fragment {step.fragment_index} position {step.position}: {evidence}")
         return None
 
     async def _install(self, ledger: Versioned, ready: Sequence[Copied]) -> Versioned:

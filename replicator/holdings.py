@@ -2,35 +2,34 @@
 
 Used twice: a target must list every entry before the metadata may name it (S11, reliability R24: every id, not the
 first and last), and a bookie that a task names but that is registered is asked whether it is whole (R31): it may have
-come back with empty disks. A bookie that does not answer is unknown, neither whole nor incomplete (S6). Lastly the
-last fragment of an unclosed ledger is probed for an entry.
+come back with empty disks. A bookie that does not answer is unknown, neither whole nor incomplete (S6). One that
+answers, but has no lists, is asked for each entry that it should hold. Of a fragment that may still grow it should hold
+what the other members show to be written (``frontier``).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from bookie.client.held_entries import HeldEntries
 from bookie.metadata.ledgers import Versioned
 from bookie.metadata.registration import Bookies
 from bookie.model.availability import EntryRuns
-from bookie.model.digest import digest_for
-from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.holdings import fragment_entries
+from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
-from bookie.model.packet import DamagedEntry, unpack
 from bookie.model.schedule import stored_count
 from bookie.runtime.clock import Clock
-from bookie.wire.port import ListReply, Status, Transport
+from bookie.wire.port import Status, Transport
 from replicator.evidence import Answer
+from replicator.frontier import Frontier, Written, proven
 from replicator.plan import PositionKey, closed_fragment_last
 from replicator.steps import CopyPosition
 
 LIST_TIMEOUT_S: Final = 15.0
 _ATTEMPTS_MAX: Final = 4
-_BACKOFF_S: Final = 0.25
-_RETRIED: Final = frozenset({Status.TOO_MANY_REQUESTS, Status.TIMEOUT, Status.UNREACHABLE})
 _LISTS: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY, Status.LIMBO})
 """Answers whose list counts. What a bookie in limbo lists it has: one that lists all it should is whole. What it does
 not list is missing, for whatever reason, and is copied to it again; it is no source for that."""
@@ -44,6 +43,8 @@ class Shortfall:
     doubtful: frozenset[PositionKey] = frozenset()
     """Positions of growing fragments of which only a recovery can tell what they lack: the bookie lost what it held, or
     a recovery found it short and died."""
+    behind: tuple[tuple[PositionKey, EntryId], ...] = ()
+    """Positions of growing fragments that lack entries up to this one, which the other members have."""
     held: tuple[tuple[BookieId, EntryRuns], ...] = ()
     silent: tuple[Answer, ...] = ()
 
@@ -53,23 +54,29 @@ class Shortfall:
 
 
 class Holdings:
-    """Asks bookies what they hold."""
+    """Asks bookies what they hold. For one turn of one task."""
 
     def __init__(self, transport: Transport, clock: Clock) -> None:
         self._transport = transport
-        self._clock = clock
+        self._held = HeldEntries(transport, clock, LIST_TIMEOUT_S, _ATTEMPTS_MAX)
+        self._frontier = Frontier(transport, self._held)
+        self._written: Written | None = None
 
     async def pin(self, ledger_id: LedgerId, target: BookieId) -> Answer | None:
         """Ask a target for its list before anything is copied to it, which keeps its collector from the ledger.
 
         None if it answered, else its answer. What it lists is no reason to copy less: nobody has verified it.
+
+        Apache's bookies know no pins, whether or not they list: what protects there is the under-replication lock,
+        which Apache's collector takes as well before it deletes anything (S16).
         """
-        reply = await self._list(target, ledger_id)
-        return None if reply.status in _LISTS else Answer(target, reply.status, reply.detail)
+        reply = await self._held.listed(target, ledger_id)
+        is_answer = reply.status in _LISTS or reply.status is Status.UNSUPPORTED
+        return None if is_answer else Answer(target, reply.status, reply.detail)
 
     async def missing_on_target(self, ledger_id: LedgerId, step: CopyPosition) -> Answer | None:
-        """None if the target lists every entry of ``step``, else its answer."""
-        reply = await self._list(step.target, ledger_id)
+        """None if the target lists every entry of ``step``, or serves each where it has no lists; else its answer."""
+        reply = await self._held.held(step.target, ledger_id, step.entries())
         size = len(step.sources)
         if reply.status in _LISTS:
             held = _held_count(reply.entries, step.position, step.first, step.last, size, step.write_quorum)
@@ -83,53 +90,59 @@ class Holdings:
 
         One that is being drained is not asked: it is replaced wherever it can be, whatever it holds.
         """
+        metadata = ledger.metadata
         positions: set[PositionKey] = set()
         doubtful: set[PositionKey] = set()
         held: list[tuple[BookieId, EntryRuns]] = []
         silent: list[Answer] = []
-        is_in_recovery = ledger.metadata.state is LedgerState.IN_RECOVERY
-        for bookie in sorted(set(named) & ledger.metadata.members() & bookies.registered):
-            if is_in_recovery:
-                doubtful.update(_growing_positions(ledger.metadata, bookie))
+        behind: list[tuple[PositionKey, EntryId]] = []
+        frontier = NO_ENTRY
+        asked = sorted(set(named) & metadata.members() & bookies.registered)
+        if not metadata.is_closed and not bookies.draining.issuperset(asked):
+            known = await self._written_so_far(ledger, bookies)
+            frontier = known.last
+            silent.extend(known.silent)
+        for bookie in asked:
+            if metadata.state is LedgerState.IN_RECOVERY:
+                doubtful.update(_growing_positions(metadata, bookie))
             if bookie in bookies.draining:
                 continue
-            reply = await self._list(bookie, ledger.ledger_id)
+            reply = await self._held.held(bookie, ledger.ledger_id, _wanted_entries(metadata, bookie, frontier))
             if reply.status not in _LISTS:
                 silent.append(Answer(bookie, reply.status, reply.detail))
                 continue
-            short = list(_short_positions(ledger.metadata, bookie, reply.entries))
-            positions.update(short)
-            if short:
+            short = list(_short_positions(metadata, bookie, reply.entries))
+            late = list(_behind_positions(metadata, bookie, reply.entries, frontier))
+            if short or late:
                 held.append((bookie, reply.entries))
+            positions.update(short)
             if reply.status is Status.LIMBO:
-                doubtful.update(_growing_positions(ledger.metadata, bookie))
-        return Shortfall(frozenset(positions), frozenset(doubtful), tuple(held), tuple(silent))
+                doubtful.update(_growing_positions(metadata, bookie))
+            else:
+                behind.extend(late)
+        return Shortfall(frozenset(positions), frozenset(doubtful), tuple(behind), tuple(held), tuple(silent))
+
+    async def _written_so_far(self, ledger: Versioned, bookies: Bookies) -> Written:
+        """As it was when this turn first looked: a writer that goes on is no reason to go on after it."""
+        if self._written is not None:
+            return self._written
+        written = await self._frontier.of(ledger, bookies)
+        if not written.silent:
+            self._written = written
+        return written
 
     async def is_tail_written(self, ledger: Versioned, bookies: Bookies) -> bool:
         """Whether some bookie serves a verified entry of the last fragment. False also where nobody can tell."""
         metadata = ledger.metadata
         if metadata.password is None or metadata.digest_type is None:
             return False
-        digest = digest_for(metadata.digest_type, metadata.password)
         last = metadata.last_fragment
         for bookie in dict.fromkeys(member for member in last.members if member in bookies.registered):
             reply = await self._transport.read_last(bookie, ledger.ledger_id, LIST_TIMEOUT_S)
             for result in reply.results:
-                if result.status is Status.OK and result.entry_id >= last.first_entry_id:
-                    try:
-                        unpack(digest, result.packet, ledger.ledger_id, result.entry_id)
-                    except DamagedEntry:
-                        continue  # the next member may have a good one
-                    return True
+                if result.entry_id >= last.first_entry_id and proven(ledger, result) is not None:
+                    return True  # where it is not, the next member may have a good one
         return False
-
-    async def _list(self, bookie: BookieId, ledger_id: LedgerId) -> ListReply:
-        for attempt in itertools.count(1):
-            reply = await self._transport.list_entries(bookie, ledger_id, LIST_TIMEOUT_S)
-            if reply.status not in _RETRIED or attempt == _ATTEMPTS_MAX:
-                return reply
-            await self._clock.sleep(_BACKOFF_S * 2**attempt)
-        raise AssertionError("unreachable: counting has no end")
 
 
 def _growing_positions(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[PositionKey]:
@@ -140,19 +153,41 @@ def _growing_positions(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[P
                     yield PositionKey(fragment.first_entry_id, position, bookie)
 
 
+def _behind_positions(
+    metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns, frontier: EntryId
+) -> Iterator[tuple[PositionKey, EntryId]]:
+    """Positions of growing fragments that lack an entry up to ``frontier``, and how far each should have them."""
+    for key in _growing_positions(metadata, bookie):
+        end = metadata.fragment_last_entry_id(metadata.fragment_index(key.first_entry_id))
+        last = frontier if end is None else EntryId(min(frontier, end))
+        if last >= key.first_entry_id and _lacks(metadata, key, listed, last):
+            yield key, last
+
+
+def _wanted_entries(metadata: LedgerMetadata, bookie: BookieId, frontier: EntryId) -> Iterator[EntryId]:
+    """What the bookie should hold of the fragments that are judged."""
+    for index in range(len(metadata.fragments)):
+        last = closed_fragment_last(metadata, index, is_tail_written=True)
+        last = frontier if last is None else last
+        if last >= metadata.fragments[index].first_entry_id:
+            yield from fragment_entries(metadata, index, last, bookie)
+
+
 def _short_positions(metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns) -> Iterator[PositionKey]:
     """Also of the last fragment but one of an unclosed ledger: the plan asks for them once it knows that one's end."""
-    size, quorum = metadata.ensemble_size, metadata.write_quorum
     for index, fragment in enumerate(metadata.fragments):
         last = closed_fragment_last(metadata, index, is_tail_written=True)
-        if last is None:
-            continue
-        first = fragment.first_entry_id
         for position, member in enumerate(fragment.members):
-            if member == bookie:
-                held = _held_count(listed, position, first, last, size, quorum)
-                if held < stored_count(position, first, last, size, quorum):
-                    yield PositionKey(first, position, bookie)
+            key = PositionKey(fragment.first_entry_id, position, bookie)
+            if last is not None and member == bookie and _lacks(metadata, key, listed, last):
+                yield key
+
+
+def _lacks(metadata: LedgerMetadata, key: PositionKey, listed: EntryRuns, last: EntryId) -> bool:
+    size, quorum, first = metadata.ensemble_size, metadata.write_quorum, key.first_entry_id
+    return _held_count(listed, key.position, first, last, size, quorum) < stored_count(
+        key.position, first, last, size, quorum
+    )
 
 
 def _held_count(listed: EntryRuns, position: int, first: EntryId, last: EntryId, size: int, quorum: int) -> int:

@@ -27,11 +27,14 @@ from bookie.metadata.uri import MetadataUri, parse_uri
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.errors import BkhealError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.runtime.clock import SystemClock
+from bookie.runtime.config_watch import following
 from bookie.runtime.metrics import SESSION
+from bookie.runtime.reload import ConfigSource
+from bookie.runtime.status_pages import Check
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.telemetry import observable
 from bookie.runtime.version import installed_version
-from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.routing import open_transport
 from replicator.apache_metrics import ApacheEvents
 from replicator.events import EventSink, Fanout
 from replicator.metrics import MetricsEvents, replicator_metrics
@@ -58,20 +61,23 @@ class ExitCode(enum.IntEnum):
     """Settings do not fit: a person must change something."""
 
 
-async def run_replicator(settings: ReplicatorSettings) -> int:
-    """Repair until SIGTERM or SIGINT (or, with ``once``, until nothing is left to repair) and return the exit code."""
+async def run_replicator(settings: ReplicatorSettings, config: ConfigSource | None = None) -> int:
+    """Repair until SIGTERM or SIGINT (or, with ``once``, until nothing is left to repair) and return the exit code.
+
+    The copy rate follows ``config``, the file that the process was started with.
+    """
     try:
         uri = parse_uri(settings.metadata_uri)
         telemetry = _Telemetry(has_apache_names=settings.has_apache_metrics)
         async with observable(
-            settings.http, telemetry.metrics, {"store": telemetry.store_problem}, SystemClock(), telemetry.sample
+            settings.http, telemetry.metrics, telemetry.ready(), SystemClock(), telemetry.sample
         ) as http:
             if http is not None:
                 _say({"event": "http", "url": http.url}, f"replicator metrics on {http.url}", settings, sys.stdout)
             store = await ZooKeeperStore.connect(uri.hosts)
             try:
                 telemetry.watch_store(store)
-                return await _run_on(store, uri, settings, telemetry)
+                return await _run_on(store, uri, settings, telemetry, config)
             finally:
                 await store.close()
     except PermanentError as error:
@@ -111,28 +117,41 @@ class _Telemetry:
             for sink in self.sinks:
                 sink.sample(load)
 
-    def store_problem(self) -> str:
+    def ready(self) -> Mapping[str, Check]:
+        """Whether this process can do its work; names as the auditor has them where they are the same."""
+        return {"store": self._store_problem, "permissions": self._permission_problem}
+
+    def _store_problem(self) -> str:
         is_connected = self._store is not None and self._store.session.is_connected
         return "" if is_connected else "no connected session with ZooKeeper"
 
+    def _permission_problem(self) -> str:
+        return "" if self._worker is None else self._worker.problem
+
 
 async def _run_on(
-    store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSettings, telemetry: _Telemetry
+    store: ZooKeeperStore,
+    uri: MetadataUri,
+    settings: ReplicatorSettings,
+    telemetry: _Telemetry,
+    config: ConfigSource | None,
 ) -> ExitCode:
     ports = await _ports(store, uri, settings)
     progress = Progress()
     is_from_file = settings.topology_file is not None
     feed = feed_of(ports.placement, store, ports.cluster, ports.transport, ports.clock, is_from_file=is_from_file)
-    following = guarded("placement feed", feed.run())
+    feeding = guarded("placement feed", feed.run())
     try:
         events = _sinks(settings, (progress, *telemetry.sinks), sys.stdout)
         worker = Worker(ports, settings, events, owner=socket.gethostname())
         telemetry.watch_worker(worker)
-        with _stopping_on_signals(worker):
-            _say({"event": "ready"}, "replicator ready", settings, sys.stdout)
-            end = await worker.run()
+        live = {"bytes_per_second": worker.throttle.set_rate}
+        async with following(config, live, ports.clock, worker.stop):
+            with _stopping_on_signals(worker):
+                _say({"event": "ready"}, "replicator ready", settings, sys.stdout)
+                end = await worker.run()
     finally:
-        await cancel(following)
+        await cancel(feeding)
         await ports.transport.close()
         _log.info("replicator ended", extra=_totals(progress.snapshot()))
     return ExitCode.UNSETTLED if end is RunEnd.UNSETTLED else ExitCode.OK
@@ -144,6 +163,7 @@ async def _ports(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSe
     registrations = Registrations(store, cluster)
     tasks = UnderReplication(store, cluster, clock)
     await tasks.initialize()
+    await _check_readable(registrations, tasks)
     return RepairPorts(
         store=store,
         cluster=cluster,
@@ -152,13 +172,24 @@ async def _ports(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSe
         tasks=tasks,
         parked=ParkedTasks(store, cluster.root),
         reservations=Reservations(store, cluster.root),
-        transport=GrpcTransport(
-            RegistrationResolver(registrations, clock), tls=settings.tls, is_plaintext=settings.tls is None
-        ),
+        transport=open_transport(RegistrationResolver(registrations, clock), settings.security.load()),
         clock=clock,
         rng=rng,
         placement=await load_placement(store, cluster, topology_text(settings.topology_file), settings.placement),
     )
+
+
+async def _check_readable(registrations: Registrations, tasks: UnderReplication) -> None:
+    """Read once what every look at the situation reads, so that a process that may not is not ready.
+
+    Raises:
+        AccessDeniedError: an ACL does not allow it.
+        NotAClusterError: there is no list of bookies.
+        StoreUnavailableError: no answer.
+    """
+    await registrations.list()
+    await tasks.locked()
+    await tasks.is_disabled()
 
 
 def _sinks(settings: ReplicatorSettings, counting: Sequence[EventSink], stdout: TextIO) -> EventSink:

@@ -35,7 +35,7 @@ LAST_PROGRESS: Final = "bkheal_replicator_last_progress_timestamp_seconds"
 
 ENDINGS: Final = tuple(ending.value for ending in Ending)
 REASONS: Final = tuple(reason.value for reason in ParkReason)
-STATES: Final = ("eligible", "locked", "backing_off", "given_up", "delayed", "parked")
+STATES: Final = ("eligible", "locked", "backing_off", "given_up", "delayed", "parked", "left")
 
 _COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
 _BY_ENDING: Final[Mapping[str, tuple[str, ...]]] = {"ending": ENDINGS}
@@ -44,7 +44,8 @@ REPLICATOR: Final = (
     Definition(
         TASKS_ENDED,
         _COUNTER,
-        "Turns of tasks by how they ended; busy means that another worker has the task",
+        "Turns of tasks by how they ended; busy means that another worker has the task, left that it is a placement "
+        "mark",
         _BY_ENDING,
         watch="failed is more than a tenth of the turns that are not busy",
     ),
@@ -85,7 +86,8 @@ REPLICATOR: Final = (
     Definition(
         LISTED_TASKS,
         _GAUGE,
-        "Tasks of the whole cluster as this process listed them last; each is in one state, so the sum is all tasks",
+        "Tasks of the whole cluster as this process listed them last; each is in one state, so the sum is all tasks; "
+        "left ones are placement marks, which Apache's workers act on",
         {"state": STATES},
         watch="given_up or parked is not 0; take the maximum over processes, not the sum",
     ),

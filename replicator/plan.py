@@ -1,11 +1,11 @@
 """What to do about one ledger: a pure function of its metadata and of who is registered.
 
-The invariants that the plan keeps: a fragment that may still grow is never touched (S2); a target is writable, not a
+The invariants that the plan keeps: a fragment that may still grow keeps its members (S2); a target is writable, not a
 member of the fragment (S9) and not planned for another position of it; positions are kept; read-only bookies are
-sources and never targets, and not missing (S8). What cannot be repaired now is a ``Blocked`` with its reason, beside
-whatever can. The under-replication task is a hint that made us look, never an instruction (reliability R1), so it is
-no argument here: every unregistered member counts, and every one that is being drained, and an empty plan means that
-nothing is missing.
+sources and never targets, and not missing (S8); a ledger that asks for groups of bookies gets no others. What cannot be
+repaired now is a ``Blocked`` with its reason, beside whatever can. The under-replication task is a hint that made us
+look, never an instruction (reliability R1), so it is no argument here: every unregistered member counts, and every one
+that is being drained, and an empty plan means that nothing is missing.
 
 Not decided here: whether copies can really be read. Copying finds that out and is told back through ``Knowledge``.
 """
@@ -19,6 +19,7 @@ from bookie.metadata.ledgers import Versioned
 from bookie.metadata.own_state import ParkReason
 from bookie.metadata.registration import Bookies
 from bookie.model.ids import BookieId, EntryId
+from bookie.model.isolation import isolation_of, suited
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.schedule import occurring_starts, stored_count
 from replicator.steps import Cause, CopyPosition, Step, SwapMember
@@ -58,10 +59,16 @@ class Knowledge:
     """Positions of closed fragments whose registered bookie lacks entries."""
     doubtful: frozenset[PositionKey] = frozenset()
     """Positions of fragments that may still grow whose registered bookie may lack entries: only a recovery can tell."""
+    behind: tuple[tuple[PositionKey, EntryId], ...] = ()
+    """Positions of fragments that may still grow whose bookie lacks entries, and the last one that it should have."""
     unreadable: tuple[tuple[PositionKey, str], ...] = ()
     """Positions with an entry that every live holder denied, and the evidence."""
     failed_targets: frozenset[BookieId] = frozenset()
     """Bookies that would not take copies of this ledger a moment ago."""
+
+    def behind_up_to(self, key: PositionKey) -> EntryId | None:
+        """Up to where the position's bookie is to be filled up although its fragment may grow."""
+        return next((last for known, last in self.behind if known == key), None)
 
     def evidence(self, key: PositionKey) -> str | None:
         """Why the position's entries cannot be read, if that is known."""
@@ -170,6 +177,8 @@ class _FragmentPlan:
             cause = self._cause(position, member, last)
             if cause is not None:
                 yield self._verdict(position, cause, last, choose)
+            if last is None and (up_to := self.knowledge.behind_up_to(self._key(position))) is not None:
+                yield self._filled_up(position, up_to)
 
     def _cause(self, position: int, member: BookieId, last: EntryId | None) -> Cause | None:
         if member not in self.bookies.registered:
@@ -200,6 +209,21 @@ class _FragmentPlan:
             self.index, position, old, target, cause, first, last, quorum, sources=self._sources(position)
         )
 
+    def _filled_up(self, position: int, last: EntryId) -> Step | Blocked:
+        """In place and in no other way: end and members of the fragment are the writer's (S2), not what is written."""
+        fragment = self.metadata.fragments[self.index]
+        member, first = fragment.members[position], fragment.first_entry_id
+        refusal = self._unreadable(position, first, last)
+        if refusal is not None:
+            return refusal
+        if member not in self.bookies.writable or member in self.knowledge.failed_targets:
+            detail = "lacks entries and takes none; do not recover the ledger by hand before it does"
+            return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
+        quorum, sources = self.metadata.write_quorum, self._sources(position)
+        return CopyPosition(
+            self.index, position, member, member, Cause.INCOMPLETE, first, last, quorum, sources=sources
+        )
+
     def _may_grow(self, position: int, cause: Cause) -> Blocked:
         """Nobody is fenced for a drain; a recovery that somebody has begun, though, is brought to its end."""
         if cause is Cause.DRAINING and self.metadata.state is LedgerState.OPEN:
@@ -210,9 +234,11 @@ class _FragmentPlan:
     def _unreadable(self, position: int, first: EntryId, last: EntryId) -> Blocked | None:
         evidence = self.knowledge.evidence(self._key(position))
         if evidence is not None:
+            if self.metadata.digest_type is None:
+                evidence += "; the metadata names no digest type, so CRC32 was assumed"
             return self._blocked(position, ParkReason.UNREADABLE_ENTRIES, evidence)
-        if self.metadata.password is None:
-            detail = "the metadata carries neither password nor digest type, so no copy can be verified"
+        if self.metadata.password is None and not self.metadata.is_closed:  # its writer has a key, and we may not guess
+            detail = "the metadata carries no password, and the ledger is not closed: recover it by hand, with its own"
             return self._blocked(position, ParkReason.UNREADABLE_METADATA, detail)
         size, quorum = self.metadata.ensemble_size, self.metadata.write_quorum
         sources = self._sources(position)
@@ -233,14 +259,27 @@ class _FragmentPlan:
         return choose(self._key(position), members, candidates) if candidates else None
 
     def _candidates(self) -> list[BookieId]:
+        return sorted(self._allowed(self._spare()))
+
+    def _spare(self) -> frozenset[BookieId]:
         used = {*self.metadata.fragments[self.index].members, *self.taken.values()}
-        return sorted(self.bookies.writable - used - self.knowledge.failed_targets)
+        return self.bookies.writable - used - self.knowledge.failed_targets
+
+    def _allowed(self, spare: frozenset[BookieId]) -> frozenset[BookieId]:
+        """Those in groups that the ledger may have. One that failed a moment ago is there all the same, and counts."""
+        if not self.metadata.custom or not self.bookies.groups.names:
+            return spare
+        staying = self.bookies.staying.intersection(self.metadata.fragments[self.index].members)
+        everyone = self.bookies.writable | staying
+        return spare & suited(self.metadata.custom, self.bookies.groups, everyone, self.metadata.ensemble_size)
 
     def _no_candidate(self, position: int) -> Blocked:
         failed = self.knowledge.failed_targets
         detail = "no writable bookie is registered outside the ensemble"
         if self._candidates():
             detail += " where the placement policy, which is strict, allows a copy"
+        elif self._spare():
+            detail += f" in bookie groups that the ledger may have: {isolation_of(self.metadata.custom)}"
         if failed:
             detail += f", not counting {', '.join(sorted(failed))} which just refused copies"
         return self._blocked(position, ParkReason.NO_CANDIDATE_BOOKIE, detail)

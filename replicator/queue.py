@@ -5,7 +5,9 @@ Tasks, locks, parked tasks and metadata are read in bulk. A listing is a hint: t
 
 from __future__ import annotations
 
+import asyncio
 import enum
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Final
 
 from bookie.metadata.ledgers import Unreadable, Versioned
 from bookie.metadata.own_state import ParkedTask
+from bookie.metadata.port import Children
 from bookie.metadata.registration import Bookies
 from bookie.metadata.underreplication import Task
 from bookie.model.ids import LedgerId
@@ -25,6 +28,8 @@ from replicator.parking import Memory, Seen, seen, would_act
 from replicator.plan import growing_losses
 from replicator.ports import RepairPorts
 from replicator.repair import target_chooser
+
+_log = logging.getLogger(__name__)
 
 READ_LEDGERS: Final = 1000
 """Ledgers whose metadata is read and judged at a time: bounds memory, and how long the loop is kept from other work."""
@@ -44,6 +49,7 @@ class _Verdict(enum.Enum):
     BACKING_OFF = enum.auto()
     DELAYED = enum.auto()
     PARKED = enum.auto()
+    LEFT = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +74,11 @@ class TaskQueue:
         self._bookies = Bookies(frozenset(), frozenset())
         self._unsettled_locks: set[LedgerId] = set()
         self._is_changed = True
+        self._has_told_of_left = False
         self._changes_noted = 0
         self._renew_after_change_s = -1.0
         self._renew_anyway_s = -1.0
+        self._empty_top: Children | None = None
         self.outlook = Outlook()
 
     def __len__(self) -> int:
@@ -95,6 +103,19 @@ class TaskQueue:
         """Something happened that may make other tasks eligible: renew the list at once."""
         self._changes_noted += 1
         self._renew_anyway_s = -1.0
+
+    async def wait_first_task(self) -> None:
+        """Return when there may be a task where the list found none, and have the list renewed; else never.
+
+        Raises:
+            StoreUnavailableError: the session was lost while waiting.
+        """
+        if self._empty_top is None:
+            await asyncio.Event().wait()
+        else:
+            await self._ports.tasks.wait_top_changed(self._empty_top)
+            self._empty_top = None
+            self._renew_anyway_s = self._renew_after_change_s
 
     def take(self) -> Turn | None:
         """The next task to work on, or None."""
@@ -130,7 +151,9 @@ class TaskQueue:
         """
         started_s, changes_noted = self._ports.clock.monotonic_s(), self._changes_noted
         self._is_changed = False
+        top = await self._ports.tasks.top()
         tasks = await self._ports.tasks.list()
+        self._empty_top = None if tasks else top
         locked = await self._ports.tasks.locked()
         parked = {record.ledger_id: record for record in await self._ports.parked.list()}
         named = frozenset(bookie for task in tasks for bookie in task.missing)
@@ -179,6 +202,8 @@ class TaskQueue:
         parked: ParkedTask | None,
     ) -> _Verdict:
         ledger_id = task.ledger_id
+        if _is_placement_mark(task, ledger, bookies):
+            return _Verdict.LEFT
         if is_locked and ledger_id not in self._unsettled_locks:
             return _Verdict.LOCKED
         if self._memory.due_in_s(ledger_id) > 0 and not self._delays.has_new_bookie(ledger_id, bookies):
@@ -213,7 +238,11 @@ class TaskQueue:
             sum(self._memory.failures(ledger_id) >= ATTEMPTS_MAX for ledger_id in backing_off),
             counts[_Verdict.DELAYED],
             counts[_Verdict.PARKED],
+            counts[_Verdict.LEFT],
         )
+        if self.outlook.left and not self._has_told_of_left:
+            self._has_told_of_left = True
+            _log.info("placement marks are left to Apache's workers", extra={"ledgers": self.outlook.left})
 
     def _plan_renewal(self, started_s: float, verdicts: Mapping[LedgerId, _Verdict]) -> None:
         """Renew after a poll interval or when a task is due that waits, but spend little of the time on it."""
@@ -237,6 +266,14 @@ class TaskQueue:
         """Parked records whose task is gone: another program finished it."""
         for ledger_id in sorted(parked.keys() - verdicts.keys()):
             await self._ports.parked.unpark(ledger_id)
+
+
+def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> bool:
+    """Whether a task asks only for moving copies: it names no bookie (formats 3.8), and none is missing.
+
+    Repair would find nothing to do and end it, and nobody would move anything.
+    """
+    return not task.missing and isinstance(ledger, Versioned) and ledger.metadata.members() <= bookies.registered
 
 
 def _parts(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:

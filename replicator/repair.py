@@ -2,7 +2,8 @@
 
 Each round starts from metadata read under the lock and from the bookies listed after it (R2). What a round finds out
 (targets that refuse, entries that nobody serves, bookies that came back incomplete) goes into the next plan. The task
-is deleted by a round that finds nothing missing (I18), never on the word of the round that repaired it.
+is deleted by a round that finds nothing missing (I18), never on the word of the round that repaired it. A task that
+names no bookie asks for copies to be moved, not repaired: it is left to Apache's workers, whatever was repaired.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
+from bookie.wire.port import Status
 from replicator.copying import Copier
 from replicator.delay import Delays
 from replicator.draining import with_draining
@@ -58,6 +60,10 @@ _WORST_FIRST: Final = (
     ParkReason.NEEDS_RECOVERY,
     ParkReason.OPEN_LEDGER,
 )
+
+
+_WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER)
+"""What a bookie would end that takes copies again."""
 
 
 def target_chooser(ledger_id: LedgerId, write_quorum: int = 1, placement: Placement = _ANYWHERE) -> Choose:
@@ -121,6 +127,7 @@ class LedgerRepair:
             )
             checks = [*await grounds(self._ports, ledger, self._task, bookies), *drain_checks]
             shortfall = await self._holdings.shortfall(ledger, self._task.missing, bookies)
+            self._unclosed.doubt(key.bookie for key, _ in shortfall.behind)
             choose = target_chooser(ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement)
             plan = plan_repair(ledger, bookies, choose, await self._knowledge(ledger, bookies, shortfall))
             wait_s = self._unclosed.remaining_s(plan, bookies)
@@ -146,6 +153,8 @@ class LedgerRepair:
         if shortfall.silent:
             who = ", ".join(map(str, shortfall.silent))
             return self._ended(Ending.FAILED, detail=f"registered, but does not say what it holds: {who}")
+        if not self._task.missing:
+            return self._ended(Ending.LEFT, detail="a placement mark, which is left to Apache's workers")
         is_repaired = self._execution.fragments or self._unclosed.is_recovered
         return await self._complete(Ending.REPAIRED if is_repaired else Ending.NOTHING_MISSING, checks)
 
@@ -157,11 +166,11 @@ class LedgerRepair:
         return self._ended(Ending.FAILED, detail="; ".join(silence)) if silence else None
 
     async def _knowledge(self, ledger: Versioned, bookies: Bookies, shortfall: Shortfall) -> Knowledge:
-        is_asked = needs_tail_evidence(ledger.metadata, bookies, shortfall.doubtful)
+        is_asked = needs_tail_evidence(ledger.metadata, bookies, shortfall.doubtful | shortfall.positions)
         is_tail_written = is_asked and await self._holdings.is_tail_written(ledger, bookies)
         unreadable = tuple(self._execution.unreadable.items())
         failed = frozenset(self._execution.failed_targets)
-        return Knowledge(is_tail_written, shortfall.positions, shortfall.doubtful, unreadable, failed)
+        return Knowledge(is_tail_written, shortfall.positions, shortfall.doubtful, shortfall.behind, unreadable, failed)
 
     async def _give_up(self, blocked: Sequence[Blocked], bookies: Bookies) -> TaskResult:
         reason = min((block.reason for block in blocked), key=_WORST_FIRST.index)
@@ -173,9 +182,10 @@ class LedgerRepair:
             if not self._unclosed.is_failure_final:
                 return self._ended(Ending.FAILED, detail=detail)
         failed = self._execution.failed_targets
-        if failed and any(block.reason is ParkReason.NO_CANDIDATE_BOOKIE for block in blocked):
-            refusals = ", ".join(f"{answer} ({answer.detail})" for answer in failed.values())
-            return self._ended(Ending.FAILED, detail=f"{detail}; refusals: {refusals}")
+        if failed and any(block.reason in _WANTS_A_TARGET for block in blocked):
+            detail += f"; refusals: {', '.join(map(str, failed.values()))}"
+            if any(answer.status is not Status.BAD_REQUEST for answer in failed.values()):
+                return self._ended(Ending.FAILED, detail=detail)
         return await self._park(reason, detail, bookies)
 
     async def _park(self, reason: ParkReason, detail: str, bookies: Bookies) -> TaskResult:

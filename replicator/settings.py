@@ -8,7 +8,7 @@ from pathlib import Path
 from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.settings import ConfigurationError
 from bookie.runtime.status_server import StatusServerSettings
-from bookie.wire.tls import TlsSettings
+from bookie.wire.security import NO_FILES, SecurityFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class ReplicatorSettings:
     """How copies must be spread. To be that of the cluster's writers."""
     topology_file: Path | None = None
     """Where bookies stand, read once; None for what ZooKeeper says."""
-    tls: TlsSettings | None = None
-    """How to reach bookies that speak TLS; None for plain connections."""
+    security: SecurityFiles = NO_FILES
+    """How to reach bookies that speak TLS, ask for a login or send long frames; default plain connections."""
     http: StatusServerSettings | None = None
     """Where metrics and probes are served; None: nowhere."""
     has_apache_metrics: bool = False
@@ -60,6 +60,7 @@ class ReplicatorSettings:
             )
             if is_bad
         ]
+        problems += self.security.problems()
         if self.http is not None:
             problems += self.http.problems()
         if problems:

@@ -159,7 +159,7 @@ class _Round:
             if status is Status.CORRUPT:
                 detail = damage or "the bookie found its own copy damaged"
                 self._result.corrupt.append(CorruptCopy(bookie, entry_id, detail))
-            refused.append(self._refuse(entry_id, Answer(bookie, status, damage or "")))
+            refused.append(self._refuse(entry_id, Answer(bookie, status, damage or result.detail)))
         uncovered = ids[len(reply.results) :]
         if reply.status is Status.OK and reply.results:
             self._result.rest.extend(uncovered)

@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 _LEVELS: Final = {
     Ending.REPAIRED: logging.INFO,
     Ending.NOTHING_MISSING: logging.INFO,
+    Ending.LEFT: logging.INFO,
     Ending.LEDGER_DELETED: logging.INFO,
     Ending.PARKED: logging.WARNING,
     Ending.DELAYED: logging.INFO,

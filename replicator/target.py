@@ -8,7 +8,6 @@ from typing import Final
 
 from bookie.metadata.ledgers import Versioned
 from bookie.model.digest import master_key
-from bookie.model.errors import InvariantError
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, AddBatch, AddReply, Status, Transport
@@ -37,15 +36,13 @@ class Target:
         incarnation: str = "",
     ) -> None:
         """Prepare a target; other disks under its name than those of ``incarnation`` refuse (R30)."""
-        if ledger.metadata.password is None:
-            raise InvariantError(f"ledger {ledger.ledger_id} was planned for copying without a password")
         self._transport = transport
         self._clock = clock
         self._throttle = throttle
         self._bookie = bookie
         self._incarnation = incarnation
         self._ledger_id = ledger.ledger_id
-        self._master_key = master_key(ledger.metadata.password)
+        self._master_key = master_key(ledger.metadata.password or b"")
         self.entries = 0
         """Entries acknowledged, so durable there (S11)."""
         self.bytes = 0

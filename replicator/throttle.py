@@ -41,11 +41,15 @@ class Throttle:
     def set_rate(self, bytes_per_second: int) -> None:
         """Change the rate (0: unlimited). Whoever waits now feels it within half a second.
 
+        A debt is paid at the new rate; one of before an unlimited time is forgiven.
+
         Raises:
             ValueError: negative.
         """
         self._fill()
         self._rate = _checked(bytes_per_second)
+        if self._rate == 0:
+            self._tokens = 0.0
 
     async def take(self, size_bytes: int) -> None:
         """Wait until ``size_bytes`` more may be sent. Cancelled while waiting, it takes nothing."""
@@ -56,7 +60,8 @@ class Throttle:
                 begun_s = self._clock.monotonic_s()
                 await self._clock.sleep(max(_NAP_S, min(wait_s, _SLICE_S)))
                 self.waited_s += self._clock.monotonic_s() - begun_s
-            self._tokens -= size_bytes
+            if self._rate:
+                self._tokens -= size_bytes
 
     def _wait_s(self) -> float:
         self._fill()

@@ -9,18 +9,23 @@ lock is lost meanwhile (reliability R36).
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from bookie.client.errors import ConfirmedEntryUnreadableError, RecoveryImpossibleNowError, WrongPasswordError
+from bookie.client.ports import ClientPorts
 from bookie.client.recovery import recover_ledger
 from bookie.metadata.ledgers import NoSuchLedgerError, Versioned
 from bookie.metadata.own_state import ParkReason
 from bookie.metadata.registration import Bookies
 from bookie.model.coverage import is_covered
+from bookie.model.ids import BookieId
 from bookie.model.schedule import write_set
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Status
 from replicator.delay import Delays
+from replicator.doubts import Doubting
 from replicator.lease import Lease
 from replicator.plan import Plan, PositionKey
 from replicator.ports import RepairPorts
@@ -44,8 +49,13 @@ class Unclosed:
         """Whether this turn closed the ledger."""
         self.failure: str | None = None
         """Why it could not be recovered in this turn."""
+        self._doubted: set[BookieId] = set()
         self.is_failure_final = False
         """Whether another attempt has no point before the bookies change."""
+
+    def doubt(self, bookies: Iterable[BookieId]) -> None:
+        """Do not believe for the rest of the turn what these deny: they lack entries that others have."""
+        self._doubted.update(bookies)
 
     def remaining_s(self, plan: Plan, bookies: Bookies) -> float | None:
         """Seconds until the ledger may be recovered, 0 or less where it may be now; None where it need not be."""
@@ -81,7 +91,7 @@ class Unclosed:
             return False
         await self._lease.ensure_ours()
         try:
-            recovered = await recover_ledger(self._ports.client(), self._ledger_id)
+            recovered = await recover_ledger(self._client(), self._ledger_id)
         except RecoveryImpossibleNowError as error:
             self._delays.recovery_failed(self._ledger_id, bookies)
             self.is_failure_final = not _may_work_later(ledger, bookies, error)
@@ -95,6 +105,10 @@ class Unclosed:
             fields = {"ledger_id": self._ledger_id, "last_entry_id": metadata.last_entry_id, "length": metadata.length}
             _log.info("ledger without a writer recovered and closed", extra=fields)
         return self.failure is None
+
+    def _client(self) -> ClientPorts:
+        ports = self._ports.client()
+        return replace(ports, transport=Doubting(ports.transport, self._doubted)) if self._doubted else ports
 
 
 def _may_work_later(ledger: Versioned, bookies: Bookies, error: RecoveryImpossibleNowError) -> bool:

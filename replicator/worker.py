@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from bookie.metadata.port import Session, SessionState
+from bookie.metadata.port import AccessDeniedError, Session, SessionState
 from bookie.metadata.registration import Bookies
-from bookie.model.errors import FatalError, OutcomeUnknownError, TransientError
+from bookie.model.errors import FatalError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ids import LedgerId
+from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import cancel, guarded
 from replicator.copying import Copier
 from replicator.delay import Delays
@@ -35,8 +37,12 @@ IN_FLIGHT_BYTES: Final = 64 << 20
 """Entries read and not yet stored, over all ledgers in flight."""
 STORE_PAUSE_S: Final = 1.0
 """Before the store is asked again after it did not answer."""
+REFUSED_PAUSE_S_MAX: Final = 60.0
+"""Longest pause before it is asked again after it refused: from ``STORE_PAUSE_S`` on, each is twice the one before."""
 LETTING_GO_S: Final = 10.0
 """How long cancelled work may take to release its locks; what is left goes with the session."""
+_TASKS: Final = "the tasks"
+_BOOKIES: Final = "the list of bookies"
 
 
 class RunEnd(enum.Enum):
@@ -66,6 +72,7 @@ class Worker:
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
         self._unreleased: list[Lease] = []
+        self._refused: Mapping[str, str] = {}
         self._fatal: FatalError | None = None
 
     def load(self) -> Load:
@@ -79,6 +86,14 @@ class Worker:
             self.throttle.waited_s,
         )
 
+    @property
+    def problem(self) -> str:
+        """What the store does not let this process read, so that it repairs nothing until a person acts; else empty.
+
+        For any thread.
+        """
+        return "; ".join(f"{what}: {why}" for what, why in self._refused.items())
+
     def stop(self) -> None:
         """Take no more tasks; what is in flight may end within the grace period, the rest is let go. Idempotent."""
         self._stop.set()
@@ -89,6 +104,7 @@ class Worker:
 
         Raises:
             FatalError: a rule that our own code must keep was broken; everything was let go.
+            PermanentError: only with ``once``: the store does not allow what is needed.
         """
         watchers = [guarded("session watch", self._watch_session()), guarded("bookie watch", self._watch_bookies())]
         try:
@@ -104,6 +120,7 @@ class Worker:
         return end
 
     async def _dispatch(self) -> RunEnd:
+        refusals = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
         while not self._stop.is_set():
             self._wake.clear()
             try:
@@ -112,9 +129,25 @@ class Worker:
                 _log.warning("store did not answer, trying again", extra={"error": str(error)})
                 await first_of([self._wake.wait(), self._ports.clock.sleep(STORE_PAUSE_S)])
                 continue
+            except PermanentError as error:
+                if self._settings.once:
+                    raise
+                await self._pause_refused(_TASKS, error, refusals.next_s())
+                continue
+            refusals.reset()
             if end is not None:
                 return end
         return RunEnd.STOPPED
+
+    async def _pause_refused(self, what: str, error: PermanentError, pause_s: float) -> None:
+        """A person must change something in the store; what is in flight goes on, and so does this process."""
+        self._refused = {**self._refused, what: str(error)}
+        _log.error("store refused, trying again", extra={"what": what, "error": str(error), "in_s": pause_s})
+        await first_of([self._stop.wait(), self._ports.clock.sleep(pause_s)])
+
+    def _note_allowed(self, what: str) -> None:
+        if what in self._refused:
+            self._refused = {other: why for other, why in self._refused.items() if other != what}
 
     async def _look(self) -> RunEnd | None:
         """One look at the situation, and a wait until it may be different."""
@@ -126,18 +159,22 @@ class Worker:
             if self._settings.once and not self._running:
                 _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
                 return RunEnd.UNSETTLED
+            self._note_allowed(_TASKS)
             await first_of([self._ports.tasks.wait_enabled(), self._wake.wait()], self._running.values())
+            self._queue.note_change()  # nobody looked at the tasks meanwhile
             return None
         await self._give_back_again()
         if self._queue.is_stale:
             await self._queue.refresh()
             self._events.tasks_listed(self._queue.outlook)
+        self._note_allowed(_TASKS)
         self._start_turns()
         if self._settings.once and not self._running and not self._queue.is_stale and self._queue.outlook.is_settled:
             return RunEnd.UNSETTLED if self._queue.outlook.given_up else RunEnd.SETTLED
         if not self._running and self._queue.is_stale:
             return None
-        await first_of([self._wake.wait(), self._ports.clock.sleep(self._queue.next_look_s)], self._running.values())
+        changes = [self._wake.wait(), self._queue.wait_first_task(), self._ports.clock.sleep(self._queue.next_look_s)]
+        await first_of(changes, self._running.values())
         return None
 
     def _start_turns(self) -> None:
@@ -163,7 +200,7 @@ class Worker:
             self.stop()
             return
         except Exception as error:  # noqa: BLE001 (task boundary: one bad ledger must not end the worker)
-            is_ours = isinstance(error, (TransientError, OutcomeUnknownError))
+            is_ours = isinstance(error, (TransientError, OutcomeUnknownError, AccessDeniedError))
             _log.warning("repair failed", extra={"ledger_id": turn.ledger_id}, exc_info=None if is_ours else error)
             result = TaskResult(turn.ledger_id, Ending.FAILED, detail=f"{type(error).__name__}: {error}")
         self._queue.settle(turn, result.ending)
@@ -213,14 +250,24 @@ class Worker:
     async def _watch_bookies(self) -> None:
         """Look again as soon as a bookie comes or goes: it may wake parked tasks or cancel others."""
         seen: Bookies | None = None
+        refusals = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
         while True:
             try:
                 if seen is None:
                     seen = await self._ports.registrations.list()
+                    if _BOOKIES in self._refused:  # nobody knows what came and went meanwhile
+                        self._note_allowed(_BOOKIES)
+                        self._queue.note_change()
+                        self._wake.set()
                 seen = await self._ports.registrations.wait_changed(seen)
             except TransientError:
                 await self._ports.clock.sleep(STORE_PAUSE_S)
                 continue
+            except PermanentError as error:
+                seen = None
+                await self._pause_refused(_BOOKIES, error, refusals.next_s())
+                continue
+            refusals.reset()
             self._queue.note_change()
             self._wake.set()
 

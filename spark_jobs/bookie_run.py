@@ -23,7 +23,7 @@ from bookie.model.ids import BookieId
 from spark_jobs import report, report_sink
 from spark_jobs.assemble import Checked, Outcome, Scanned
 from spark_jobs.brake import held_because
-from spark_jobs.checks.bookie_check import bookie_check
+from spark_jobs.checks.bookie_check import bookie_check_by_ledger
 from spark_jobs.checks.lint import unreadable_metadata
 from spark_jobs.completeness import problems, short_parents
 from spark_jobs.ledger_scan import LedgerScan, scan_ledgers
@@ -58,7 +58,10 @@ class _DueOnly:
 
     def of(self, markings: Iterable[Marking]) -> Iterator[Marking]:
         for ledger_id, missing in markings:
-            due = tuple(bookie for bookie in missing if bookie not in self.waiting)
+            if self.waiting.isdisjoint(missing):
+                due = missing
+            else:
+                due = tuple(bookie for bookie in missing if bookie not in self.waiting)
             if due:
                 yield ledger_id, due
             else:
@@ -145,8 +148,8 @@ class BookieRun:
         return Checked(latest, judged.sums, worst, published, self.lost.in_report(judged.sums))
 
     def _judge(self, suspects: DataFrame, live: AbstractSet[str], draining: AbstractSet[str]) -> _Judged:
-        findings = bookie_check(suspects, sorted(live), draining)
-        ledgers = report_sink.ledgers_found(findings).persist(StorageLevel.MEMORY_AND_DISK)
+        found = bookie_check_by_ledger(suspects, sorted(live), draining)
+        ledgers = report_sink.ledgers_judged(found).persist(StorageLevel.MEMORY_AND_DISK)
         with self._context.tasks(Phase.CHECK):
             return _Judged(ledgers, report_sink.sums(ledgers))
 

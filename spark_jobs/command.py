@@ -14,14 +14,15 @@ from bookie.model.errors import BkhealError
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.run import RunKind
 from bookie.model.spread import PlacementPolicy
-from bookie.wire.tls import TlsSettings
+from bookie.wire.apache.framing import FRAME_BYTES_MAX
+from bookie.wire.security import SaslMechanism, SecurityFiles
 from spark_jobs.audit import AuditResult
 from spark_jobs.brake import MISSING_SHARE_MAX
 from spark_jobs.one_shot import WAIT_S_MAX, OneShot, exit_code_of, run_one_shot
 from spark_jobs.progress import Phase, Progress, ProgressEvent
 from spark_jobs.render import table
 from spark_jobs.session import SessionSettings
-from spark_jobs.settings import AuditSettings, FailOn, InvalidSettingError
+from spark_jobs.settings import AuditSettings, FailOn
 
 _EXIT_CODES: Final = """
 exit codes:
@@ -68,8 +69,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> AuditSettings:
-    if arguments.tls_ca is None and (arguments.tls_cert or arguments.tls_key):
-        raise InvalidSettingError("--tls-cert and --tls-key need --tls-ca")
     return AuditSettings(
         metadata_uri=arguments.metadata_uri,
         report_dir=arguments.report_dir,
@@ -84,7 +83,15 @@ def _settings(arguments: argparse.Namespace) -> AuditSettings:
         ledger_max=arguments.ledger_max,
         sample=arguments.sample,
         sample_seed=arguments.sample_seed,
-        bookie_tls=TlsSettings(arguments.tls_ca, arguments.tls_cert, arguments.tls_key) if arguments.tls_ca else None,
+        security=SecurityFiles(
+            arguments.tls_ca,
+            arguments.tls_cert,
+            arguments.tls_key,
+            arguments.sasl_username,
+            arguments.sasl_password_file,
+            SaslMechanism(arguments.sasl_mechanism),
+            arguments.frame_bytes_max,
+        ),
     )
 
 
@@ -173,3 +180,17 @@ def _add_replicas(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tls-ca", type=Path, help="PEM file: bookies speak TLS, with certificates signed by this")
     group.add_argument("--tls-cert", type=Path, help="PEM file, with --tls-ca")
     group.add_argument("--tls-key", type=Path, help="PEM file, with --tls-ca")
+    group.add_argument("--sasl-username", default="", help="log in at Apache bookies that ask for it")
+    group.add_argument("--sasl-password-file", type=Path, help="its first line is the password")
+    group.add_argument(
+        "--sasl-mechanism",
+        choices=[mechanism.value for mechanism in SaslMechanism],
+        default=SaslMechanism.DIGEST_MD5.value,
+        help="how to log in",
+    )
+    group.add_argument(
+        "--frame-bytes-max",
+        type=int,
+        default=FRAME_BYTES_MAX,
+        help="longest frame of Apache bookies, their nettyMaxFrameSizeBytes (%(default)s)",
+    )

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
-from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.model.errors import FatalError
 from bookie.model.ids import LEDGER_ID_MAX
 from spark_jobs.completeness import ScanTotals
@@ -21,6 +21,7 @@ from spark_jobs.datasource import options
 from spark_jobs.datasource.ledgers import NAME
 from spark_jobs.datasource.partitions import LeafParent, partition_count
 from spark_jobs.settings import AuditSettings
+from spark_jobs.worker_errors import first_line, store_error
 
 SUSPECTS_PER_PARTITION: Final = 50_000
 
@@ -61,6 +62,7 @@ def scan_ledgers(
 
     Raises:
         StoreUnavailableError: the metadata store did not answer, also when asked again.
+        AccessDeniedError: it does not allow to read.
         ScanFailedError: Spark failed.
     """
     cores = spark.sparkContext.defaultParallelism
@@ -82,12 +84,15 @@ def scan_ledgers(
         cached = read.load().persist(StorageLevel.MEMORY_AND_DISK)
         summaries = cached.where(F.col("summary").isNotNull()).select("summary.*").collect()
     except PySparkException as error:
-        if StoreUnavailableError.__name__ in str(error):
+        refused = store_error(error)
+        if isinstance(refused, AccessDeniedError):
+            raise AccessDeniedError(f"ledgers could not be read from {uri}: {refused}; nothing was marked") from error
+        if refused is not None:
             raise StoreUnavailableError(
                 f"the metadata store did not answer while ledgers were read from {uri}; nothing was marked. "
                 "Run the audit again once it answers"
             ) from error
-        raise ScanFailedError(f"Spark could not read the ledgers of {uri}: {_first_line(error)}") from error
+        raise ScanFailedError(f"Spark could not read the ledgers of {uri}: {first_line(error)}") from error
     totals = _totals(summaries)
     suspects = cached.where(F.col("summary").isNull()).drop("summary")
     # In one partition nothing has to be shuffled later, which for a few suspects is most of the time.
@@ -114,7 +119,3 @@ def _totals(summaries: Iterable[Row]) -> ScanTotals:
         ledgers_by_bookie=dict(ledgers),
         fragments_by_bookie=dict(fragments),
     )
-
-
-def _first_line(error: PySparkException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -23,7 +23,7 @@ from bookie.metadata.runs import RunLockedError
 from bookie.model.errors import BkhealError, PermanentError, TransientError
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import SystemClock
-from spark_jobs.gate import RunStoppedError
+from spark_jobs.gate import Gate, RunStoppedError
 from spark_jobs.progress import Progress, ProgressEvent
 from spark_jobs.publish import PublishOutcome
 from spark_jobs.run_id import new_run_id
@@ -34,6 +34,8 @@ from spark_jobs.stop_gate import SIGNAL_BASE, OneShotStoppedError, StopGate
 from spark_jobs.summary import RunSummary
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from spark_jobs.audit import AuditResult
 
 WAIT_S_MAX: Final = 7 * 86_400.0
@@ -56,7 +58,10 @@ class OneShot:
 
 
 def run_one_shot(
-    shot: OneShot, progress: Progress | None = None, ended: Callable[[RunRecord], None] | None = None
+    shot: OneShot,
+    progress: Progress | None = None,
+    ended: Callable[[RunRecord], None] | None = None,
+    then: Callable[[SparkSession, AuditResult, Gate], None] | None = None,
 ) -> AuditResult:
     """Run one check once. In the main thread of a process, it takes over SIGTERM, SIGINT and SIGHUP meanwhile.
 
@@ -64,6 +69,8 @@ def run_one_shot(
         shot: what to run.
         progress: told of phases and how far they are.
         ended: told of the run's record once it is over, however it ended.
+        then: called with the result while Spark is still there and the run still holds its lock; what it raises is how
+            the run ended.
 
     Raises:
         RunLockedError: a run of this kind is under way.
@@ -98,6 +105,8 @@ def run_one_shot(
                 from spark_jobs.audit import run_check  # imports Spark, which takes a second
 
                 result = run_check(spark, shot.kind, shot.settings, told, gate=gate, run_id=run_id)
+                if then is not None:
+                    then(spark, result, gate)
             record, is_success = _done(started, result), _is_success(result.summary)
             return result
         except RunStoppedError as error:

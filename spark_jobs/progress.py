@@ -19,6 +19,7 @@ class Phase(enum.Enum):
     ASK = "asking bookies"
     REPORT = "writing the report"
     PUBLISH = "marking ledgers"
+    COMPARE = "comparing with the tasks that are there"
     DONE = "done"
 
 

@@ -21,7 +21,7 @@ from spark_jobs.gate import Gate, OpenGate
 
 _log = logging.getLogger(__name__)
 
-BATCH: Final = 1_000
+BATCH: Final = 4_000
 """Ledgers between two looks at the disable switch: a fraction of a second of marking."""
 
 Marking = tuple[LedgerId, tuple[BookieId, ...]]

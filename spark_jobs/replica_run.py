@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 from pyspark.sql.types import BooleanType
 
-from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.registration import Bookies
 from bookie.model.ids import BookieId
 from spark_jobs import report_sink
@@ -41,7 +41,8 @@ from spark_jobs.progress import Phase, ProgressEvent
 from spark_jobs.publish import Published, PublishOutcome, publish
 from spark_jobs.replicas.task import COUNTS_DDL, TaskSettings, asking
 from spark_jobs.run_context import RunContext
-from spark_jobs.summary import FindingSums, ReplicaCounts, UnknownAnswers
+from spark_jobs.summary import FindingSums, ReplicaCounts, SampledBookie, UnknownAnswers
+from spark_jobs.worker_errors import first_line, store_error
 
 CHUNK_LEDGERS: Final = 10_000
 """Some ten seconds of asking on two cores."""
@@ -55,13 +56,20 @@ class _Asked:
 
     counts: Counter[str] = field(default_factory=Counter)
     unknown: Counter[tuple[str, str]] = field(default_factory=Counter)
+    details: dict[tuple[str, str], str] = field(default_factory=dict)
+    sampled: Counter[str] = field(default_factory=Counter)
 
     def add(self, rows: Iterable[Row]) -> None:
         for row in rows:
             for name in ("ledgers", "requests", "expected", "absent", "vanished"):
                 self.counts[name] += row[name]
             for each in row["unknown"]:
-                self.unknown[each["bookie_id"], each["status"]] += each["ledgers"]
+                answer = (each["bookie_id"], each["status"])
+                self.unknown[answer] += each["ledgers"]
+                if each["detail"]:
+                    self.details.setdefault(answer, each["detail"])
+            for each in row["sampled"]:
+                self.sampled[each["bookie_id"]] += each["ledgers"]
 
 
 class ReplicaRun:
@@ -128,7 +136,7 @@ class ReplicaRun:
         if settings.sample < 1:
             seed, share = self._seed, settings.sample
             rows = rows.where(F.udf(lambda ledger_id: is_sampled(ledger_id, seed, share), BooleanType())("ledger_id"))
-        task = TaskSettings(settings.metadata_uri, settings.connect_timeout_s, bookies.registered, settings.bookie_tls)
+        task = TaskSettings(settings.metadata_uri, settings.connect_timeout_s, bookies.registered, settings.security)
         tasks = max(1, self._context.spark.sparkContext.defaultParallelism - 1)
         return rows.repartition(tasks, "ledger_id").mapInArrow(asking(task), f"{FINDING_DDL}, {COUNTS_DDL}")
 
@@ -149,7 +157,7 @@ class ReplicaRun:
             counts["expected"],
             counts["absent"],
             tuple(
-                UnknownAnswers(bookie, status, ledgers)
+                UnknownAnswers(bookie, status, ledgers, self._asked.details.get((bookie, status), ""))
                 for (bookie, status), ledgers in sorted(self._asked.unknown.items())
             ),
             settings.sample,
@@ -157,6 +165,7 @@ class ReplicaRun:
             settings.ledger_min,
             settings.ledger_max,
             round(took_s * every / asked if asked else 0.0, 1),
+            tuple(SampledBookie(bookie, ledgers) for bookie, ledgers in sorted(self._asked.sampled.items())),
         )
 
 
@@ -164,20 +173,22 @@ def _collected(answers: DataFrame) -> Sequence[Row]:
     """Ask, which is what the first action does.
 
     Raises:
-        StoreUnavailableError, ScanFailedError: see there.
+        StoreUnavailableError, AccessDeniedError, ScanFailedError: see there.
     """
     try:
         return answers.where("counts IS NOT NULL").select("counts.*").collect()
     except PySparkException as error:
-        first_line = str(error).strip().partition("\n")[0]
-        if StoreUnavailableError.__name__ in str(error):
+        refused = store_error(error)
+        if isinstance(refused, AccessDeniedError):
+            raise AccessDeniedError(f"bookies could not be asked: {refused}; what was marked stays") from error
+        if refused is not None:
             raise StoreUnavailableError(
-                f"the metadata store did not answer while bookies were asked; what was marked stays: {first_line}"
+                f"the metadata store did not answer while bookies were asked; what was marked stays: {refused}"
             ) from error
-        raise ScanFailedError(f"Spark could not ask the bookies: {first_line}") from error
+        raise ScanFailedError(f"Spark could not ask the bookies: {first_line(error)}") from error
 
 
 def _not_known(counts: ReplicaCounts) -> tuple[str, ...]:
-    named = [f"{each.bookie_id} for {each.ledgers} ledgers ({each.status})" for each in counts.unknown[:_NAMED_MAX]]
+    named = [f"{each.bookie_id} for {each.ledgers} ledgers ({each.reason})" for each in counts.unknown[:_NAMED_MAX]]
     more = f" and {len(counts.unknown) - _NAMED_MAX} more" if len(counts.unknown) > _NAMED_MAX else ""
     return (f"bookies could not tell what they hold: {', '.join(named)}{more}",) if named else ()

@@ -5,6 +5,7 @@
 <report_dir>/<run_id>/bookies.parquet     one row per bookie
 <report_dir>/<run_id>/runs.parquet        one row: this run
 <report_dir>/<run_id>/report.html         the run, for people
+<report_dir>/<run_id>/shadow.parquet      only of `bkheal audit shadow`, after the summary: see ``shadow_run``
 <report_dir>/<run_id>/summary.json        written last: a directory without it is not a report
 <report_dir>/history/{runs,bookies}/<run_id>.parquet    the same rows, to be read as one table of all runs
 """

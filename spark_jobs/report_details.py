@@ -58,7 +58,7 @@ def _replicas(counts: ReplicaCounts) -> Detail:
             "Ledgers asked for",
             f"{number(counts.ledgers)}{'' if counts.sample >= 1 else f', a sample of {counts.sample:.0%}'}",
         ),
-        ("Questions", f"{number(counts.requests)} lists asked of bookies"),
+        ("Questions", f"{number(counts.requests)} lists or samples asked of bookies"),
         ("Copies expected", number(counts.expected)),
         (
             "Denied",
@@ -66,12 +66,18 @@ def _replicas(counts: ReplicaCounts) -> Detail:
         ),
         ("A full run", f"about {duration(round(counts.full_run_estimate_s * 1000))} at this pace"),
         *[
-            (answer.bookie_id, f"could not tell for {ledgers(answer.ledgers)}: {answer.status}")
+            (answer.bookie_id, f"could not tell for {ledgers(answer.ledgers)}: {answer.reason}")
             for answer in counts.unknown[:10]
         ],
     ]
     if len(counts.unknown) > 10:
         rows.append(("More", f"{len(counts.unknown) - 10:,} answers like these"))
+    rows.extend(
+        (sampled.bookie_id, f"{ledgers(sampled.ledgers)} judged by sample: it cannot list its entries")
+        for sampled in counts.sampled[:10]
+    )
+    if len(counts.sampled) > 10:
+        rows.append(("More", f"{len(counts.sampled) - 10:,} bookies judged by sample"))
     return Detail("What bookies said", "Unknown is never taken for absent.", tuple(rows))
 
 

@@ -25,6 +25,7 @@ from spark_jobs.summary import (
     PlacementCounts,
     ReplicaCounts,
     RunSummary,
+    SampledBookie,
     SeverityCount,
     UnknownAnswers,
     WaitingBookie,
@@ -103,7 +104,12 @@ def _placement(item: Mapping[str, Any] | None) -> PlacementCounts | None:
 def _replicas(item: Mapping[str, Any] | None) -> ReplicaCounts | None:
     if item is None:
         return None
-    return _made(ReplicaCounts, item, unknown=tuple(_made(UnknownAnswers, each) for each in item["unknown"]))
+    return _made(
+        ReplicaCounts,
+        item,
+        unknown=tuple(_made(UnknownAnswers, each) for each in item["unknown"]),
+        sampled=tuple(_made(SampledBookie, each) for each in item.get("sampled", ())),
+    )
 
 
 def _made(cls: type[T], item: Mapping[str, Any], **converted: object) -> T:

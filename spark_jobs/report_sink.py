@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
@@ -17,12 +18,16 @@ from spark_jobs.report import FINDINGS
 from spark_jobs.summary import FindingSums, SeverityCount, WorstLedger
 
 _LEDGER: Final = (
-    "min(severity_rank) AS severity_rank",
-    "array_sort(array_distinct(flatten(collect_list(missing)))) AS missing",
-    "count(*) AS fragments",
-    "sum(CAST(coalesce(bytes_estimate, 0) AS double)) AS bytes_estimate",
-    "collect_list(struct(*)) AS found",
+    "ledger_id",
+    "array_min(found.severity_rank) AS severity_rank",
+    # Most ledgers have one finding, whose bookies are distinct already.
+    "sort_array(IF(size(found) > 1, array_distinct(flatten(found.missing)), found[0].missing)) AS missing",
+    "CAST(size(found) AS bigint) AS fragments",
+    """aggregate(found, CAST(0 AS double),
+                 (size, finding) -> size + CAST(coalesce(finding.bytes_estimate, 0) AS double)) AS bytes_estimate""",
+    "found",
 )
+_PACKED: Final = "packed binary"
 
 
 def _fact(severity_rank: str, bookie_id: str, ledgers: int, fragments: int, size: str) -> str:
@@ -73,7 +78,12 @@ def _waiting(until: Mapping[BookieId, str]) -> str:
 
 def ledgers_found(findings: DataFrame) -> DataFrame:
     """Return one row per ledger in findings of missing bookies: worst severity, missing bookies, and its findings."""
-    return findings.groupBy("ledger_id").agg(*map(F.expr, _LEDGER))
+    return ledgers_judged(findings.groupBy("ledger_id").agg(F.expr("collect_list(struct(*)) AS found")))
+
+
+def ledgers_judged(found: DataFrame) -> DataFrame:
+    """As ``ledgers_found``, of rows with a ``ledger_id`` and all of its findings (``found``, one or more)."""
+    return found.selectExpr(*_LEDGER)
 
 
 def sums(ledgers: DataFrame) -> FindingSums:
@@ -106,7 +116,30 @@ def worst_ledgers(ledgers: DataFrame, count: int) -> tuple[WorstLedger, ...]:
 
 
 def markings(ledgers: DataFrame) -> Iterator[Marking]:
-    """Stream ``ledgers_found`` to the driver, most severe first, one partition in memory at a time."""
+    """Stream ``ledgers_found`` to the driver, most severe first, two partitions in memory at a time.
+
+    Rows travel in Arrow batches: unpickled one by one they cost the driver as much as marking does.
+    """
     ordered = ledgers.select("severity_rank", "ledger_id", "missing").orderBy("severity_rank", "ledger_id")
-    for row in ordered.toLocalIterator():
-        yield LedgerId(row["ledger_id"]), tuple(map(BookieId, row["missing"]))
+    packed = ordered.select("ledger_id", "missing").mapInArrow(_packed, _PACKED)
+    for row in packed.toLocalIterator(prefetchPartitions=True):
+        yield from _unpacked(row["packed"])
+
+
+def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each batch as one value."""
+    for batch in batches:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as stream:
+            stream.write_batch(batch)
+        yield pa.record_batch([pa.array([sink.getvalue().to_pybytes()], pa.binary())], names=["packed"])
+
+
+def _unpacked(packed: bytes) -> Iterator[Marking]:
+    for batch in pa.ipc.open_stream(packed):
+        ledger_ids, missing = batch.columns
+        bookies = missing.flatten().to_pylist()
+        start = 0
+        for ledger_id, count in zip(ledger_ids.to_pylist(), missing.value_lengths().to_pylist(), strict=True):
+            yield LedgerId(ledger_id), tuple(map(BookieId, bookies[start : start + count]))
+            start += count

@@ -90,6 +90,9 @@ def spark_conf(settings: SessionSettings, log_settings_path: str) -> Mapping[str
         # Runs of several kinds go on side by side: the one that follows a bookie's loss must not wait for the others.
         "spark.scheduler.mode": "FAIR",
         "spark.sql.ansi.enabled": "true",
+        # The longest method, in bytes of code, that a Java machine compiles. Spark would fuse a check into a longer one
+        # and have it interpreted, at twice the time; beyond the limit it makes short methods of it.
+        "spark.sql.codegen.hugeMethodLimit": "8000",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
         "spark.sql.debug.maxToStringFields": "200",
         "spark.sql.execution.arrow.pyspark.enabled": "true",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +11,17 @@ from bookie.metadata.uri import parse_uri
 from bookie.model.errors import PermanentError
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.spread import STANDARD, PlacementPolicy
-from bookie.wire.tls import TlsSettings
+from bookie.wire.security import NO_FILES, SecurityFiles
 from spark_jobs.brake import MISSING_SHARE_MAX
 from spark_jobs.connect import CONNECT_TIMEOUT_S
 
 
 class InvalidSettingError(PermanentError):
-    """A setting that makes no sense; the text names it."""
+    """Settings that make no sense; ``problems`` holds every one found."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
 
 
 class ExitCode(enum.IntEnum):
@@ -85,8 +90,8 @@ class AuditSettings:
     """Replicas: share of the ledgers to ask for, above 0 to 1; which ones depends on their ids and the seed alone."""
     sample_seed: int | None = None
     """Replicas: None for another sample in each run."""
-    bookie_tls: TlsSettings | None = None
-    """Replicas: how to reach bookies that speak TLS; None for plain connections."""
+    security: SecurityFiles = NO_FILES
+    """Replicas: how to reach bookies that speak TLS or ask for a login; default plain connections."""
     reports_kept: int | None = None
     """Runs whose report directories are kept, at least 1; None: all. The tables of all runs keep their rows."""
 
@@ -99,21 +104,26 @@ class AuditSettings:
         """Check everything at once.
 
         Raises:
-            InvalidSettingError: a number is out of range.
+            InvalidSettingError: a value makes no sense; names every one.
             InvalidUriError: the metadata URI cannot be used.
         """
         parse_uri(self.metadata_uri)
+        if problems := list(self._problems()):
+            raise InvalidSettingError(problems)
+
+    def _problems(self) -> Iterator[str]:
         if not 0 <= self.missing_share_max <= 1:
-            raise InvalidSettingError(f"missing_share_max={self.missing_share_max} is not a share, need 0 to 1")
+            yield f"missing_share_max={self.missing_share_max} is not a share, need 0 to 1"
         if self.num_partitions is not None and self.num_partitions < 1:
-            raise InvalidSettingError(f"num_partitions={self.num_partitions} is out of range, need at least 1")
+            yield f"num_partitions={self.num_partitions} is out of range, need at least 1"
         if not 0 < self.connect_timeout_s <= 3600:
-            raise InvalidSettingError(f"connect_timeout_s={self.connect_timeout_s} is out of range, need 0 to 3600")
+            yield f"connect_timeout_s={self.connect_timeout_s} is out of range, need 0 to 3600"
         if self.worst_ledgers_max < 0:
-            raise InvalidSettingError(f"worst_ledgers_max={self.worst_ledgers_max} is out of range, need at least 0")
+            yield f"worst_ledgers_max={self.worst_ledgers_max} is out of range, need at least 0"
         if not 0 <= self.ledger_min <= self.ledger_max <= LEDGER_ID_MAX:
-            raise InvalidSettingError(f"ledger_min={self.ledger_min} and ledger_max={self.ledger_max} leave no ledger")
+            yield f"ledger_min={self.ledger_min} and ledger_max={self.ledger_max} leave no ledger"
         if self.reports_kept is not None and self.reports_kept < 1:
-            raise InvalidSettingError(f"reports_kept={self.reports_kept} is out of range, need at least 1")
+            yield f"reports_kept={self.reports_kept} is out of range, need at least 1"
+        yield from self.security.problems()
         if not 0 < self.sample <= 1:
-            raise InvalidSettingError(f"sample={self.sample} is not a share, need more than 0 and at most 1")
+            yield f"sample={self.sample} is not a share, need more than 0 and at most 1"

@@ -111,6 +111,21 @@ class UnknownAnswers:
     status: str
     """Name of ``bookie.wire.port.Status``."""
     ledgers: int
+    detail: str = ""
+    """What was said besides, the first time that anything was."""
+
+    @property
+    def reason(self) -> str:
+        """Status and detail as one text."""
+        return f"{self.status}: {self.detail}" if self.detail else self.status
+
+
+@dataclass(frozen=True, slots=True)
+class SampledBookie:
+    """A bookie that cannot list, and how many ledgers it was judged for by their first and last entries there."""
+
+    bookie_id: str
+    ledgers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +135,7 @@ class ReplicaCounts:
     ledgers: int
     """Ledgers that were asked for; those outside of the range or the sample are not."""
     requests: int
-    """Lists asked of bookies."""
+    """Lists asked of bookies, and samples of those that cannot list."""
     expected: int
     """Copies that registered bookies should hold, those of their bookies that could not tell included."""
     absent: int
@@ -132,6 +147,8 @@ class ReplicaCounts:
     ledger_max: int
     full_run_estimate_s: float
     """How long asking for every ledger would take at this run's pace, seconds."""
+    sampled: tuple[SampledBookie, ...] = ()
+    """Reports of before there were samples have none."""
 
 
 @dataclass(frozen=True, slots=True)

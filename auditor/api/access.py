@@ -59,6 +59,10 @@ class Access:
         self._limit = RateLimit(settings.requests_per_second, settings.clients_max, clock)
         self._anonymous = {Role.READ: settings.allow_anonymous_read, Role.OPERATE: settings.allow_anonymous_write}
 
+    def set_requests_per_second(self, rate: float) -> None:
+        """Change the rate of each client, from its next request on."""
+        self._limit.set_rate(rate)
+
     def admit(self, address: str, token: str | None, needed: Role) -> Principal:
         """Return who calls.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,8 +17,11 @@ from auditor.api.status_page import status_page
 from auditor.service.control import Control
 from bookie.metadata.port import StoreUnavailableError
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
+from bookie.model.run import RunRecord
 
 _PAGE_RUNS: Final = 20
+_PAGE_PATIENCE_S: Final = 2.0
+"""A person waits for the page, and a silent store would hold it up for longer than browsers do."""
 _PAGE_DEFAULT: Final = 100
 _PAGE_MAX: Final = 1_000
 
@@ -46,10 +51,10 @@ class ClusterRoutes:
         return web.json_response(status_document(self._control.status()))
 
     async def _page(self, call: Call) -> web.Response:
-        try:
-            runs = await self._control.runs(_PAGE_RUNS)
-        except StoreUnavailableError:  # what is known without the store is shown all the same
-            runs = ()
+        runs: Sequence[RunRecord] = ()
+        with contextlib.suppress(StoreUnavailableError, TimeoutError):  # the rest is known without the store
+            async with asyncio.timeout(_PAGE_PATIENCE_S):
+                runs = await self._control.runs(_PAGE_RUNS)
         page = status_page(self._control.status(), runs)
         return web.Response(
             text=page.html, content_type=HTML, headers={"Content-Security-Policy": page.policy, "Refresh": "10"}

@@ -82,6 +82,7 @@ def bookie_list(bookies: Sequence[BookieView], lost: Sequence[LostBookie]) -> di
 def _check(status: ServiceStatus, kind: RunKind) -> dict[str, Any]:
     last = status.last.get(kind)
     return {
+        "schedule": status.schedules.get(kind),
         "period_seconds": status.period_s.get(kind),
         "next_run": rfc3339(status.next_run_ms.get(kind, 0)),
         "last_success": rfc3339(status.last_success_ms.get(kind, 0)),

@@ -19,12 +19,12 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  #
 from auditor.api import control_pb2_grpc as rpc
 from auditor.api.access import Access
 from auditor.api.grpc_servicer import ControlServicer
-from auditor.api.http import AddressInUseError
 from auditor.api.idempotency import Intents
 from auditor.api.settings import ApiSettings, ServerTls, check_settings
 from auditor.api.tls import check_pair
 from auditor.service.control import Control
 from bookie.runtime.clock import Clock
+from bookie.runtime.listening import address_in_use, shown
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.tls import TlsFilesError
 
@@ -54,6 +54,7 @@ class GrpcFace:
         self._control = control
         self._settings = settings
         self._clock = clock
+        self._access = Access(settings, clock)
         self._health = health.HealthServicer()
         self._server: grpc.aio.Server | None = None
         self._following: asyncio.Task[None] | None = None
@@ -72,8 +73,7 @@ class GrpcFace:
         self._server = grpc.aio.server(
             options=_options(self._settings), maximum_concurrent_rpcs=_REQUESTS_AT_ONCE + self._settings.watchers_max
         )
-        access, intents = Access(self._settings, self._clock), Intents(self._clock)
-        servicer = ControlServicer(self._control, access, intents, self._settings)
+        servicer = ControlServicer(self._control, self._access, Intents(self._clock), self._settings)
         rpc.add_AuditorServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.port = self._bind(self._server)
@@ -83,6 +83,10 @@ class GrpcFace:
         await self._server.start()
         self._following = guarded("grpc readiness", self._follow())
         _log.info("grpc face listens", extra={"host": self._settings.grpc_host, "port": self.port})
+
+    def set_requests_per_second(self, rate: float) -> None:
+        """Change the rate of each client, from its next request on."""
+        self._access.set_requests_per_second(rate)
 
     async def say_stopping(self) -> None:
         """Tell health checks for good that the end is near; requests are still answered."""
@@ -97,15 +101,13 @@ class GrpcFace:
 
     def _bind(self, server: grpc.aio.Server) -> int:
         host, port = self._settings.grpc_host, self._settings.grpc_port
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = shown(host, port)
         try:
             if self._settings.tls is None:
                 return server.add_insecure_port(address)
             return server.add_secure_port(address, server_credentials(self._settings.tls))
         except RuntimeError as error:
-            raise AddressInUseError(
-                f"cannot listen on {address}: stop what listens there, or choose another grpc_host or grpc_port"
-            ) from error
+            raise address_in_use(host, port, "gRPC", ("--grpc-port", "--grpc-host")) from error
 
     async def _follow(self) -> None:
         while True:

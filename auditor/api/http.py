@@ -23,8 +23,8 @@ from auditor.api.run_routes import RunRoutes
 from auditor.api.settings import ApiSettings, check_settings
 from auditor.api.tls import ReloadingContext
 from auditor.service.control import Control
-from bookie.model.errors import PermanentError
 from bookie.runtime.clock import Clock
+from bookie.runtime.listening import address_in_use
 from bookie.runtime.tasks import cancel, guarded
 
 _log = logging.getLogger(__name__)
@@ -34,10 +34,6 @@ _LINGERING_S: Final = 1.0
 """How long the rest of a refused body is read, so that its sender gets to see the answer."""
 _SHUTDOWN_S: Final = 2.0
 """For answers under way when the face stops."""
-
-
-class AddressInUseError(PermanentError):
-    """The address cannot be listened on."""
 
 
 class HttpFace:
@@ -64,7 +60,8 @@ class HttpFace:
         self._control = control
         self._settings = settings
         self._clock = clock
-        self._guard = Guard(settings, Access(settings, clock))
+        self._access = Access(settings, clock)
+        self._guard = Guard(settings, self._access)
         self._process = ProcessRoutes(control, metrics)
         self.routes: Sequence[Route] = (
             *RunRoutes(control, Intents(clock)).routes(),
@@ -103,10 +100,7 @@ class HttpFace:
             await web.TCPSite(self._runner, host, port, ssl_context=tls.context if tls else None).start()
         except OSError as error:
             await self.stop()
-            raise AddressInUseError(
-                f"cannot listen on {host}:{port}: {error.strerror or error}; stop what listens there, "
-                "or choose another http_host or http_port"
-            ) from error
+            raise address_in_use(host, port, "HTTP", ("--http-port", "--http-host"), error) from error
         if tls is not None:
             self._certificates = guarded("certificates", self._follow(tls))
         _log.info("http face listens", extra={"host": host, "port": self.port, "tls": tls is not None})
@@ -116,6 +110,10 @@ class HttpFace:
         """The port that it listens on."""
         assert self._runner is not None
         return int(self._runner.addresses[0][1])
+
+    def set_requests_per_second(self, rate: float) -> None:
+        """Change the rate of each client, from its next request on."""
+        self._access.set_requests_per_second(rate)
 
     def say_stopping(self) -> None:
         """Tell readiness probes that the end is near; requests are still answered."""

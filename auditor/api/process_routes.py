@@ -61,11 +61,17 @@ class ProcessRoutes:
         return web.Response(text="ok")
 
     async def _ready(self, call: Call) -> web.Response:
-        checks = {"metadata-store": self._control.status().is_store_connected, "not-stopping": not self._is_stopping}
+        status = self._control.status()
+        checks = {
+            "metadata-store": status.is_store_connected,
+            "permissions": not status.problems,
+            "not-stopping": not self._is_stopping,
+        }
         is_ready = all(checks.values())
         if is_ready and "verbose" not in call.request.query:
             return web.Response(text="ok")
         lines = [f"[{'+' if is_ok else '-'}]{name} {'ok' if is_ok else 'failed'}" for name, is_ok in checks.items()]
+        lines += [f"permissions: {problem}" for problem in status.problems]
         lines.append(f"readyz check {'passed' if is_ready else 'failed'}")
         return web.Response(text="\n".join(lines) + "\n", status=200 if is_ready else 503)
 

@@ -15,12 +15,16 @@ class RateLimit:
     """Buckets that refill at ``rate`` requests a second and hold twice as many."""
 
     def __init__(self, rate: float, clients_max: int, clock: Clock) -> None:
-        self._rate = rate
-        self._burst = max(1.0, rate * _BURST_FACTOR)
+        self.set_rate(rate)
         self._clients_max = clients_max
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Requests left, and as of when; the client not seen for longest comes first."""
+
+    def set_rate(self, rate: float) -> None:
+        """Change the rate of every client, from its next request on."""
+        self._rate = rate
+        self._burst = max(1.0, rate * _BURST_FACTOR)
 
     def wait_s(self, client: str) -> float:
         """Count one request of ``client``; 0 if it is admitted, else in how many seconds one will be."""

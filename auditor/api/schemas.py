@@ -76,8 +76,12 @@ _PART: Final = _fields({"ledgers": _COUNT, "bytes_estimate": _COUNT, "oldest": _
 _LOST: Final = _fields({"bookie_id": _TEXT, "first_seen_down": _TIME, "audit_due": _TIME})
 _CHECK: Final = _fields(
     {
+        "schedule": {
+            "type": ["string", "null"],
+            "description": "As this auditor would follow it if it led; null: not scheduled.",
+        },
         "period_seconds": {"type": ["number", "null"], "description": "Null: not scheduled."},
-        "next_run": _TIME,
+        "next_run": {**_TIME, "description": "Null also where another auditor leads, which alone knows the time."},
         "last_success": _TIME,
         "paused": _TRUTH,
         "last": {"anyOf": [_ref("RunFields"), {"type": "null"}]},

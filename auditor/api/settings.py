@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def anonymous_write_problems(hosts: Iterable[str]) -> list[str]:
+    """Why nobody may change anything without a token where the faces listen on ``hosts``; empty: they may."""
+    open_hosts = sorted({host for host in hosts if not is_loopback(host)})
+    if not open_hosts:
+        return []
+    who = ", ".join(open_hosts)
+    advice = "listen on 127.0.0.1, or give callers tokens (tokens_file)"
+    return [f"allow_anonymous_write would let everybody who reaches {who} start and stop runs: {advice}"]
+
+
 def check_settings(settings: ApiSettings) -> None:
     """Refuse what would be open to everybody, or cannot work.
 
@@ -75,12 +86,8 @@ def check_settings(settings: ApiSettings) -> None:
         ConfigurationError: lists every problem.
     """
     problems = []
-    open_hosts = sorted({host for host in (settings.http_host, settings.grpc_host) if not is_loopback(host)})
-    if settings.allow_anonymous_write and open_hosts:
-        problems.append(
-            f"allow_anonymous_write would let everybody who reaches {', '.join(open_hosts)} start and stop runs: "
-            "listen on 127.0.0.1, or give callers tokens (tokens_file)"
-        )
+    if settings.allow_anonymous_write:
+        problems += anonymous_write_problems((settings.http_host, settings.grpc_host))
     if settings.requests_per_second <= 0:
         problems.append(f"requests_per_second must be more than 0, not {settings.requests_per_second:g}")
     files = [settings.tokens_file]

@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import quote
 
 from auditor.api.documents import rfc3339
-from auditor.service.control import ServiceStatus
+from auditor.service.control import ServiceStatus, why_no_next_run
 from bookie.model.run import RunKind, RunRecord
 
 _STYLE: Final = (
@@ -70,16 +70,17 @@ def _facts(status: ServiceStatus) -> list[tuple[str, str]]:
         facts.append(("Lost", _bad(lost)))
     if status.held_because:
         facts.append(("Held", _bad(status.held_because)))
+    facts += [("Refused", _bad(problem)) for problem in status.problems]
     return facts
 
 
 def _check(status: ServiceStatus, kind: RunKind) -> tuple[str, ...]:
     last = status.last.get(kind)
-    upcoming = rfc3339(status.next_run_ms.get(kind, 0)) or "not scheduled"
+    upcoming = rfc3339(status.next_run_ms.get(kind, 0)) or why_no_next_run(status, kind)
     success = rfc3339(status.last_success_ms.get(kind, 0)) or "never"
     verdict = "" if last is None else last.verdict or last.state.value
     paused = " (paused)" if kind in status.paused_kinds else ""
-    return (escape(kind.value + paused), upcoming, success, escape(verdict))
+    return (escape(kind.value + paused), escape(upcoming), success, escape(verdict))
 
 
 def _backlog(status: ServiceStatus) -> list[tuple[str, ...]]:

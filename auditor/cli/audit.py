@@ -8,22 +8,28 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from auditor.cli import audit_options as opt
-from auditor.cli import audit_runs
+from auditor.cli import audit_runs, audit_shadow
+from auditor.cli import security_options as sec
 from auditor.cli.audit_progress import shown_progress
+from auditor.cli.command_settings import Options, audit_settings
 from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat, print_error, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from bookie.model.errors import BkhealError
 from bookie.model.run import RunKind, RunRecord
+from bookie.runtime.settings import ConfigurationError
+from bookie.wire.apache.framing import FRAME_BYTES_MAX
+from bookie.wire.security import SaslMechanism
 
 if TYPE_CHECKING:
     from spark_jobs.one_shot import OneShot
     from spark_jobs.progress import ProgressEvent
+    from spark_jobs.settings import AuditSettings
 
 _REPORTS: Final = Path("reports")
 _CHECKS: Final = """
@@ -71,7 +77,7 @@ def audit(
         return
     shot = _shot(
         RunKind.BOOKIES,
-        _settings(metadata_uri(uri, config), report_dir, is_dry_run=dry_run, missing_share_max=missing_share_max),
+        _settings(metadata_uri(uri, config), context.params),
         master=master,
         wait_s=0,
     )
@@ -80,6 +86,7 @@ def audit(
 
 @app.command("run", help=f"Run one check, once.\n{_CHECKS}", epilog=_EXIT_CODES)
 def run(
+    context: typer.Context,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     kind: opt.KindOption = RunKind.BOOKIES,
@@ -100,9 +107,13 @@ def run(
     ledger_max: opt.LedgerMaxOption = None,
     sample: opt.SampleOption = 1.0,
     sample_seed: opt.SampleSeedOption = None,
-    tls_ca: opt.TlsCaOption = None,
-    tls_cert: opt.TlsCertOption = None,
-    tls_key: opt.TlsKeyOption = None,
+    tls_ca: sec.TlsCaOption = None,
+    tls_cert: sec.TlsCertOption = None,
+    tls_key: sec.TlsKeyOption = None,
+    sasl_username: sec.SaslUsernameOption = "",
+    sasl_password_file: sec.SaslPasswordFileOption = None,
+    sasl_mechanism: sec.SaslMechanismOption = SaslMechanism.DIGEST_MD5,
+    frame_bytes_max: sec.FrameBytesMaxOption = FRAME_BYTES_MAX,
     reports_kept: opt.ReportsKeptOption = None,
     http_port: opt.MetricsPortOption = None,
     http_host: opt.MetricsHostOption = "127.0.0.1",
@@ -115,9 +126,6 @@ def run(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """See ``help`` above."""
-    from bookie.model.ids import LEDGER_ID_MAX
-    from bookie.model.spread import PlacementPolicy
-    from bookie.wire.tls import TlsSettings
     from spark_jobs.one_shot import WAIT_S_MAX
 
     patience_s = wait_s if wait_s is not None else (WAIT_S_MAX if wait else 0.0)
@@ -126,28 +134,13 @@ def run(
         raise typer.Exit(
             audit_runs.start(services, kind, is_dry_run=dry_run, wait_s=patience_s, is_json=output is OutputFormat.JSON)
         )
-    if tls_ca is None and (tls_cert or tls_key):
-        raise typer.BadParameter("--tls-cert and --tls-key need --tls-ca")
-    settings = _settings(
-        metadata_uri(uri, config),
-        report_dir,
-        is_dry_run=dry_run,
-        missing_share_max=missing_share_max,
-        topology_file=topology_file,
-        placement_policy=PlacementPolicy(min_racks, min_zones, min_regions, strict_placement),
-        mark_misplaced=mark_misplaced,
-        ledger_min=ledger_min,
-        ledger_max=LEDGER_ID_MAX if ledger_max is None else ledger_max,
-        sample=sample,
-        sample_seed=sample_seed,
-        bookie_tls=TlsSettings(tls_ca, tls_cert, tls_key) if tls_ca else None,
-        reports_kept=reports_kept,
-    )
+    settings = _settings(metadata_uri(uri, config), context.params)
     exported = _exporting(metrics_file, pushgateway, cluster_name)
     with _scraped(kind, http_port, http_host) as told:
         _here(_shot(kind, settings, master=master, wait_s=patience_s), fail_on, output, exported, told)
 
 
+app.command("shadow", help=audit_shadow.HELP, epilog=audit_shadow.EPILOG)(audit_shadow.shadow)
 app.command("list")(audit_runs.list_runs)
 app.command("show")(audit_runs.show)
 app.command("cancel")(audit_runs.cancel)
@@ -155,16 +148,14 @@ app.command("pause")(audit_runs.pause)
 app.command("resume")(audit_runs.resume)
 
 
-def _settings(uri: str, report_dir: Path, **settings: Any) -> Any:
-    from spark_jobs.settings import AuditSettings, InvalidSettingError
-
+def _settings(uri: str, given: Options) -> AuditSettings:
     try:
-        return AuditSettings(uri, report_dir, **settings)
-    except InvalidSettingError as error:
-        raise typer.BadParameter(str(error)) from error
+        return audit_settings(uri, given)
+    except ConfigurationError as error:
+        raise typer.BadParameter("; ".join(error.problems)) from error
 
 
-def _shot(kind: RunKind, settings: Any, *, master: str | None, wait_s: float) -> OneShot:
+def _shot(kind: RunKind, settings: AuditSettings, *, master: str | None, wait_s: float) -> OneShot:
     from spark_jobs.one_shot import OneShot
     from spark_jobs.session import SessionSettings
 
@@ -215,8 +206,6 @@ def _here(
     from spark_jobs.render import table
     from spark_jobs.settings import FailOn
 
-    if fail_on not in {level.value for level in FailOn}:
-        raise typer.BadParameter(f"{fail_on!r}: use one of {', '.join(level.value for level in FailOn)}")
     try:
         with shown_progress() as shown:
 

@@ -85,16 +85,6 @@ SampleSeedOption: TypeAlias = Annotated[
     int | None,
     typer.Option(help="Which sample; default: another one each time.", rich_help_panel=_REPLICAS, show_default=False),
 ]
-TlsCaOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(help="PEM file: bookies speak TLS, signed by this.", rich_help_panel=_REPLICAS, show_default=False),
-]
-TlsCertOption: TypeAlias = Annotated[
-    Path | None, typer.Option(help="PEM file, with --tls-ca.", rich_help_panel=_REPLICAS, show_default=False)
-]
-TlsKeyOption: TypeAlias = Annotated[
-    Path | None, typer.Option(help="PEM file, with --tls-ca.", rich_help_panel=_REPLICAS, show_default=False)
-]
 MetricsPortOption: TypeAlias = Annotated[
     int | None,
     typer.Option(

@@ -6,13 +6,19 @@ from typing import Annotated
 
 import typer
 
+from auditor.cli.command_settings import auditor_settings
+from auditor.cli.reloading import config_source
 from auditor.cli.running import ConfigOption, MetadataUriOption, metadata_uri, run
+from auditor.cli.security_options import FRAME_HELP
+from bookie.wire.apache.framing import FRAME_BYTES_LIMIT, FRAME_BYTES_MAX
+from bookie.wire.security import FRAME_BYTES_LEAST, SaslMechanism
 
 _LOOPBACK = "127.0.0.1"
 _SCHEDULE = 'off, an interval such as 15m or 24h, or five cron fields in UTC such as "17 2 * * 0".'
 
 
 def auditor(
+    context: typer.Context,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     report_dir: Annotated[str, typer.Option(help="Directory with the reports of all runs.")] = "reports",
@@ -73,6 +79,14 @@ def auditor(
     bookie_tls_ca: Annotated[str, typer.Option(help="PEM file: bookies speak TLS, signed by this.")] = "",
     bookie_tls_cert: Annotated[str, typer.Option(help="PEM file, with --bookie-tls-ca.")] = "",
     bookie_tls_key: Annotated[str, typer.Option(help="PEM file, with --bookie-tls-ca.")] = "",
+    bookie_sasl_username: Annotated[str, typer.Option(help="Log in at Apache bookies that ask for it (SASL).")] = "",
+    bookie_sasl_password_file: Annotated[str, typer.Option(help="Its first line is the password.")] = "",
+    bookie_sasl_mechanism: Annotated[
+        SaslMechanism, typer.Option(help="How to log in.", case_sensitive=False)
+    ] = SaslMechanism.DIGEST_MD5,
+    bookie_frame_bytes_max: Annotated[
+        int, typer.Option(min=FRAME_BYTES_LEAST, max=FRAME_BYTES_LIMIT, help=FRAME_HELP)
+    ] = FRAME_BYTES_MAX,
     reports_kept: Annotated[int, typer.Option(help="Reports that are kept.")] = 50,
     runs_kept: Annotated[int, typer.Option(help="Run records that are kept in ZooKeeper.")] = 200,
     compat_metrics: Annotated[bool, typer.Option(help="Also export the metric names of Apache's auditor.")] = False,
@@ -87,53 +101,11 @@ def auditor(
     Look at http://127.0.0.1:8080/status, start a run with `curl -X POST`, or use the tab Auditor in Spark's UI.
     Liveness is /livez, readiness /readyz, metrics /metrics.
 
-    Exit codes: 0 stopped as asked, 1 an address is taken, 70 Spark is gone or does not start (start this again),
-    78 wrong configuration or no BookKeeper cluster there. ZooKeeper being away ends nothing: the auditor waits and
+    Exit codes: 0 stopped as asked, 70 Spark is gone or does not start (start this again), 78 wrong configuration,
+    an address is taken, or no BookKeeper cluster there. ZooKeeper being away ends nothing: the auditor waits and
     goes on by itself.
     """
     from auditor.service.main import run_auditor
-    from auditor.service.settings import ServiceSettings
 
-    settings = ServiceSettings(
-        metadata_uri=metadata_uri(uri, config),
-        report_dir=report_dir,
-        bookies_schedule=bookies_schedule,
-        placement_schedule=placement_schedule,
-        replicas_schedule=replicas_schedule,
-        schedule_jitter_s=schedule_jitter_s,
-        misfire_grace_s=misfire_grace_s,
-        missing_share_max=missing_share_max,
-        session_timeout_s=session_timeout_s,
-        backlog_interval_s=backlog_interval_s,
-        http_host=http_host,
-        http_port=http_port,
-        grpc_host=grpc_host,
-        grpc_port=grpc_port,
-        tokens_file=tokens_file,
-        allow_anonymous_read=allow_anonymous_read,
-        allow_anonymous_write=allow_anonymous_write,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_client_ca=tls_client_ca,
-        requests_per_second=requests_per_second,
-        spark_master=spark_master,
-        driver_memory=driver_memory,
-        ui_enabled=ui_enabled,
-        ui_host=ui_host,
-        ui_port=ui_port,
-        ui_trigger_enabled=ui_trigger_enabled,
-        ui_allow_anonymous=ui_allow_anonymous,
-        ui_proxy_base=ui_proxy_base,
-        topology_file=topology_file,
-        min_racks=min_racks,
-        min_zones=min_zones,
-        min_regions=min_regions,
-        strict_placement=strict_placement,
-        bookie_tls_ca=bookie_tls_ca,
-        bookie_tls_cert=bookie_tls_cert,
-        bookie_tls_key=bookie_tls_key,
-        reports_kept=reports_kept,
-        runs_kept=runs_kept,
-        compat_metrics=compat_metrics,
-    )
-    raise typer.Exit(run(run_auditor(settings)))
+    settings = auditor_settings(metadata_uri(uri, config), context.params)
+    raise typer.Exit(run(run_auditor(settings, config_source(context, auditor_settings))))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from auditor.cli.output import OutputFormat, print_json, print_line
+from auditor.cli.output import OutputFormat, print_json, print_line, print_note, print_table
 from auditor.cli.running import OutputOption, run
 
 app = typer.Typer(
@@ -51,6 +53,68 @@ def scan(
     from auditor.bench.scan import run as measure
 
     _show("ScanBenchmark", run(measure(ledgers)), output)
+
+
+@app.command("versus-apache")
+def versus_apache(
+    part: Annotated[str, typer.Option(help="audit, repair, add or all.")] = "all",
+    ledgers: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Ledgers to audit; may be given several times. Default: 10^4, 10^5 and 10^6."),
+    ] = None,
+    megabytes: Annotated[
+        float,
+        typer.Option(min=0.01, max=100_000, help="Lost for each contestant and shape; written in each add round."),
+    ] = 32.0,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Ledgers to repair, as E/Qw/Qa; may be given several times. Default: 3/3/2, 3/2/2, 5/2/2."),
+    ] = None,
+    apache_lib: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with Apache's jars. Default: $BKHEAL_APACHE_LIB, then the cache.", show_default=False
+        ),
+    ] = None,
+    is_tuned: Annotated[
+        bool, typer.Option("--tuned/--no-tuned", help="Also run Apache with its best documented settings.")
+    ] = True,
+    raw: Annotated[
+        Path | None, typer.Option(help="Write all figures to this file, as JSON.", show_default=False)
+    ] = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """A real Apache BookKeeper beside this project: audit, repair and adds. Needs its jars and a JDK; takes long."""
+    from auditor.bench import versus_apache as bench
+    from auditor.bench.versus_apache_repair import SHAPES
+
+    if part not in tuple(bench.Part):
+        raise typer.BadParameter(f"{part!r}: need one of {', '.join(bench.Part)}", param_hint="--part")
+    try:
+        shapes = tuple(map(bench.parse_shape, shape or ())) or SHAPES
+    except bench.InvalidShapeError as error:
+        raise typer.BadParameter(str(error), param_hint="--shape") from None
+    settings = bench.VersusSettings(
+        bench.Part(part), tuple(ledgers or bench.LEDGERS), megabytes, shapes, apache_lib, is_tuned
+    )
+    figures = run(bench.run(settings, print_note))
+    if raw is not None:
+        raw.write_text(json.dumps(figures, indent=2) + "\n")
+    if output is OutputFormat.JSON:
+        print_json("VersusApacheBenchmark", **figures)
+        return
+    _show_comparisons(figures)
+
+
+def _show_comparisons(figures: dict[str, Any]) -> None:
+    from auditor.bench.versus_apache_figures import HEADINGS, NUMBERS, comparisons, row
+
+    for title in ("versions", "machine"):
+        print_line(f"{title}: {_shown(figures[title])}")
+    for name, settings in figures["settings"].items():
+        print_line(f"settings of {name}: {_shown(settings) or 'as they come'}")
+    print_line()
+    print_table(HEADINGS, [row(each) for each in comparisons(figures)], right=NUMBERS)
 
 
 def _show(kind: str, figures: dict[str, Any], output: OutputFormat) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from auditor.cli.output import OutputFormat, print_json, print_line, print_table, size
+from auditor.cli.output import OutputFormat, print_json, print_line, print_note, print_table, size
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.security_options import bookie_security
+
+if TYPE_CHECKING:
+    from bookie.wire.port import InfoReply
 
 cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
 _INFO_TIMEOUT_S = 5.0
@@ -37,6 +41,9 @@ def bookies(
         ],
         right=(3, 4, 5),
     )
+    for row in rows:
+        if row["detail"] is not None:
+            print_note(f"{row['bookie_id']} is registered and did not answer: {row['detail']}")
 
 
 @cluster_app.command("init")
@@ -51,7 +58,7 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
     from bookie.client.connect import connect
     from bookie.metadata.drains import Drains
 
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         registered = await client.ports.registrations.list()
         known = await client.ports.registrations.known() | registered.registered
         drains = await Drains(client.store, client.cluster.root).read()
@@ -74,9 +81,17 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
                 "ledgers": details.ledger_count if details else None,
                 "disk_free_bytes": details.disk_free_bytes if details else None,
                 "disk_total_bytes": details.disk_total_bytes if details else None,
+                "detail": _why_silent(reply),
             }
 
         return list(await asyncio.gather(*(row(bookie) for bookie in sorted(known))))
+
+
+def _why_silent(reply: InfoReply | None) -> str | None:
+    """Why a bookie that was asked told nothing; None if it told, or was not asked."""
+    if reply is None or reply.info is not None:
+        return None
+    return f"{reply.status.name}, {reply.detail}" if reply.detail else reply.status.name
 
 
 async def _init(uri: str) -> None:

@@ -7,6 +7,7 @@ a key of the command's table (``[auditor]``, ``[audit.run]``), written with unde
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,8 +23,26 @@ Command: TypeAlias = Any
 """A command as Typer made it; it has no public type."""
 ENVIRONMENT_PREFIX: Final = "BKHEAL"
 
+LIVE: Final[Mapping[tuple[str, ...], frozenset[str]]] = {
+    ("auditor",): frozenset({"requests_per_second"}),
+    ("replicator",): frozenset({"bytes_per_second"}),
+    ("bookie",): frozenset(),
+}
+"""Commands that follow their file while they run, with the options that they take over."""
+
 _HIDDEN: Final = frozenset({"help", "config", "uri", "output"})
 """Options that are no settings: they choose the cluster, the file, or how to print."""
+_CONTENT: Final = "bkheal.configuration"
+
+
+class TakesEffect(enum.Enum):
+    """When a change of the file counts."""
+
+    LIVE = "live"
+    """Within seconds, in processes that run."""
+    RESTART = "restart"
+    NEXT_CALL = "next call"
+    """The command does not stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +54,7 @@ class Setting:
     variable: str
     default: str
     help: str
+    takes_effect: TakesEffect
 
 
 def load_defaults(context: typer.Context, value: Path | None) -> Path | None:
@@ -43,11 +63,13 @@ def load_defaults(context: typer.Context, value: Path | None) -> Path | None:
     Raises:
         ConfigurationError: the file cannot be read, or its table has a key that is no option of the command.
     """
-    path, words = config_file(value, os.environ), _words(context)
+    path, words = config_file(value, os.environ), words_of(context)
     context.auto_envvar_prefix = _variable(*words)  # not earlier: each help text would name them all
     if path is not None:
-        table = _table(read_config(path), words)
+        content = read_config(path)
+        table = _table(content, words)
         _refuse_unknown(path, table, words, context.command)
+        context.meta[_CONTENT] = content
         context.default_map = {name: entry for name, entry in table.items() if not isinstance(entry, Mapping)}
     return value
 
@@ -66,6 +88,7 @@ def settings_of(command: Command, words: tuple[str, ...]) -> Iterator[Setting]:
             _variable(*words, option.name or ""),
             _default_text(option),
             (option.help or "").strip(),
+            _takes_effect(words, option.name or ""),
         )
 
 
@@ -79,6 +102,72 @@ def problems_in(content: Mapping[str, Any], root: TyperGroup, context: typer.Con
             yield f"{name} is neither {URI_KEY} nor the table of a command"
         else:
             yield from _problems(entry, (name,), command, context)
+
+
+def has_options(content: Mapping[str, Any], words: tuple[str, ...]) -> bool:
+    """Whether a file says anything to a command itself, not only to those below it."""
+    return any(not isinstance(entry, Mapping) for entry in _table(content, words).values())
+
+
+def options_of(
+    content: Mapping[str, Any], words: tuple[str, ...], root: TyperGroup, context: typer.Context
+) -> dict[str, Any] | None:
+    """What a command would be called with: environment, file, default; None where some value cannot be read.
+
+    A value that only a flag can have given is the option's name, so that it contradicts no other.
+    """
+    command: Any = root
+    for word in words:
+        command = command.commands[word]
+    table, values = _table(content, words), {}
+    for option in _options(command):
+        name = option.name or ""
+        given = os.environ.get(_variable(*words, name)) or table.get(name)
+        try:
+            values[name] = _value(option, given, context) if given is not None else _default(option, context)
+        except typer.BadParameter:
+            return None
+    return values
+
+
+def values_in(content: Mapping[str, Any], words: tuple[str, ...], context: typer.Context) -> dict[str, Any]:
+    """What the file and the defaults say of the options of the command that was called, whatever else names them.
+
+    Raises:
+        typer.BadParameter: a value is not of its option's type or range; see ``problems_of``.
+    """
+    table, values = _table(content, words), {}
+    for option in _options(context.command):
+        given = table.get(option.name or "")
+        values[option.name or ""] = _default(option, context) if given is None else _value(option, given, context)
+    return values
+
+
+def problems_of(content: Mapping[str, Any], words: tuple[str, ...], context: typer.Context) -> Iterator[str]:
+    """Say what in the table of the command that was called is no option of it, or no value for it."""
+    yield from _problems(_table(content, words), words, context.command, context)
+
+
+def content_at_start(context: typer.Context) -> Mapping[str, Any]:
+    """What was in the file when the command was called; nothing without a file."""
+    content: Mapping[str, Any] = context.meta.get(_CONTENT, {})
+    return content
+
+
+def words_of(context: typer.Context) -> tuple[str, ...]:
+    """How the command was called, without the program's name."""
+    words: list[str] = []
+    at: Any = context
+    while at.parent is not None:
+        words.insert(0, at.info_name or "")
+        at = at.parent
+    return tuple(words)
+
+
+def _takes_effect(words: tuple[str, ...], name: str) -> TakesEffect:
+    if words not in LIVE:
+        return TakesEffect.NEXT_CALL
+    return TakesEffect.LIVE if name in LIVE[words] else TakesEffect.RESTART
 
 
 def _problems(
@@ -97,9 +186,19 @@ def _problems(
             yield f"[{'.'.join(words)}] {name} = {entry!r}: {why}"
 
 
+def _value(option: TyperOption, given: object, context: typer.Context) -> Any:
+    return option.process_value(context, given)
+
+
+def _default(option: TyperOption, context: typer.Context) -> Any:
+    if option.required:
+        return option.name
+    return None if option.default is None else _value(option, option.default, context)
+
+
 def _conversion_problem(option: TyperOption, value: object, context: typer.Context) -> str | None:
     try:
-        option.process_value(context, value)
+        _value(option, value, context)
     except typer.BadParameter as error:
         return error.message
     return None
@@ -116,16 +215,6 @@ def _table(content: Mapping[str, Any], words: tuple[str, ...]) -> Mapping[str, A
     for word in words:
         table = table.get(word, {}) if isinstance(table, Mapping) else {}
     return table if isinstance(table, Mapping) else {}
-
-
-def _words(context: typer.Context) -> tuple[str, ...]:
-    """How the command was called, without the program's name."""
-    words: list[str] = []
-    at: Any = context
-    while at.parent is not None:
-        words.insert(0, at.info_name or "")
-        at = at.parent
-    return tuple(words)
 
 
 def _variable(*words: str) -> str:

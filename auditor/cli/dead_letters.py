@@ -22,9 +22,10 @@ _ADVICE: Final = {
     ParkReason.NEEDS_RECOVERY: "bring back bookies of the last ensemble; nobody can tell yet where the ledger ends",
     ParkReason.UNREADABLE_ENTRIES: "every bookie that is there denied these entries; bring back another holder, or "
     "mend the disk, then `bkheal dead-letters retry`",
-    ParkReason.UNREADABLE_METADATA: "nobody can repair what cannot be read; look at the ledger's node in ZooKeeper",
-    ParkReason.OPEN_LEDGER: "its writer leaves the drained bookie with the next write or on closing; if the writer is "
-    "gone, close the ledger with `bkheal ledger recover`",
+    ParkReason.UNREADABLE_METADATA: "look at the ledger's node in ZooKeeper: it cannot be read; or it is of format 1, "
+    "which keeps no password, and not closed: `bkheal ledger recover` with the password it was created with",
+    ParkReason.OPEN_LEDGER: "its writer leaves the bookie with the next write or on closing; if the writer is gone, "
+    "close the ledger with `bkheal ledger recover`, but not while the bookie lacks entries",
 }
 
 

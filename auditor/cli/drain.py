@@ -27,11 +27,15 @@ from auditor.cli.verbs import (
     whoami,
 )
 from bookie.metadata.drains import Drain, Drains
+from bookie.metadata.service_info import PROTOCOL_GRPC
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bookie.client.connect import ConnectedBookKeeper
+    from bookie.metadata.registration import Registrations
 
 app = typer.Typer(
     help="Empty bookies while they serve: copies first, and only then out of the metadata.",
@@ -57,6 +61,10 @@ def start(
 ) -> None:
     """Begin to drain bookies: they turn read-only, nobody chooses them any more, and what they hold is marked.
 
+    An Apache bookie knows of no drain and stays as it is. While it is writable, replicators and our writers do not
+    choose it, but Apache's writers do. Make it read-only by Apache's own means first, and leave it so until the drain
+    is over; notes say which bookies that concerns.
+
     Nothing is at risk meanwhile: a drained bookie serves its copies until each of them has another home. Ledgers that
     are written to are left to their writers, who leave a read-only bookie with the next write. Starting again is safe
     and marks what was overlooked.
@@ -73,6 +81,10 @@ def start(
     if not is_dry_run:
         lines.append("watch it with `bkheal drain status --wait`; `bkheal drain stop` calls it off")
     show(output, "DrainStart", document, lines)
+    if document["stay_writable"]:
+        print_note(_stay_writable_note(document["stay_writable"]))
+    if document["stay_read_only"]:
+        print_note(_stay_read_only_note(document["stay_read_only"]))
     if document["unreadable_ledgers"]:
         print_note(f"the metadata of {document['unreadable_ledgers']} ledgers cannot be read, they are not marked")
         raise typer.Exit(ExitCode.PARTIAL)
@@ -88,6 +100,8 @@ def stop(
     is_sure: YesOption = False,
 ) -> None:
     """Call drains off: the bookies turn writable again. What has been moved stays where it is.
+
+    An Apache bookie that was made read-only for the drain stays read-only until its own setting is taken back.
 
     Exit codes: 0 called off, 1 one of them is not being drained (the others are called off), 3 no answer.
     """
@@ -109,23 +123,40 @@ def status(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
-    is_waiting: Annotated[bool, typer.Option("--wait", help="Return once nothing is left on them.")] = False,
+    is_waiting: Annotated[
+        bool,
+        typer.Option("--wait", help="Look again and again until nothing is left; mark again what no task names."),
+    ] = False,
     timeout_s: Annotated[
-        float | None, typer.Option("--timeout", min=0, help="With --wait: at most so many seconds.", show_default=False)
+        float | None,
+        typer.Option(
+            "--timeout",
+            min=0,
+            metavar="SECONDS",
+            help="With --wait: wait no longer than this, and end with 1. Default: as long as it takes.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """Say what is left on drained bookies, what it waits for, and how long it may take.
+    """Say what is left on drained bookies, what that waits for, and how long it may take.
 
-    With --wait ledgers that no task names (any more) are marked again. Without bookies: all that are being drained.
+    Without --wait it looks once. With --wait it looks every few seconds until nothing is left on any of the bookies, or
+    until --timeout is over, and says then how things stand. Meanwhile it marks ledgers again that no task names (any
+    more); nothing else depends on it, so that it may be interrupted: the drain goes on.
 
-    Exit codes: 0 nothing is left, 1 something is, 3 the store did not answer, 5 some metadata could not be read.
+    Exit codes: 0 nothing is left, 1 something is (with --wait: the time is over), 2 wrong usage, 3 the store did not
+    answer, 5 some metadata could not be read.
 
     Example: `bkheal drain status bookie-2:3181 --wait --timeout 3600`
     """
+    if timeout_s is not None and not is_waiting:
+        raise typer.BadParameter("it is the longest time to wait: give --wait as well", param_hint="'--timeout'")
     seen = run(_status(metadata_uri(uri, config), bookie_ids(names or ()), is_waiting, timeout_s))
     document = _document(seen)
     show(output, "DrainStatus", document, _lines(document))
     if document["ledgers_left"]:
+        if timeout_s is not None:
+            print_note(f"not waiting any longer, {timeout_s:g} s are over; the drain goes on")
         raise typer.Exit(ExitCode.FAILED)
     if document["unreadable_ledgers"]:
         raise typer.Exit(ExitCode.PARTIAL)
@@ -140,8 +171,9 @@ async def _start(
     async with connected(uri) as client:
         ports = client.ports
         await _check_startable(client, bookies, is_dry_run=is_dry_run, is_forced=is_forced)
+        stay_writable, stay_read_only = await _not_turned(ports.registrations, bookies)
         if not is_dry_run:
-            confirm(f"Drain {', '.join(bookies)}? They turn read-only now.", is_sure=is_sure)
+            confirm(_question(bookies, stay_writable, stay_read_only), is_sure=is_sure)
             drains, now_ms = Drains(client.store, client.cluster.root), ports.clock.epoch_ms()
             for bookie in bookies:
                 await drains.start(Drain(bookie, whoami(), now_ms))
@@ -159,7 +191,50 @@ async def _start(
         "fragments": found.fragments,
         "bytes": found.bytes,
         "unreadable_ledgers": scanned.unreadable_count,
+        "stay_writable": stay_writable,
+        "stay_read_only": stay_read_only,
     }
+
+
+async def _not_turned(
+    registrations: Registrations, bookies: Sequence[BookieId]
+) -> tuple[list[BookieId], list[BookieId]]:
+    """Of ``bookies``, those that know of no drain and stay as they are: writable ones, and read-only ones.
+
+    They speak Apache's protocol alone. One of which nothing can be read counts among them while it is writable.
+    """
+    listed = await registrations.list()
+    infos = [(bookie, await registrations.service_info(bookie)) for bookie in bookies if bookie in listed.registered]
+    apaches = [bookie for bookie, info in infos if info is None or info.endpoint(PROTOCOL_GRPC) is None]
+    writable = [bookie for bookie in apaches if bookie in listed.writable]
+    return writable, [bookie for bookie in apaches if bookie in listed.read_only]
+
+
+def _question(
+    bookies: Sequence[BookieId], stay_writable: Sequence[BookieId], stay_read_only: Sequence[BookieId]
+) -> str:
+    turning = [bookie for bookie in bookies if bookie not in (*stay_writable, *stay_read_only)]
+    said = [f"{', '.join(turning)}: read-only from now on."] if turning else []
+    said += [f"{', '.join(stay_writable)}: Apache's, stays writable."] if stay_writable else []
+    said += [f"{', '.join(stay_read_only)}: Apache's, read-only as long as it is told so."] if stay_read_only else []
+    return f"Drain {', '.join(bookies)}? {' '.join(said)}"
+
+
+def _stay_read_only_note(bookies: Sequence[str]) -> str:
+    return (
+        f"{', '.join(bookies)}: an Apache bookie, which is read-only by its own setting or for want of room, not by "
+        "the drain. Let it be so until the drain is over (forceReadOnlyBookie=true stays in its bk_server.conf): once "
+        "it is writable again, Apache's clients write to it, and `bkheal drain stop` does not make it writable"
+    )
+
+
+def _stay_writable_note(bookies: Sequence[str]) -> str:
+    return (
+        f"{', '.join(bookies)}: an Apache bookie, which knows of no drain and stays writable. Repair does not choose "
+        "it as a target, but Apache's clients go on writing to it. Make it read-only: forceReadOnlyBookie=true in its "
+        "bk_server.conf and a restart, or PUT /api/v1/bookie/state/readonly where its HTTP server is on. If nobody "
+        "writes with Apache's client, there is nothing to do"
+    )
 
 
 async def _check_startable(
@@ -186,7 +261,9 @@ async def _check_startable(
 
     with counting("ledgers", await count(ports.ledgers)) as advance:
         scanned = await scan(ports.ledgers, bookies, visit, advance)
-    problems = room_problems(shapes | set(scanned.unclosed), registered, bookies, ports.placement)
+    if registered.writable & set(bookies):
+        shapes |= set(scanned.unclosed)  # writers will find fewer bookies
+    problems = room_problems(shapes, registered, bookies, ports.placement, are_copies_moved=True)
     if problems:
         refuse(f"there would be too few bookies: {'; '.join(problems)}. Add bookies, or use --force")
 

@@ -8,10 +8,12 @@ from bookie.client.errors import EntryLostError, LedgerDeletedError, LedgerFence
 from bookie.client.log_values import LogDeposedError
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.cookies import ForeignClusterError
-from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.uri import InvalidUriError
 from bookie.model.errors import BkhealError, ConflictError, FatalError, OutcomeUnknownError, TransientError
+from bookie.runtime.listening import AddressInUseError
 from bookie.runtime.settings import ConfigurationError
+from bookie.wire.security import SecurityFilesError
 
 
 class ExitCode(enum.IntEnum):
@@ -46,7 +48,15 @@ def exit_code_of(error: BkhealError) -> ExitCode:
             return ExitCode.STORE_UNREACHABLE
         case EntryLostError():
             return ExitCode.DATA_LOSS
-        case InvalidUriError() | NotAClusterError() | ForeignClusterError() | ConfigurationError():
+        case (
+            InvalidUriError()
+            | NotAClusterError()
+            | ForeignClusterError()
+            | ConfigurationError()
+            | AccessDeniedError()
+            | SecurityFilesError()
+            | AddressInUseError()
+        ):
             return ExitCode.CONFIGURATION
         case WrongPasswordError() | ConflictError():
             return ExitCode.FAILED

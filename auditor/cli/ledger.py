@@ -13,6 +13,7 @@ from auditor.cli.ledger_entries import describe
 from auditor.cli.ledger_options import LedgerArgument, PasswordOption, YesOption
 from auditor.cli.output import OutputFormat, print_json, print_line, print_table, printable, size
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.security_options import bookie_security
 from bookie.model.ids import bookie_id, ledger_id
 from bookie.model.metadata import LedgerState
 
@@ -168,7 +169,7 @@ async def _list(uri: str, where: Any, limit: int) -> list[dict[str, Any]]:
     from bookie.metadata.ledgers import Unreadable
 
     rows: list[dict[str, Any]] = []
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         async for item in client.scan_ledgers(where, limit=limit or None):
             if isinstance(item, Unreadable):
                 rows.append({"ledger_id": item.ledger_id, "state": "UNREADABLE", "reason": item.reason})
@@ -180,7 +181,7 @@ async def _list(uri: str, where: Any, limit: int) -> list[dict[str, Any]]:
 async def _show(uri: str, ledger: int) -> dict[str, Any]:
     from bookie.client.connect import connect
 
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         found = await client.ports.ledgers.read(ledger_id(ledger))
         return describe(ledger, found.metadata)
 
@@ -188,14 +189,14 @@ async def _show(uri: str, ledger: int) -> dict[str, Any]:
 async def _recover(uri: str, ledger: int, password: bytes | None) -> dict[str, Any]:
     from bookie.client.connect import connect
 
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         return describe(ledger, await client.recover_ledger(ledger_id(ledger), password=password))
 
 
 async def _delete(uri: str, ledger: int) -> None:
     from bookie.client.connect import connect
 
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         await client.delete_ledger(ledger_id(ledger))
 
 
@@ -218,7 +219,9 @@ def _time_ms(text: str | None) -> int | None:
     return int(moment.timestamp() * 1000)
 
 
-def _moment(epoch_ms: int) -> str:
+def _moment(epoch_ms: int | None) -> str:
+    if epoch_ms is None:  # Apache's client does not store it unless told to
+        return "-"
     try:
         return datetime.datetime.fromtimestamp(epoch_ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError):  # another client may have stored anything

@@ -32,6 +32,7 @@ from auditor.cli.ledger_options import (
 )
 from auditor.cli.output import OutputFormat, print_json, print_line, print_note, size
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.security_options import bookie_security
 from bookie.client.errors import NoSuchEntryError
 from bookie.model.ids import EntryId, ledger_id
 from bookie.model.metadata import DigestType, LedgerMetadata
@@ -155,7 +156,7 @@ async def _write(
     from bookie.client.options import LedgerOptions
     from bookie.client.writer_options import WriterOptions
 
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         options = LedgerOptions(*shape, digest_type=digest)
         lac = WriterOptions(explicit_lac_interval_s=_TELL_S)
         async with client.create_ledger(options, password=password, custom=custom, writer_options=lac) as writer:
@@ -185,7 +186,7 @@ async def _read(
     from bookie.client.connect import connect
 
     (first, last), count = entries, 0
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         reader = await client.open_ledger(ledger_id(ledger), password=password)
         readable = await reader.last_entry_id()
         end = readable if last is None else EntryId(last)
@@ -194,7 +195,8 @@ async def _read(
             until = "" if reader.metadata.is_closed else " so far (it is not closed)"
             raise NoSuchEntryError(f"ledger {ledger} {known}{until}; asked for entry {max(first, end)}")
         if not reader.metadata.is_closed:
-            print_note(f"ledger {ledger} is not closed: entries behind {readable} may be on their way")
+            known = "none of its entries is confirmed yet" if readable < 0 else f"confirmed up to entry {readable}"
+            print_note(f"ledger {ledger} is not closed, {known}; more may be on their way")
         if end < first:
             if to:
                 to.touch()
@@ -214,7 +216,7 @@ async def _read(
 async def _tail(uri: str, ledger: int, first: int | None, form: EntryFormat, password: bytes | None) -> None:
     from bookie.client.connect import connect
 
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         reader = await client.open_ledger(ledger_id(ledger), password=password)
         end = await reader.last_entry_id()
         start = end + 1 if first is None else first

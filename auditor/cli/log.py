@@ -25,6 +25,7 @@ from auditor.cli.ledger_options import (
 )
 from auditor.cli.output import OutputFormat, print_json, print_line, print_table, printable, size
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.security_options import bookie_security
 from bookie.metadata.log_lists import NoSuchLogError
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def delete(
 async def _create(uri: str, name: str, options: LogOptions) -> None:
     from bookie.client.connect import connect
 
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         await client.log(name).create(options)
 
 
@@ -232,7 +233,7 @@ async def _append(
 
     appended, first, last = 0, None, None
     async with (
-        await connect(uri) as client,
+        await connect(uri, security=bookie_security()) as client,
         await client.log(name).write(
             password=password, is_created=is_created, writer_options=WriterOptions(explicit_lac_interval_s=_TELL_S)
         ) as writer,
@@ -255,7 +256,7 @@ async def _print(
     from bookie.client.log_values import LogPosition
 
     first = None if start in ("start", "end") else LogPosition.parse(start)
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         log = client.log(name)
         if start == "end":
             first = await log.end()
@@ -279,14 +280,14 @@ async def _write_out(entries: AsyncIterator[LogEntry], limit: int, form: EntryFo
 async def _list(uri: str) -> list[dict[str, Any]]:
     from bookie.client.connect import connect
 
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         return [await _row(client, name) for name in await client.logs()]
 
 
 async def _show(uri: str, name: str) -> dict[str, Any]:
     from bookie.client.connect import connect
 
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         return await _row(client, name)
 
 
@@ -317,14 +318,14 @@ async def _row(client: Any, name: str) -> dict[str, Any]:
 async def _truncate(uri: str, name: str, before: LogPosition) -> list[int]:
     from bookie.client.connect import connect
 
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         return list(await client.log(name).truncate(before))
 
 
 async def _delete(uri: str, name: str) -> None:
     from bookie.client.connect import connect
 
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         await client.log(name).delete()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -31,11 +32,16 @@ from auditor.cli import (
     status,
 )
 from auditor.cli.exit_codes import ExitCode, exit_code_of
+from auditor.cli.narrow_help import command_for_terminal
 from auditor.cli.output import print_error, print_line
+from auditor.cli.security_options import FRAME_HELP, set_for_this_call
 from bookie.model.errors import BkhealError
+from bookie.runtime.grpc_environment import prepare_grpc
 from bookie.runtime.logs import setup_logging
+from bookie.wire.apache.framing import FRAME_BYTES_MAX
+from bookie.wire.security import SaslMechanism, SecurityFiles
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC prints failures of its own, which our errors tell better
+prepare_grpc()
 
 _SERVERS: Final = ("auditor", "bookie", "replicator")
 """Commands that stay: their logs are kept, and lost connections belong into them."""
@@ -77,9 +83,29 @@ app.add_typer(bench.app, name="bench")
 def options(
     context: typer.Context,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR; logs go to stderr.")] = "WARNING",
+    tls_ca: Annotated[
+        Path | None, typer.Option(envvar="BKHEAL_TLS_CA", help="PEM file: bookies speak TLS, signed by this.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(envvar="BKHEAL_TLS_CERT", help="PEM file, with --tls-ca.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(envvar="BKHEAL_TLS_KEY", help="PEM file, with --tls-ca.")] = None,
+    sasl_username: Annotated[
+        str, typer.Option(envvar="BKHEAL_SASL_USERNAME", help="Log in at Apache bookies that ask for it (SASL).")
+    ] = "",
+    sasl_password_file: Annotated[
+        Path | None, typer.Option(envvar="BKHEAL_SASL_PASSWORD_FILE", help="Its first line is the password.")
+    ] = None,
+    sasl_mechanism: Annotated[
+        SaslMechanism, typer.Option(envvar="BKHEAL_SASL_MECHANISM", help="How to log in.", case_sensitive=False)
+    ] = SaslMechanism.DIGEST_MD5,
+    frame_bytes_max: Annotated[
+        int, typer.Option(envvar="BKHEAL_FRAME_BYTES_MAX", metavar="BYTES", help=FRAME_HELP)
+    ] = FRAME_BYTES_MAX,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Options before the command apply to all commands."""
+    """Options before the command apply to all commands; those about bookies where a command has none itself."""
+    set_for_this_call(
+        SecurityFiles(tls_ca, tls_cert, tls_key, sasl_username, sasl_password_file, sasl_mechanism, frame_bytes_max)
+    )
     if version:
         from importlib.metadata import version as installed
 
@@ -98,7 +124,7 @@ def main() -> None:
         if getattr(sys, name) is None:  # it was closed (`>&-`): its number must not become that of a connection
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
     try:
-        app()
+        command_for_terminal(app)()
     except BkhealError as error:
         print_error(str(error))
         sys.exit(exit_code_of(error))

@@ -7,18 +7,24 @@ from typing import Annotated
 
 import typer
 
+from auditor.cli import security_options as sec
+from auditor.cli.command_settings import bookie_settings, replicator_settings
 from auditor.cli.http_options import (
     HttpHostOption,
     HttpPortOption,
     HttpTlsCertOption,
     HttpTlsClientCaOption,
     HttpTlsKeyOption,
-    http_settings,
 )
+from auditor.cli.output import OutputFormat
+from auditor.cli.reloading import config_source
 from auditor.cli.running import ConfigOption, MetadataUriOption, metadata_uri, run
+from bookie.wire.apache.framing import FRAME_BYTES_MAX
+from bookie.wire.security import SaslMechanism
 
 
 def bookie(
+    context: typer.Context,
     journal_dir: Annotated[Path, typer.Option(help="Directory of the journal; best on a disk of its own.")],
     ledger_dir: Annotated[Path, typer.Option(help="Directory of entry logs and index.")],
     uri: MetadataUriOption = None,
@@ -26,7 +32,26 @@ def bookie(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     advertised_host: Annotated[str | None, typer.Option(help="Host that clients dial; default: --host.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 3181,
-    bookie_id: Annotated[str | None, typer.Option(help="Default: the directory's own, else HOST:PORT.")] = None,
+    apache_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Also speak Apache BookKeeper's protocol on this port, so that Apache's clients and tools can use "
+            "this bookie; 0 picks a free one.",
+        ),
+    ] = None,
+    apache_connections_max: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Connections to that port at once; one more is closed. Apache's clients open up to 16 each under "
+            "Pulsar, and each may hold half a megabyte here beside what all of them share.",
+        ),
+    ] = 1024,
+    bookie_id: Annotated[
+        str | None, typer.Option(help="Default: the directory's own, else HOST:PORT (HOST:APACHE_PORT, if given).")
+    ] = None,
     read_only_below_bytes: Annotated[
         int, typer.Option(min=0, help="Turn read-only while a disk has less free space; 0: never.")
     ] = 1 << 30,
@@ -51,31 +76,13 @@ def bookie(
 ) -> None:
     """Run a bookie until SIGTERM. Prints one line once it is registered."""
     from bookie.server.main import run_bookie
-    from bookie.server.settings import BookieSettings
-    from bookie.wire.tls import TlsSettings
 
-    if tls_ca is None and (tls_cert or tls_key):
-        raise typer.BadParameter("--tls-cert and --tls-key need --tls-ca")
-    settings = BookieSettings(
-        metadata_uri=metadata_uri(uri, config),
-        journal_dir=journal_dir,
-        ledger_dir=ledger_dir,
-        host=host,
-        advertised_host=advertised_host,
-        port=port,
-        bookie_id=bookie_id,
-        read_only_below_bytes=read_only_below_bytes,
-        is_new_incarnation=new_incarnation,
-        collect_interval_s=collect_interval,
-        collect_ratio_max=collect_ratio_max,
-        is_plaintext=plaintext,
-        tls=TlsSettings(tls_ca, tls_cert, tls_key) if tls_ca else None,
-        http=http_settings(http_port, http_host, http_tls_cert, http_tls_key, http_tls_client_ca),
-    )
-    raise typer.Exit(run(run_bookie(settings)))
+    settings = bookie_settings(metadata_uri(uri, config), context.params)
+    raise typer.Exit(run(run_bookie(settings, config_source(context, bookie_settings))))
 
 
 def replicator(
+    context: typer.Context,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     ledgers_in_flight: Annotated[int, typer.Option(min=1, max=256, help="Ledgers repaired side by side.")] = 16,
@@ -93,9 +100,17 @@ def replicator(
         Path | None, typer.Option(help="Where bookies stand (docs/placement.md); default: what ZooKeeper says.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when every task is repaired or parked.")] = False,
-    tls_ca: Annotated[Path | None, typer.Option(help="PEM file: bookies speak TLS, signed by this.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="PEM file, with --tls-ca.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file, with --tls-ca.")] = None,
+    output: Annotated[
+        OutputFormat,
+        typer.Option("--output", "-o", help="A line for people when it is ready, or a line of JSON for each event."),
+    ] = OutputFormat.TABLE,
+    tls_ca: sec.TlsCaOption = None,
+    tls_cert: sec.TlsCertOption = None,
+    tls_key: sec.TlsKeyOption = None,
+    sasl_username: sec.SaslUsernameOption = "",
+    sasl_password_file: sec.SaslPasswordFileOption = None,
+    sasl_mechanism: sec.SaslMechanismOption = SaslMechanism.DIGEST_MD5,
+    frame_bytes_max: sec.FrameBytesMaxOption = FRAME_BYTES_MAX,
     compat_metrics: Annotated[
         bool, typer.Option("--compat-metrics", help="Also show the metrics of Apache's replication worker.")
     ] = False,
@@ -106,23 +121,7 @@ def replicator(
     http_tls_client_ca: HttpTlsClientCaOption = None,
 ) -> None:
     """Run a replicator until SIGTERM: lock, copy what is missing, swap the ensemble, delete the task."""
-    from bookie.model.spread import PlacementPolicy
-    from bookie.wire.tls import TlsSettings
     from replicator.main import run_replicator
-    from replicator.settings import ReplicatorSettings
 
-    if tls_ca is None and (tls_cert or tls_key):
-        raise typer.BadParameter("--tls-cert and --tls-key need --tls-ca")
-    settings = ReplicatorSettings(
-        placement=PlacementPolicy(min_racks, min_zones, min_regions, is_strict=strict_placement),
-        topology_file=topology_file,
-        metadata_uri=metadata_uri(uri, config),
-        ledgers_in_flight=ledgers_in_flight,
-        copy_bytes_per_second=bytes_per_second,
-        open_ledger_grace_s=open_ledger_grace,
-        once=once,
-        has_apache_metrics=compat_metrics,
-        tls=TlsSettings(tls_ca, tls_cert, tls_key) if tls_ca else None,
-        http=http_settings(http_port, http_host, http_tls_cert, http_tls_key, http_tls_client_ca),
-    )
-    raise typer.Exit(run(run_replicator(settings)))
+    settings = replicator_settings(metadata_uri(uri, config), context.params)
+    raise typer.Exit(run(run_replicator(settings, config_source(context, replicator_settings))))

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from auditor.cli.output import OutputFormat, print_json, print_line, print_table
+from auditor.cli.output import OutputFormat, print_json, print_line, print_table, printable
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.security_options import bookie_security
 
 underreplicated_app = typer.Typer(help="Ledgers marked for repair.", no_args_is_help=True)
 
@@ -16,7 +17,7 @@ underreplicated_app = typer.Typer(help="Ledgers marked for repair.", no_args_is_
 def status(
     uri: MetadataUriOption = None, config: ConfigOption = None, output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """One look at the cluster: bookies, repair backlog, what is parked and why."""
+    """One look at the cluster: bookies, who leads the auditors, repair backlog, what is parked and why."""
     document = run(_status(metadata_uri(uri, config)))
     if output is OutputFormat.JSON:
         print_json("ClusterStatus", **document)
@@ -28,6 +29,7 @@ def status(
     )
     for bookie in bookies["down"]:
         print_line(f"            down: {bookie}")
+    print_line(f"auditor     {printable(document['auditor'] or 'nobody leads')}")
     print_line(f"recovery    {'enabled' if document['recovery_enabled'] else 'DISABLED'}")
     print_line(
         f"backlog     {backlog['waiting']} waiting, {backlog['in_progress']} in progress, {backlog['parked']} parked"
@@ -65,8 +67,9 @@ async def _status(uri: str) -> dict[str, Any]:
     from collections import Counter
 
     from bookie.client.connect import connect
+    from bookie.metadata.election import current_auditor
 
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         registered = await client.ports.registrations.list()
         known = await client.ports.registrations.known()
         tasks = await client.ports.tasks.list()
@@ -77,6 +80,7 @@ async def _status(uri: str) -> dict[str, Any]:
         return {
             "ledgers_root": client.cluster.root,
             "instance_id": client.cluster.instance_id,
+            "auditor": await current_auditor(client.store, client.cluster.root) or None,
             "recovery_enabled": not await client.ports.tasks.is_disabled(),
             "bookies": {
                 "writable": len(registered.writable),
@@ -96,7 +100,7 @@ async def _status(uri: str) -> dict[str, Any]:
 async def _tasks(uri: str) -> list[dict[str, Any]]:
     from bookie.client.connect import connect
 
-    async with await connect(uri) as client:
+    async with await connect(uri, security=bookie_security()) as client:
         tasks = await client.ports.tasks.list()
         locked = await client.ports.tasks.locked()
         parked = {park.ledger_id: park for park in await client.parked.list()}

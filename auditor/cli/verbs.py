@@ -15,6 +15,7 @@ import typer
 
 from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat, print_error, print_json, print_line
+from auditor.cli.security_options import bookie_security
 from bookie.model.ids import BookieId, bookie_id
 
 if TYPE_CHECKING:
@@ -94,5 +95,5 @@ async def connected(uri: str, **options: Any) -> AsyncIterator[ConnectedBookKeep
     """A client of the cluster, closed in the end. See ``connect`` for errors and options."""
     from bookie.client.connect import connect
 
-    async with await connect(uri, **options) as client:
+    async with await connect(uri, security=bookie_security(), **options) as client:
         yield client

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,8 +15,10 @@ from auditor.cli.output import size
 from auditor.progress import Display, Step
 from auditor.quickstart.proof import Expected, ProofFailedError, prove_copies, recount_loss, with_its_end
 from auditor.quickstart.settings import OPEN_LEDGER_GRACE_S
+from auditor.quickstart.shortfall import Shortfall, recount_shortfalls
 from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
 from bookie.metadata.own_state import ParkReason
+from bookie.model.ids import LedgerId
 from bookie.model.severity import Severity
 
 if TYPE_CHECKING:
@@ -54,28 +57,19 @@ async def repair(tour: Tour, display: Display) -> None:
     """Start the replicators and wait until every task is repaired or parked."""
     with display.step(f"repair with {REPLICATORS} replicator processes") as step:
         before = {task.ledger_id for task in await tour.client.ports.tasks.list()}
+        shortfalls = await recount_shortfalls(tour.client.ports, tour.written)
+        if shortfalls:
+            step.note(f"marked by their writers, as the bookie that was stopped lacks copies: {_named(shortfalls)}")
         processes = [_start_replicator(tour, number + 1) for number in range(REPLICATORS)]
         try:
             await _wait_repaired(tour, processes, len(before), step)
         finally:
             await asyncio.gather(*(process.stop() for process in processes))
         await _settle_left_open(tour, step)
-        parks = await tour.client.parked.list()
-        tour.parked = {park.ledger_id: park.reason.value for park in parks}
-        for reason, explained in _EXPLAINED.items():
-            ids = sorted(park.ledger_id for park in parks if park.reason is reason)
-            if ids:
-                step.note(f"parked, {explained}: {'ledgers' if len(ids) > 1 else 'ledger'} {', '.join(map(str, ids))}")
-        marked = {task.ledger_id for task in await tour.client.ports.tasks.list()}
-        if marked != set(tour.parked):
-            raise ProofFailedError(f"tasks {sorted(marked ^ set(tour.parked))} are neither repaired nor parked")
-        healed = before - marked
-        written = [*tour.written, *([tour.left_open] if tour.left_open else [])]
-        tour.repaired = [known for known in written if known.ledger_id in healed]
-        tour.repaired_fragments = sum(finding.ledger_id in healed for finding in tour.loss.findings)
-        tour.repaired_bytes = sum(tour.loss.payload_bytes[ledger_id] for ledger_id in healed)
+        await _settle_parked(tour, step)
+        _count_repaired(tour, before - set(tour.parked), shortfalls)
         step.result.size_bytes = tour.repaired_bytes
-        step.result.count = f"{len(healed)} ledgers repaired, {len(parks)} parked"
+        step.result.count = f"{len(tour.repaired)} ledgers repaired, {len(tour.parked)} parked"
 
 
 async def prove(tour: Tour, display: Display) -> None:
@@ -175,6 +169,35 @@ async def _settle_left_open(tour: Tour, step: Step) -> None:
         f"ledger {tour.left_open.ledger_id} had no writer for {OPEN_LEDGER_GRACE_S:g} s: fenced, recovered and closed "
         f"with {found} entries, {acknowledged} of them acknowledged"
     )
+
+
+async def _settle_parked(tour: Tour, step: Step) -> None:
+    parks = await tour.client.parked.list()
+    tour.parked = {park.ledger_id: park.reason.value for park in parks}
+    for reason, explained in _EXPLAINED.items():
+        ids = [park.ledger_id for park in parks if park.reason is reason]
+        if ids:
+            step.note(f"parked, {explained}: {_named(ids)}")
+    marked = {task.ledger_id for task in await tour.client.ports.tasks.list()}
+    if marked != set(tour.parked):
+        raise ProofFailedError(f"tasks {sorted(marked ^ set(tour.parked))} are neither repaired nor parked")
+
+
+def _named(ledger_ids: Collection[LedgerId]) -> str:
+    return f"{'ledgers' if len(ledger_ids) > 1 else 'ledger'} {', '.join(map(str, sorted(ledger_ids)))}"
+
+
+def _count_repaired(tour: Tour, done: set[LedgerId], shortfalls: dict[LedgerId, Shortfall]) -> None:
+    """Of the ledgers whose task is ``done``, those that lacked something; a mark alone is no loss."""
+    lacking = {(finding.ledger_id, finding.first_entry_id) for finding in tour.loss.findings}
+    lacking |= {(ledger_id, first) for ledger_id, short in shortfalls.items() for first in short.first_entry_ids}
+    healed = [ledger_id for ledger_id, _ in lacking if ledger_id in done]
+    ledgers = set(healed)
+    written = [*tour.written, *([tour.left_open] if tour.left_open else [])]
+    tour.repaired = [known for known in written if known.ledger_id in ledgers]
+    tour.repaired_fragments = len(healed)
+    tour.repaired_bytes = sum(tour.loss.payload_bytes[known.ledger_id] for known in tour.repaired)
+    tour.repaired_bytes += sum(short.payload_bytes for ledger_id, short in shortfalls.items() if ledger_id in done)
 
 
 def _prove_parked(tour: Tour) -> None:

@@ -99,7 +99,12 @@ class Worst:
 
 
 def room_problems(
-    shapes: Iterable[Shape], bookies: Bookies, leaving: Collection[BookieId], placement: Placement
+    shapes: Iterable[Shape],
+    bookies: Bookies,
+    leaving: Collection[BookieId],
+    placement: Placement,
+    *,
+    are_copies_moved: bool = False,
 ) -> list[str]:
     """What would be missing to place ensembles of these shapes without ``leaving``; empty if nothing.
 
@@ -110,10 +115,11 @@ def room_problems(
         bookies: who is registered.
         leaving: bookies that would not be chosen any more.
         placement: policy and topology.
+        are_copies_moved: whether what they hold needs new places, which also read-only bookies take up.
     """
     writable = bookies.writable - placement.draining
     after = writable - set(leaving)
-    if after == writable:
+    if after == writable and not are_copies_moved:
         return []
     found: list[str] = []
     for shape in sorted(set(shapes), reverse=True):

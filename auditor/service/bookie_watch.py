@@ -31,15 +31,21 @@ from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentErr
 from bookie.model.ids import BookieId
 from bookie.model.run import RunCause
 from bookie.runtime.clock import Clock
+from bookie.runtime.retry import GrowingPause
+from bookie.runtime.tasks import cancel, guarded
 
 _log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 15.0
 """Without any change. Cookies are not watched: a decommissioned bookie is noticed so late."""
 _RETRY_S: Final = 1.0
+_REFUSED_RETRY_S_MAX: Final = 60.0
+"""After many looks that the store refused, each pause twice the one before: only a person can change that."""
 _AUDIT_RETRY_S: Final = 30.0
 """After an audit that did not deal with a lost bookie; doubled each time."""
 _AUDIT_RETRY_S_MAX: Final = 900.0
+_OUTAGE_SESSIONS: Final = 0.5
+"""Session timeouts without a connection from which on others may have lost their sessions."""
 SETTLE_SESSIONS: Final = 2.0
 """Session timeouts to wait after an outage of the store before any bookie counts as lost for good: as long as a bookie
 may take to learn that its session is over and to register again."""
@@ -101,7 +107,11 @@ class BookieWatch:
         self._tried: frozenset[BookieId] = frozenset()
         self._next_try_ms = 0
         self._retry_s = _AUDIT_RETRY_S
+        self._refusals = GrowingPause(_RETRY_S, _REFUSED_RETRY_S_MAX)
         self.seen = ClusterSeen()
+        self.problem = ""
+        """Why nothing can be done about lost bookies until a person changes something; empty: it can, or the store does
+        not answer."""
 
     def poke(self) -> None:
         """Something changed that the watch does not see by itself: look again."""
@@ -110,15 +120,45 @@ class BookieWatch:
 
     async def run(self) -> None:
         """Look and wait, until cancelled."""
+        minding = guarded("auditor connection", self._mind_connection())
+        try:
+            await self._look_and_wait()
+        finally:
+            await cancel(minding)
+
+    async def _mind_connection(self) -> None:
+        """An outage that this session survived may have been the end of others, which come back a little later."""
+        store, clock = self._ports.store, self._ports.clock
+        session, away_since_s = store.session, None
+        while True:
+            if not session.is_connected:
+                away_since_s = clock.monotonic_s() if away_since_s is None else away_since_s
+            elif away_since_s is not None:
+                if clock.monotonic_s() - away_since_s >= self._settle_s / SETTLE_SESSIONS * _OUTAGE_SESSIONS:
+                    self._settle()
+                away_since_s = None
+            session = await store.wait_session_changed(session)
+
+    def _settle(self) -> None:
+        self._settle_until_ms = self._ports.clock.epoch_ms() + int(self._settle_s * 1000)
+
+    async def _look_and_wait(self) -> None:
         while True:
             pokes = self._pokes
             try:
                 bookies, decision = await self._look()
                 is_busy = await self._act(decision)
+                self.problem = ""
                 await self._wait(bookies, decision, pokes, is_busy)
-            except (TransientError, OutcomeUnknownError, ConflictError, PermanentError) as error:
+                self._refusals.reset()
+            except (TransientError, OutcomeUnknownError, ConflictError) as error:
                 _log.warning("the cluster is looked at again", extra={"reason": str(error)})
                 await self._ports.clock.sleep(_RETRY_S)
+            except PermanentError as error:
+                self.problem, pause_s = str(error), self._refusals.next_s()
+                fields = {"reason": self.problem, "in_s": pause_s}
+                _log.error("the store refused a look at the cluster, trying again", extra=fields)
+                await self._ports.clock.sleep(pause_s)
 
     async def _look(self) -> tuple[Bookies, Decision]:
         self._settle_after_outage()
@@ -133,7 +173,7 @@ class BookieWatch:
         decision = decide(watched, now_ms, self._missing_share_max)
         if self.seen.held_because and not decision.held_because:
             _log.warning("the mass-loss brake is released")
-            self._settle_until_ms = now_ms + int(self._settle_s * 1000)
+            self._settle()
             watched = Watched(known, bookies.registered, noted, switches.delay_s, self._settle_until_ms)
             decision = decide(watched, now_ms, self._missing_share_max)
         if decision.held_because and decision.held_because != self.seen.held_because:
@@ -153,7 +193,7 @@ class BookieWatch:
         """A session that followed another was lost in an outage, which bookies had as well."""
         epoch = self._ports.store.session.epoch
         if self._epoch is not None and epoch != self._epoch:
-            self._settle_until_ms = self._ports.clock.epoch_ms() + int(self._settle_s * 1000)
+            self._settle()
             self._watched_to = ""
         self._epoch = epoch
 

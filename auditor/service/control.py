@@ -101,6 +101,8 @@ class ServiceStatus:
     lost: Sequence[LostBookie] = ()
     held_because: str = ""
     """Why the mass-loss brake holds now; empty: it does not."""
+    problems: Sequence[str] = ()
+    """What the store does not allow this process to do, so that it cannot be an auditor until a person acts."""
     backlog: Backlog = field(default_factory=Backlog)
     running: Sequence[RunRecord] = ()
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
@@ -109,8 +111,21 @@ class ServiceStatus:
     """When a run of each kind last came to a complete end; over all leaders."""
     period_s: Mapping[RunKind, float] = field(default_factory=dict)
     """Longest time between two scheduled runs of each kind; absent: off."""
+    schedules: Mapping[RunKind, str] = field(default_factory=dict)
+    """As this process would follow them if it led, such as ``24h``; absent: off. The leader follows its own."""
     next_run_ms: Mapping[RunKind, int] = field(default_factory=dict)
+    """As this process planned them; empty unless it leads, since the leader alone knows its times."""
     paused_kinds: Sequence[RunKind] = ()
+
+
+def why_no_next_run(status: ServiceStatus, kind: RunKind) -> str:
+    """What stands in the place of a time where ``next_run_ms`` has none, for people."""
+    schedule = status.schedules.get(kind)
+    if schedule is None:
+        return "not scheduled"
+    if status.is_leader:
+        return f"{schedule}, no run planned yet"
+    return f"{schedule} on the leader, time not known here" if status.leader else f"{schedule} once an auditor leads"
 
 
 class Control(Protocol):

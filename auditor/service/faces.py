@@ -22,8 +22,8 @@ from bookie.model.ids import LedgerId
 from bookie.model.run import RunRecord
 from bookie.runtime.clock import Clock
 from bookie.runtime.metrics import Exposition, render
-from bookie.wire.grpc_transport import GrpcTransport
-from bookie.wire.tls import TlsSettings
+from bookie.wire.routing import open_transport
+from bookie.wire.security import SecurityFiles
 
 
 class Face(Protocol):
@@ -37,6 +37,10 @@ class Face(Protocol):
         """Stop listening, and end what is open. Idempotent."""
         ...
 
+    def set_requests_per_second(self, rate: float) -> None:
+        """Change the rate of each client, from its next request on."""
+        ...
+
 
 @contextlib.asynccontextmanager
 async def faces_on(faces: Sequence[Face]) -> AsyncIterator[None]:
@@ -46,6 +50,12 @@ async def faces_on(faces: Sequence[Face]) -> AsyncIterator[None]:
             stack.push_async_callback(face.stop)
             await face.start()
         yield
+
+
+def set_rates(faces: Sequence[Face], requests_per_second: float) -> None:
+    """Change the rate of each client at all of ``faces``."""
+    for face in faces:
+        face.set_requests_per_second(requests_per_second)
 
 
 def wired_faces(
@@ -58,7 +68,7 @@ def wired_faces(
         metrics.show(service.status())
         return render(metrics.registry, accept, accept_encoding)
 
-    operations = LateOperations(lambda: service.connection, clock, settings.bookie_tls)
+    operations = LateOperations(lambda: service.connection, clock, settings.bookie_security)
     return (HttpFace(service, operations, api, clock, metrics=rendered), GrpcFace(service, api, clock))
 
 
@@ -106,11 +116,11 @@ class MetricsEvents:
 class LateOperations:
     """``Operations`` of a cluster that may not have been reached yet: until then there is no answer."""
 
-    def __init__(self, connection: Callable[[], Connection], clock: Clock, bookie_tls: TlsSettings | None) -> None:
-        """``connection`` raises StoreUnavailableError until there is one; ``bookie_tls`` None: plain connections."""
+    def __init__(self, connection: Callable[[], Connection], clock: Clock, security: SecurityFiles) -> None:
+        """``connection`` raises StoreUnavailableError until there is one; ``security`` is for the bookies."""
         self._connection = connection
         self._clock = clock
-        self._bookie_tls = bookie_tls
+        self._security = security
         self._operations: StoreOperations | None = None
 
     async def list_tasks(self, limit: int, after: LedgerId | None = None, *, missing: str = "") -> TaskPage:
@@ -145,8 +155,7 @@ class LateOperations:
         connection = self._connection()
         if self._operations is None:
             resolver = RegistrationResolver(Registrations(connection.store, connection.cluster), self._clock)
-            tls = self._bookie_tls
-            transport = GrpcTransport(resolver, tls=tls, is_plaintext=tls is None)
+            transport = open_transport(resolver, self._security.load())
             self._operations = StoreOperations(connection.store, connection.cluster, transport, self._clock)
         return self._operations
 

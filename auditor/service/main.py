@@ -16,7 +16,7 @@ from typing import Final
 
 from auditor.service.backlog_thread import CountsApart, Open
 from auditor.service.events import EventFanout
-from auditor.service.faces import Face, MetricsEvents, faces_on, wired_faces
+from auditor.service.faces import Face, MetricsEvents, faces_on, set_rates, wired_faces
 from auditor.service.metrics import AuditorMetrics
 from auditor.service.service import AuditorService, Connect, Connection, ServicePorts
 from auditor.service.settings import ServiceSettings
@@ -27,6 +27,8 @@ from bookie.metadata.uri import parse_uri
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.run import RunRecord, RunState
 from bookie.runtime.clock import Clock, SystemClock
+from bookie.runtime.config_watch import following
+from bookie.runtime.reload import ConfigSource
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.version import installed_version
 from spark_jobs.ui.settings import TabSettings
@@ -50,8 +52,10 @@ class ExitCode(enum.IntEnum):
     """There is no cluster at the metadata URI: a person must change something."""
 
 
-async def run_auditor(settings: ServiceSettings) -> int:
+async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = None) -> int:
     """Serve until SIGTERM or SIGINT, and return the exit code. The store may be away at the start and at any time.
+
+    The rate of requests follows ``config``, the file that the process was started with.
 
     Raises:
         ConfigurationError: settings that are open to everybody, or cannot work.
@@ -79,7 +83,8 @@ async def run_auditor(settings: ServiceSettings) -> int:
     faces = wired_faces(service, settings, metrics, clock)
     watching = guarded("spark watch", spark_watch.run(clock))
     try:
-        async with faces_on(faces):
+        live = {"requests_per_second": lambda rate: set_rates(faces, rate)}
+        async with faces_on(faces), following(config, live, clock, stop.set):
             code = await _serve(service, settings, stop, lambda: _say_ready(settings, faces))
     finally:
         await cancel(watching)

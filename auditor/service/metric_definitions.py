@@ -24,6 +24,7 @@ RECOVERY_ENABLED: Final = "bkheal_recovery_enabled"
 LOST_BOOKIE_DELAY: Final = "bkheal_lost_bookie_delay_seconds"
 BOOKIES: Final = "bkheal_bookies"
 BRAKE_HELD: Final = "bkheal_brake_held"
+REFUSED: Final = "bkheal_auditor_refused"
 RUNNING: Final = "bkheal_audit_running"
 RUNNING_SECONDS: Final = "bkheal_audit_running_seconds"
 PROGRESS: Final = "bkheal_audit_progress_ratio"
@@ -124,6 +125,12 @@ STATE: Final = (
         LEADER,
         "Whether this process leads the auditors (1) or not (0)",
         watch="the sum over all auditors is not 1 for minutes",
+        of_leader=False,
+    ),
+    _state(
+        REFUSED,
+        "Whether ZooKeeper does not allow this process what an auditor needs (1): /readyz and the log say what",
+        watch="it is 1: this auditor cannot lead, or can do nothing about lost bookies",
         of_leader=False,
     ),
     _state(

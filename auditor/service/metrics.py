@@ -102,6 +102,7 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
     """The values of ``STATE`` and ``BACKLOG``; what is not in it is 0."""
     values: dict[Key, float] = {
         (names.LEADER,): status.is_leader,
+        (names.REFUSED,): bool(status.problems),
         (names.RECOVERY_ENABLED,): status.is_recovery_enabled,
         (names.LOST_BOOKIE_DELAY,): status.lost_bookie_delay_s,
         (names.BRAKE_HELD,): bool(status.held_because),

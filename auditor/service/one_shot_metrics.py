@@ -63,7 +63,8 @@ def served(metrics: OneShotMetrics, settings: StatusServerSettings | None) -> It
     """Serve ``metrics`` and probes around a run; yields the port, None without settings.
 
     Raises:
-        StatusServerError: the address is taken.
+        AddressInUseError: the address is taken.
+        StatusServerError: the settings or TLS files cannot be used.
     """
     if settings is None:
         yield None

@@ -128,6 +128,7 @@ class AuditorService:
         self._parts: _Parts | None = None
         self._scheduler = (ports.make_scheduler or self._make_scheduler)(self._fire)
         self._schedules: Mapping[RunKind, Schedule] = settings.schedules
+        self._schedule_texts = settings.schedule_texts
         self._scheduled: dict[RunKind, asyncio.Task[Any]] = {}
         now_ms = ports.clock.epoch_ms()
         self._period_s = {
@@ -196,11 +197,13 @@ class AuditorService:
             read_only=sorted(seen.read_only),
             lost=seen.lost,
             held_because=seen.held_because,
+            problems=() if parts is None else tuple(filter(None, (parts.election.problem, parts.watch.problem))),
             backlog=Backlog() if parts is None else parts.overview.backlog,
             running=(*own, *(record for record in history.running if record.run_id not in own_ids)),
             last=history.last,
             last_success_ms=history.last_success_ms,
             period_s=self._period_s,
+            schedules=self._schedule_texts,
             next_run_ms=self._scheduler.next_run_ms(),
             paused_kinds=history.paused_kinds,
         )

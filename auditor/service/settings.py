@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from auditor.api.settings import anonymous_write_problems
 from auditor.service.schedule import InvalidScheduleError, Schedule, parse_schedule
 from bookie.metadata.uri import InvalidUriError, parse_uri
 from bookie.model.run import RunKind
 from bookie.runtime.settings import ConfigurationError
-from bookie.wire.tls import TlsSettings
+from bookie.wire.apache.framing import FRAME_BYTES_MAX
+from bookie.wire.security import SaslMechanism, SecurityFiles
 from spark_jobs.brake import MISSING_SHARE_MAX
 
 LOOPBACK: Final = "127.0.0.1"
 
-_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "schedule_jitter_s": (0, 86_400),
     "misfire_grace_s": (1, 7 * 86_400),
     "missing_share_max": (0, 1),
@@ -34,7 +36,7 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
 }
 _FILES: Final = (
     *("tokens_file", "tls_cert", "tls_key", "tls_client_ca"),
-    *("topology_file", "bookie_tls_ca", "bookie_tls_cert", "bookie_tls_key"),
+    "topology_file",
 )
 
 
@@ -117,6 +119,13 @@ class ServiceSettings:
     """PEM file: this side's certificate, with ``bookie_tls_ca``."""
     bookie_tls_key: str = ""
     """PEM file of its key."""
+    bookie_sasl_username: str = ""
+    """Name to log in with at Apache bookies that ask for it; with ``bookie_sasl_password_file``."""
+    bookie_sasl_password_file: str = ""
+    """File whose first line is the password."""
+    bookie_sasl_mechanism: SaslMechanism = SaslMechanism.DIGEST_MD5
+    bookie_frame_bytes_max: int = FRAME_BYTES_MAX
+    """Longest frame of Apache bookies, in bytes: their ``nettyMaxFrameSizeBytes`` where it was raised."""
     reports_kept: int = 50
     """Reports that are kept; the oldest go first."""
     runs_kept: int = 200
@@ -135,17 +144,30 @@ class ServiceSettings:
             raise ConfigurationError(problems)
 
     @property
-    def bookie_tls(self) -> TlsSettings | None:
-        """How to reach bookies; None: plain connections."""
-        if not self.bookie_tls_ca:
-            return None
-        own = (Path(self.bookie_tls_cert), Path(self.bookie_tls_key)) if self.bookie_tls_cert else (None, None)
-        return TlsSettings(Path(self.bookie_tls_ca), *own)
+    def bookie_security(self) -> SecurityFiles:
+        """How to reach bookies."""
+        return SecurityFiles(
+            _path(self.bookie_tls_ca),
+            _path(self.bookie_tls_cert),
+            _path(self.bookie_tls_key),
+            self.bookie_sasl_username,
+            _path(self.bookie_sasl_password_file),
+            SaslMechanism(self.bookie_sasl_mechanism),
+            self.bookie_frame_bytes_max,
+        )
 
     @property
     def schedules(self) -> Mapping[RunKind, Schedule]:
         """The schedule of each kind; None: off."""
-        return {kind: parse_schedule(getattr(self, f"{kind.value}_schedule")) for kind in RunKind}
+        return {kind: parse_schedule(text) for kind, text in self._texts().items()}
+
+    @property
+    def schedule_texts(self) -> Mapping[RunKind, str]:
+        """The schedules as they were written, of the kinds that are not off."""
+        return {kind: text.strip() for kind, text in self._texts().items() if parse_schedule(text) is not None}
+
+    def _texts(self) -> Mapping[RunKind, str]:
+        return {kind: getattr(self, f"{kind.value}_schedule") for kind in RunKind}
 
 
 def _problems(settings: ServiceSettings) -> Iterator[str]:
@@ -159,7 +181,7 @@ def _problems(settings: ServiceSettings) -> Iterator[str]:
             parse_schedule(getattr(settings, name))
         except InvalidScheduleError as error:
             yield f"{name}: {error}"
-    for name, (least, most) in _RANGES.items():
+    for name, (least, most) in RANGES.items():
         if not least <= getattr(settings, name) <= most:
             yield f"{name} = {getattr(settings, name)} is out of range, need {least:g} to {most:g}"
     for name in _FILES:
@@ -174,10 +196,9 @@ def _contradictions(settings: ServiceSettings) -> Iterator[str]:
         yield "report_dir is empty: name a directory"
     if bool(settings.tls_cert) != bool(settings.tls_key):
         yield "tls_cert and tls_key go together"
-    if bool(settings.bookie_tls_cert) != bool(settings.bookie_tls_key):
-        yield "bookie_tls_cert and bookie_tls_key go together"
-    if settings.bookie_tls_cert and not settings.bookie_tls_ca:
-        yield "bookie_tls_cert needs bookie_tls_ca"
+    yield from settings.bookie_security.problems("bookie_")
+    if settings.allow_anonymous_write:
+        yield from anonymous_write_problems((settings.http_host, settings.grpc_host))
     if settings.tls_client_ca and not settings.tls_cert:
         yield "tls_client_ca needs tls_cert and tls_key"
     if settings.ui_trigger_enabled and not settings.ui_enabled:
@@ -190,3 +211,7 @@ def _contradictions(settings: ServiceSettings) -> Iterator[str]:
         yield f"ui_proxy_base = {settings.ui_proxy_base!r} is no path: begin it with a slash"
     if settings.http_port == settings.grpc_port != 0 and settings.http_host == settings.grpc_host:
         yield f"http_port and grpc_port are both {settings.http_port}"
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None

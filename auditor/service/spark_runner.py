@@ -192,7 +192,7 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         missing_share_max=settings.missing_share_max,
         topology_file=Path(settings.topology_file) if settings.topology_file else None,
         placement_policy=policy,
-        bookie_tls=settings.bookie_tls,
+        security=settings.bookie_security,
         **options,
     )
 

@@ -15,6 +15,7 @@ from auditor.service.control import (
     ServiceStatus,
     SeverityBacklog,
     UnknownRunError,
+    why_no_next_run,
 )
 from auditor.service.spark_runner import Spark
 from bookie.model.errors import OutcomeUnknownError, TransientError
@@ -152,8 +153,10 @@ def _kind_row(status: ServiceStatus, kind: RunKind) -> KindRow:
     why_not = "" if status.is_leader else f"the leader is {status.leader or 'not known'}"
     if running is not None:
         why_not = f"run {running.run_id} is under way"
+    next_ms = status.next_run_ms.get(kind, 0)
+    why_no_next = "" if next_ms else why_no_next_run(status, kind)
     return KindRow(
-        kind.value, not why_not, why_not, status.next_run_ms.get(kind, 0), status.last_success_ms.get(kind, 0)
+        kind.value, not why_not, why_not, next_ms, status.last_success_ms.get(kind, 0), why_no_next=why_no_next
     )
 
 

@@ -1,4 +1,4 @@
-"""Wiring: a client of a real cluster, over kazoo and gRPC."""
+"""Wiring: a client of a real cluster, over kazoo, gRPC and Apache's protocol."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.model.topology import Location, location
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.tasks import cancel, guarded
-from bookie.wire.grpc_transport import GrpcTransport
-from bookie.wire.tls import TlsSettings
+from bookie.wire.routing import open_transport
+from bookie.wire.security import PLAINTEXT, BookieSecurity
 
 
 class ConnectedBookKeeper(BookKeeper):
@@ -70,7 +70,7 @@ async def connect(
     settings: ClientSettings | None = None,
     *,
     session_timeout_s: float = 10.0,
-    tls: TlsSettings | None = None,
+    security: BookieSecurity = PLAINTEXT,
     topology_file: Path | None = None,
     placement_policy: PlacementPolicy = STANDARD,
     where: str | None = None,
@@ -81,7 +81,7 @@ async def connect(
         metadata_uri: where the cluster is.
         settings: bounds and deadlines.
         session_timeout_s: of the ZooKeeper session, in seconds.
-        tls: how to reach bookies that speak TLS; None for plain connections.
+        security: how to reach bookies that speak TLS or ask for a login; default plain connections.
         topology_file: where bookies stand (``docs/placement.md``), read once; None for what ZooKeeper says.
         placement_policy: how ensembles must be spread.
         where: this client's own place in the topology, such as ``/zone-1/rack-4``: nearer replicas are read first.
@@ -91,7 +91,7 @@ async def connect(
         InvalidUriError: not such a URI.
         StoreUnavailableError: no ZooKeeper answers there.
         NotAClusterError: there is no BookKeeper cluster under that root.
-        TlsFilesError: the files of ``tls`` cannot be read.
+        TlsFilesError: the TLS files of ``security`` cannot be read.
         InvalidTopologyError: the topology in the file cannot be read; with a strict policy also the one in ZooKeeper.
     """
     uri = parse_uri(metadata_uri)
@@ -102,7 +102,7 @@ async def connect(
         cluster = await open_cluster(store, uri)
         placement = await load_placement(store, cluster, topology, placement_policy)
         client = ConnectedBookKeeper(
-            _ports(store, cluster, settings or ClientSettings(), tls, placement, here), store, cluster
+            _ports(store, cluster, settings or ClientSettings(), security, placement, here), store, cluster
         )
         client.follow_placement(is_from_file=topology is not None)
         return client
@@ -115,7 +115,7 @@ def _ports(
     store: ZooKeeperStore,
     cluster: Cluster,
     settings: ClientSettings,
-    tls: TlsSettings | None,
+    security: BookieSecurity,
     placement: Placement,
     here: Location | None,
 ) -> ClientPorts:
@@ -125,7 +125,7 @@ def _ports(
         ledgers=LedgerStore(store, cluster, rng),
         registrations=registrations,
         tasks=UnderReplication(store, cluster, clock),
-        transport=GrpcTransport(RegistrationResolver(registrations, clock), tls=tls, is_plaintext=tls is None),
+        transport=open_transport(RegistrationResolver(registrations, clock), security),
         clock=clock,
         rng=rng,
         settings=settings,

@@ -15,6 +15,7 @@ from bookie.client.writer_options import WriterOptions
 from bookie.metadata.ledgers import Versioned
 from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.isolation import suited
 from bookie.model.metadata import Fragment, LedgerMetadata
 
 
@@ -41,6 +42,8 @@ async def plan_ledger(
     """
     options.check()
     writable = (await ports.registrations.list()).writable
+    usable = writable - ports.placement.draining
+    writable -= usable - suited(custom.items(), ports.placement.topology.groups, usable, options.ensemble_size)
     gone: set[BookieId] = set()
     while True:  # ends: each time around there is one candidate fewer at least
         members = ports.placement.ensemble(

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bookie.client.cas import update_metadata
-from bookie.client.errors import LedgerFencedError, NotEnoughBookiesError, TooManyEnsembleChangesError
+from bookie.client.errors import LedgerFencedError, NotEnoughBookiesError, TooManyEnsembleChangesError, quoted
 from bookie.client.incarnations import look_up_incarnations
+from bookie.client.isolation import writable_for
 from bookie.client.ports import ClientPorts
 from bookie.client.writer_state import WriterState
 from bookie.metadata.ledgers import Versioned
@@ -69,6 +70,7 @@ class EnsembleChange:
         ledger: Versioned,
         failed_at_s: Mapping[BookieId, float],
         changes_left: int | None,
+        reasons: Mapping[BookieId, str] | None = None,
     ) -> None:
         """Prepare a change.
 
@@ -78,12 +80,14 @@ class EnsembleChange:
             ledger: metadata as the writer knows it.
             failed_at_s: when each bookie failed this writer last, by the clock's ``monotonic_s``.
             changes_left: see the attribute.
+            reasons: what each bookie told when it failed this writer last, for the error's text.
         """
         self.ledger = ledger
         self.changes_left = changes_left
         self._ports = ports
         self._state = state
         self._failed_at_s = failed_at_s
+        self._reasons = reasons or {}
         self._incarnations: dict[BookieId, str] = {}
         self._sent: list[Fragment] = []
         """What was sent and is neither known to be stored nor known to be refused, and the latest."""
@@ -178,18 +182,22 @@ class EnsembleChange:
     async def _new_members(self) -> tuple[BookieId, ...]:
         """The last ensemble with as many failed positions replaced as there are bookies for; at least one."""
         settings = self._ports.settings
-        writable = (await self._ports.registrations.list()).writable
+        bookies = await self._ports.registrations.list()
         members = tuple(lane.bookie for lane in self._state.lanes)
+        ledger_id, metadata = self.ledger.ledger_id, self.ledger.metadata
+        writable = writable_for(self._ports.placement, ledger_id, metadata, members, bookies)
         failed = self._state.failed_positions()
         found = await self._replaced(members, failed, writable, settings.failed_bookie_quarantine_s)
         if found is None and not self._state.is_quorum_reachable:  # better a doubtful bookie than the end
             found = await self._replaced(members, failed, writable, settings.degraded_retry_s)
         if found is not None:
             return found
+        where = " in its bookie groups" if len(writable) < len(bookies.writable) else ""
         raise NotEnoughBookiesError(
             f"ledger {self.ledger.ledger_id}: no writable bookie is left to replace "
             f"{', '.join(members[position] for position in failed)} "
-            f"({len(writable)} registered, all in the ensemble or failed); start another bookie"
+            f"({len(writable)} registered{where}, all in the ensemble or failed); start another bookie"
+            f"{quoted(self._reasons.get(members[position], '') for position in failed)}"
         )
 
     async def _replaced(

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Final
+
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import Status
+
+_REASONS_MAX: Final = 3
+"""Different reasons that one text quotes; most bookies fail for the same one."""
+_REASON_CHARS_MAX: Final = 300
+_ASKS_FOR_LOGIN: Final = "a bookie that answers UNAUTHORIZED to a read asks for a login"
 
 
 class NotEnoughBookiesError(TransientError):
@@ -68,11 +76,25 @@ class NoSuchEntryError(ConflictError):
 
 
 class EntryUnavailableError(TransientError):
-    """No replica could be read now; at least one of them may still hold the entry."""
+    """No replica could be read now; at least one of them may still hold the entry.
 
-    def __init__(self, ledger_id: LedgerId, entry_id: EntryId, evidence: dict[BookieId, Status]) -> None:
+    ``reasons`` are what failed requests told besides their status, by bookie; those of ``evidence`` are quoted.
+    """
+
+    def __init__(
+        self,
+        ledger_id: LedgerId,
+        entry_id: EntryId,
+        evidence: dict[BookieId, Status],
+        reasons: Mapping[BookieId, str] | None = None,
+    ) -> None:
         answers = ", ".join(f"{bookie}: {status.name}" for bookie, status in evidence.items())
-        super().__init__(f"ledger {ledger_id} entry {entry_id} could not be read from any replica ({answers})")
+        told = [reason for bookie, reason in (reasons or {}).items() if bookie in evidence]
+        if Status.UNAUTHORIZED in evidence.values():
+            told.append(_ASKS_FOR_LOGIN)
+        super().__init__(
+            f"ledger {ledger_id} entry {entry_id} could not be read from any replica ({answers}){quoted(told)}"
+        )
         self.ledger_id = ledger_id
         self.entry_id = entry_id
         self.evidence = evidence
@@ -123,3 +145,10 @@ class ConfirmedEntryUnreadableError(RecoveryImpossibleNowError):
     def __init__(self, ledger_id: LedgerId, entry_id: EntryId, evidence: dict[BookieId, Status] | None = None) -> None:
         super().__init__(ledger_id, f"entry {entry_id}, which was confirmed, cannot be read", evidence)
         self.entry_id = entry_id
+
+
+def quoted(reasons: Iterable[str]) -> str:
+    """The end of a sentence that quotes each different reason; empty where there is none."""
+    in_one_line = (" ".join(reason.split())[:_REASON_CHARS_MAX] for reason in reasons)
+    different = list(dict.fromkeys(reason for reason in in_one_line if reason))[:_REASONS_MAX]
+    return "".join(f"; {reason}" for reason in different)

@@ -70,6 +70,7 @@ class Failover:
         self._changes_left = options.ensemble_changes_max
         self._change: asyncio.Task[None] | None = None
         self._failed_at_s: dict[BookieId, float] = {}
+        self._reasons: dict[BookieId, str] = {}
         self._retry_at_s = 0.0
         self._retry_pause_s = ports.settings.degraded_retry_s
         self._marked: set[BookieId] = set()
@@ -80,12 +81,13 @@ class Failover:
         """Whether a change is under way."""
         return self._change is not None
 
-    def give_up(self, lane: Lane[_Waiter], status: Status) -> None:
-        """Do without the lane's bookie from now on; call ``see_to_it`` afterwards."""
-        extra = {"ledger_id": self.ledger.ledger_id, "bookie_id": lane.bookie, "status": status.name}
+    def give_up(self, lane: Lane[_Waiter], status: Status, reason: str = "") -> None:
+        """Do without the lane's bookie from now on; call ``see_to_it`` afterwards. ``reason`` is told if all ends."""
+        extra = {"ledger_id": self.ledger.ledger_id, "bookie_id": lane.bookie, "status": status.name, "reason": reason}
         _log.info("bookie given up", extra=extra)
         now_s = self._ports.clock.monotonic_s()
         self._failed_at_s[lane.bookie] = now_s
+        self._reasons[lane.bookie] = reason
         self._state.fail(lane, is_wiped=status is Status.WRONG_INCARNATION, is_change_due=status is Status.READ_ONLY)
         if self._state.is_patient and self._retry_at_s <= now_s:
             self._retry_later()
@@ -117,7 +119,9 @@ class Failover:
             self._change.cancel()
 
     async def _run(self) -> None:
-        change = EnsembleChange(self._ports, self._state, self.ledger, self._failed_at_s, self._changes_left)
+        change = EnsembleChange(
+            self._ports, self._state, self.ledger, self._failed_at_s, self._changes_left, self._reasons
+        )
         try:
             await self._carry_out(change)
         except BkhealError as error:

@@ -228,11 +228,11 @@ class Pipeline:
             case Status.FENCED:
                 self.fail(LedgerFencedError(f"{where}: fenced, another client recovers the ledger"))
             case Status.UNAUTHORIZED:
-                self.fail(WrongPasswordError(f"{where}: wrong password"))
+                self.fail(WrongPasswordError(f"{where}: wrong password, or no login where the bookie asks for one"))
             case Status.BAD_REQUEST:
                 self.fail(PermanentError(f"{where}: {reply.detail or 'bad request'}"))
             case _:
-                self._failover.give_up(lane, reply.status)
+                self._failover.give_up(lane, reply.status, reply.detail)
 
     async def _watch_timeout(self, timeout: QuorumTimeout) -> None:
         clock = self._ports.clock

@@ -51,6 +51,8 @@ class Placement:
     """Free bytes of the bookies that said so; the others count as the median of them."""
     draining: frozenset[BookieId] = frozenset()
     """Never chosen, whatever they are registered as: they are to be taken out of the cluster."""
+    told: set[str] = field(default_factory=set)
+    """Which kinds of wishes that cannot be kept were logged."""
 
     def place(
         self,

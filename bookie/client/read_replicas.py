@@ -45,6 +45,8 @@ class ReplicaReads:
         self._ledger_id = ledger_id
         self._digest = digest
         self._slow_until_s: dict[BookieId, float] = {}
+        self.reasons: dict[BookieId, str] = {}
+        """What each bookie's latest request told of the first entry that failed, or if it failed as a whole."""
 
     async def read(self, metadata: LedgerMetadata, entry_ids: Sequence[EntryId]) -> Found:
         """Read a prefix of ``entry_ids`` (ascending): fewer where they are large, or where one cannot be read now.
@@ -71,6 +73,7 @@ class ReplicaReads:
         """What one bookie says of a prefix of ``entry_ids``; of all of them where it fails."""
         timeout_s = self.ports.settings.read_timeout_s
         reply = await self.ports.transport.read(bookie, self._ledger_id, entry_ids, timeout_s)
+        self.reasons[bookie] = next(filter(None, (result.detail for result in reply.results)), reply.detail)
         outcomes: list[_Outcome] = []
         for entry_id, result in zip(entry_ids, reply.results, strict=False):
             if result.status is Status.OK:

@@ -210,7 +210,7 @@ class LedgerReader:
     def _unreadable(self, entry_id: EntryId, evidence: Evidence) -> EntryLostError | EntryUnavailableError:
         if evidence and all(status.is_absent for status in evidence.values()):
             return EntryLostError(self.ledger_id, entry_id)
-        return EntryUnavailableError(self.ledger_id, entry_id, evidence)
+        return EntryUnavailableError(self.ledger_id, entry_id, evidence, self._replicas.reasons)
 
     async def _reread(self, *, is_newest: bool = True) -> None:
         """Read the metadata again; with ``is_newest`` not from a server that lags behind."""

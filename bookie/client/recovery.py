@@ -17,6 +17,7 @@ from bookie.client.read_access import LedgerAccess, access_to
 from bookie.client.recovery_close import TailChangedError, current_ledger, seal, take_over
 from bookie.client.recovery_fence import fence_last_ensemble
 from bookie.client.recovery_holdings import incomplete_members
+from bookie.client.recovery_key import try_key
 from bookie.client.recovery_read import RecoveryReader
 from bookie.client.recovery_tail import LedgerTail
 from bookie.client.recovery_write import RecoveryWriter
@@ -50,7 +51,9 @@ async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: byte
 
     Raises:
         NoSuchLedgerError: there is none, or it was deleted meanwhile.
-        WrongPasswordError: the password is not the ledger's; it was not touched.
+        WrongPasswordError: the password is not the one in the metadata, or a bookie refuses its key. Nothing was
+            touched, unless the metadata is what is wrong or ``try_key`` could not know: then the ledger stays in
+            recovery, and a bookie that had nothing of it may keep the wrong key.
         UnreadableMetadataError: its metadata cannot be read, or is impossible.
         RecoveryImpossibleNowError: the end cannot be known, or not be stored on ``Qa`` bookies, with those that answer;
             the ledger stays in recovery.
@@ -63,6 +66,7 @@ async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: byte
         ledger = await current_ledger(ports, ledger_id)
         access = access_to(ledger, password)
         if not ledger.metadata.is_closed:
+            await try_key(ports, ledger, access)
             ledger = await take_over(ports, ledger)
         if ledger.metadata.is_closed:
             return ledger

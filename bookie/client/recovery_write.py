@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
+from bookie.client.isolation import writable_for
 from bookie.client.ports import ClientPorts
 from bookie.client.read_access import LedgerAccess
 from bookie.client.recovery_tail import LedgerTail
@@ -122,12 +123,13 @@ class RecoveryWriter:
 
     async def _replace(self, block: Sequence[FoundEntry], parts: Sequence[_Part]) -> bool:
         """Give positions to spare bookies, for the whole block; whether there was any."""
-        writable = (await self._ports.registrations.list()).writable
-        chosen = self._ports.placement.replacements(
-            self._tail.members,
+        bookies = await self._ports.registrations.list()
+        placement, members = self._ports.placement, self._tail.members
+        chosen = placement.replacements(
+            members,
             [part.position for part in parts],
             self._shape.write_quorum,
-            writable,
+            writable_for(placement, self._ledger_id, self._shape, members, bookies),
             self._failed.keys(),
             self._ports.rng,
         )

@@ -10,16 +10,21 @@ from bookie.metadata.registration import Registrations
 from bookie.model.errors import TransientError
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
-from bookie.wire.resolver import GRPC_PROTOCOL, BookieAddress
+from bookie.wire.resolver import APACHE_PROTOCOL, GRPC_PROTOCOL, BookieAddress
 
 _FRESH_S: Final = 2.0
 """How long an answer is believed. A restarted bookie may come back on another port within a second or two."""
+_UNGUARDED_S: Final = 30.0
+"""How long an address of Apache's protocol stands while the store is silent. A dead bookie's registration lasts as
+long as its session, some ten to thirty seconds, so an address that is no older is as good as a registered one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Remembered:
     address: BookieAddress | None
     until_s: float
+    seen_s: float
+    """When the store last said so."""
 
 
 class RegistrationResolver:
@@ -39,13 +44,16 @@ class RegistrationResolver:
         self._remembered: dict[BookieId, _Remembered] = {}
 
     async def resolve(self, bookie: BookieId) -> BookieAddress | None:
-        """Address of the bookie's gRPC endpoint, or None where it never had one.
+        """Address of the bookie's gRPC endpoint, of its Apache endpoint if it has no other, or None if it has neither.
 
-        While the store is silent or the registration is gone the last address stands: a bookie goes on serving when
-        its ZooKeeper session ends, and the incarnation in each request keeps a stranger on that port from answering.
+        While the store is silent the last address stands, and where an incarnation goes with it also when the
+        registration is gone: a bookie goes on serving when its ZooKeeper session ends, and the incarnation in each
+        request keeps a stranger on that port from answering. Apache's protocol has no such guard, so there an address
+        ends with its registration, and half a minute after the last news of it: a stranger's "never stored" must not
+        be taken for this bookie's (S6).
         """
-        known = self._remembered.get(bookie)
-        if known is not None and self._clock.monotonic_s() < known.until_s:
+        known, seen_s = self._remembered.get(bookie), self._clock.monotonic_s()
+        if known is not None and seen_s < known.until_s:
             return known.address
         address = known.address if known is not None else None
         try:
@@ -53,18 +61,22 @@ class RegistrationResolver:
             async with asyncio.timeout(None if address is None else self._patience_s):
                 found = await self._look_up(bookie)
         except (TransientError, TimeoutError):
-            if address is None:
+            if known is None or address is None:
                 return None
-            found = None
-        address = found or address
-        self._remembered[bookie] = _Remembered(address, self._clock.monotonic_s() + _FRESH_S)
+            is_stale = address.protocol == APACHE_PROTOCOL and seen_s - known.seen_s >= _UNGUARDED_S
+            found = None if is_stale else address
+            seen_s = known.seen_s
+        if found is not None or (address is not None and not address.incarnation):
+            address = found
+        self._remembered[bookie] = _Remembered(address, self._clock.monotonic_s() + _FRESH_S, seen_s)
         return address
 
     async def _look_up(self, bookie: BookieId) -> BookieAddress | None:
         info = await self._registrations.service_info(bookie)
         if info is None:
             return None
-        for endpoint in info.endpoints:
-            if endpoint.protocol == GRPC_PROTOCOL:
-                return BookieAddress(endpoint.host, endpoint.port, endpoint.protocol, info.incarnation)
+        for protocol in (GRPC_PROTOCOL, APACHE_PROTOCOL):
+            if (endpoint := info.endpoint(protocol)) is not None:
+                incarnation = info.incarnation if protocol == GRPC_PROTOCOL else ""
+                return BookieAddress(endpoint.host, endpoint.port, protocol, incarnation)
         return None

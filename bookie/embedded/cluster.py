@@ -28,6 +28,7 @@ _STOP_GRACE_S: Final = 15.0
 _READ_ONLY_BELOW_BYTES: Final = 128 << 20
 """A try-out should work on a nearly full laptop, too."""
 _READY_LINE: Final = r"^bookie (\S+) ready on (\S+):(\d+)$"
+_APACHE_LINE: Final = r"^bookie speaks Apache's protocol on (\S+):(\d+)$"
 _METRICS_LINE: Final = r"^bookie metrics on (\S+)$"
 SESSION_TIMEOUT_S: Final = 4.0
 """Short, so that a killed bookie is known to be gone within seconds; two ticks of the embedded ZooKeeper."""
@@ -47,6 +48,10 @@ class EmbeddedBookie:
     serves_metrics: bool = False
     metrics_url: str = ""
     """Where it serves metrics and probes, if it does; another port after each start."""
+    speaks_apache: bool = False
+    apache_port: int = 0
+    """Where it speaks Apache's protocol, if it does. Keeps it over restarts."""
+    session_timeout_s: float = SESSION_TIMEOUT_S
 
     def launch(self) -> None:
         """Start the process; ``wait_ready`` says when it is registered."""
@@ -54,10 +59,12 @@ class EmbeddedBookie:
             *(sys.executable, "-m", "bookie.server"),
             *("--metadata-uri", self.metadata_uri, "--host", "127.0.0.1", "--port", str(self.port)),
             *("--journal-dir", str(self.directory / "journal"), "--ledger-dir", str(self.directory / "ledgers")),
-            *("--session-timeout", str(SESSION_TIMEOUT_S), "--read-only-below-bytes", str(_READ_ONLY_BELOW_BYTES)),
+            *("--session-timeout", str(self.session_timeout_s), "--read-only-below-bytes", str(_READ_ONLY_BELOW_BYTES)),
         ]
         if self.serves_metrics:
             arguments += ["--http-port", "0"]
+        if self.speaks_apache:
+            arguments += ["--apache-port", str(self.apache_port)]
         self.process = ManagedProcess.start(self.name, arguments, log_path=self.directory / "log.txt")
 
     async def wait_ready(self) -> None:
@@ -68,6 +75,8 @@ class EmbeddedBookie:
         """
         ready = await self.running.wait_for_line(_READY_LINE, _READY_DEADLINE_S)
         self.known_as, self.port = BookieId(ready[1]), int(ready[3])
+        if self.speaks_apache:
+            self.apache_port = int((await self.running.wait_for_line(_APACHE_LINE, _READY_DEADLINE_S))[2])
         if self.serves_metrics:
             self.metrics_url = (await self.running.wait_for_line(_METRICS_LINE, _READY_DEADLINE_S))[1]
 
@@ -104,10 +113,20 @@ class EmbeddedBookie:
 class EmbeddedCluster:
     """See the module docstring. Use ``start``, then ``async with``."""
 
-    def __init__(self, directory: Path, zookeeper: EmbeddedZooKeeper, *, serves_metrics: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        zookeeper: EmbeddedZooKeeper,
+        *,
+        serves_metrics: bool = False,
+        speaks_apache: bool = False,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+    ) -> None:
         self.directory = directory
         self.zookeeper = zookeeper
         self.serves_metrics = serves_metrics
+        self.speaks_apache = speaks_apache
+        self.session_timeout_s = session_timeout_s
         self.bookies: list[EmbeddedBookie] = []
 
     @classmethod
@@ -119,11 +138,15 @@ class EmbeddedCluster:
         zookeeper_heap_mib: int = 512,
         is_zookeeper_durable: bool = True,
         serves_metrics: bool = False,
+        speaks_apache: bool = False,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
         java: Java | None = None,
     ) -> EmbeddedCluster:
         """Start everything on free loopback ports and wait until every bookie is registered.
 
-        With ``serves_metrics``, bookies serve metrics and probes; their ``metrics_url`` says where.
+        With ``serves_metrics``, bookies serve metrics and probes; their ``metrics_url`` says where. With
+        ``speaks_apache``, they speak Apache's protocol as well, at their ``apache_port``. ``session_timeout_s`` is that
+        of the bookies.
 
         Raises:
             EmbeddedProcessError: something did not start; quotes its log.
@@ -133,7 +156,13 @@ class EmbeddedCluster:
         zookeeper = await EmbeddedZooKeeper.start(
             directory / "zookeeper", heap_mib=zookeeper_heap_mib, is_durable=is_zookeeper_durable, java=java
         )
-        cluster = cls(directory, zookeeper, serves_metrics=serves_metrics)
+        cluster = cls(
+            directory,
+            zookeeper,
+            serves_metrics=serves_metrics,
+            speaks_apache=speaks_apache,
+            session_timeout_s=session_timeout_s,
+        )
         try:
             store = await ZooKeeperStore.connect(zookeeper.connect_string)
             try:
@@ -157,7 +186,14 @@ class EmbeddedCluster:
         for _ in range(count):
             name = f"bookie-{len(self.bookies) + 1}"
             where = self.directory / name
-            bookie = EmbeddedBookie(name, where, self.metadata_uri, serves_metrics=self.serves_metrics)
+            bookie = EmbeddedBookie(
+                name,
+                where,
+                self.metadata_uri,
+                serves_metrics=self.serves_metrics,
+                speaks_apache=self.speaks_apache,
+                session_timeout_s=self.session_timeout_s,
+            )
             self.bookies.append(bookie)
             added.append(bookie)
             bookie.launch()

@@ -21,6 +21,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -174,8 +175,10 @@ class ManagedProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     def pause(self) -> None:
-        """Stop it in its tracks (SIGSTOP): alive, connected, and silent."""
+        """Stop it in its tracks (SIGSTOP): alive, connected, and silent, all threads of it on return."""
         self._process.send_signal(signal.SIGSTOP)
+        with suppress(ChildProcessError):  # it had ended
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Let a paused process go on."""

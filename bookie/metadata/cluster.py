@@ -10,6 +10,7 @@ from typing import Final
 from bookie.metadata.layout import INSTANCE_ID, LAYOUT, LayoutKind, available_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, parent_of, reread
 from bookie.metadata.port import (
+    AccessDeniedError,
     Create,
     MetadataStore,
     MultiFailedError,
@@ -25,9 +26,22 @@ _MANAGER_VERSION: Final = "1"
 _FIRST_FORMAT_NAMES: Final = {"hierarchical": LayoutKind.HIERARCHICAL, "flat": LayoutKind.FLAT}
 """Format 1 held a short name in place of the class."""
 
+_OTHER_MANAGERS: Final = {
+    "MSLedgerManagerFactory": ". A metastore keeps its ledgers outside of the ZooKeeper tree",
+    "LegacyHierarchicalLedgerManagerFactory": ". Apache's own clients refuse this one in a URI as well",
+}
+
+
+_LONG_ALONE: Final = "000/0000/0000"
+"""Parent of small ledger ids in the layout longhierarchical; the hierarchical one never has it."""
+
 
 class NotAClusterError(PermanentError):
     """There is no cluster at this root, or one of a layout that is not supported."""
+
+
+class ClusterClosedError(NotAClusterError):
+    """The cluster's root may not be read by this process."""
 
 
 class ClusterExistsError(ConflictError):
@@ -84,19 +98,27 @@ async def format_cluster(
 async def open_cluster(store: MetadataStore, where: MetadataUri | str) -> Cluster:
     """Read what is at ``where``: a parsed URI, a URI, or a root path.
 
+    A root with INSTANCEID and without LAYOUT is one of Pulsar's metadata driver, which writes none and keeps ledgers as
+    the hierarchical layout does. It is opened for a URI that says so, and nothing is written.
+
     Raises:
         NotAClusterError: nothing there, no LAYOUT or INSTANCEID, or another layout than the asked or supported ones.
+        ClusterClosedError: its ACL does not allow to read it.
         InvalidUriError: ``where`` is a URI that cannot be used.
         StoreUnavailableError: no answer.
     """
     if isinstance(where, str) and "://" in where:
         where = parse_uri(where)
     root, wanted = (where, None) if isinstance(where, str) else (where.ledgers_root, where.layout)
-    layout, instance_id = await store.get_many_data([f"{root}/{LAYOUT}", f"{root}/{INSTANCE_ID}"])
-    if layout is None:
-        why = "nothing is there" if await store.stat(root) is None else "it has no LAYOUT node"
+    try:
+        layout, instance_id = await store.get_many_data([f"{root}/{LAYOUT}", f"{root}/{INSTANCE_ID}"])
+        is_there = layout is not None or await store.stat(root) is not None
+    except AccessDeniedError as error:
+        raise ClusterClosedError(f"the cluster at {root} cannot be opened: {error}") from error
+    if layout is None and not instance_id:
+        why = "it has no LAYOUT node and no INSTANCEID" if is_there else "nothing is there"
         raise NotAClusterError(f"no cluster at {root}: {why}. Check the path in the URI, or create a cluster there")
-    kind = decode_layout(layout, root)
+    kind = await _kind_without_layout(store, root, wanted) if layout is None else decode_layout(layout, root)
     if wanted is not None and wanted != kind.value:
         raise NotAClusterError(
             f"the cluster at {root} has the layout {kind.value}, the URI asks for {wanted}: "
@@ -105,6 +127,25 @@ async def open_cluster(store: MetadataStore, where: MetadataUri | str) -> Cluste
     if not instance_id:
         raise NotAClusterError(f"the cluster at {root} has no INSTANCEID node to tell its bookies from others")
     return Cluster(root, kind, instance_id.decode(errors="replace").strip())
+
+
+async def _kind_without_layout(store: MetadataStore, root: str, wanted: str | None) -> LayoutKind:
+    """The layout of Pulsar's driver, if that is what the URI asks for and nothing speaks against it."""
+    about = (
+        f"the cluster at {root} has an INSTANCEID and no LAYOUT node: that is how Pulsar's metadata driver "
+        "(metadata-store:...) makes one, which keeps its ledgers in the layout hierarchical"
+    )
+    hint = f"If it is one of those, write zk+{LayoutKind.HIERARCHICAL.value}:// in the URI, and nothing else changes"
+    if wanted is None:
+        raise NotAClusterError(f"{about}. {hint}; otherwise its LAYOUT was lost, and must be put back")
+    if wanted != LayoutKind.HIERARCHICAL.value:
+        raise NotAClusterError(f"{about}, and the URI asks for {wanted}. {hint}")
+    if await store.stat(f"{root}/{_LONG_ALONE}") is not None:
+        raise NotAClusterError(
+            f"the cluster at {root} has no LAYOUT node, and keeps small ledger ids in a long tree ({_LONG_ALONE}): it "
+            "is not of the layout hierarchical, which the URI asks for. Its LAYOUT was lost, and must be put back"
+        )
+    return LayoutKind.HIERARCHICAL
 
 
 def encode_layout(kind: LayoutKind) -> bytes:
@@ -121,10 +162,16 @@ def decode_layout(data: bytes, root: str) -> LayoutKind:
     text = data.decode(errors="replace")
     version, _, rest = text.partition("\n")
     name, _, manager_version = rest.partition("\n")[0].strip().rpartition(":")
-    if version.strip() not in ("1", "2") or manager_version != _MANAGER_VERSION:
+    if version.strip() not in ("1", "2") or not name:
         raise NotAClusterError(f"the LAYOUT of the cluster at {root} is not one this version reads: {text[:200]!r}")
+    if manager_version != _MANAGER_VERSION:
+        raise NotAClusterError(
+            f"the cluster at {root} has version {manager_version[:20]!r} of the layout {name[:200]!r}; "
+            f"supported: version {_MANAGER_VERSION}"
+        )
     kinds = _FIRST_FORMAT_NAMES if version.strip() == "1" else {kind.factory: kind for kind in LayoutKind}
     if name not in kinds:
         supported = ", ".join(kind.value for kind in LayoutKind)
-        raise NotAClusterError(f"the cluster at {root} is of the layout {name!r}; supported: {supported}")
+        why = _OTHER_MANAGERS.get(name.rpartition(".")[2], "")
+        raise NotAClusterError(f"the cluster at {root} is of the layout {name[:200]!r}; supported: {supported}{why}")
     return kinds[name]

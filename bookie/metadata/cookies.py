@@ -5,6 +5,7 @@ The same bytes lie in ZooKeeper and in ``VERSION`` files. Layouts 3 and later ar
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -182,11 +183,16 @@ class CookieStore:
             raise CookieConflictError(f"the cookie of {bookie} is not at version {version}") from error
 
 
-async def refuse_foreign(store: MetadataStore, cluster: Cluster) -> None:
-    """Refuse a cluster that has bookies of Apache's (design section 4). Call it before one of ours joins.
+async def refuse_foreign(store: MetadataStore, cluster: Cluster) -> frozenset[BookieId]:
+    """Refuse a cluster that has bookies of Apache's (design section 4).
+
+    Call it before one of ours joins that does not speak Apache's protocol.
 
     Foreign is a cookie of a bookie without a history of incarnations, and a registration that offers Apache's protocol
     without ours (an empty one does).
+
+    Returns:
+        Bookies of ours, registered there, that speak Apache's protocol as well: its clients use this cluster.
 
     Raises:
         ForeignClusterError: there is such a bookie; names some.
@@ -194,16 +200,23 @@ async def refuse_foreign(store: MetadataStore, cluster: Cluster) -> None:
     """
     registrations = Registrations(store, cluster)
     foreign = set(await registrations.known() - await Incarnations(store, cluster.root).known())
+    bilingual: set[BookieId] = set()
     for bookie in (await registrations.list()).registered - foreign:
         info = await registrations.service_info(bookie)
-        if info is not None and info.endpoint(PROTOCOL_APACHE) and not info.endpoint(PROTOCOL_GRPC):
-            foreign.add(bookie)
+        if info is not None and info.endpoint(PROTOCOL_APACHE):
+            (bilingual if info.endpoint(PROTOCOL_GRPC) else foreign).add(bookie)
     if foreign:
-        shown = ", ".join(sorted(foreign)[:5]) + (", ..." if len(foreign) > 5 else "")
         raise ForeignClusterError(
-            f"the cluster at {cluster.root} has {len(foreign)} bookies of Apache BookKeeper ({shown}); its clients "
-            "would pick a bookie of ours as well and could not speak to it: use another ledgers root"
+            f"the cluster at {cluster.root} has {len(foreign)} bookies of Apache BookKeeper ({some(foreign)}); its "
+            "clients would pick a bookie of ours as well and could not speak to it: start it with --apache-port, so "
+            "that they can, or use another ledgers root"
         )
+    return frozenset(bilingual)
+
+
+def some(bookies: Collection[BookieId]) -> str:
+    """A few of them by name, for a message."""
+    return ", ".join(sorted(bookies)[:5]) + (", ..." if len(bookies) > 5 else "")
 
 
 def _decode_text(data: bytes, layout: int) -> Cookie:

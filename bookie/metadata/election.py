@@ -22,6 +22,7 @@ from bookie.metadata.layout import UNDERREPLICATION
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.port import (
     ANY_VERSION,
+    AccessDeniedError,
     Children,
     MetadataStore,
     NoNodeError,
@@ -35,6 +36,7 @@ from bookie.metadata.proto_text import UnreadableTextError, parse_text, quoted
 from bookie.metadata.session import Signal, waiting_for
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.runtime.clock import Clock
+from bookie.runtime.retry import GrowingPause
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ _CONFIRM_SHARE: Final = 0.15
 """Of the session's timeout: four looks fit into the time that one of them lasts."""
 _RETRY_S: Final = 1.0
 """After an attempt that the store or another candidate foiled; a new session is answered at once."""
+_REFUSED_RETRY_S_MAX: Final = 60.0
+"""After many attempts that the store refused, each pause twice the one before: only a person can change that."""
 _LISTINGS_MAX: Final = 5
 _VOTE: Final = re.compile(r"V_(-?[0-9]{1,11})")
 
@@ -83,6 +87,13 @@ class Election:
         self._changed = Signal()
         self._vote: _Vote | None = None
         self._confirmed_s = float("-inf")
+        self._refusals = GrowingPause(_RETRY_S, _REFUSED_RETRY_S_MAX)
+        self._problem = ""
+
+    @property
+    def problem(self) -> str:
+        """Why this candidate cannot even vote until a person changes something; empty: it can, as far as is known."""
+        return self._problem
 
     @property
     def state(self) -> Leadership:
@@ -115,13 +126,18 @@ class Election:
                 if not session.is_connected:
                     await self._store.wait_session_changed(session)
                     continue
+                pause_s = _RETRY_S
                 try:
                     await self._stand(session)
-                except (StoreUnavailableError, WriteOutcomeUnknownError, ConflictError, PermanentError) as error:
+                except (StoreUnavailableError, WriteOutcomeUnknownError, ConflictError) as error:
                     _log.warning("election is tried again", extra={"candidate": self._name, "reason": str(error)})
+                except PermanentError as error:
+                    pause_s, self._problem = self._refusals.next_s(), str(error)
+                    fields = {"candidate": self._name, "reason": self._problem, "in_s": pause_s}
+                    _log.error("this auditor may not stand for election, trying again", extra=fields)
                 self._end("the vote or its session is gone")
                 if self._store.session == session:
-                    await self._pause(session, _RETRY_S)
+                    await self._pause(session, pause_s)
         finally:
             self._end("the candidate stopped")
 
@@ -142,6 +158,8 @@ class Election:
         """Until the vote is gone or the session is another one."""
         await ensure_path(self._store, self._base, self._root)
         vote = self._vote = await self._cast(session)
+        self._problem = ""
+        self._refusals.reset()
         while self._is_session(session):
             asked_s = self._clock.monotonic_s()
             votes = await self._votes()
@@ -187,7 +205,9 @@ class Election:
     async def _lead(self, vote: _Vote, asked_s: float) -> None:
         """Until the vote is gone or the session is another one; leadership itself may end and come back meanwhile."""
         await self._confirm(vote, asked_s)
-        with contextlib.suppress(StoreUnavailableError, WriteOutcomeUnknownError):  # read by people alone
+        with contextlib.suppress(
+            StoreUnavailableError, WriteOutcomeUnknownError, AccessDeniedError
+        ):  # read by people alone
             await self._store.set(self._base, encode_vote(self._name), ANY_VERSION)
         while self._is_session(vote.session):
             await self._pause(vote.session, self._confirm_interval_s)

@@ -16,9 +16,22 @@ async def all_or_first_error(works: Iterable[Coroutine[Any, Any, None]]) -> None
     try:
         await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(tasks)
+
+
+async def all_begun_in_turn(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """As ``all_or_first_error``, but each has begun before the next is taken from ``works``.
+
+    What it costs to make the later ones is so spent while the store is at work on the earlier ones.
+    """
+    tasks: list[asyncio.Future[None]] = []
+    try:
+        for work in works:
+            tasks.append(asyncio.ensure_future(work))
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+    finally:
+        await _end(tasks)
 
 
 async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
@@ -29,6 +42,10 @@ async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
         for task in done:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(tasks)
+
+
+async def _end(tasks: Iterable[asyncio.Future[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -31,7 +31,9 @@ _INT: Final = struct.Struct(">i")
 _STAT: Final = struct.Struct(">qqqqiiiqiiq")
 _END: Final = _HEADER.pack(-1, 1, -1)
 _OPEN_ACL: Final = _INT.pack(1) + _INT.pack(31) + _INT.pack(5) + b"world" + _INT.pack(6) + b"anyone"
-_EPHEMERAL_FLAG: Final = 1
+_PERSISTENT: Final = _OPEN_ACL + _INT.pack(0)
+_EPHEMERAL: Final = _OPEN_ACL + _INT.pack(1)
+"""What follows the data of a create: its ACL and flags."""
 
 OnError = Callable[[int, int], None]
 """Called with (index, error code) of a read that failed for another reason than a missing node; raises."""
@@ -48,7 +50,7 @@ def multi_request(operations: Sequence[Operation]) -> bytes:
         path = operation.path.encode()
         if isinstance(operation, Create):
             parts += (_HEADER_AND_INT.pack(OP_CREATE, 0, -1, len(path)), path, _INT.pack(len(operation.data)))
-            parts += (operation.data, _OPEN_ACL, _INT.pack(_EPHEMERAL_FLAG if operation.is_ephemeral else 0))
+            parts += (operation.data, _EPHEMERAL if operation.is_ephemeral else _PERSISTENT)
         elif isinstance(operation, SetData):
             parts += (_HEADER_AND_INT.pack(OP_SET_DATA, 0, -1, len(path)), path, _INT.pack(len(operation.data)))
             parts += (operation.data, _INT.pack(operation.version))

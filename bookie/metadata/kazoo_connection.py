@@ -26,9 +26,11 @@ from kazoo.retry import KazooRetry
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from bookie.metadata.bridge import Answer, LoopBridge
+from bookie.metadata.outage import OutageLog
 from bookie.metadata.port import Session, SessionState, StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.session import SessionTracker
 from bookie.metadata.zookeeper_errors import answer_error
+from bookie.runtime.clock import SystemClock
 from bookie.runtime.tasks import guarded
 
 _log = logging.getLogger(__name__)
@@ -191,7 +193,10 @@ class KazooConnection:
         self.tracker = SessionTracker(Session(SessionState.LOST, 0, 0))
         handler = _Handler()
         retry = KazooRetry(max_tries=-1, max_delay=_RECONNECT_DELAY_S_MAX, sleep_func=handler.sleep_func)
-        self._client = KazooClient(hosts, timeout=session_timeout_s, handler=handler, connection_retry=retry)
+        self._outage = OutageLog(logging.getLogger(KazooClient.__module__), hosts, SystemClock().monotonic_s)
+        self._client = KazooClient(
+            hosts, timeout=session_timeout_s, handler=handler, connection_retry=retry, logger=self._outage
+        )
         self._client.add_listener(self._listen)
 
     async def start(self) -> None:
@@ -281,6 +286,8 @@ class KazooConnection:
     def _listen(self, state: str) -> None:
         # In kazoo's thread. Through the bridge, so that the loop sees it in order with the answers.
         self.bridge.push(self._on_state, state, self._client._session_id or 0, self._client.client_state)
+        if state == KazooState.CONNECTED:
+            self._outage.connected()
 
     def _on_state(self, state: str, session_id: int, keeper_state: str) -> None:
         if self.tracker.is_closed:

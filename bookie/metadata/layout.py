@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, LedgerId
@@ -158,9 +158,19 @@ def tasks_path(root: str) -> str:
 
 def task_path(root: str, ledger_id: int) -> str:
     """Path of a ledger's under-replication task (formats 3.2)."""
+    return f"{task_directory(root, ledger_id)}/{task_name(ledger_id)}"
+
+
+def task_directory(root: str, ledger_id: int) -> str:
+    """Parent of a ledger's under-replication task, and of no other's."""
     digits = f"{ledger_id:016x}"
-    levels = "/".join(digits[start : start + 4] for start in range(0, 16, 4))
-    return f"{tasks_path(root)}/{levels}/{task_name(ledger_id)}"
+    return f"{tasks_path(root)}/{digits[:4]}/{digits[4:8]}/{digits[8:12]}/{digits[12:]}"
+
+
+def task_branches(root: str, ledger_ids: Iterable[int]) -> list[str]:
+    """Parents of the directories of these ledgers' tasks, each once, ascending; one is that of 65,536 ledgers."""
+    firsts = sorted({ledger_id & ~0xFFFF for ledger_id in ledger_ids})
+    return [task_directory(root, first).rpartition("/")[0] for first in firsts]
 
 
 def locks_path(root: str) -> str:

@@ -42,7 +42,7 @@ from bookie.metadata.port import (
 )
 from bookie.metadata.serde import UnreadableMetadataError, decode, encode
 from bookie.model.errors import ConflictError, PermanentError
-from bookie.model.ids import LedgerId
+from bookie.model.ids import LEDGER_ID_MAX, InvalidIdError, LedgerId
 from bookie.model.metadata import LedgerMetadata
 
 _CTOKEN_END: Final = (1 << 63) - 1
@@ -120,13 +120,14 @@ class LedgerStore:
         """Create a ledger's metadata, with a creator token where its format has one.
 
         Raises:
+            InvalidIdError: the greatest id of all, with which Apache's bookies do harm (``LEDGER_ID_MAX``).
             LedgerExistsError: another ledger has this id.
             ReadOnlyLayoutError: the cluster has the flat layout.
             UnwritableMetadataError: its format cannot hold it.
             WriteOutcomeUnknownError: the answer was lost, and what is there cannot be told from ours.
             StoreUnavailableError: no answer; nothing was changed.
         """
-        self._check_creatable()
+        self._check_creatable(ledger_id)
         metadata = self._with_token(metadata)
         path, data = self.path(ledger_id), encode(metadata)
         is_unknown = False
@@ -154,10 +155,10 @@ class LedgerStore:
 
         Raises:
             LedgerExistsError: one of the ids is taken; those before it may have been created.
-            ReadOnlyLayoutError, UnwritableMetadataError, WriteOutcomeUnknownError, StoreUnavailableError: see
-                ``create``.
+            InvalidIdError, ReadOnlyLayoutError, UnwritableMetadataError, WriteOutcomeUnknownError,
+            StoreUnavailableError: see ``create``.
         """
-        self._check_creatable()
+        self._check_creatable(*(ledger_id for ledger_id, _ in ledgers))
         creates: list[Operation] = [Create(self.path(key), encode(self._with_token(value))) for key, value in ledgers]
         parents = dict.fromkeys(parent_of(create.path) for create in creates)
         await create_missing(self._store, list(parents), self._cluster.root)
@@ -341,7 +342,12 @@ class LedgerStore:
             return metadata
         return replace(metadata, ctoken=self._rng.randrange(_CTOKEN_END))
 
-    def _check_creatable(self) -> None:
+    def _check_creatable(self, *ledger_ids: LedgerId) -> None:
+        if LEDGER_ID_MAX in ledger_ids:
+            raise InvalidIdError(
+                f"ledger {LEDGER_ID_MAX} is not created: with that id in the metadata, collectors of Apache's bookies "
+                "throw all other ledgers away; choose a smaller one"
+            )
         if self._cluster.kind is LayoutKind.FLAT:
             raise ReadOnlyLayoutError(f"the cluster at {self._cluster.root} has the flat layout: no new ledgers there")
 

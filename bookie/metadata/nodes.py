@@ -7,7 +7,7 @@ happened. While that cannot be read, the outcome stays unknown: it never turns i
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from bookie.metadata.port import (
@@ -149,14 +149,24 @@ async def create_missing(store: MetadataStore, paths: Sequence[str], root: str) 
                     await ensure_path(store, operation.path, root)
 
 
-def batches(operations: Sequence[Operation]) -> list[list[Operation]]:
+def batches(operations: Iterable[Operation]) -> Iterator[list[Operation]]:
     """``operations`` in order, cut so that each part fits into one ``multi``."""
-    parts: list[list[Operation]] = []
+    return batches_of((operation,) for operation in operations)
+
+
+def batches_of(groups: Iterable[Sequence[Operation]]) -> Iterator[list[Operation]]:
+    """As ``batches``, with each group in one part. No group may be too large for one ``multi``.
+
+    A part is given out before more of ``groups`` is taken than shows that it is full.
+    """
+    part: list[Operation] = []
     size = 0
-    for operation in operations:
-        size += operation_size(operation)
-        if not parts or len(parts[-1]) == MULTI_OPS_MAX or size > NODE_DATA_MAX:
-            parts.append([])
-            size = operation_size(operation)
-        parts[-1].append(operation)
-    return parts
+    for group in groups:
+        group_size = sum(map(operation_size, group))
+        size += group_size
+        if part and (len(part) + len(group) > MULTI_OPS_MAX or size > NODE_DATA_MAX):
+            yield part
+            part, size = [], group_size
+        part.extend(group)
+    if part:
+        yield part

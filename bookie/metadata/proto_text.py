@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from bookie.model.errors import PermanentError
 
-_NAMED: Final = {0x22: '\\"', 0x27: "\\'", 0x5C: "\\\\", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
+_NAMED: Final = {ord(char): f"\\{name}" for char, name in zip("\"'\\\a\b\t\n\v\f\r", "\"'\\abtnvfr", strict=True)}
 _ESCAPES: Final = tuple(_NAMED.get(byte, chr(byte) if 0x20 <= byte <= 0x7E else f"\\{byte:03o}") for byte in range(256))
 
 

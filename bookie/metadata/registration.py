@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bookie.metadata.cluster import Cluster, NotAClusterError
@@ -35,6 +35,7 @@ from bookie.metadata.service_info import (
 )
 from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId
+from bookie.model.isolation import NO_GROUPS, BookieGroups
 
 __all__ = [
     "BookieIdInUseError",
@@ -63,6 +64,8 @@ class Bookies:
     read_only: frozenset[BookieId]
     draining: frozenset[BookieId] = frozenset()
     """Read-only ones whose copies are to be replaced; a listing of registrations alone knows of none."""
+    groups: BookieGroups = NO_GROUPS
+    """Pulsar's groups of bookies; a listing of registrations alone knows of none."""
 
     @property
     def registered(self) -> frozenset[BookieId]:
@@ -77,7 +80,11 @@ class Bookies:
     def with_draining(self, bookies: frozenset[BookieId]) -> Bookies:
         """The same, with those of ``bookies`` that are registered as draining: sources, and no targets."""
         draining = bookies & self.registered
-        return Bookies(self.writable - draining, self.read_only | draining, draining)
+        return replace(self, writable=self.writable - draining, read_only=self.read_only | draining, draining=draining)
+
+    def with_groups(self, groups: BookieGroups) -> Bookies:
+        """The same, with who is in which group."""
+        return replace(self, groups=groups)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,12 @@ from bookie.metadata.port import (
     SetData,
 )
 
+_WITH_DATA: Final = (Create, SetData)
 PATH_BYTES_MAX: Final = 4096
 """No path of ours has 200; this keeps a runaway name out of the request's size."""
 
 # What ZooKeeper's own client refuses: empty and relative parts, control characters, surrogates and private use.
-_PATH: Final = re.compile(r"/|(/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+)+")
+_PATH: Final = re.compile(r"/|(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]++)+")
 
 
 def check_path(path: str) -> None:
@@ -67,5 +68,6 @@ def check_multi(operations: Sequence[Operation]) -> None:
 
 def operation_size(operation: Operation) -> int:
     """Bytes that ``operation`` counts against the limit of a ``multi``."""
-    data = operation.data if isinstance(operation, Create | SetData) else b""
-    return OPERATION_OVERHEAD + len(operation.path.encode()) + len(data)
+    path = operation.path
+    size = OPERATION_OVERHEAD + (len(path) if path.isascii() else len(path.encode()))
+    return size + len(operation.data) if isinstance(operation, _WITH_DATA) else size

@@ -16,6 +16,7 @@ from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
 from bookie.metadata.proto_text import UnreadableTextError, parse_text, quoted
 from bookie.metadata.serde_message import UnreadableMetadataError, UnwritableMetadataError, from_message, to_message
 from bookie.model.metadata import LedgerMetadata
+from bookie.model.varint import varint
 
 __all__ = ["UnreadableMetadataError", "UnwritableMetadataError", "decode", "encode"]
 
@@ -34,7 +35,7 @@ def encode(metadata: LedgerMetadata) -> bytes:
     match metadata.format_version:
         case 3:
             body = to_message(metadata, has_ctoken=True).SerializeToString()
-            return _V3_HEADER + _varint(len(body)) + body
+            return _V3_HEADER + varint(len(body)) + body
         case 2:
             return _MAGIC + b"2\n" + _text(to_message(metadata, has_ctoken=False)).encode()
         case 1:
@@ -99,15 +100,6 @@ def _decode_v2(body: bytes) -> LedgerMetadata:
     except UnreadableTextError as error:
         raise UnreadableMetadataError(f"ledger metadata of format 2: {error}") from error
     return from_message(message, 2)
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
 
 
 def _text(message: LedgerMetadataFormat) -> str:

@@ -1,20 +1,30 @@
 """Marking ledgers as under-replicated: create the task, or merge into it (formats section 3.3).
 
-Nothing is ever taken out of a task here, so marking is idempotent, and two auditors that mark at once lose nothing:
-each change is a create or a compare-and-set, and whoever is late merges again. A task that has all the bookies already
-is left alone, version included, because a worker may be about to complete it.
+After a bookie loss nearly all tasks are new, so many are first created together with their directories, unseen; what is
+refused is looked at and merged. Nothing is ever taken out of a task here, so marking is idempotent, and two auditors
+that mark at once lose nothing: each change is a create or a compare-and-set, and whoever is late merges again. A task
+that has all the bookies already is left alone, version included, because a worker may be about to complete it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
-from bookie.metadata.fan_out import all_or_first_error
-from bookie.metadata.layout import task_path
-from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, batches, create_missing, create_with_parents, parent_of, reread
+from bookie.metadata.fan_out import all_begun_in_turn
+from bookie.metadata.layout import task_branches, task_directory, task_name, task_path
+from bookie.metadata.nodes import (
+    WRITE_ATTEMPTS_MAX,
+    batches,
+    batches_of,
+    create_missing,
+    create_with_parents,
+    parent_of,
+    reread,
+)
 from bookie.metadata.port import (
     BadVersionError,
     Create,
@@ -33,10 +43,12 @@ from bookie.runtime.clock import Clock
 
 _log = logging.getLogger(__name__)
 
-_STEP: Final = 2000
+_STEP: Final = 4000
 """Ledgers read, decided and written at a time: bounds memory, and how old the data is that a change is based on."""
 _BATCH_ROUNDS: Final = 3
 """Attempts in batches; what is contended even then is marked one by one."""
+_BRANCHES_MAX: Final = 10_000
+"""Upper directories that are remembered as made; each is that of 65,536 ledgers."""
 
 Findings = Mapping[LedgerId, tuple[BookieId, ...]]
 
@@ -57,6 +69,10 @@ class TaskMarking:
         self._store = store
         self._root = root
         self._clock = clock
+        self._branches: set[str] = set()
+        """Directories of directories of tasks that were there once. They may be gone: then creates are refused."""
+        self._expects_new = True
+        """Whether most ledgers of the last step had no task."""
 
     async def mark(self, ledger_id: LedgerId, missing: Sequence[BookieId]) -> bool:
         """Mark one ledger; whether a task was created or changed.
@@ -94,30 +110,65 @@ class TaskMarking:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: part of them is marked; mark all again.
         """
-        union: dict[LedgerId, dict[BookieId, None]] = {}
+        union: dict[LedgerId, tuple[BookieId, ...]] = {}
         for ledger_id, missing in findings:
-            union.setdefault(ledger_id, {}).update(dict.fromkeys(missing))
-        ids = list(union)
+            union[ledger_id] = tuple(dict.fromkeys((*union.get(ledger_id, ()), *missing)))
+        remaining = iter(union.items())
         count = 0
-        for start in range(0, len(ids), _STEP):
-            count += await self._mark_step({key: tuple(union[key]) for key in ids[start : start + _STEP]})
+        while step := dict(islice(remaining, _STEP)):
+            count += await self._mark_step(step)
         return count
 
     async def _mark_step(self, findings: Findings) -> int:
         sent: dict[str, bytes] = {}
+        if not self._expects_new:
+            return await self._merge(findings, sent)
+        refused = await self._create_unseen(findings, sent)
+        if not refused:
+            return len(findings)
+        left = {key: value for key, value in findings.items() if task_path(self._root, key) in refused}
+        self._expects_new = 2 * len(left) <= len(findings)
+        return len(findings) - len(left) + await self._merge(left, sent, is_refused=True)
+
+    async def _create_unseen(self, findings: Findings, sent: dict[str, bytes]) -> set[str]:
+        """Create each task together with its directory, which holds no other; paths of those that were not created."""
+        branches = [path for path in task_branches(self._root, findings) if path not in self._branches]
+        if branches:
+            await create_missing(self._store, branches, self._root)
+            if len(self._branches) > _BRANCHES_MAX:
+                self._branches.clear()
+            self._branches.update(branches)
+        refused: set[str] = set()
+        await all_begun_in_turn(self._send(part, sent, refused) for part in batches_of(self._pairs(findings)))
+        if refused:
+            self._branches.clear()  # one that went is the likeliest reason besides a task that is there
+        return refused
+
+    def _pairs(self, findings: Findings) -> Iterator[tuple[Create, Create]]:
+        """Of each ledger the directory of its task, and its task."""
+        now_ms = self._clock.epoch_ms()
+        texts = {missing: encode_task(TaskData(missing, now_ms)) for missing in set(findings.values())}
+        for ledger_id, missing in findings.items():
+            directory = task_directory(self._root, ledger_id)
+            yield Create(directory), Create(f"{directory}/{task_name(ledger_id)}", texts[missing])
+
+    async def _merge(self, findings: Findings, sent: dict[str, bytes], *, is_refused: bool = False) -> int:
+        """Look at the tasks, behind what refused an earlier attempt, then create or change what has to be; how many."""
         count = 0
         for attempt in range(_BATCH_ROUNDS):
-            if attempt:
+            if attempt or is_refused:
                 await self._store.sync(self._root)
             decided = await self._decide(findings, sent)
             count += decided.done_count
+            if not attempt:
+                creates = sum(isinstance(operation, Create) for operation in decided.operations)
+                self._expects_new = 2 * creates > len(findings)
             if not decided.operations:
                 return count
             parents = {parent_of(operation.path): None for operation in decided.operations}
             await create_missing(self._store, list(parents), self._root)
-            parts = batches(decided.operations)
             refused: set[str] = set()
-            await all_or_first_error(self._send(part, sent, refused) for part in parts)
+            await all_begun_in_turn(self._send(part, sent, refused) for part in batches(decided.operations))
             count += sum(operation.path not in refused for operation in decided.operations)
             findings = {key: value for key, value in findings.items() if task_path(self._root, key) in refused}
             if not findings:

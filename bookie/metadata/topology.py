@@ -3,7 +3,7 @@
 One JSON format for all of them. Pulsar writes (``pulsar-admin bookies set-bookie-rack``) groups of bookies:
 ``{"default": {"bk1:3181": {"rack": "/region1/rack1", "hostname": "bk1"}}}``. Shorter, a location may stand for the
 object, and the groups may be left out: ``{"bk1:3181": "/region1/rack1", "bk2": "/region1/rack2"}``. A name is a bookie
-id, or a host, which then stands for every bookie on it.
+id, or a host, which then stands for every bookie on it. Ledgers may ask for groups: see ``bookie.model.isolation``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from bookie.metadata.port import (
 )
 from bookie.model.errors import PermanentError
 from bookie.model.ids import InvalidIdError, bookie_id
+from bookie.model.isolation import BookieGroups
 from bookie.model.topology import InvalidLocationError, Location, Topology, location
 from bookie.runtime.fault_points import fault_point
 
@@ -142,13 +143,15 @@ def parse_topology(text: str) -> Topology:
     if not isinstance(content, dict):
         raise InvalidTopologyError(f"a topology is a JSON object of bookies and locations, not {_shown(content)}")
     locations: dict[str, Location] = {}
+    groups: dict[str, frozenset[str]] = {}
     for name, value in content.items():
         if isinstance(value, dict) and not isinstance(value.get("rack"), str):
+            groups[name] = frozenset(value)
             for bookie, entry in value.items():
                 _add(locations, bookie, entry, f"group {name!r}, bookie {bookie!r}")
         else:
             _add(locations, name, value, f"bookie {name!r}")
-    return Topology(MappingProxyType(locations))
+    return Topology(MappingProxyType(locations), BookieGroups(MappingProxyType(groups)))
 
 
 def _add(locations: dict[str, Location], name: str, entry: Any, where: str) -> None:

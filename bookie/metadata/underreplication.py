@@ -28,7 +28,9 @@ from bookie.metadata.nodes import create_with_parents, ensure_path, reread
 from bookie.metadata.port import (
     ANY_VERSION,
     Check,
+    Children,
     MetadataStore,
+    Node,
     NodeExistsError,
     NoNodeError,
     WriteOutcomeUnknownError,
@@ -156,6 +158,27 @@ class UnderReplication:
         """
         return await self._scan()
 
+    async def top(self) -> Children | None:
+        """Return the top of the tree that tasks are in, for ``wait_top_changed``; None where there is no tree.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        try:
+            return await self._store.children(tasks_path(self._root))
+        except NoNodeError:
+            return None
+
+    async def wait_top_changed(self, seen: Children) -> None:
+        """Return when the top of the tree is another than ``seen``: the first task of an empty tree changes it.
+
+        Branches without tasks are removed. A task that comes beside others may leave the top as it is.
+
+        Raises:
+            StoreUnavailableError: the session was lost while waiting.
+        """
+        await self._store.wait_children_changed(tasks_path(self._root), seen)
+
     async def read(self, ledger_id: LedgerId) -> Task | None:
         """Return a ledger's task, None if it is not marked.
 
@@ -169,6 +192,15 @@ class UnderReplication:
             return None
         data = decode_task(node.data)
         return Task(ledger_id, data.missing, data.ctime_ms, node.stat.version)
+
+    async def read_many(self, ledger_ids: Sequence[LedgerId]) -> builtins.list[Task | UnreadableTask | None]:
+        """Return the tasks of many ledgers, None for each that is not marked. Not one point in time.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        nodes = await self._store.get_many([task_path(self._root, ledger_id) for ledger_id in ledger_ids])
+        return [_task(ledger_id, node) for ledger_id, node in zip(ledger_ids, nodes, strict=True)]
 
     async def locked(self) -> frozenset[LedgerId]:
         """Ledgers that somebody, possibly this process, holds a lock of.
@@ -338,22 +370,23 @@ class UnderReplication:
         return found
 
     async def _read_part(self, ledger_ids: builtins.list[LedgerId]) -> builtins.list[Task | UnreadableTask]:
-        nodes = await self._store.get_many([task_path(self._root, ledger_id) for ledger_id in ledger_ids])
-        found: builtins.list[Task | UnreadableTask] = []
-        for ledger_id, node in zip(ledger_ids, nodes, strict=True):
-            if node is None:  # completed meanwhile
-                continue
-            try:
-                data = decode_task(node.data)
-                found.append(Task(ledger_id, data.missing, data.ctime_ms, node.stat.version))
-            except UnreadableTaskError as error:
-                _log.warning("task cannot be read", extra={"ledger_id": ledger_id, "error": str(error)})
-                found.append(UnreadableTask(ledger_id, str(error)))
-        return found
+        found = await self.read_many(ledger_ids)
+        return [task for task in found if task is not None]  # the others were completed meanwhile
 
     async def _names(self, paths: builtins.list[str]) -> builtins.list[tuple[str, tuple[str, ...]]]:
         listings = await self._store.children_many(paths)
         return [(path, found.names) for path, found in zip(paths, listings, strict=True) if found is not None]
+
+
+def _task(ledger_id: LedgerId, node: Node | None) -> Task | UnreadableTask | None:
+    if node is None:
+        return None
+    try:
+        data = decode_task(node.data)
+    except UnreadableTaskError as error:
+        _log.warning("task cannot be read", extra={"ledger_id": ledger_id, "error": str(error)})
+        return UnreadableTask(ledger_id, str(error))
+    return Task(ledger_id, data.missing, data.ctime_ms, node.stat.version)
 
 
 def _below(parent: str, names: tuple[str, ...]) -> list[str]:

@@ -22,6 +22,13 @@ _OTHER_LAYOUTS: Final = {
 }
 
 
+_OTHER_DRIVERS: Final = {
+    "etcd": "metadata in etcd is not supported, only in ZooKeeper",
+    "metadata-store": "Pulsar's metadata-store driver is not spoken. Where it keeps its data in ZooKeeper, name that "
+    "with the layout that it has: metadata-store:zk:zk1:2181,zk2:2181 is zk+hierarchical://zk1:2181;zk2:2181/ledgers",
+}
+
+
 class InvalidUriError(PermanentError):
     """A metadata service URI that cannot be used; the text shows one that can."""
 
@@ -44,6 +51,8 @@ def parse_uri(text: str) -> MetadataUri:
     Raises:
         InvalidUriError: another scheme, an unknown layout, no host, a bad port, or no path.
     """
+    if (why := _OTHER_DRIVERS.get(text.strip().partition(":")[0].lower())) is not None:
+        raise _refuse(text, why)
     scheme, separator, rest = text.strip().partition("://")
     if not separator:
         raise _refuse(text, "it has no scheme")
@@ -55,8 +64,6 @@ def parse_uri(text: str) -> MetadataUri:
 
 def _layout(text: str, scheme: str) -> str | None:
     driver, *layouts = scheme.split("+")
-    if driver.startswith("metadata-store:"):
-        raise _refuse(text, "Pulsar's metadata-store drivers are not spoken; name the ZooKeeper behind it directly")
     if driver != "zk":
         raise _refuse(text, f"the scheme {driver!r} is not spoken, only 'zk'")
     if len(layouts) > 1:

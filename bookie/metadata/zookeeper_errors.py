@@ -25,9 +25,11 @@ class RequestUnknownError(RequestRefusedError):
     """The server is too old to know the request. It closes the connection as well."""
 
 
+_NEEDED: Final = "bkheal comes without a login, so world:anyone needs the permission (docs/migration.md)"
+
 _ANSWERS: Final[dict[int, tuple[type[BkhealError], str]]] = {
     -101: (NoNodeError, "no such node"),
-    -102: (AccessDeniedError, "its ACL does not allow this to the session's identity"),
+    -102: (AccessDeniedError, f"its ACL does not allow this; {_NEEDED}"),
     -103: (BadVersionError, "it has another version than the expected one"),
     -108: (EphemeralParentError, "its parent is ephemeral and cannot have children"),
     -110: (NodeExistsError, "it exists already"),
@@ -37,7 +39,7 @@ _ANSWERS: Final[dict[int, tuple[type[BkhealError], str]]] = {
     -115: (AccessDeniedError, "authentication failed"),
     -118: (StoreUnavailableError, "the session moved to another server; the request was not carried out"),
     -119: (StoreUnavailableError, "the server is read-only (it has lost its quorum)"),
-    -124: (AccessDeniedError, "the server demands SASL authentication"),
+    -124: (AccessDeniedError, "the server demands a login by SASL, which bkheal does not have"),
     -125: (RequestRefusedError, "a quota is used up"),
     -127: (StoreUnavailableError, "the server is overloaded and did not carry it out"),
     -8: (RequestRefusedError, "the server calls the request malformed"),

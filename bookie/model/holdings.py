@@ -1,11 +1,15 @@
-"""Whether a bookie's list of entries covers what a ledger's metadata places on it (pure)."""
+"""What a ledger's metadata places on a bookie, and whether a bookie's list of entries covers it (pure)."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
+from collections.abc import Iterator
+
 from bookie.model.availability import EntryRuns
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
-from bookie.model.schedule import stored_count
+from bookie.model.schedule import stored_count, stored_entries
 
 
 def holds_all(metadata: LedgerMetadata, bookie: BookieId, held: EntryRuns) -> bool:
@@ -25,3 +29,24 @@ def holds_all(metadata: LedgerMetadata, bookie: BookieId, held: EntryRuns) -> bo
             if sum(stored_count(position, first, end, size, quorum) for first, end in parts) < expected:
                 return False
     return True
+
+
+def placed_entries(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[EntryId]:
+    """Entries that a closed ledger's metadata puts on the bookie, ascending, each once."""
+    end_of_ledger = metadata.last_entry_id
+    assert end_of_ledger is not None, "only a closed ledger has an end"
+    for index in range(len(metadata.fragments)):
+        last = metadata.fragment_last_entry_id(index)
+        assert last is not None, "each fragment of a closed ledger has an end"
+        yield from fragment_entries(metadata, index, EntryId(min(last, end_of_ledger)), bookie)
+
+
+def fragment_entries(metadata: LedgerMetadata, index: int, last: EntryId, bookie: BookieId) -> Iterator[EntryId]:
+    """Entries up to ``last`` of one fragment that are the bookie's, ascending, each once."""
+    fragment, size = metadata.fragments[index], metadata.ensemble_size
+    stored = [
+        stored_entries(position, fragment.first_entry_id, last, size, metadata.write_quorum)
+        for position, member in enumerate(fragment.members)
+        if member == bookie
+    ]
+    yield from (entry_id for entry_id, _ in itertools.groupby(heapq.merge(*stored)))

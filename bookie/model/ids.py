@@ -18,6 +18,8 @@ NO_ENTRY: Final = EntryId(-1)
 """Last entry id of an empty ledger, and the initial last add confirmed."""
 
 LEDGER_ID_MAX: Final = (1 << 63) - 1
+"""As a ledger's id this one is read and repaired, and not created: with it in the metadata, the collector of an Apache
+bookie (seen with 4.17) takes all its other ledgers for deleted, and throws their entries away."""
 
 # The upstream class is written ``[a-zA-Z0-9:-_.\-]``; its ``:-_`` is a range (0x3A-0x5F), kept here on purpose.
 _BOOKIE_ID: Final = re.compile(r"[a-zA-Z0-9:-_.\-]+")

@@ -15,6 +15,10 @@ from bookie.model.ids import EntryId, LedgerId
 HEADER_SIZE: Final = 32
 ENTRY_PAYLOAD_MAX: Final = 1 << 20
 """Largest payload a writer accepts, in bytes."""
+PACKET_BYTES_MAX: Final = 5_300_000
+"""Largest stored entry that our bookies keep; also the largest that is read and copied, unless longer
+frames are allowed (``BookieSecurity.frame_bytes_max``). Writers of Apache's make larger ones than ours: as large as a
+frame, which is 5 MiB by default and 5 MiB and 10 KiB under Pulsar."""
 
 _HEADER: Final = struct.Struct(">qqqq")
 _IDS: Final = struct.Struct(">qq")

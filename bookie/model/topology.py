@@ -16,6 +16,7 @@ from typing import Final, NewType
 
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId
+from bookie.model.isolation import NO_GROUPS, BookieGroups
 
 Location = NewType("Location", str)
 """A normal location path: see ``location``."""
@@ -83,6 +84,8 @@ class Topology:
     """Locations of bookies, by id or by host (the id without its port). Empty: nothing is known."""
 
     locations: Mapping[str, Location] = field(default_factory=lambda: MappingProxyType({}))
+    groups: BookieGroups = NO_GROUPS
+    """Pulsar's groups of bookies; none where it was written down without groups."""
     default: Location = field(init=False)
     """Where a bookie counts to be that is not in the topology."""
 

@@ -53,6 +53,26 @@ class Backoff:
             longest = min(longest * self.factor, self.max_s)
 
 
+class GrowingPause:
+    """How long to wait before something is tried again that must be tried for ever: longer each time, up to a bound."""
+
+    def __init__(self, first_s: float, max_s: float) -> None:
+        """Begin with ``first_s`` seconds; each wait is twice the one before, and none longer than ``max_s``."""
+        assert 0 < first_s <= max_s, f"waits {first_s} to {max_s}"
+        self._first_s = first_s
+        self._max_s = max_s
+        self._next_s = first_s
+
+    def next_s(self) -> float:
+        """The wait after one more failure, in seconds."""
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, self._max_s)
+        return pause_s
+
+    def reset(self) -> None:
+        """It went well: the next failure is the first one."""
+        self._next_s = self._first_s
+
+
 async def retry_transient(
     operation: Callable[[], Awaitable[T]], backoff: Backoff, clock: Clock, rng: random.Random
 ) -> T:

@@ -9,7 +9,7 @@ is not needed; the one at the default place is looked at only when nothing befor
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,12 @@ from bookie.model.errors import PermanentError
 URI_VARIABLE: Final = "BKHEAL_METADATA_URI"
 CONFIG_VARIABLE: Final = "BKHEAL_CONFIG"
 URI_KEY: Final = "metadata_uri"
+
+_DEPTH_MAX: Final = 16
+"""Tables and lists within each other; the deepest that a command knows are three."""
+_TOO_DEEP: Final = f"it is nested more than {_DEPTH_MAX - 1} deep"
+_INT_MIN: Final = -(1 << 63)
+_INT_MAX: Final = (1 << 63) - 1
 
 _EXAMPLE: Final = "zk://host1:2181;host2:2181/ledgers"
 
@@ -75,9 +81,45 @@ def read_config(path: Path) -> Mapping[str, Any]:
         ConfigurationError: it cannot be read.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # no UTF-8, or a path that no file can have
         raise ConfigurationError([f"cannot read {path}: {error}"]) from error
+    return parse_config(text, path)
+
+
+def parse_config(text: str, path: Path) -> Mapping[str, Any]:
+    """Return what is in the text of a configuration file; nothing that cannot be shown, or is nested without end.
+
+    Raises:
+        ConfigurationError: it is no TOML, or nested too deeply, or has an integer beyond 64 bits.
+    """
+    try:
+        content = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigurationError([f"cannot read {path}: {_TOO_DEEP}"]) from None
+    except ValueError as error:  # no TOML, or digits without end
+        raise ConfigurationError([f"cannot read {path}: {error}"]) from error
+    if (problem := _extreme(content)) is not None:
+        raise ConfigurationError([f"cannot read {path}: {problem}"])
+    return content
+
+
+def _extreme(content: Mapping[str, Any]) -> str | None:
+    """What of a content would fail whoever converts or shows it; TOML itself has no bounds but that of integers."""
+    level: list[Any] = [content]
+    for _ in range(_DEPTH_MAX):
+        if any(isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX for value in level):
+            return "it has an integer of more than 64 bits"
+        level = [inner for value in level for inner in _inside(value)]
+        if not level:
+            return None
+    return _TOO_DEEP
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _default_file(env: Mapping[str, str]) -> Path | None:
@@ -93,13 +135,25 @@ def _read(path: Path, problems: list[str]) -> str | None:
     except ConfigurationError as error:
         problems += error.problems
         return None
+    return uri_in(content, path, problems)
+
+
+def uri_in(content: Mapping[str, Any], path: Path, problems: list[str]) -> str | None:
+    """The URI in the content of a file, if it names one; what is wrong outside its tables is added to ``problems``."""
     unknown = sorted(name for name, value in content.items() if name != URI_KEY and not isinstance(value, Mapping))
     if unknown:
         problems.append(f"{path}: unknown {', '.join(unknown)}; outside the tables only {URI_KEY} is known")
     uri = content.get(URI_KEY)
     if uri is None:
         return None
-    if not isinstance(uri, str) or not uri.strip():
-        problems.append(f'{path}: {URI_KEY} must be a text such as "{_EXAMPLE}", not {uri!r}')
+    if (problem := uri_problem(uri)) is not None:
+        problems.append(f"{path}: {problem}")
         return None
-    return uri.strip()
+    return str(uri).strip()
+
+
+def uri_problem(uri: object) -> str | None:
+    """Why a file cannot say ``uri``, before it is parsed; None: it can."""
+    if isinstance(uri, str) and uri.strip():
+        return None
+    return f'{URI_KEY} must be a text such as "{_EXAMPLE}", not {uri!r}'

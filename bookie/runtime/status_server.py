@@ -24,6 +24,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final
 
 from bookie.model.errors import PermanentError
+from bookie.runtime.listening import address_in_use
 from bookie.runtime.metrics import MetricSet
 from bookie.runtime.status_pages import Health, Page, Pages
 
@@ -75,7 +76,8 @@ class StatusServer:
         """Bind.
 
         Raises:
-            StatusServerError: the settings make no sense, the port is taken, or a TLS file cannot be used.
+            StatusServerError: the settings make no sense, or a TLS file cannot be used.
+            AddressInUseError: the address cannot be had.
         """
         if problems := settings.problems():
             raise StatusServerError("; ".join(problems))
@@ -116,10 +118,8 @@ class _Server(ThreadingMixIn, TCPServer):
             self.address_family = found[0][0]
             super().__init__(found[0][4][:2], _Handler)  # type: ignore[arg-type]
         except OSError as error:
-            raise StatusServerError(
-                f"cannot listen for HTTP on {settings.host}:{settings.port}: {error.strerror or error}; "
-                "give another port, or 0 for any"
-            ) from error
+            options = ("--http-port", "--http-host")
+            raise address_in_use(settings.host, settings.port, "metrics and probes", options, error) from error
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._places.acquire(blocking=False):

@@ -31,7 +31,7 @@ async def observable(
         on_beat: called on the event loop about once a second.
 
     Raises:
-        StatusServerError: see ``StatusServer``.
+        StatusServerError, AddressInUseError: see ``StatusServer``.
     """
     heartbeat = Heartbeat(clock, on_beat)
     server = None

@@ -32,6 +32,8 @@ def main() -> int:
         ledger_dir=options.ledger_dir,
         host=options.host,
         port=options.port,
+        apache_port=options.apache_port,
+        apache_connections_max=options.apache_connections_max,
         advertised_host=options.advertised_host,
         bookie_id=options.bookie_id,
         tls=tls,
@@ -55,6 +57,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--advertised-host", help="host that clients are told; default: --host")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0: any free port")
+    parser.add_argument(
+        "--apache-port",
+        type=int,
+        help="also speak Apache BookKeeper's protocol on this port, so that Apache's clients and tools can use this "
+        "bookie; 0: any free port",
+    )
+    parser.add_argument(
+        "--apache-connections-max", type=int, default=1024, help="connections to --apache-port; one more is closed"
+    )
     parser.add_argument("--bookie-id", help="default: the id in the directories, or advertised host and port")
     parser.add_argument("--read-only-below-bytes", type=int, default=1 << 30, help="0: never read-only")
     parser.add_argument("--session-timeout", type=float, default=10.0, help="of the ZooKeeper session, in seconds")

@@ -15,10 +15,12 @@ from bookie.metadata.cookies import (
     CookieConflictError,
     CookieExistsError,
     CookieStore,
+    ForeignClusterError,
     InvalidCookieError,
     decode_cookie,
     encode_cookie,
     refuse_foreign,
+    some,
 )
 from bookie.metadata.incarnations import Incarnations
 from bookie.metadata.port import MetadataStore
@@ -60,6 +62,7 @@ async def admit(
     rng: random.Random,
     *,
     may_be_new_incarnation: bool = False,
+    speaks_apache: bool = False,
 ) -> Admitted:
     """Return who this process is, once that is written down in ZooKeeper and in the directories.
 
@@ -74,21 +77,25 @@ async def admit(
         clock: time.
         rng: makes the UUID of a new incarnation.
         may_be_new_incarnation: whether empty disks under a known bookie id are meant so.
+        speaks_apache: whether this bookie serves Apache's clients as well.
 
     Raises:
         IdentityError: this process must not be that bookie.
-        ForeignClusterError: the cluster has Apache's bookies.
+        ForeignClusterError: Apache's clients use the cluster, and this bookie does not speak to them. One that joined
+            before there were only bookies of ours that do is let in with a warning: it has data that others need.
         InvalidIdError: not a bookie id.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer from ZooKeeper; starting again is safe.
         DiskError: a directory cannot be read or written.
     """
-    await refuse_foreign(store, cluster)
+    bilingual = frozenset() if speaks_apache else await refuse_foreign(store, cluster)
     directories = [await look(place.role, str(place.path.resolve()), place.disk) for place in places]
     bookie = bookie_id(wanted_id or _id_in(directories) or default_id)
     expected = _cookie(places, bookie, cluster)
     history = [incarnation.uuid for incarnation in await Incarnations(store, cluster.root).read(bookie)]
     stored = await _stored_cookie(store, cluster, bookie)
     decision = decide(Evidence(expected, stored, history, directories, may_be_new_incarnation))
+    if bilingual - {bookie}:
+        _check_language(bookie, bilingual - {bookie}, is_known=isinstance(decision, KnownBookie))
     if isinstance(decision, KnownBookie):
         return Admitted(bookie, decision.incarnation)
     incarnation = decision.incarnation or str(uuid.UUID(int=rng.getrandbits(128), version=4))
@@ -102,6 +109,17 @@ async def admit(
     _log.info("new disks", extra={"bookie_id": bookie, "incarnation": incarnation, "is_known": has_predecessors})
     admitted = Admitted(bookie, incarnation, is_stamped=False)
     return admitted if has_predecessors else await stamp(store, cluster, places, admitted)
+
+
+def _check_language(bookie: BookieId, bilingual: frozenset[BookieId], *, is_known: bool) -> None:
+    """Apache's clients use the cluster and would pick this bookie as well."""
+    problem = (
+        f"other bookies of the cluster speak Apache's protocol ({some(bilingual)}) and {bookie} does not, so that "
+        "Apache's clients that pick it cannot write: start it with --apache-port"
+    )
+    if not is_known:
+        raise ForeignClusterError(problem)
+    _log.warning(problem)
 
 
 def _cookie(places: Sequence[Place], bookie: BookieId, cluster: Cluster) -> Cookie:

@@ -8,7 +8,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # absent from the stubs
 
-from bookie.model.errors import PermanentError
+from bookie.runtime.listening import address_in_use, shown
 from bookie.server.grpc_servicer import BookieServicer
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.bookie_pb2 import DESCRIPTOR
@@ -36,10 +36,6 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 )
 
 
-class AddressInUseError(PermanentError):
-    """The address cannot be listened on."""
-
-
 class GrpcServer:
     """One gRPC server for one bookie: ``bind``, ``start``, ``stop``."""
 
@@ -55,16 +51,14 @@ class GrpcServer:
             AddressInUseError: it cannot be had.
             TlsFilesError: the TLS files cannot be used.
         """
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = shown(host, port)
         credentials = server_credentials(tls) if tls is not None else None
         try:
             if credentials is None:
                 return self._server.add_insecure_port(address)
             return self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
-            raise AddressInUseError(
-                f"cannot listen on {address}: stop what listens there, or choose another host or port"
-            ) from error
+            raise address_in_use(host, port, "gRPC", ("--port", "--host")) from error
 
     async def start(self, handler: BookieHandler) -> None:
         """Serve ``handler``. Health checks hear "not serving" until ``say_serving``."""

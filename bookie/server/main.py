@@ -1,6 +1,7 @@
 """A bookie process from start to end: who it is, its storage, its server, its registration, and how it stops.
 
-Standard output carries one line, once clients can find the bookie; where metrics are served, one before it says where.
+Standard output carries one line, once clients can find the bookie; where metrics are served, or Apache's protocol is
+spoken, one before it says where.
 What goes wrong is one sentence on standard error and an exit code (``exit_codes``).
 """
 
@@ -23,11 +24,15 @@ from bookie.metadata.uri import parse_uri
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.errors import BkhealError
 from bookie.runtime.clock import Clock, SystemClock
+from bookie.runtime.config_watch import following
 from bookie.runtime.metrics import SESSION, MetricSet
+from bookie.runtime.reload import ConfigSource
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.telemetry import observable
 from bookie.runtime.version import installed_version
 from bookie.server.admission import Place, admit
+from bookie.server.apache.limits import ListenerLimits
+from bookie.server.apache.listener import ApacheListener
 from bookie.server.collector import Collector, CollectorSettings
 from bookie.server.directories import CURRENT, Role
 from bookie.server.disk_watch import DiskWatch, free_bytes, should_be_read_only
@@ -52,12 +57,16 @@ _UNREGISTER_DEADLINE_S: Final = 5.0
 _INDEX_DIRECTORY: Final = "index"
 
 
-async def run_bookie(settings: BookieSettings) -> int:
-    """Run a bookie until SIGTERM, SIGINT or the failure of a disk; returns the process's exit code."""
+async def run_bookie(settings: BookieSettings, config: ConfigSource | None = None) -> int:
+    """Run a bookie until SIGTERM, SIGINT or the failure of a disk; returns the process's exit code.
+
+    Changes of ``config``, the file that the process was started with, are logged: all of them need a restart.
+    """
     stop_asked = _stop_asked()
     try:
         settings.check()
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(following(config, {}, SystemClock(), lambda: _ask(stop_asked)))
             start = asyncio.create_task(_start(settings, stack), name="bookie start")
             await _first_of(start, stop_asked)
             if not start.done():
@@ -81,6 +90,7 @@ class _Running:
     storage: LedgerStorage
     service: BookieService
     server: GrpcServer
+    apache: ApacheListener
     keeper: RegistrationKeeper
 
     async def stop(self, drain_deadline_s: float) -> None:
@@ -90,7 +100,7 @@ class _Running:
         await self.keeper.stop(_UNREGISTER_DEADLINE_S)
         if not await self.service.drain(drain_deadline_s):
             _log.warning("requests were cut off", extra={"after_s": drain_deadline_s})
-        await self.server.stop()
+        await asyncio.gather(self.server.stop(), self.apache.stop())
 
 
 async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
@@ -103,13 +113,18 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
         _say(f"bookie metrics on {http.url}")
     server = GrpcServer(concurrent_requests_max=settings.concurrent_requests_max)
     stack.push_async_callback(server.stop)
+    apache = ApacheListener(ListenerLimits(connections_max=settings.apache_connections_max), clock)
+    stack.push_async_callback(apache.stop)
     port = server.bind(settings.host, settings.port, settings.tls)
+    apache_port = None
+    if settings.apache_port is not None:
+        apache_port = apache.bind(settings.host, settings.apache_port, settings.tls)
     journal = await _disk(settings.journal_dir, stack)
     ledgers = await _disk(settings.ledger_dir, stack)
     store, cluster = await _connect(settings, stack)
     metrics.watch(SESSION, lambda: store.session.is_connected)
     places = (Place(Role.JOURNAL, settings.journal_dir, journal), Place(Role.LEDGERS, settings.ledger_dir, ledgers))
-    default_id = f"{settings.advertised}:{port}"
+    default_id = f"{settings.advertised}:{port if apache_port is None else apache_port}"
     rng = random.SystemRandom()
     admitted = await admit(
         store,
@@ -120,18 +135,28 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
         clock,
         rng,
         may_be_new_incarnation=settings.is_new_incarnation,
+        speaks_apache=apache_port is not None,
     )
     storage = await _storage(settings, TimedDisk(journal, metrics, clock), ledgers, clock, stack)
     await finish_start(
         store, cluster, places, admitted, storage, clock, rng, takeover_deadline_s=settings.takeover_deadline_s
     )
     service = BookieService(storage, ledgers, BookieIdentity(admitted.incarnation, installed_version()))
-    await server.start(MeasuredService(service, metrics, clock))
+    measured = MeasuredService(service, metrics, clock)
+    await server.start(measured)
+    if apache_port is not None:
+        await apache.start(measured)
     keeper = RegistrationKeeper(
         store,
         Registrations(store, cluster),
         admitted.bookie_id,
-        service_info(settings.advertised, port, admitted.incarnation),
+        service_info(
+            settings.advertised,
+            port,
+            admitted.incarnation,
+            apache_port=apache_port,
+            is_tls=settings.tls is not None,
+        ),
         clock,
         takeover_deadline_s=settings.takeover_deadline_s,
     )
@@ -161,8 +186,10 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
         passes = collector.run(lambda report: collected.inc(report.collected))
         stack.push_async_callback(cancel, guarded("collector", passes))
     await server.say_serving()
+    if apache_port is not None:
+        _say(f"bookie speaks Apache's protocol on {settings.advertised}:{apache_port}")
     _say(f"bookie {admitted.bookie_id} ready on {settings.advertised}:{port}")
-    return _Running(storage, service, server, keeper)
+    return _Running(storage, service, server, apache, keeper)
 
 
 def _pace(settings: BookieSettings) -> CollectorSettings:
@@ -227,11 +254,12 @@ def _stop_asked() -> asyncio.Future[None]:
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[None] = loop.create_future()
 
-    def ask() -> None:
-        if not asked.done():
-            _log.info("stop asked for")
-            asked.set_result(None)
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ask)
+        loop.add_signal_handler(number, _ask, asked)
     return asked
+
+
+def _ask(asked: asyncio.Future[None]) -> None:
+    if not asked.done():
+        _log.info("stop asked for")
+        asked.set_result(None)

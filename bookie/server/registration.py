@@ -15,7 +15,13 @@ from typing import Any, Final
 
 from bookie.metadata.port import MetadataStore, Session
 from bookie.metadata.registration import Registrations
-from bookie.metadata.service_info import PROPERTY_INCARNATION, PROTOCOL_GRPC, Endpoint, ServiceInfo
+from bookie.metadata.service_info import (
+    PROPERTY_INCARNATION,
+    PROTOCOL_APACHE,
+    PROTOCOL_GRPC,
+    Endpoint,
+    ServiceInfo,
+)
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
@@ -37,10 +43,20 @@ class _Registered:
     is_read_only: bool
 
 
-def service_info(host: str, port: int, incarnation: str) -> ServiceInfo:
-    """What a bookie that listens for gRPC at ``host:port`` says about itself."""
-    endpoint = Endpoint(id="bookie", host=host, port=port, protocol=PROTOCOL_GRPC)
-    return ServiceInfo((endpoint,), ((PROPERTY_INCARNATION, incarnation),))
+def service_info(
+    host: str, port: int, incarnation: str, *, apache_port: int | None = None, is_tls: bool = False
+) -> ServiceInfo:
+    """What a bookie that listens for gRPC at ``host:port`` says about itself.
+
+    With ``apache_port`` it offers Apache's protocol there as Apache's own bookies do (formats 1.4): under the id
+    "bookie", and with the extension "tls" where that is wanted.
+    """
+    properties = ((PROPERTY_INCARNATION, incarnation),)
+    if apache_port is None:
+        return ServiceInfo((Endpoint("bookie", host, port, PROTOCOL_GRPC),), properties)
+    extensions = ("tls",) if is_tls else ()
+    apache = Endpoint("bookie", host, apache_port, PROTOCOL_APACHE, extensions=extensions)
+    return ServiceInfo((apache, Endpoint("grpc", host, port, PROTOCOL_GRPC)), properties)
 
 
 class RegistrationKeeper:

@@ -33,10 +33,15 @@ class BookieSettings:
     """Address to listen on."""
     port: int = DEFAULT_PORT
     """0: any free port; the real one is registered."""
+    apache_port: int | None = None
+    """Where Apache's own protocol is spoken as well, for its clients and tools; 0: any free port, None: nowhere."""
+    apache_connections_max: int = 1024
+    """Connections to ``apache_port`` at once; one more is closed."""
     advertised_host: str | None = None
     """Host name or address that clients are told; default ``host``."""
     bookie_id: str | None = None
-    """Default: the id that the directories were made for, or ``advertised_host:port`` if they are new."""
+    """Default: the id that the directories were made for, or ``advertised_host:port`` if they are new, with the port of
+    Apache's protocol where it is spoken: its clients may be told to take an id for an address."""
     tls: TlsSettings | None = None
     is_plaintext: bool = False
     """No TLS although ``host`` is not a loopback address."""
@@ -76,9 +81,18 @@ class BookieSettings:
         Raises:
             InvalidSettingsError: with every problem that was found.
         """
+        if problems := self.problems():
+            raise InvalidSettingsError("; ".join(problems))
+
+    def problems(self) -> list[str]:
+        """What cannot work, as far as the values alone tell; empty for nothing."""
         problems = []
         if not 0 <= self.port <= 65535:
             problems.append(f"port {self.port} is not in 0 to 65535")
+        if self.apache_port is not None:
+            problems += _port_problems(self.apache_port, self.port)
+        if self.apache_connections_max < 1:
+            problems.append(f"apache_connections_max is {self.apache_connections_max}: give 1 or more")
         if self.journal_dir.resolve() == self.ledger_dir.resolve():
             problems.append(f"journal and ledger directory are both {self.journal_dir}: give two directories")
         if self.read_only_below_bytes < 0:
@@ -97,8 +111,15 @@ class BookieSettings:
             problems.append(f"clients cannot connect to {self.advertised}: give an advertised host")
         if self.http is not None:
             problems += self.http.problems()
-        if problems:
-            raise InvalidSettingsError("; ".join(problems))
+        return problems
+
+
+def _port_problems(apache_port: int, port: int) -> list[str]:
+    if not 0 <= apache_port <= 65535:
+        return [f"apache_port {apache_port} is not in 0 to 65535"]
+    if apache_port == port != 0:
+        return [f"gRPC and Apache's protocol are both to use port {port}: give each its own"]
+    return []
 
 
 def _id_problems(text: str) -> list[str]:

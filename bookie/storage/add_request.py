@@ -8,12 +8,11 @@ from typing import Final
 from crc32c import crc32c
 
 from bookie.model.ids import LEDGER_ID_MAX, EntryId
-from bookie.model.packet import ENTRY_PAYLOAD_MAX, HEADER_SIZE
+from bookie.model.packet import HEADER_SIZE, PACKET_BYTES_MAX
 from bookie.storage.write_cache import CachedEntry
 from bookie.wire.port import AddBatch
 
-ENTRY_BYTES_MAX: Final = ENTRY_PAYLOAD_MAX + (4 << 10)
-"""Largest stored entry: the largest payload with header and digest, and room for what a foreign writer may add."""
+ENTRY_BYTES_MAX: Final = PACKET_BYTES_MAX
 ADD_BYTES_MAX: Final = 8 << 20
 """Largest request; a client's batch stays below a third of it."""
 MASTER_KEY_BYTES_MAX: Final = 1 << 10

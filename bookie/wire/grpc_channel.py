@@ -10,8 +10,8 @@ import grpc.aio
 from bookie.wire.port import Status
 from bookie.wire.resolver import BookieAddress
 
-MESSAGE_BYTES_MAX: Final = 4 << 20
-"""Both ways: a batch's 1 MiB, one entry of a little over 1 MiB that overshoots it, framing, and as much again."""
+MESSAGE_BYTES_MAX: Final = 12 << 20
+"""Both ways: an answer about the last add confirmed may carry two of the largest entries there are, of 5 MiB each."""
 METADATA_BYTES_MAX: Final = 8 << 10
 
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
@@ -22,7 +22,7 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.enable_http_proxy", 0),  # a proxy from the environment has no business between a client and its bookies
     ("grpc.use_local_subchannel_pool", 1),  # no back-off inherited from another transport of this process
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # also the time one connection attempt may take
+    ("grpc.min_reconnect_backoff_ms", 4_000),  # the time one connection attempt may take: a packet or two may be lost
     ("grpc.max_reconnect_backoff_ms", 1_000),  # a restarted bookie must be reachable within a second or two
     ("grpc.keepalive_time_ms", 15_000),  # bookies allow 10 s
     ("grpc.keepalive_timeout_ms", 5_000),

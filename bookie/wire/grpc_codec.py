@@ -218,7 +218,7 @@ def info_to_wire(reply: InfoReply) -> pb.InfoResponse:
         response.is_read_only = info.is_read_only
         response.disk_total_bytes = info.disk_total_bytes
         response.disk_free_bytes = info.disk_free_bytes
-        response.ledger_count = info.ledger_count
+        response.ledger_count = info.ledger_count or 0
     return response
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import grpc.aio
 
 from bookie.model.availability import InvalidAvailabilityError
-from bookie.model.errors import BkhealError, PermanentError, TransientError
+from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.tasks import guarded
 from bookie.wire.add_lane import AddLane
@@ -23,6 +23,7 @@ from bookie.wire.port import (
     AddBatch,
     AddReply,
     EntryResult,
+    Failed,
     FenceReply,
     InfoReply,
     LacReply,
@@ -30,7 +31,7 @@ from bookie.wire.port import (
     ReadReply,
     Status,
 )
-from bookie.wire.resolver import GRPC_PROTOCOL, BookieAddress, Resolver
+from bookie.wire.resolver import GRPC_PROTOCOL, Resolver, UnresolvedError, address_for
 from bookie.wire.tls import TlsSettings, channel_credentials
 
 Reply = TypeVar("Reply", covariant=True)
@@ -44,14 +45,6 @@ _CLOSED: Final = "the connection was closed"
 
 class InsecureTransportError(PermanentError):
     """Neither TLS nor, explicitly, plaintext was asked for; or both were."""
-
-
-class _UnresolvedError(TransientError):
-    """No address for the bookie."""
-
-
-class _Failed(Protocol[Reply]):
-    def __call__(self, status: Status, *, detail: str) -> Reply: ...
 
 
 class GrpcTransport:
@@ -177,7 +170,7 @@ class GrpcTransport:
         bookie: BookieId,
         timeout_s: float,
         ask: Callable[[Connection], Awaitable[Reply]],
-        failed: _Failed[Reply],
+        failed: Failed[Reply],
     ) -> Reply:
         async def asked() -> Reply:
             return await ask(await self._connection(bookie))
@@ -186,7 +179,7 @@ class GrpcTransport:
 
     async def _connection(self, bookie: BookieId) -> Connection:
         """The connection to where ``bookie`` is now. Another address, or other disks there, means a new one."""
-        address = await self._address(bookie)
+        address = await address_for(self._resolver, bookie, GRPC_PROTOCOL)
         if self._is_closed:
             raise asyncio.CancelledError  # as gRPC ends the calls on a channel that is closed
         current = self._connections.get(bookie)
@@ -197,31 +190,20 @@ class GrpcTransport:
             self._retire(current)
         return fresh
 
-    async def _address(self, bookie: BookieId) -> BookieAddress:
-        try:
-            address = await self._resolver.resolve(bookie)
-        except BkhealError as error:
-            raise _UnresolvedError(f"the address of bookie {bookie} could not be looked up: {error}") from error
-        if address is None:
-            raise _UnresolvedError(f"bookie {bookie} is not registered")
-        if address.protocol != GRPC_PROTOCOL:
-            raise _UnresolvedError(f"bookie {bookie} speaks {address.protocol}, not {GRPC_PROTOCOL}")
-        return address
-
     def _retire(self, connection: Connection) -> None:
         task = guarded("close bookie connection", connection.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
 
-async def _answered(timeout_s: float, ask: Awaitable[Reply], failed: _Failed[Reply]) -> Reply:
+async def _answered(timeout_s: float, ask: Awaitable[Reply], failed: Failed[Reply]) -> Reply:
     """Await ``ask`` for at most ``timeout_s``; what goes wrong on the way becomes a status."""
     try:
         async with asyncio.timeout(timeout_s):
             return await _uncancelled(ask, failed)
     except TimeoutError:
         return failed(Status.TIMEOUT, detail=f"no answer within {timeout_s:g} s")
-    except _UnresolvedError as error:
+    except UnresolvedError as error:
         return failed(Status.UNRESOLVED, detail=str(error))
     except grpc.aio.AioRpcError as error:
         status, detail = failure_of(error)
@@ -230,7 +212,7 @@ async def _answered(timeout_s: float, ask: Awaitable[Reply], failed: _Failed[Rep
         return failed(Status.IO_ERROR, detail=str(error))
 
 
-async def _uncancelled(ask: Awaitable[Reply], failed: _Failed[Reply]) -> Reply:
+async def _uncancelled(ask: Awaitable[Reply], failed: Failed[Reply]) -> Reply:
     # A call on a channel that closes ends as if this task had been cancelled, which it was only if somebody asked.
     try:
         return await ask

@@ -9,24 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import guarded
 from bookie.wire.handler import BookieHandler
-from bookie.wire.port import AddBatch, AddReply, FenceReply, InfoReply, LacReply, ListReply, ReadReply, Status
+from bookie.wire.port import AddBatch, AddReply, Failed, FenceReply, InfoReply, LacReply, ListReply, ReadReply, Status
 from bookie.wire.resolver import GRPC_PROTOCOL, Resolver
 
 Reply = TypeVar("Reply", covariant=True)
 
 _SLOW_S: Final = 0.05
 """How much later than others a request arrives at the fault point for it."""
-
-
-class _Failed(Protocol[Reply]):
-    def __call__(self, status: Status, *, detail: str) -> Reply: ...
 
 
 class MemoryNetwork:
@@ -174,7 +170,7 @@ class MemoryTransport:
         self,
         bookie: BookieId,
         ask: Callable[[BookieHandler, str], Coroutine[Any, Any, Reply]],
-        failed: _Failed[Reply],
+        failed: Failed[Reply],
         timeout_s: float,
         *,
         ends_with_caller: bool = False,

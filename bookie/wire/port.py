@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -53,6 +53,8 @@ class Status(enum.IntEnum):
     """No answer within the deadline: the request may or may not have taken effect."""
     UNRESOLVED = 102
     """The bookie is not registered, or has no endpoint this transport speaks."""
+    UNSUPPORTED = 103
+    """The bookie serves, and cannot answer this kind of request."""
 
     @property
     def is_absent(self) -> bool:
@@ -62,7 +64,10 @@ class Status(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AddBatch:
-    """Stored-form entries of one ledger for one bookie. All are accepted, or none."""
+    """Stored-form entries of one ledger for one bookie. All are accepted, or none.
+
+    Over Apache's protocol each entry goes by itself, so there a refused batch may have been stored in part.
+    """
 
     ledger_id: LedgerId
     master_key: bytes = field(repr=False)
@@ -88,6 +93,8 @@ class EntryResult:
     entry_id: EntryId
     status: Status
     packet: bytes = field(default=b"", repr=False)
+    detail: str = ""
+    """Why not, where more is known than the status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +152,14 @@ class BookieInfo:
     """State of a bookie. Disk figures are of the ledger directory, in bytes."""
 
     incarnation: str
+    """Empty where the bookie has none to tell, as is its ``version``."""
     version: str
     is_read_only: bool
+    """What the bookie says; False for one that does not say. The registration knows."""
     disk_total_bytes: int
     disk_free_bytes: int
-    ledger_count: int
+    ledger_count: int | None
+    """None: the bookie does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +169,17 @@ class InfoReply:
     status: Status
     info: BookieInfo | None = None
     detail: str = ""
+
+
+FailedReply = TypeVar("FailedReply", covariant=True)
+
+
+class Failed(Protocol[FailedReply]):
+    """A kind of reply as the constructor of one that says only how the request failed."""
+
+    def __call__(self, status: Status, *, detail: str) -> FailedReply:
+        """Make the reply."""
+        ...
 
 
 class Transport(Protocol):
@@ -215,7 +236,10 @@ class Transport(Protocol):
         ...
 
     async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        """Which entries of a ledger the bookie holds. Keeps the ledger from being collected for a while (a pin)."""
+        """Which entries of a ledger the bookie holds. Keeps the ledger from being collected for a while (a pin).
+
+        UNSUPPORTED by a bookie that has no lists: ``bookie.client.held_entries`` finds out by reading.
+        """
         ...
 
     async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from bookie.model.errors import BkhealError, TransientError
 from bookie.model.ids import BookieId
 
 GRPC_PROTOCOL: Final = "bookie-grpc"
 """Endpoint protocol of our bookies in their service info."""
+APACHE_PROTOCOL: Final = "bookie-rpc"
+"""Endpoint protocol of Apache's bookies, and of ours where they listen for Apache's clients (formats section 1.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +35,24 @@ class Resolver(Protocol):
     async def resolve(self, bookie: BookieId) -> BookieAddress | None:
         """Where ``bookie`` listens, or None if it has no address."""
         ...
+
+
+class UnresolvedError(TransientError):
+    """No address for the bookie, or none of the protocol that is spoken here."""
+
+
+async def address_for(resolver: Resolver, bookie: BookieId, protocol: str) -> BookieAddress:
+    """Where ``bookie`` listens for ``protocol``.
+
+    Raises:
+        UnresolvedError: nowhere, or nobody can tell; says which.
+    """
+    try:
+        address = await resolver.resolve(bookie)
+    except BkhealError as error:
+        raise UnresolvedError(f"the address of bookie {bookie} could not be looked up: {error}") from error
+    if address is None:
+        raise UnresolvedError(f"bookie {bookie} is not registered")
+    if address.protocol != protocol:
+        raise UnresolvedError(f"bookie {bookie} speaks {address.protocol}, not {protocol}")
+    return address

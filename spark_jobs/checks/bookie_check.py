@@ -17,64 +17,41 @@ from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.sql_text import in_list
 
-_FRAGMENTS: Final = (
-    *("ledger_id", "state", "ensemble_size", "write_quorum", "ack_quorum", "last_entry_id", "length"),
-    "size(fragments) AS fragment_count",
-    "posexplode(fragments) AS (fragment_index, fragment)",
-)
-# The last entry is compared before anything is subtracted, so that no difference overflows.
-_FRAGMENT: Final = (
-    "*",
-    "fragment.first_entry_id AS first",
-    "fragment.last_entry_id AS last",
-    """filter(sequence(0, ensemble_size - 1),
-              position -> NOT is_live[position] OR is_draining[position]) AS missing_positions""",
-    "forall(is_live, live_here -> live_here) AS are_all_live",
-    """CASE WHEN fragment.last_entry_id < fragment.first_entry_id THEN 0L
-            ELSE try_add(fragment.last_entry_id - fragment.first_entry_id, 1L) END AS entries""",
-)
-# Entry n is on the Qw positions from n mod E on. So the write sets that occur are named by their first positions: every
-# one if the end is not known or E entries are there, none in an empty fragment. Then the smallest count, Qw of none.
-_COPIES_MIN: Final = """
-    coalesce(
-        array_min(transform(
-            CASE WHEN last IS NULL THEN sequence(0, ensemble_size - 1)
-                 WHEN last >= first THEN transform(
-                     sequence(0, CAST(least(last - first, ensemble_size - 1) AS int)),
-                     offset -> CAST((first % ensemble_size + offset) % ensemble_size AS int)) END,
-            start -> aggregate(
-                sequence(0, write_quorum - 1), 0,
-                (copies, offset) -> copies + CAST(is_live[(start + offset) % ensemble_size] AS int)))),
-        write_quorum) AS copies_min
-"""
-_SEVERITY_RANK: Final = f"""
-    CASE WHEN copies_min >= write_quorum
-             THEN CASE WHEN are_all_live THEN {Severity.DRAIN.value} ELSE {Severity.METADATA_ONLY.value} END
-         WHEN copies_min = 0 THEN {Severity.NO_LIVE_COPY.value}
-         WHEN copies_min = 1 THEN {Severity.CRITICAL.value}
-         WHEN copies_min < ack_quorum THEN {Severity.BELOW_ACK_QUORUM.value}
-         ELSE {Severity.BELOW_WRITE_QUORUM.value} END AS severity_rank
-"""
-_SEVERITY: Final = f"element_at(array({', '.join(repr(level.name) for level in sorted(Severity))}), severity_rank + 1)"
-# Payload on the missing positions, each of which stores about Qw/E of the fragment's entries.
-_BYTES_ESTIMATE: Final = """
-    CASE WHEN last_entry_id >= 0 THEN try_cast(rint(
-             length / (CAST(last_entry_id AS double) + 1) * entries * size(missing_positions)
-             * write_quorum / ensemble_size) AS bigint)
-         WHEN last_entry_id IS NOT NULL THEN 0L END
-"""
+# A ledger's fragments are judged within its row, so that nothing has to be grouped, and so shuffled, afterwards. What
+# one step computes of a fragment goes into a struct for the next.
+_POSITIONS: Final = "sequence(0, ensemble_size - 1)"
+_IS_DRAINED_ONLY: Final = "judged.dead = 0"
 _VALUES: Final = {
-    "kind": f"IF(are_all_live, {FindingKind.DRAINED_BOOKIE.value!r}, {FindingKind.MISSING_BOOKIE.value!r})",
-    "fragment_first_entry_id": "first",
-    "fragment_last_entry_id": "last",
-    "is_last_fragment": "fragment_index = fragment_count - 1",
-    "missing": "array_distinct(transform(missing_positions, position -> fragment.members[position]))",
-    "severity": _SEVERITY,
-    "bytes_estimate": _BYTES_ESTIMATE,
+    "kind": f"IF({_IS_DRAINED_ONLY}, {FindingKind.DRAINED_BOOKIE.value!r}, {FindingKind.MISSING_BOOKIE.value!r})",
+    "fragment_index": "judged.number",
+    "fragment_first_entry_id": "judged.first",
+    "fragment_last_entry_id": "judged.last",
+    "is_last_fragment": "judged.number = size(fragments) - 1",
+    "missing_positions": "judged.missing_positions",
+    "missing": "judged.missing",
+    "copies_min": "judged.copies_min",
+    "severity": "element_at(array({levels}), {rank} + 1)",
+    "severity_rank": "{rank}",
+    "entries": "judged.entries",
+    # Payload on the missing positions, each of which stores about Qw/E of the fragment's entries.
+    "bytes_estimate": """
+        CASE WHEN last_entry_id >= 0 THEN try_cast(rint(
+                 length / (CAST(last_entry_id AS double) + 1) * judged.entries * size(judged.missing_positions)
+                 * write_quorum / ensemble_size) AS bigint)
+             WHEN last_entry_id IS NOT NULL THEN 0L END
+    """,
     "detail": "CAST(NULL AS string)",
 }
+_RANK: Final = f"""
+    CASE WHEN judged.copies_min >= write_quorum
+             THEN IF({_IS_DRAINED_ONLY}, {Severity.DRAIN.value}, {Severity.METADATA_ONLY.value})
+         WHEN judged.copies_min = 0 THEN {Severity.NO_LIVE_COPY.value}
+         WHEN judged.copies_min = 1 THEN {Severity.CRITICAL.value}
+         WHEN judged.copies_min < ack_quorum THEN {Severity.BELOW_ACK_QUORUM.value}
+         ELSE {Severity.BELOW_WRITE_QUORUM.value} END
+"""
+_LEVELS: Final = ", ".join(repr(level.name) for level in sorted(Severity))
 _NAMES: Final = [column.split()[0] for column in FINDING_DDL.split(",")]
-_FINDING: Final = [f"{_VALUES.get(name, name)} AS {name}" for name in _NAMES]
 
 
 def bookie_check(
@@ -88,24 +65,77 @@ def bookie_check(
             which is collected: a cluster has hundreds. It must have been read after ``ledgers`` (R2).
         draining: bookies that are being drained. As long as one is live, what it holds counts as a copy.
     """
+    return bookie_check_by_ledger(ledgers, live, draining).selectExpr("inline(found)")
+
+
+def bookie_check_by_ledger(
+    ledgers: DataFrame, live: Sequence[str] | DataFrame, draining: AbstractSet[str] = frozenset()
+) -> DataFrame:
+    """Return the findings of ``bookie_check`` as one row per ledger that has any: ``ledger_id``, and ``found``."""
     ids = live_ids(live)
-    is_live, is_draining = in_list("member", ids), in_list("member", sorted(draining))
-    is_staying = in_list("member", [bookie for bookie in ids if bookie not in draining])
     return (
-        ledgers.where(
-            f"error IS NULL AND exists(fragments, fragment -> exists(fragment.members, member -> NOT {is_staying}))"
-        )
-        .selectExpr(*_FRAGMENTS)
-        .where(f"exists(fragment.members, member -> NOT {is_staying})")
-        .selectExpr(
-            "*",
-            f"transform(fragment.members, member -> {is_live}) AS is_live",
-            f"transform(fragment.members, member -> {is_draining}) AS is_draining",
-        )
-        .selectExpr(*_FRAGMENT)
-        .selectExpr("*", _COPIES_MIN, _SEVERITY_RANK)
-        .selectExpr(*_FINDING)
+        ledgers.where("error IS NULL")
+        .selectExpr("*", f"{_lacking(ids, draining)} AS lacking")
+        .where("size(lacking) > 0")
+        .selectExpr("*", f"{_judged(ids, draining)} AS judgements")
+        .selectExpr("ledger_id", f"transform(judgements, judged -> {_finding()}) AS found")
     )
+
+
+def _lacking(live: Sequence[str], draining: AbstractSet[str]) -> str:
+    """Fragments that name a bookie which does not stay, with its positions."""
+    stays = in_list("fragment.members[position]", [bookie for bookie in live if bookie not in draining])
+    return f"""
+        filter(
+            transform(fragments, (fragment, number) -> named_struct(
+                'number', number, 'first', fragment.first_entry_id, 'last', fragment.last_entry_id,
+                'members', fragment.members,
+                'missing_positions', filter({_POSITIONS}, position -> NOT {stays}))),
+            fragment -> size(fragment.missing_positions) > 0)
+    """
+
+
+def _judged(live: Sequence[str], draining: AbstractSet[str]) -> str:
+    """The same with the number of positions that are not live, the fewest copies of an entry, and what is missing.
+
+    Entry n is on the Qw positions from n mod E on. So the write sets that occur are named by their first positions:
+    every one if the end is not known or E entries are there, none in an empty fragment. Then the smallest count, Qw of
+    none. A write set of all positions is the only one. The last entry is compared before anything is subtracted, so
+    that no difference overflows.
+    """
+    dead = "size(fragment.missing_positions)"
+    if draining:
+        is_live = in_list("fragment.members[position]", live)
+        dead = f"size(filter(fragment.missing_positions, position -> NOT {is_live}))"
+    # Most fragments lack one bookie; then there is nothing to compare.
+    missing = "transform(fragment.missing_positions, position -> fragment.members[position])"
+    missing = f"IF(size(fragment.missing_positions) > 1, array_distinct({missing}), {missing})"
+    is_copy = in_list("fragment.members[(start + offset) % ensemble_size]", live)
+    return f"""
+        transform(lacking, fragment -> named_struct(
+            'number', fragment.number, 'first', fragment.first, 'last', fragment.last,
+            'missing_positions', fragment.missing_positions,
+            'missing', {missing},
+            'dead', {dead},
+            'entries', CASE WHEN fragment.last < fragment.first THEN 0L
+                            ELSE try_add(fragment.last - fragment.first, 1L) END,
+            'copies_min',
+                CASE WHEN fragment.last < fragment.first THEN write_quorum
+                     WHEN write_quorum = ensemble_size THEN ensemble_size - {dead}
+                     ELSE array_min(transform(
+                         CASE WHEN fragment.last IS NULL THEN {_POSITIONS}
+                              ELSE transform(
+                                  sequence(0, CAST(least(fragment.last - fragment.first, ensemble_size - 1) AS int)),
+                                  offset -> CAST((fragment.first % ensemble_size + offset) % ensemble_size AS int)) END,
+                         start -> aggregate(
+                             sequence(0, write_quorum - 1), 0,
+                             (copies, offset) -> copies + CAST({is_copy} AS int)))) END))
+    """
+
+
+def _finding() -> str:
+    values = ", ".join(f"'{name}', {_VALUES.get(name, name)}" for name in _NAMES)
+    return f"named_struct({values.format(rank=_RANK, levels=_LEVELS)})"
 
 
 def live_ids(live: Sequence[str] | DataFrame) -> list[str]:

@@ -18,6 +18,7 @@ from bookie.metadata.serde import UnreadableMetadataError, decode
 from bookie.model.ids import InvalidIdError, bookie_id
 from bookie.model.metadata import DigestType, LedgerState
 from spark_jobs.datasource.counts import ScanCounts
+from spark_jobs.datasource.healthy_metadata import HealthyMetadata
 from spark_jobs.datasource.ledger_schema import FRAGMENT_TYPE, LEDGER_FIELDS, SUMMARY_FIELD, ledger_schema
 from spark_jobs.datasource.usual_metadata import usual_message
 
@@ -40,6 +41,7 @@ class LedgerColumns:
         """With ``live_bookies``, readable ledgers that name no other bookie are counted and left out."""
         self.counts = ScanCounts()
         self._live = None if live_bookies is None else frozenset(filter(_is_bookie_id, live_bookies))
+        self._healthy = None if self._live is None else HealthyMetadata(self._live)
         self._schema = ledger_schema(is_summarized=is_summarized)
         self._known_members: set[str] = set()
         """Names that the reference decoder accepted; those of live bookies need no such look."""
@@ -50,6 +52,10 @@ class LedgerColumns:
 
     def add(self, ledger_id: int, data: bytes) -> None:
         """Take one ledger's metadata. Bytes that cannot be read become a row with an error."""
+        if self._healthy is not None and (healthy := self._healthy.look(data)) is not None:
+            state, members = healthy
+            self.counts.add(state, (members,))
+            return
         message = usual_message(data)
         if message is None or not self._add_usual(ledger_id, message):
             self._add_by_reference(ledger_id, data)

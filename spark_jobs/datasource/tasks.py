@@ -9,7 +9,7 @@ from typing import Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.underreplication import Task, UnderReplication, UnreadableTask
 from bookie.metadata.uri import MetadataUri
 from bookie.runtime.clock import SystemClock
 from spark_jobs.connect import connected
@@ -18,11 +18,17 @@ from spark_jobs.datasource.options import source_uri
 NAME: Final = "bk_tasks"
 TASKS_DDL: Final = "ledger_id bigint, missing array<string>, ctime_ms bigint, version int, is_locked boolean"
 
-_Row = tuple[int, list[str], int | None, int, bool]
+WITH_UNREADABLE: Final = "with_unreadable"
+"""Option: ``true`` for a row also of each task that cannot be read, with null in ``missing`` and ``version``."""
+
+_Row = tuple[int, list[str] | None, int | None, int | None, bool]
 
 
 class TaskSource(DataSource):
-    """See the module docstring. Option: ``metadata_uri``. ``ctime_ms`` is null where a task does not say."""
+    """See the module docstring. Options: ``metadata_uri``, ``with_unreadable``.
+
+    ``ctime_ms`` is null where a task does not say.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -35,14 +41,16 @@ class TaskSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader."""
-        return TaskReader(source_uri(self.options))
+        is_all = self.options.get(WITH_UNREADABLE, "false").lower() == "true"
+        return TaskReader(source_uri(self.options), is_all=is_all)
 
 
 class TaskReader(DataSourceReader):
     """Reads all tasks in one partition, in bulk."""
 
-    def __init__(self, uri: MetadataUri) -> None:
+    def __init__(self, uri: MetadataUri, *, is_all: bool) -> None:
         self._uri = uri
+        self._is_all = is_all
 
     def read(self, partition: InputPartition) -> Iterator[_Row]:
         """Read the tasks, then the locks.
@@ -50,21 +58,22 @@ class TaskReader(DataSourceReader):
         Raises:
             StoreUnavailableError: no answer.
         """
-        return iter(asyncio.run(_rows(self._uri)))
+        return iter(asyncio.run(_rows(self._uri, is_all=self._is_all)))
 
 
-async def _rows(uri: MetadataUri) -> list[_Row]:
+async def _rows(uri: MetadataUri, *, is_all: bool) -> list[_Row]:
     async with connected(uri) as connection:
         under_replication = UnderReplication(connection.store, connection.cluster, SystemClock())
-        tasks = await under_replication.list()
+        tasks = await under_replication.list_all()
         locked = await under_replication.locked()
     return [
-        (
-            task.ledger_id,
-            list(task.missing),
-            task.ctime_ms if task.ctime_ms >= 0 else None,
-            task.version,
-            task.ledger_id in locked,
-        )
+        _row(task, is_locked=task.ledger_id in locked)
         for task in tasks
+        if is_all or not isinstance(task, UnreadableTask)
     ]
+
+
+def _row(task: Task | UnreadableTask, *, is_locked: bool) -> _Row:
+    if isinstance(task, UnreadableTask):
+        return task.ledger_id, None, None, None, is_locked
+    return task.ledger_id, list(task.missing), task.ctime_ms if task.ctime_ms >= 0 else None, task.version, is_locked

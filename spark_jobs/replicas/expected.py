@@ -6,14 +6,14 @@ last two. The last one belongs to its writer, and the end of the one before it m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from bookie.model.availability import EntryRuns
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
-from bookie.model.schedule import stored_count
+from bookie.model.schedule import first_stored, last_stored, stored_count
 
 _STILL_GROWING: Final = 2
 
@@ -63,6 +63,29 @@ class SettledLedger:
             if count < stored_count(position, part.first, part.last, size, self.write_quorum):
                 return False
         return True
+
+    def sample(self, bookie: BookieId) -> list[EntryId]:
+        """The first and the last entry of each position that the bookie has, ascending (formats section 7.9)."""
+        ends: set[EntryId] = set()
+        for part, position in self._positions(bookie):
+            where = (position, part.first, part.last, len(part.members), self.write_quorum)
+            ends.update(entry for entry in (first_stored(*where), last_stored(*where)) if entry is not None)
+        return sorted(ends)
+
+    def everything_but(self, missing: Iterable[EntryId]) -> EntryRuns:
+        """All entries of the settled part without ``missing`` (ascending), whoever stores them."""
+        runs: list[tuple[int, int]] = []
+        gaps = iter([*missing, None])
+        gap = next(gaps)
+        for part in self.fragments:
+            first = part.first
+            while gap is not None and gap <= part.last:
+                if first <= gap:
+                    runs.append((first, gap - 1))
+                    first = gap + 1
+                gap = next(gaps)
+            runs.append((first, part.last))
+        return EntryRuns.of_runs(run for run in runs if run[0] <= run[1])
 
     def _positions(self, bookie: BookieId) -> Iterator[tuple[SettledFragment, int]]:
         for part in self.fragments:

@@ -21,8 +21,8 @@ from bookie.metadata.registration import Registrations
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
-from bookie.wire.grpc_transport import GrpcTransport
-from bookie.wire.tls import TlsSettings
+from bookie.wire.routing import open_transport
+from bookie.wire.security import SecurityFiles
 from spark_jobs.checks.findings import FindingKind
 from spark_jobs.connect import connected
 from spark_jobs.replicas.asking import Answers, Asker
@@ -31,7 +31,8 @@ from spark_jobs.replicas.verdict import FragmentFinding
 
 COUNTS_DDL: Final = """
     counts struct<ledgers: bigint, requests: bigint, expected: bigint, absent: bigint, vanished: bigint,
-                  unknown: array<struct<bookie_id: string, status: string, ledgers: bigint>>>
+                  unknown: array<struct<bookie_id: string, status: string, ledgers: bigint, detail: string>>,
+                  sampled: array<struct<bookie_id: string, ledgers: bigint>>>
 """
 """Column of the row that ends a task's output; null in rows of findings, which are null in that row."""
 _FINDING_FIELDS: Final = [
@@ -51,11 +52,15 @@ _FINDING_FIELDS: Final = [
     ("bytes_estimate", pa.int64()),
     ("detail", pa.string()),
 ]
-_UNKNOWN: Final = pa.struct([("bookie_id", pa.string()), ("status", pa.string()), ("ledgers", pa.int64())])
+_UNKNOWN: Final = pa.struct(
+    [("bookie_id", pa.string()), ("status", pa.string()), ("ledgers", pa.int64()), ("detail", pa.string())]
+)
+_SAMPLED: Final = pa.struct([("bookie_id", pa.string()), ("ledgers", pa.int64())])
 _COUNTS: Final = pa.struct(
     [
         *((name, pa.int64()) for name in ("ledgers", "requests", "expected", "absent", "vanished")),
         ("unknown", pa.list_(_UNKNOWN)),
+        ("sampled", pa.list_(_SAMPLED)),
     ]
 )
 _SCHEMA: Final = pa.schema([*_FINDING_FIELDS, ("counts", _COUNTS)])
@@ -69,7 +74,8 @@ class TaskSettings:
     connect_timeout_s: float
     registered: frozenset[BookieId]
     """Listed after the metadata was read."""
-    tls: TlsSettings | None
+    security: SecurityFiles
+    """Files that are there on every executor."""
 
 
 def asking(settings: TaskSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -96,9 +102,7 @@ async def _opened(settings: TaskSettings, stack: AsyncExitStack) -> Asker:
     )
     clock = SystemClock()
     registrations = Registrations(connection.store, connection.cluster)
-    transport = GrpcTransport(
-        RegistrationResolver(registrations, clock), tls=settings.tls, is_plaintext=settings.tls is None
-    )
+    transport = open_transport(RegistrationResolver(registrations, clock), settings.security.load())
     stack.push_async_callback(transport.close)
 
     async def registered() -> AbstractSet[BookieId]:
@@ -137,7 +141,7 @@ def _row(ledger: SettledLedger, finding: FragmentFinding) -> dict[str, Any]:
 
 def _counts(answers: Answers) -> dict[str, Any]:
     unknown = [
-        {"bookie_id": bookie, "status": status, "ledgers": ledgers}
+        {"bookie_id": bookie, "status": status, "ledgers": ledgers, "detail": answers.details.get((bookie, status), "")}
         for (bookie, status), ledgers in sorted(answers.unknown.items())
     ]
     return {
@@ -148,5 +152,6 @@ def _counts(answers: Answers) -> dict[str, Any]:
             "absent": answers.absent,
             "vanished": answers.vanished,
             "unknown": unknown,
+            "sampled": [{"bookie_id": bookie, "ledgers": count} for bookie, count in sorted(answers.sampled.items())],
         }
     }

@@ -200,7 +200,7 @@ def _ago(epoch_ms: int, now_ms: int) -> str:
 
 
 def _next(row: KindRow, now_ms: int) -> str:
-    return _text(f"{moment(row.next_ms)} (in {span(row.next_ms - now_ms)})") if row.next_ms else "not scheduled"
+    return _text(f"{moment(row.next_ms)} (in {span(row.next_ms - now_ms)})" if row.next_ms else row.why_no_next)
 
 
 def _text(value: object) -> str:

@@ -47,9 +47,11 @@ class KindRow:
     why_not: str = ""
     """Why it cannot be started; shown in place of the button."""
     next_ms: int = 0
-    """Next scheduled start, epoch milliseconds; 0: none is scheduled."""
+    """Next scheduled start, epoch milliseconds; 0: none is scheduled, or its time is not known here."""
     last_success_ms: int = 0
     """When a run last came to a complete end; 0: never, or not known."""
+    why_no_next: str = "not scheduled"
+    """Shown in place of the next start where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

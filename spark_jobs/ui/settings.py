@@ -30,6 +30,6 @@ class TabSettings:
     """How long a button waits for an answer before the page says that none came yet."""
     refresh_active_s: int = 2
     """How often a page is loaded again while a run is going."""
-    refresh_idle_s: int = 30
+    refresh_idle_s: int = 10
     """How often otherwise; runs begin by schedule as well."""
     runs_shown: int = 20

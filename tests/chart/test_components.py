@@ -226,7 +226,10 @@ def test_bookies_keep_their_names_and_disks() -> None:
     made = release("own-cluster")
     [bookies] = made.of("StatefulSet")
     [container] = bookies["spec"]["template"]["spec"]["containers"]
-    assert container["args"][-1] == "--advertised-host=$(POD_NAME).bkheal-bookie.bk.svc.cluster.local"
+    names = [each["name"] for each in container["env"]]
+    host = environment(container)["BKHEAL_BOOKIE_ADVERTISED_HOST"]
+    assert host == "$(POD_NAME).bkheal-bookie.bk.svc.cluster.local"
+    assert names.index("POD_NAME") < names.index("BKHEAL_BOOKIE_ADVERTISED_HOST")  # Kubernetes fills in what it knows
     assert bookies["spec"]["serviceName"] == "bkheal-bookie"
     headless = made.one("Service", "bkheal-bookie")["spec"]
     assert (headless["clusterIP"], headless["publishNotReadyAddresses"]) == ("None", True)
@@ -248,6 +251,28 @@ def test_bookies_with_certificates() -> None:
     assert "client-tls" not in {
         mount["name"] for mount in main_container(release("everything"), "bookie")["volumeMounts"]
     }
+
+
+def test_bookies_speak_to_clients_of_apache_where_they_have_a_port_for_it() -> None:
+    made = release("bookies-apache")
+    assert settings(made, "bookie")["apache_port"] == 3182
+    container = main_container(made, "bookie")
+    assert {"name": "apache", "containerPort": 3182} in container["ports"]
+    service = made.one("Service", "demo-bkheal-bookie")["spec"]
+    assert {"name": "apache", "port": 3182, "targetPort": "apache"} in service["ports"]
+    metrics, clients = made.one("NetworkPolicy", "demo-bkheal-bookie")["spec"]["ingress"]
+    assert [port["port"] for port in metrics["ports"]] == [8000]
+    assert [port["port"] for port in clients["ports"]] == [3181, 3182]
+    assert clients["from"][0] == {"podSelector": {"matchLabels": {"app": "pulsar"}}}
+
+
+def test_without_a_port_for_it_bookies_speak_their_own_protocol_alone() -> None:
+    made = release("own-cluster")
+    assert "apache_port" not in settings(made, "bookie")
+    assert [port["name"] for port in main_container(made, "bookie")["ports"]] == ["bookie", "http"]
+    assert [port["name"] for port in made.one("Service", "bkheal-bookie")["spec"]["ports"]] == ["bookie", "http"]
+    _, clients = made.one("NetworkPolicy", "bkheal-bookie")["spec"]["ingress"]
+    assert [port["port"] for port in clients["ports"]] == [3181]
 
 
 def client_certificates(spec: dict[str, Any]) -> dict[str, str]:
@@ -279,6 +304,72 @@ def test_who_calls_bookies_has_a_certificate(name: str, component: str, table: s
         assert client_certificates(pod.spec) == dict(zip(keys, paths, strict=True))
 
 
+def password_file(spec: dict[str, Any]) -> tuple[str, str, str]:
+    """Secret, key, and path in the first container of the password for calls to bookies."""
+    [volume] = [volume for volume in spec["volumes"] if volume["name"] == "client-sasl"]
+    [mount] = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "client-sasl"]
+    [item] = volume["secret"]["items"]
+    assert mount["readOnly"] is True
+    return volume["secret"]["secretName"], item["key"], f"{mount['mountPath']}/{item['path']}"
+
+
+@pytest.mark.parametrize(
+    ("name", "component", "table", "prefix"),
+    [
+        ("service-apache-login", "auditor", "auditor", "bookie_sasl"),
+        ("service-apache-login", "replicator", "replicator", "sasl"),
+        ("cron-apache-login", "replicator", "replicator", "sasl"),
+        ("cron-apache-login", "audit", "audit.run", "sasl"),
+    ],
+)
+def test_who_calls_bookies_logs_in(name: str, component: str, table: str, prefix: str) -> None:
+    made = release(name)
+    given = load_values(name)["bookkeeper"]["clientSasl"]
+    config = settings(made, table)
+    assert config[f"{prefix}_username"] == given["username"] == "bkheal"
+    assert config[f"{prefix}_mechanism"] == given.get("mechanism", "DIGEST-MD5")
+    of_component = [pod for pod in pods(made) if pod.metadata.get("labels", {}).get(COMPONENT) == component]
+    assert of_component
+    for pod in of_component:
+        expected = ("bookkeeper-login", given.get("passwordKey", "password"), config[f"{prefix}_password_file"])
+        assert password_file(pod.spec) == expected
+
+
+def test_executors_log_in_as_their_driver_does() -> None:
+    made = release("service-apache-login")
+    template = executor_template(made)
+    assert template is not None
+    path = settings(made, "auditor")["bookie_sasl_password_file"]
+    assert password_file(template["spec"]) == ("bookkeeper-login", "bkheal.password", path)
+
+
+def test_without_a_name_nobody_logs_in() -> None:
+    made = release("cron-tls")
+    assert [key for table in ("audit.run", "replicator") for key in settings(made, table) if "sasl" in key] == []
+    assert {volume["name"] for pod in pods(made) for volume in pod.spec["volumes"]} & {"client-sasl"} == set()
+
+
+@pytest.mark.parametrize("component", ["auditor", "replicator"])
+def test_commands_that_people_run_in_a_pod_reach_bookies_as_its_process_does(component: str) -> None:
+    made = release("service-apache-login")
+    told = environment(main_container(made, component))
+    by_variable = {
+        name.removeprefix("BKHEAL_").lower(): value
+        for name, value in told.items()
+        if name.startswith(("BKHEAL_TLS_", "BKHEAL_SASL_"))
+    }
+    of_process = {
+        key: value for key, value in settings(made, "replicator").items() if key.startswith(("tls_", "sasl_"))
+    }
+    assert by_variable == of_process
+    assert len(of_process) == 6
+
+
+def test_bookies_need_nothing_to_call_bookies_with() -> None:
+    container = main_container(release("everything"), "bookie")
+    assert [name for name in environment(container) if name.startswith(("BKHEAL_TLS_", "BKHEAL_SASL_"))] == []
+
+
 def test_executors_call_bookies_as_their_driver_does() -> None:
     made = release("everything")
     template = executor_template(made)
@@ -301,6 +392,40 @@ def test_results_of_cron_jobs_are_pushed() -> None:
     others = made.one("NetworkPolicy", "demo-bkheal-replicator")["spec"]["egress"]
     assert 9091 not in {port["port"] for rule in others for port in rule["ports"]}
     assert not {"pushgateway", "cluster_name"} & settings(release("cron-local"), "audit.run").keys()
+
+
+def test_runs_of_cron_jobs_are_scraped_while_they_last() -> None:
+    made = release("cron-scraped")
+    config = settings(made, "audit.run")
+    assert (config["http_host"], config["http_port"]) == ("0.0.0.0", 8002)
+    for spec in cron_jobs(made).values():
+        template = spec["jobTemplate"]["spec"]["template"]
+        assert {"name": "http", "containerPort": 8002} in template["spec"]["containers"][0]["ports"]
+        assert template["metadata"]["annotations"]["prometheus.io/port"] == "8002"
+    [pod_monitor], [scrape] = made.of("PodMonitor"), made.of("VMPodScrape")
+    assert pod_monitor["spec"]["selector"] == scrape["spec"]["selector"]
+    assert pod_monitor["spec"]["selector"]["matchLabels"][COMPONENT] == "audit"
+    assert pod_monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert [endpoint["port"] for endpoint in pod_monitor["spec"]["podMetricsEndpoints"]] == ["http"]
+    assert made.of("ServiceMonitor") == made.of("Service") == []
+
+
+def test_who_may_scrape_runs_of_cron_jobs_is_told_to_their_policy() -> None:
+    scraped, spark = release("cron-scraped").one("NetworkPolicy", "demo-bkheal-audit")["spec"]["ingress"]
+    assert scraped["ports"] == [{"port": 8002, "protocol": "TCP"}]
+    assert scraped["from"][0] == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert "ports" not in spark
+
+
+def test_without_a_port_runs_of_cron_jobs_are_scraped_by_nobody() -> None:
+    metrics = {"annotations": True, "podMonitor": {"enabled": True}, "vmPodScrape": {"enabled": True}}
+    made = render({**load_values("cron-local"), "metrics": metrics})
+    assert "http_port" not in settings(made, "audit.run")
+    assert {item["metadata"]["labels"][COMPONENT] for item in made.of("PodMonitor")} == {"replicator"}
+    for spec in cron_jobs(made).values():
+        template = spec["jobTemplate"]["spec"]["template"]
+        assert "ports" not in template["spec"]["containers"][0]
+        assert "prometheus.io/port" not in template["metadata"]["annotations"]
 
 
 def test_reports_of_cron_jobs_do_not_fill_their_volume() -> None:
@@ -410,6 +535,9 @@ def test_chart_tests_are_hooks_that_clean_up() -> None:
         ("service-single", "Spark UI asks nobody", False),
         ("service-ui", "Spark UI asks nobody", False),
         ("service-pulsar", "auto-recovery of its own", False),
+        ("service-pulsar", "repaired by nobody", False),
+        ("service-minimal", "bookie-grpc", False),
+        ("service-apache-login", "in the clear", False),
         ("service-minimal", "reports end with their pod", True),
         ("service-k8s-client", "reports end with their pod", False),
         ("own-cluster", "without encryption", True),
@@ -428,6 +556,11 @@ def test_notes_warn_of_alerts_without_figures(url: str, is_there: bool) -> None:
     metrics = {"prometheusRule": {"enabled": True}, "pushgateway": {"url": url}}
     made = render({**load_values("cron-local"), "metrics": metrics})
     assert ("alerts on audits see nothing" in made.notes) is is_there
+
+
+def test_notes_warn_when_nobody_repairs() -> None:
+    pulsar = {"pulsar": {"release": "prod", "autorecoveryDisabled": True}}
+    assert "repaired by nobody" in render({"bookkeeper": pulsar, "replicator": {"enabled": False}}).notes
 
 
 def test_notes_warn_of_a_second_auto_recovery() -> None:

@@ -20,8 +20,20 @@ def files(name: str) -> dict[str, str]:
     return {key: text for key, text in config["data"].items() if key.endswith(".toml")}
 
 
+def environment(name: str) -> dict[str, str]:
+    """What containers are told by variables, as Kubernetes fills them in."""
+    return {
+        each["name"]: each["value"].replace("$(POD_NAME)", "demo-0")
+        for pod in pods(release(name))
+        for container in pod.containers
+        for each in container.get("env", [])
+        if each["name"].startswith("BKHEAL_") and each["name"] != "BKHEAL_CONFIG" and "value" in each
+    }
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_files_are_valid(name: str, tmp_path: Path) -> None:
+    """With the variables of the containers beside them, so that ``bkheal config validate`` says so in a pod as well."""
     from typer.testing import CliRunner
 
     from auditor.cli.main import app
@@ -29,7 +41,7 @@ def test_files_are_valid(name: str, tmp_path: Path) -> None:
     for key, text in files(name).items():
         path = tmp_path / key
         path.write_text(text)
-        done = CliRunner().invoke(app, ["config", "validate", "--config", str(path)])
+        done = CliRunner().invoke(app, ["config", "validate", "--config", str(path)], env=environment(name))
         assert problems_here(done) == [], done.output
 
 

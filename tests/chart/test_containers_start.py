@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -23,8 +24,10 @@ from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from tests.chart.rendering import Pod, Release, load_values, pods, release, render
 from tests.contract.test_grpc_tls import make_ca, make_certificate
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 DEADLINE_S = 90.0
+ANSWER_S = 30.0
+"""For one request over HTTP."""
 
 
 def environment(zookeeper: EmbeddedZooKeeper, root: str) -> dict[str, str]:
@@ -65,25 +68,48 @@ def test_a_container_starts_answers_its_probes_and_stops(
     assert ended in (0, 128 + signal.SIGTERM), (tmp_path / "log").read_text()[-2000:]
 
 
-@pytest.mark.spark
-def test_a_cron_job_audits(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> None:
+def test_a_bookie_with_a_port_for_it_speaks_to_clients_of_apache(
+    zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
+) -> None:
     env = environment(zookeeper, fresh_root)
     subprocess.run(init_command(), env=env, check=True, stdout=subprocess.DEVNULL, timeout=DEADLINE_S)
-    made = release("cron-local")
+    values = load_values("own-cluster")
+    values["bookies"]["apachePort"] = 3182
+    with running("bookie", env, tmp_path, render(values)) as (process, base):
+        wait_for_answer(f"{base}/readyz", process, tmp_path / "log")
+        port = tomllib.loads((tmp_path / "bkheal.toml").read_text())["bookie"]["apache_port"]
+        socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S).close()
+
+
+@pytest.mark.spark
+def test_a_cron_job_audits_and_shows_its_metrics_meanwhile(
+    zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
+) -> None:
+    env = environment(zookeeper, fresh_root)
+    subprocess.run(init_command(), env=env, check=True, stdout=subprocess.DEVNULL, timeout=DEADLINE_S)
+    port = free_port()
+    made = render({**load_values("cron-local"), "cron": {"ports": {"http": port}}})
     [container] = [
         pod.spec["containers"][0] for pod in pods(made) if pod.owner["metadata"]["name"].endswith("-audit-bookies")
     ]
-    text = made.one("ConfigMap", "demo-bkheal-config")["data"]["audit.toml"]
+    text = made.one("ConfigMap", "demo-bkheal-config")["data"]["audit.toml"].replace("0.0.0.0", "127.0.0.1")
     (tmp_path / "bkheal.toml").write_text(text.replace("/var/lib/bkheal/reports", str(tmp_path / "reports")))
-    done = subprocess.run(
-        ["bkheal", *container["args"]],
-        env={**env, "BKHEAL_CONFIG": str(tmp_path / "bkheal.toml"), "SPARK_LOCAL_DIRS": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            ["bkheal", *container["args"]],
+            env={**env, "BKHEAL_CONFIG": str(tmp_path / "bkheal.toml"), "SPARK_LOCAL_DIRS": str(tmp_path)},
+            cwd=tmp_path,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            shown = wait_for_answer(f"http://127.0.0.1:{port}/metrics", process, tmp_path / "log")
+            ended = process.wait(DEADLINE_S)
+        finally:
+            process.kill()
+            process.wait()
+    assert 'bkheal_audit_running{kind="bookies"} 1.0' in shown.splitlines()
+    assert ended == 0, (tmp_path / "log").read_text()[-3000:]
     assert any((tmp_path / "reports").iterdir())
 
 
@@ -103,8 +129,11 @@ def test_auditors_and_replicators_call_bookies_over_tls(
             home.mkdir()
             process, bases[component] = stack.enter_context(running(component, env, home, made, certificates=tmp_path))
             wait_for_answer(f"{bases[component]}/readyz", process, home / "log")
-        [bookie] = known_bookies(bases["auditor"])
-    assert bookie["disk_free_bytes"] > 0, (homes["auditor"] / "log").read_text()[-2000:]
+        deadline = time.monotonic() + DEADLINE_S
+        while (free_bytes := the_bookie(bases["auditor"])["disk_free_bytes"]) is None:  # a late bookie is asked again
+            assert time.monotonic() < deadline, (homes["auditor"] / "log").read_text()[-2000:]
+            time.sleep(1)
+    assert free_bytes > 0
 
 
 def own_cluster_with_tls() -> Release:
@@ -126,9 +155,11 @@ def make_certificates(directory: Path) -> None:
             shutil.copy(path, directory / "etc" / mount / name)
 
 
-def known_bookies(base: str) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"{base}/api/v1/bookies", timeout=30) as answer:
-        found: list[dict[str, Any]] = json.load(answer)["items"]
+def the_bookie(base: str) -> dict[str, Any]:
+    """What an auditor knows of the only one."""
+    with urllib.request.urlopen(f"{base}/api/v1/bookies", timeout=ANSWER_S) as answer:
+        [found] = json.load(answer)["items"]
+    assert isinstance(found, dict)
     return found
 
 
@@ -156,13 +187,12 @@ def running(
             text = text.replace(f"/etc/{mount}/", f"{certificates}/etc/{mount}/")
     text = text.replace("/etc/bkheal/topology.json", str(directory / "topology.json"))
     (directory / "bkheal.toml").write_text(text.replace("0.0.0.0", "127.0.0.1").replace("plaintext = true", ""))
-    arguments = [argument.partition("=$(POD_NAME)")[0] for argument in container["args"]]
-    if "--advertised-host" in arguments:
-        arguments.append("127.0.0.1")
+    told = {each["name"] for each in container["env"]}
+    host = {"BKHEAL_BOOKIE_ADVERTISED_HOST": "127.0.0.1"} if "BKHEAL_BOOKIE_ADVERTISED_HOST" in told else {}
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
-            ["bkheal", *arguments],
-            env={**env, "BKHEAL_CONFIG": str(directory / "bkheal.toml"), "SPARK_LOCAL_DIRS": str(directory)},
+            ["bkheal", *container["args"]],
+            env={**env, **host, "BKHEAL_CONFIG": str(directory / "bkheal.toml"), "SPARK_LOCAL_DIRS": str(directory)},
             cwd=directory,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -174,11 +204,16 @@ def running(
             process.wait()
 
 
-def wait_for_answer(url: str, process: subprocess.Popen[Any], log: Path) -> None:
+def wait_for_answer(url: str, process: subprocess.Popen[Any], log: Path) -> str:
+    """The text at ``url``, once there is one."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url, timeout=5):
-            return
+        with (
+            contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError),
+            urllib.request.urlopen(url, timeout=ANSWER_S) as got,
+        ):
+            text: str = got.read().decode()
+            return text
         if process.poll() is not None or time.monotonic() > deadline:
             raise AssertionError(f"{url} did not answer:\n{log.read_text(errors='replace')[-3000:]}")
         time.sleep(0.2)

@@ -12,6 +12,8 @@ from tests.chart.rendering import VALUES, Object, Pod, Release, executor_templat
 
 EVERY = pytest.mark.parametrize("name", VALUES)
 SECRET_NAME = re.compile(r"(?i)(password|token|secret|credential|private)")
+FILES_OF_SECRETS = {"tokens_file", "sasl_password_file", "bookie_sasl_password_file", "BKHEAL_SASL_PASSWORD_FILE"}
+"""Settings and variables that name a file, which is of a Secret."""
 
 
 def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
@@ -103,10 +105,21 @@ def test_secrets_are_given_by_reference(name: str) -> None:
     for pod in all_pods(name):
         for container in pod.containers:
             for variable in container.get("env", []):
-                if SECRET_NAME.search(variable["name"]):
+                if variable["name"] in FILES_OF_SECRETS:
+                    assert is_of_a_secret(variable["value"], pod.spec, container)
+                elif SECRET_NAME.search(variable["name"]):
                     assert "secretKeyRef" in variable["valueFrom"]
     settings = {key for item in made.of("ConfigMap") for text in item.get("data", {}).values() for key in keys(text)}
-    assert {key for key in settings if SECRET_NAME.search(key)} <= {"tokens_file"}
+    assert {key for key in settings if SECRET_NAME.search(key)} <= FILES_OF_SECRETS
+
+
+def is_of_a_secret(path: str, spec: dict[str, Any], container: dict[str, Any]) -> bool:
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    return path in {
+        f"{mount['mountPath']}/{item['path']}"
+        for mount in container["volumeMounts"]
+        for item in volumes.get(mount["name"], {}).get("secret", {}).get("items", [])
+    }
 
 
 def keys(text: str) -> set[str]:
@@ -187,6 +200,14 @@ def test_a_change_of_settings_restarts_pods(name: str) -> None:
     for pod in pods(release(name)):
         if pod.owner["kind"] != "Pod":
             assert re.fullmatch("[0-9a-f]{64}", pod.metadata["annotations"]["checksum/config"])
+
+
+@EVERY
+def test_changed_files_arrive_while_a_pod_runs(name: str) -> None:
+    """Kubernetes never updates what is mounted by subPath."""
+    for pod in all_pods(name):
+        for container in pod.containers:
+            assert [mount for mount in container.get("volumeMounts", []) if "subPath" in mount] == []
 
 
 @EVERY

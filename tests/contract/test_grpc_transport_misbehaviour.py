@@ -16,6 +16,7 @@ from bookie.model.errors import TransientError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
+from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX
 from bookie.wire.grpc_transport import GrpcTransport, InsecureTransportError
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status
 from bookie.wire.resolver import BookieAddress
@@ -263,7 +264,7 @@ async def test_a_batch_that_no_message_holds_is_refused_before_it_breaks_the_str
 ) -> None:
     call = adding(transport, batch())
     received = await bookie.adds.get()
-    assert (await transport.add(BOOKIE, batch(bytes(4 << 20)), DEADLINE_S)).status is Status.BAD_REQUEST
+    assert (await transport.add(BOOKIE, batch(bytes(MESSAGE_BYTES_MAX)), DEADLINE_S)).status is Status.BAD_REQUEST
     await received.ack()
     assert (await call).status is Status.OK
 

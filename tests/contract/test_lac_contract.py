@@ -1,4 +1,4 @@
-"""Last adds confirmed through the transport port: reading, telling, and waiting for them; in memory and over gRPC."""
+"""Last adds confirmed through the transport port: reading, telling, and waiting for them; by every transport."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from tests.contract.transport_world import (
     broken_disk,
     entry,
     lac,
+    told,
 )
 
 
-@pytest.fixture(params=["memory", "grpc"])
+@pytest.fixture(params=["memory", "grpc", "apache"])
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     async with a_world(request.param) as world:
         yield world
@@ -94,8 +95,8 @@ async def test_an_unreadable_index_is_no_answer(world: World) -> None:
 
 async def test_an_explicit_lac_is_kept_as_it_was_written_and_never_lowered(world: World) -> None:
     await world.add(entry(0))
-    for told, kept in ((4, 4), (9, 9), (8, 9), (0, 9), ((1 << 63) - 1, (1 << 63) - 1)):
-        assert await write_lac(world, lac(told)) == AddReply(Status.OK)
+    for wrote, kept in ((4, 4), (9, 9), (8, 9), (0, 9), ((1 << 63) - 1, (1 << 63) - 1)):
+        assert await write_lac(world, lac(wrote)) == AddReply(Status.OK)
         reply = await read_lac(world)
         assert unpack_lac(DIGEST, reply.explicit, LEDGER) == kept
         assert (reply.status, reply.last_entry) == (Status.OK, stored(0))
@@ -211,7 +212,7 @@ async def test_nobody_waits_beyond_the_bound(world: World) -> None:
 async def test_a_bookie_that_shuts_down_answers_those_who_wait(world: World) -> None:
     [poll] = await waiting(world, NO_ENTRY)
     world.service.refuse_everything()
-    assert (await poll).status is Status.SHUTTING_DOWN
+    assert (await poll).status is told(world.kind, Status.SHUTTING_DOWN)
 
 
 async def test_closing_the_transport_answers_those_who_wait(world: World) -> None:

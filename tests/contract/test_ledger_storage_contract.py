@@ -14,7 +14,7 @@ from bookie.model.availability import EntryRuns
 from bookie.model.digest import digest_for
 from bookie.model.ids import LEDGER_ID_MAX, NO_ENTRY, EntryId, LedgerId
 from bookie.model.metadata import DigestType
-from bookie.model.packet import ENTRY_PAYLOAD_MAX, pack
+from bookie.model.packet import ENTRY_PAYLOAD_MAX, PACKET_BYTES_MAX, pack
 from bookie.runtime.clock import SystemClock
 from bookie.storage.files import FileDisk
 from bookie.storage.memory import MemoryDisk, MemoryIndex
@@ -283,7 +283,7 @@ async def test_zero_payload_and_dummy_digest_entries_are_entries(bookie: Bookie,
 
 
 async def test_largest_entry_fits(bookie: Bookie, place: str) -> None:
-    large = entry(0, b"x" * (ENTRY_PAYLOAD_MAX + 4096 - 32))
+    large = entry(0, b"x" * (PACKET_BYTES_MAX - 36))
     assert (await bookie.store.add(AddBatch(LEDGER, KEY, [large]))).status is Status.OK
     await move(bookie, place)
     [result] = (await bookie.store.read(LEDGER, ids([0]))).results
@@ -309,7 +309,7 @@ async def test_extreme_ids_are_ids(bookie: Bookie, place: str) -> None:
         ([entry(0)[:31]], "31 bytes"),
         ([entry(0), entry(1, ledger_id=8)], "8/1"),
         ([entry(-1)], "7/-1"),
-        ([entry(0, b"x" * (ENTRY_PAYLOAD_MAX + 4096 - 31))], "allowed are 32 to"),
+        ([entry(0, b"x" * PACKET_BYTES_MAX)], "allowed are 32 to"),
         ([entry(number, b"x" * (1 << 20)) for number in range(8)], "in one add"),
     ],
 )

@@ -27,16 +27,17 @@ from bookie.metadata.ledgers import (
     Unreadable,
     Versioned,
 )
+from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.port import ANY_VERSION, MetadataStore
 from bookie.metadata.serde import UnreadableMetadataError, decode, encode
 from bookie.metadata.uri import MetadataUri
-from bookie.model.ids import LEDGER_ID_MAX, BookieId, EntryId, LedgerId
+from bookie.model.ids import LEDGER_ID_MAX, BookieId, EntryId, InvalidIdError, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 
 BOOKIES = tuple(BookieId(f"bk{i}:3181") for i in range(3))
 OPEN = LedgerMetadata(3, 2, 2, (Fragment(EntryId(0), BOOKIES),))
 CLOSED = OPEN.closed(EntryId(9), 500)
-IDS = [LedgerId(i) for i in (0, 1, 9_999, 10_000, 12_345, 2147483646, 2147483647, 4294967296, LEDGER_ID_MAX)]
+IDS = [LedgerId(i) for i in (0, 1, 9_999, 10_000, 12_345, 2147483646, 2147483647, 4294967296, LEDGER_ID_MAX - 1)]
 
 
 @pytest.fixture
@@ -121,6 +122,21 @@ async def test_created_ledger_is_read_back(ledgers: LedgerStore, ledger_id: Ledg
     assert replace(created.metadata, ctoken=None) == OPEN
     with pytest.raises(LedgerExistsError, match=str(ledger_id)):
         await ledgers.create(ledger_id, OPEN)
+
+
+async def test_the_greatest_id_is_read_where_somebody_made_it_and_not_created(
+    store: MetadataStore, ledgers: LedgerStore
+) -> None:
+    greatest = LedgerId(LEDGER_ID_MAX)
+    with pytest.raises(InvalidIdError, match="Apache's bookies throw all other ledgers away"):
+        await ledgers.create(greatest, OPEN)
+    with pytest.raises(InvalidIdError, match=str(LEDGER_ID_MAX)):
+        await ledgers.create_many([(LedgerId(5), OPEN), (greatest, OPEN)])
+    assert [ledger_id async for ledger_id in ledgers.ids()] == []
+    await create_with_parents(store, ledgers.path(greatest), encode(OPEN), "/")
+    assert [ledger_id async for ledger_id in ledgers.ids()] == [greatest]
+    await ledgers.write(greatest, CLOSED, 0)
+    assert (await ledgers.read(greatest)).metadata.is_closed
 
 
 async def test_missing_ledger_is_told_from_others(ledgers: LedgerStore) -> None:

@@ -137,6 +137,38 @@ async def test_mark_many_joins_findings_of_one_ledger(tasks: UnderReplication) -
     assert await tasks.mark_many([]) == 0
 
 
+async def test_mark_many_makes_directories_again_that_went_with_their_last_task(tasks: UnderReplication) -> None:
+    ids = [LedgerId(1), LedgerId(1 << 17), LedgerId(1 << 33)]
+    for _ in range(2):
+        assert await tasks.mark_many([(ledger_id, [A]) for ledger_id in ids]) == len(ids)
+        for ledger_id in ids:
+            held = await tasks.lock(ledger_id, "host")
+            assert held is not None
+            assert await tasks.complete(held)
+    assert await tasks.mark_many([(ledger_id, [B]) for ledger_id in ids]) == len(ids)
+    assert [task.missing for task in await tasks.list()] == [(B,)] * len(ids)
+
+
+async def test_mark_many_uses_directories_that_were_left_behind(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    await tasks.mark(LedgerId(7), [A])
+    for number in range(5):
+        await store.create(task_path(cluster.root, number).rpartition("/")[0])
+    ids = [LedgerId(number) for number in range(5)]
+    assert await tasks.mark_many([(ledger_id, [A]) for ledger_id in ids]) == 5
+    assert [task.ledger_id for task in await tasks.list()] == [*ids, LedgerId(7)]
+
+
+async def test_mark_many_after_one_that_changed_nothing_still_creates(tasks: UnderReplication) -> None:
+    old, new = [LedgerId(i) for i in range(4)], [LedgerId(i) for i in range(100, 104)]
+    assert await tasks.mark_many([(ledger_id, [A]) for ledger_id in old]) == 4
+    assert await tasks.mark_many([(ledger_id, [A]) for ledger_id in old]) == 0
+    assert await tasks.mark_many([(ledger_id, [A]) for ledger_id in new]) == 4
+    assert await tasks.mark_many([(ledger_id, [B]) for ledger_id in (*old, *new)]) == 8
+    assert {task.missing for task in await tasks.list()} == {(A, B)}
+
+
 async def test_two_who_mark_many_at_once_lose_nothing(tasks: UnderReplication, others: UnderReplication) -> None:
     ids = [LedgerId(i) for i in range(700)]
     await asyncio.gather(
@@ -167,6 +199,18 @@ async def test_marking_beside_completing_loses_no_mark(tasks: UnderReplication, 
     listed = {task.ledger_id: task for task in await tasks.list()}
     assert set(listed) == set(ids)
     assert all(C in task.missing for task in listed.values())
+
+
+async def test_many_tasks_are_read_at_once_each_as_it_is(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    marked, absent, damaged = LedgerId(5), LedgerId(6), LedgerId(7)
+    await tasks.mark_many([(marked, [A]), (damaged, [B])])
+    await store.set(task_path(cluster.root, damaged), b"damage", ANY_VERSION)
+    first, second, third = await tasks.read_many([marked, absent, damaged])
+    assert (first, second) == (await tasks.read(marked), None)
+    assert isinstance(third, UnreadableTask)
+    assert third.ledger_id == damaged
 
 
 async def test_task_that_cannot_be_read_is_a_finding_and_stays(
@@ -388,3 +432,23 @@ async def test_check_times_are_kept_per_kind(store: MetadataStore, cluster: Clus
     assert [await times.read(kind) for kind in CheckKind] == [NOW_MS, NOW_MS + 1, NOW_MS + 2]
     node = await store.get(f"{cluster.root}/underreplication/checkallledgersctime")
     assert node.data.hex() == "0880d095ffbc31"
+
+
+async def test_the_first_task_of_an_empty_tree_changes_its_top(
+    tasks: UnderReplication, others: UnderReplication
+) -> None:
+    for ledger_id in (LEDGER, LedgerId(LEDGER + 1)):
+        top = await tasks.top()
+        assert top is not None
+        waiting = asyncio.create_task(tasks.wait_top_changed(top))
+        await others.mark(ledger_id, [A])
+        await asyncio.wait_for(waiting, 30)
+        held = await tasks.lock(ledger_id, "me")
+        assert held is not None
+        assert await tasks.complete(held)
+
+
+async def test_where_there_is_no_tree_there_is_no_top(
+    store: MetadataStore, cluster: Cluster, clock: FixedClock
+) -> None:
+    assert await UnderReplication(store, cluster, clock).top() is None

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,14 @@ async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedZooKeeper]:
 
 def _client(store: ZooKeeperStore) -> KazooClient:
     return store._connection._client
+
+
+@contextmanager
+def _impatient(store: ZooKeeperStore, timeout_s: float) -> Iterator[None]:
+    """Requests that are made in here time out so soon; those that must succeed are made outside."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store._connection, "_timeout_s", timeout_s)
+        yield
 
 
 async def _reconnected(store: ZooKeeperStore) -> None:
@@ -105,9 +114,39 @@ async def test_session_survives_a_restart_of_the_server(own_server: EmbeddedZooK
     await store.close()
 
 
+async def test_an_outage_of_the_server_is_told_by_its_reasons_and_its_end(
+    own_server: EmbeddedZooKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await ZooKeeperStore.connect(own_server.connect_string, session_timeout_s=40)
+    seen = store.session
+    failures = 0
+
+    def count(record: logging.LogRecord) -> bool:
+        nonlocal failures
+        failures += "Connection dropped" in record.getMessage()
+        return True
+
+    logging.getLogger("kazoo.client").addFilter(count)
+    try:
+        own_server.kill()
+        async with asyncio.timeout(DEADLINE_S):
+            await store.wait_session_changed(seen)
+        await own_server.restart()
+        await _reconnected(store)
+    finally:
+        await store.close()
+        logging.getLogger("kazoo.client").removeFilter(count)
+    told = [record for record in caplog.records if record.name == "kazoo.client"]
+    assert failures == 0, "kazoo's own lines are taken in"
+    assert told[0].message == "zookeeper is away, tried again"
+    assert own_server.connect_string in told[0].__dict__["hosts"]
+    assert [record.message for record in told].count("zookeeper is back") == 1
+    assert told[-1].message == "zookeeper is back"
+
+
 async def test_request_to_a_stopped_server_ends_with_its_deadline(own_server: EmbeddedZooKeeper) -> None:
-    store = await ZooKeeperStore.connect(own_server.connect_string, operation_timeout_s=0.3)
-    await store.create("/a")
+    # Long enough for kazoo's thread to send a write. The server stops before it is asked for anything.
+    store = await ZooKeeperStore.connect(own_server.connect_string, operation_timeout_s=1.0, session_timeout_s=40)
     own_server.process.pause()
     try:
         with pytest.raises(WriteOutcomeUnknownError, match="/a"):
@@ -124,12 +163,12 @@ async def test_request_to_a_stopped_server_ends_with_its_deadline(own_server: Em
 
 
 async def test_write_while_disconnected_is_surely_not_sent(own_server: EmbeddedZooKeeper) -> None:
-    store = await ZooKeeperStore.connect(own_server.connect_string, operation_timeout_s=0.3, session_timeout_s=40)
+    store = await ZooKeeperStore.connect(own_server.connect_string, session_timeout_s=40)
     seen = store.session
     own_server.kill()
     async with asyncio.timeout(DEADLINE_S):
         await store.wait_session_changed(seen)
-    with pytest.raises(StoreUnavailableError):
+    with _impatient(store, 0.3), pytest.raises(StoreUnavailableError):
         await store.create("/a")
     await own_server.restart()
     await _reconnected(store)
@@ -166,12 +205,12 @@ async def test_write_is_not_sent_in_another_session_than_its_own(zookeeper: Embe
 async def test_write_whose_deadline_passes_in_the_queue_is_withdrawn(
     own_server: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = await ZooKeeperStore.connect(own_server.connect_string, operation_timeout_s=0.2)
+    store = await ZooKeeperStore.connect(own_server.connect_string)
     client = _client(store)
     held = threading.Event()
     original = client._connection._send_request
     monkeypatch.setattr(client._connection, "_send_request", lambda *a: (held.wait(DEADLINE_S), original(*a))[1])
-    with pytest.raises(StoreUnavailableError):
+    with _impatient(store, 0.2), pytest.raises(StoreUnavailableError):
         await store.create("/a")
     held.set()
     assert await store.stat("/a") is None

@@ -1,4 +1,4 @@
-"""One bookie and a transport that reaches it: in memory, or over gRPC on the loopback interface.
+"""One bookie and a transport that reaches it: in memory, or over gRPC or Apache's protocol on the loopback.
 
 Behind both is the same request handling on the same storage, on disks in memory whose faults produce every status.
 """
@@ -15,16 +15,18 @@ from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import pack, pack_lac
 from bookie.runtime.clock import SystemClock
+from bookie.server.apache.listener import ApacheListener
 from bookie.server.grpc_server import GrpcServer
 from bookie.server.service import BookieIdentity, BookieService, ServiceLimits
 from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation, give_way
 from bookie.storage.port import DiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
+from bookie.wire.apache.transport import BULK_ENTRIES_MIN, ApacheTransport
 from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status, Transport
-from bookie.wire.resolver import BookieAddress
+from bookie.wire.resolver import APACHE_PROTOCOL, GRPC_PROTOCOL, BookieAddress
 
 BOOKIE = BookieId("bookie-1")
 LEDGER = LedgerId(7)
@@ -35,6 +37,17 @@ DEADLINE_S = 20.0
 SOON_S = 0.2
 """For calls that must time out."""
 DIGEST = digest_for(DigestType.CRC32C, b"")
+
+
+def told(kind: str, status: Status) -> Status:
+    """How a status of the bookie arrives: Apache's protocol calls what it has no word for an I/O error."""
+    has_no_word = status in (Status.CORRUPT, Status.SHUTTING_DOWN)
+    return Status.IO_ERROR if kind == "apache" and has_no_word else status
+
+
+def outcome(reply: ReadReply) -> Status:
+    """What became of a read of one entry, as a whole or by the entry's own status."""
+    return reply.status if reply.status is not Status.OK else reply.results[0].status
 
 
 class StuckDisk:
@@ -84,6 +97,7 @@ class Directory:
 class World:
     """One bookie, and a transport that reaches it."""
 
+    kind: str
     transport: Transport
     directory: Directory
     service: BookieService
@@ -122,34 +136,45 @@ def ok(*entry_ids: int) -> list[EntryResult]:
 
 @asynccontextmanager
 async def a_world(kind: str) -> AsyncIterator[World]:
-    """``kind``: "memory" or "grpc"."""
+    """``kind``: "memory", "grpc", "apache", or "apache in bulk", where even one entry is worth a second connection."""
+    is_bulk, kind = kind == "apache in bulk", kind.removesuffix(" in bulk")
     journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
     storage = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), SystemClock())
     identity = BookieIdentity(INCARNATION, "1.2.3")
     service = BookieService(storage, ledgers, identity, ServiceLimits(add_bytes_max=10_000_000, lac_waiters_max=3))
     directory = Directory()
     transport: Transport
-    server = GrpcServer(concurrent_requests_max=100)
+    stop_listening: Callable[[], Awaitable[None]]
     if kind == "grpc":
+        server = GrpcServer(concurrent_requests_max=100)
         port = server.bind("127.0.0.1", 0, None)
         await server.start(service)
         stop_listening = server.stop
         transport = GrpcTransport(directory, is_plaintext=True)
+    elif kind == "apache":
+        listener = ApacheListener()
+        port = listener.bind("127.0.0.1", 0, None)
+        await listener.start(service)
+        stop_listening = listener.stop
+        transport = ApacheTransport(directory, bulk_entries_min=1 if is_bulk else BULK_ENTRIES_MIN)
     else:
         port = 3181
         network = MemoryNetwork()
         network.listen("127.0.0.1", port, service)
         transport = MemoryTransport(directory, network)
 
-        async def stop_listening() -> None:
+        async def hang_up() -> None:
             network.hang_up("127.0.0.1", port)
 
-    directory.address = BookieAddress("127.0.0.1", port, incarnation=INCARNATION)
-    world = World(transport, directory, service, storage, journal, ledgers, index, stop_listening)
+        stop_listening = hang_up
+
+    protocol = APACHE_PROTOCOL if kind == "apache" else GRPC_PROTOCOL
+    directory.address = BookieAddress("127.0.0.1", port, protocol, INCARNATION)
+    world = World(kind, transport, directory, service, storage, journal, ledgers, index, stop_listening)
     yield world
     for stuck in world.stuck:
         stuck.release()
     await transport.close()
-    await server.stop()
+    await stop_listening()
     assert await service.drain(DEADLINE_S)
     await storage.abort()

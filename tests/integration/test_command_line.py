@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,6 +93,28 @@ def test_bookies_and_status_agree(cluster: EmbeddedCluster) -> None:
     assert status["underreplicated"]["ledgers"] == 0
     assert "3 writable" in bkheal("status", uri=uri).stdout
     assert "no ledger is marked" in bkheal("underreplicated", "list", uri=uri).stdout
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+def test_bookies_that_do_not_answer_are_told(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    """Here because they do not speak TLS."""
+    make = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=ca -keyout ca.key -out ca.pem"
+    )
+    subprocess.run(make.split(), cwd=tmp_path, check=True, capture_output=True)
+    result = bkheal("--tls-ca", str(tmp_path / "ca.pem"), "bookies", uri=cluster.metadata_uri)
+    assert result.returncode == 0
+    for bookie in cluster.bookies:
+        assert f"{bookie.bookie_id} is registered and did not answer: UNREACHABLE" in result.stderr
+    rows = document("bookies", uri=cluster.metadata_uri)["items"]
+    assert {row["detail"] for row in rows} == {None}
+
+
+def test_a_wrong_file_of_secrets_is_wrong_configuration(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    missing = str(tmp_path / "nothing.pem")
+    result = bkheal("--tls-ca", missing, "ledger", "list", uri=cluster.metadata_uri)
+    assert (result.returncode, result.stdout) == (78, "")
+    assert f"there is no file {missing}" in result.stderr
 
 
 def test_recovery_is_switched_off_and_on(cluster: EmbeddedCluster) -> None:

@@ -24,7 +24,7 @@ from tests.integration.chromium import DEADLINE_S, browser, click, eventually, p
 
 __all__ = ["browser"]
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 
 TOLD_LINES_MAX = 60
 
@@ -78,6 +78,11 @@ def demo() -> Iterator[Demo]:
     assert left == []
 
 
+def have_ended(states: list[str], done: int) -> bool:
+    """Whether so many runs came to their end and none is under way; what a leader had to abandon is not counted."""
+    return states.count("done") == done and not {"waiting", "running", "paused"} & set(states)
+
+
 def test_a_person_starts_an_audit_and_sees_a_lost_bookie_healed(demo: Demo, browser: Chrome) -> None:
     tab = demo.found(r"tab Auditor +(\S+)")
 
@@ -87,28 +92,33 @@ def test_a_person_starts_an_audit_and_sees_a_lost_bookie_healed(demo: Demo, brow
 
     eventually(browser, shows_the_tab)
     browser.find_element(By.CSS_SELECTOR, "nav.navbar").find_element(By.LINK_TEXT, "Auditor").click()
-    eventually(browser, lambda page: run_states(page) == ["done", "done"])  # those of the schedules
+    eventually(browser, lambda page: have_ended(run_states(page), 2))  # those of the schedules
 
     click(browser, "auditor-kind-bookies", "Run audit")
-    eventually(browser, lambda page: run_states(page) == ["done", "done", "done"])
-    assert "anonymous" in browser.find_element(By.ID, "auditor-runs").text
+    eventually(browser, lambda page: have_ended(run_states(page), 3))
+    eventually(browser, lambda page: "anonymous" in page.find_element(By.ID, "auditor-runs").text)
     assert demo.status()["backlog"]["ledgers"] == 0
 
     os.kill(int(demo.found(r"kill -9 (\d+)")), signal.SIGKILL)
     victim = demo.found(r"\(bookie (\S+)\)")
     eventually(browser, lambda page: f"lost bookies: {victim}" in page.find_element(By.TAG_NAME, "body").text)
     eventually(browser, lambda page: "bookie loss" in page.find_element(By.ID, "auditor-runs").text)
-    eventually(browser, lambda page: run_states(page) == ["done"] * 4)
+    eventually(browser, lambda page: have_ended(run_states(page), 4))
 
     def is_healed(_: Chrome) -> bool:
         backlog = demo.status()["backlog"]
         return bool(backlog["ledgers"]) and backlog["parked"] == {"no_live_copy": backlog["ledgers"]}
 
     WebDriverWait(browser, DEADLINE_S, poll_frequency=0.5).until(is_healed)
-    (report,) = {
-        link.get_attribute("href")
-        for link in browser.find_elements(By.CSS_SELECTOR, "#auditor-runs tbody tr:first-child a")
-    }
+    reports: set[str | None] = set()
+
+    def is_linked(page: Chrome) -> bool:
+        links = page.find_elements(By.CSS_SELECTOR, "#auditor-runs tbody tr:first-child a")
+        reports.update([link.get_attribute("href") for link in links])
+        return bool(reports)
+
+    eventually(browser, is_linked)
+    (report,) = reports
     assert report is not None
     browser.get(report)
     text = browser.find_element(By.TAG_NAME, "body").text.lower()

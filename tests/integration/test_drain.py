@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,8 +16,9 @@ from bookie.embedded.process import ManagedProcess
 from bookie.metadata.cookies import CookieStore
 from bookie.metadata.drains import Drains
 from bookie.model.ids import BookieId, LedgerId
+from tests.integration.commands import bkheal
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 LEDGERS = 12
 ENTRIES = 30
@@ -28,24 +26,6 @@ ENTRIES = 30
 
 def payload(ledger: int, entry: int) -> bytes:
     return f"{ledger}/{entry} ".encode() * (1 + entry)
-
-
-async def bkheal(uri: str, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """Run one command as an operator does; its JSON document, if it was to have one."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BKHEAL_")}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "auditor.cli.main", *arguments, "--output", "json"),
-        env={**kept, "BKHEAL_METADATA_URI": uri},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(100):
-        out, err = await process.communicate()
-    assert process.returncode == code, (arguments, out.decode(), err.decode())
-    document = json.loads(out) if out else {"error": err.decode()}
-    assert isinstance(document, dict)
-    return document
 
 
 async def write(client: ConnectedBookKeeper) -> list[LedgerId]:
@@ -99,6 +79,8 @@ async def test_a_bookie_is_drained_stopped_and_forgotten_and_every_entry_stays_r
     ):
         uri = cluster.metadata_uri
         ids = await write(client)
+        once = replicate_once(uri, tmp_path)  # a writer marks what a slow bookie lacks
+        assert await once.wait(60) == 0, once.log_tail()
         expected = [[payload(index, entry) for entry in range(ENTRIES)] for index in range(LEDGERS)]
         single = await client.ports.ledgers.read(ids[1])
         leaving = next(b for b in cluster.bookies if b.bookie_id in single.metadata.members())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import dataclasses
 import fcntl
 import json
 import os
@@ -286,7 +287,7 @@ def is_drained(pipe: int) -> bool:
 
 def test_ctrl_c_ends_a_command_that_waits_for_lines(uri: str) -> None:
     before = ledger_ids(uri)
-    code, told = interrupted_at_input(uri, "ledger", "write", until=lambda: ledger_ids(uri) != before)
+    code, told = interrupted_at_input(uri, "ledger", "write", until=lambda: new_lines(uri, before) == "one\n")
     assert code == 130
     assert b"bkheal ledger show" in told
     assert b"Traceback" not in told
@@ -300,6 +301,13 @@ def test_ctrl_c_ends_a_command_that_waits_for_lines(uri: str) -> None:
 def ledger_ids(uri: str) -> list[int]:
     with sync.connect(uri) as client:
         return list(client.ledgers())
+
+
+def new_lines(uri: str, before: list[int]) -> str:
+    """What can be read of ledgers that were not there before."""
+    with sync.connect(uri) as client:
+        readers = [client.open_ledger(one) for one in client.ledgers() if one not in before]
+        return "".join(f"{entry.payload.decode()}\n" for reader in readers for entry in reader.read_all())
 
 
 def log_lines(uri: str) -> str:
@@ -392,6 +400,21 @@ def test_a_ledger_is_shown_for_people(uri: str) -> None:
     shown = output(uri, "ledger", "show", str(written["ledger_id"]))
     assert "custom metadata: app=shown, run=1\n" in shown
     assert "created: 20" in shown
+
+
+def test_a_ledger_without_a_moment_of_creation_is_shown_for_people(cluster: EmbeddedCluster, uri: str) -> None:
+    """As Apache's client creates it, unless told to store the moment."""
+    ledger = document(uri, "ledger", "write", stdin=b"x\n")["ledger_id"]
+
+    async def forget_moment() -> None:
+        async with await connect(uri) as client:
+            found = await client.ports.ledgers.read(LedgerId(ledger))
+            await client.ports.ledgers.write(
+                LedgerId(ledger), dataclasses.replace(found.metadata, ctime_ms=None), found.version
+            )
+
+    asyncio.run(forget_moment())
+    assert "created: -\n" in output(uri, "ledger", "show", str(ledger))
 
 
 def test_a_closed_client_says_so(uri: str) -> None:

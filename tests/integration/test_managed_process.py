@@ -94,7 +94,9 @@ async def test_stop_ends_a_paused_process_in_good_order(tmp_path: Path) -> None:
     await process.wait_for_line("ready", DEADLINE_S)
     process.pause()
     assert process.is_running
+    assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
     assert await process.stop(DEADLINE_S) == 7
+    process.pause()  # of no effect on one that has ended
 
 
 async def test_stop_kills_what_does_not_listen(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class Prometheus:
             try:
                 with urllib.request.urlopen(url, timeout=10) as answer:
                     return json.load(answer)["data"]
-            except ConnectionError:
+            except (ConnectionError, TimeoutError):
                 return None
             except urllib.error.URLError as error:
                 if isinstance(error, urllib.error.HTTPError):
@@ -122,22 +122,28 @@ class Prometheus:
         answer = await self.get("query", query=query)
         return bool(answer and answer["result"])
 
-    async def firing(self) -> dict[str, Any]:
-        """Firing alerts by name."""
+    async def firing(self) -> dict[str, list[Any]] | None:
+        """Firing alerts by name; None while it does not answer."""
         answer = await self.get("alerts")
-        found = answer["alerts"] if answer else []
-        return {alert["labels"]["alertname"]: alert for alert in found if alert["state"] == "firing"}
+        if not answer:
+            return None
+        found: dict[str, list[Any]] = {}
+        for alert in answer["alerts"]:
+            if alert["state"] == "firing":
+                found.setdefault(alert["labels"]["alertname"], []).append(alert)
+        return found
 
     async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
         await self.running.wait_until(holds, what, DEADLINE_S)
 
-    async def until_fire(self, *names: str) -> dict[str, Any]:
+    async def until_fire(self, *names: str) -> dict[str, list[Any]]:
         """Wait until these fire, at one time, and return them."""
-        seen: dict[str, Any] = {}
+        seen: dict[str, list[Any]] = {}
 
         async def they_fire() -> bool:
-            seen.update(await self.firing())
-            return set(names) <= (await self.firing()).keys()
+            seen.clear()
+            seen.update(await self.firing() or {})
+            return set(names) <= seen.keys()
 
         await self.until(they_fire, f"firing {names}")
         return {name: seen[name] for name in names}
@@ -146,7 +152,8 @@ class Prometheus:
         """Wait until the newest evaluation has none of these."""
 
         async def they_are_clear() -> bool:
-            return await self.get("alerts") is not None and not set(names) & (await self.firing()).keys()
+            firing = await self.firing()
+            return firing is not None and not set(names) & firing.keys()
 
         await self.until(they_are_clear, f"clearing {names}")
 
@@ -177,9 +184,9 @@ def launch_auditor(cluster: EmbeddedCluster, directory: Path) -> ManagedProcess:
     return launch("auditor", directory, "auditor.cli.main", "auditor", *words)
 
 
-def launch_replicator(cluster: EmbeddedCluster, directory: Path) -> ManagedProcess:
+def launch_replicator(cluster: EmbeddedCluster, directory: Path, *options: str) -> ManagedProcess:
     words = ("--metadata-uri", cluster.metadata_uri, "--http-port", "0", "--poll-interval", "0.5")
-    return launch("replicator", directory, "replicator", *words)
+    return launch("replicator", directory, "replicator", *words, *options)
 
 
 def queries(board: str) -> list[str]:
@@ -215,6 +222,8 @@ async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaire
         prometheus.start()
         async with prometheus.running:
             members = await write_ledgers(client)
+            once = launch_replicator(cluster, tmp_path, "--once")  # a writer marks what a slow bookie lacks
+            assert await once.wait(DEADLINE_S) == 0, once.log_tail()
             ready = await auditor.wait_for_line(r"^auditor ready on (http://\S+) and grpc \S+$", DEADLINE_S)
             prometheus.scrape("auditor", ready[1])
 
@@ -237,13 +246,15 @@ async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaire
             backlog = ("BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
             gone = ("BkhealBookiesLost", "BkhealTargetDown")
             fired = await prometheus.until_fire(*backlog, *gone)
-            for name, alert in fired.items():
+            for alert in (alert for alerts in fired.values() for alert in alerts):
                 texts = " ".join(alert["annotations"].values())
                 assert "error expanding" not in texts, texts
                 assert alert["labels"]["cluster"] == "test"
+                name = alert["labels"]["alertname"]
                 assert alert["annotations"]["runbook_url"] == f"docs/operations.md#{name.lower()}"
-            assert fired["BkhealBookiesLost"]["annotations"]["summary"] == "1 bookies are lost"
-            assert fired["BkhealTargetDown"]["labels"]["instance"] == prometheus.targets[victim.name]
+            assert [alert["annotations"]["summary"] for alert in fired["BkhealBookiesLost"]] == ["1 bookies are lost"]
+            down = [alert["labels"]["instance"] for alert in fired["BkhealTargetDown"]]  # others may just be slow
+            assert prometheus.targets[victim.name] in down
 
             async with launch_replicator(cluster, tmp_path) as replicator:
                 served = await replicator.wait_for_line(r"^replicator metrics on (http://\S+)$", DEADLINE_S)
@@ -251,7 +262,7 @@ async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaire
                 await prometheus.until_clear(*backlog)
                 await prometheus.until(boards_have_values, "values in every panel")
                 assert [task.ledger_id for task in await client.ports.tasks.list()] == []
-                assert (await prometheus.firing()).keys() >= set(gone)
+                await prometheus.until_fire(*gone)
 
                 await victim.start()
                 prometheus.scrape(victim.name, victim.metrics_url)

@@ -11,7 +11,7 @@ from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata
 from bookie.model.packet import pack
-from bookie.wire.port import AddBatch
+from bookie.wire.port import AddBatch, EntryResult, Status
 from tests.simulation.loop import SimLoop
 from tests.simulation.trace import Trace
 from tests.simulation.truth import ROOT, Truth
@@ -31,7 +31,7 @@ def on_virtual_time(test: Callable[[Truth], Coroutine[None, None, None]]) -> Non
 
 
 def set_ledger(truth: Truth, *members: BookieId, last: int | None, version: int) -> None:
-    metadata = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), members),), password=b"pw")
+    metadata = LedgerMetadata(len(members), 2, 2, (Fragment(EntryId(0), members),), password=b"pw")
     data = encode(metadata if last is None else metadata.closed(EntryId(last), 1))
     truth.changed(1, f"{ROOT}/00/0000/L0000", b"" if version else None, data, version)
 
@@ -60,6 +60,21 @@ def test_a_disk_lost_right_before_it_is_named_is_no_violation_and_one_known_to_b
 
     for is_recorded in (False, True):
         on_virtual_time(lambda truth, is_recorded=is_recorded: history(truth, is_recorded=is_recorded))  # type: ignore[misc]
+
+
+def test_new_disks_may_deny_what_metadata_does_not_count_on_them_for() -> None:
+    async def history(truth: Truth, *, is_moved: bool) -> None:
+        set_ledger(truth, A, B, C, last=None, version=0)
+        truth.offered(LEDGER, EntryId(0), b"x")
+        store(truth, A, B, C)
+        truth.wiped(B)
+        if is_moved:
+            set_ledger(truth, A, C, B, last=None, version=1)
+        truth.answered(B, LEDGER, frozenset(), [EntryResult(EntryId(0), Status.NO_ENTRY)], is_fencing=False)
+        assert [violation.rule for violation in truth.violations] == ([] if is_moved else ["I13"])
+
+    for is_moved in (False, True):
+        on_virtual_time(lambda truth, is_moved=is_moved: history(truth, is_moved=is_moved))  # type: ignore[misc]
 
 
 def test_beyond_the_quorums_ledgers_are_doomed_that_are_there_or_name_what_is_gone() -> None:

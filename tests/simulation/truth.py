@@ -393,21 +393,26 @@ class Truth:
 
     def _copies(self, metadata: LedgerMetadata, ledger_id: LedgerId, entry_id: EntryId) -> int:
         """Members of the stored write set that acknowledged the entry."""
-        members = metadata.fragments[metadata.fragment_index(entry_id)].members
         holders = self.of(ledger_id).holders[entry_id]
-        positions = write_set(entry_id, metadata.ensemble_size, metadata.write_quorum)
-        return sum(members[position] in holders for position in positions)
+        return sum(bookie in holders for bookie in _write_set(metadata, entry_id))
 
     def _lost(self, bookie: BookieId, ledger_id: LedgerId, entry_id: EntryId) -> bool:
-        """Whether an earlier disk of this bookie held the entry, and metadata still counts on the bookie.
+        """Whether an earlier disk of this bookie held the entry, and metadata still counts on the bookie for it.
 
-        A closed ledger that names it no more was moved off it: the denial is that of a bookie which has collected it,
-        and whoever asks by older metadata has to read that again first.
+        An entry whose write set names it no more was moved off it, though the ledger may name it elsewhere by now: the
+        denial is that of a bookie which need not hold it, and whoever asks by older metadata has to read that again
+        first.
         """
         metadata = self.metadata.get(ledger_id)
-        if metadata is not None and metadata.is_closed and bookie not in metadata.members():
+        if metadata is not None and bookie not in _write_set(metadata, entry_id):
             return False
         return bookie in self.of(ledger_id).holders[entry_id] and entry_id not in self.holds(bookie, ledger_id)
+
+
+def _write_set(metadata: LedgerMetadata, entry_id: EntryId) -> list[BookieId]:
+    """The bookies that should hold an entry."""
+    members = metadata.fragments[metadata.fragment_index(entry_id)].members
+    return [members[position] for position in write_set(entry_id, metadata.ensemble_size, metadata.write_quorum)]
 
 
 def describe(metadata: LedgerMetadata) -> str:

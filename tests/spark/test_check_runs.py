@@ -16,6 +16,9 @@ from pyspark.sql import SparkSession
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.check_times import CheckKind, CheckTimes
 from bookie.metadata.first_seen_down import FirstSeenDown
+from bookie.metadata.layout import bookie_path
+from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.service_info import PROTOCOL_APACHE, Endpoint, ServiceInfo, encode_service_info
 from bookie.metadata.topology import TopologyStore
 from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
@@ -45,6 +48,8 @@ LEDGERS = {
     10_001: closed("b:1", "a:1"),
 }
 
+NOBODY = encode_service_info(ServiceInfo((Endpoint("bookie", "127.0.0.1", 1, PROTOCOL_APACHE),)))
+
 
 class Later(SystemClock):
     """Two hours ahead."""
@@ -57,7 +62,10 @@ class Later(SystemClock):
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
     """Ledgers of which two are in one rack, and one names the bookie x, which is gone."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
-        place.register("a:1", "b:1", "c:1", "d:1")
+        place.register(*TOPOLOGY)
+        for bookie in TOPOLOGY:  # where nobody listens; their names are not to be looked up
+            path = bookie_path(place.cluster.root, BookieId(bookie), is_read_only=False)
+            place.do(place.store.set(path, NOBODY, ANY_VERSION))
         place.create(LEDGERS)
         yield place
 
@@ -248,7 +256,7 @@ def test_bookies_that_cannot_tell_make_it_partial_and_nothing_is_marked(spark: S
     result = place.check(spark, RunKind.REPLICAS, sample_seed=1)
     summary = result.summary
     assert summary.replicas is not None
-    assert {each.status for each in summary.replicas.unknown} == {"UNRESOLVED"}
+    assert {each.status for each in summary.replicas.unknown} == {"UNREACHABLE"}
     assert (summary.replicas.ledgers, summary.replicas.sample_seed, summary.replicas.absent) == (4, 1, 0)
     assert (result.exit_code(), place.marked()) == (ExitCode.PARTIAL, {})
     assert check_time(place, CheckKind.REPLICAS) == -1

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_digest_acl
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
@@ -16,7 +18,7 @@ from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import bookie_path, cookie_path, ledger_path
 from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.port import MetadataStore, StoreUnavailableError
+from bookie.metadata.port import AccessDeniedError, MetadataStore, StoreUnavailableError
 from bookie.metadata.underreplication import UnderReplication
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -30,7 +32,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 T = TypeVar("T")
 LONG_ID = 1 << 40
-HUGE_ID = (1 << 63) - 1
+HUGE_ID = (1 << 63) - 2  # the greatest that may be created
 
 
 def ensemble(*members: str) -> tuple[BookieId, ...]:
@@ -63,6 +65,16 @@ class Place:
         self.root = root
         self.uri = f"zk://{hosts}{root}"
         self._hosts = hosts
+
+    def close_to_others(self, path: str) -> None:
+        """From now on only an identity that nobody here has may do anything with the node."""
+        client = KazooClient(self._hosts)
+        client.start()
+        try:
+            client.set_acls(path, [make_digest_acl("owner", "unknown", all=True)])
+        finally:
+            client.stop()
+            client.close()
 
     def do(self, action: Callable[[MetadataStore, Cluster], Awaitable[T]]) -> T:
         async def connected() -> T:
@@ -198,6 +210,17 @@ def test_an_unreachable_store_is_said_as_such(spark: SparkSession, tmp_path: Pat
     settings = AuditSettings("zk://127.0.0.1:9/ledgers", tmp_path, connect_timeout_s=0.2)
     with pytest.raises(StoreUnavailableError, match="nothing was marked"):
         scan_ledgers(spark, settings, [LeafParent("/ledgers/00/0000", 1)], frozenset())
+
+
+def test_a_store_that_does_not_allow_it_is_not_one_that_does_not_answer(
+    spark: SparkSession, filled: Place, tmp_path: Path
+) -> None:
+    leaf = f"{filled.root}/00/0000"
+    filled.close_to_others(leaf)
+    with pytest.raises(AccessDeniedError, match="nothing was marked") as refused:
+        scan_ledgers(spark, AuditSettings(filled.uri, tmp_path), [LeafParent(leaf, 1)], frozenset())
+    assert leaf in str(refused.value)
+    assert "ACL" in str(refused.value)
 
 
 def test_a_wrong_option_fails_before_anything_is_read(spark: SparkSession) -> None:

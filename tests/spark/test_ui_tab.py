@@ -27,8 +27,13 @@ from tests.spark.ui_twin import ENDLESS, AuditorTwin
 
 pytestmark = pytest.mark.spark
 
-OPEN = TabSettings(is_trigger_enabled=True, is_anonymous_allowed=True)
 DEADLINE_S = 60.0
+OPEN = TabSettings(
+    is_trigger_enabled=True,
+    is_anonymous_allowed=True,
+    snapshot_deadline_s=DEADLINE_S,
+    action_deadline_s=DEADLINE_S,
+)
 RUNS = "/auditor/api/v1/runs"
 STATUS = "/auditor/api/v1/status"
 

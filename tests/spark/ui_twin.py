@@ -14,7 +14,7 @@ from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from spark_jobs.ui.port import ActionOutcome, ActionResult, BacklogRow, Fact, KindRow, RunView, TabState
 
 STEPS = 5
-ENDLESS_STEPS = 40
+ENDLESS_STEPS = 400
 ENDLESS = RunKind.REPLICAS
 """Runs of this kind go on until somebody cancels them."""
 

@@ -63,6 +63,7 @@ class TwinControl:
     def __init__(self) -> None:
         self.is_leader = True
         self.is_connected = True
+        self.problems: tuple[str, ...] = ()
         self.may_start = asyncio.Event()
         """Starting a run waits for it."""
         self.may_start.set()
@@ -89,6 +90,7 @@ class TwinControl:
             read_only=("c:3181",),
             lost=(LostBookie(f"d{EVIL}", NOW_MS, NOW_MS + 60_000),),
             held_because="",
+            problems=self.problems,
             backlog=Backlog(
                 counted_ms=NOW_MS,
                 severities={Severity.CRITICAL: SeverityBacklog(2, 100, NOW_MS), Severity.DRAIN: SeverityBacklog(1)},
@@ -101,7 +103,8 @@ class TwinControl:
             last=last,
             last_success_ms={RunKind.BOOKIES: NOW_MS},
             period_s={RunKind.BOOKIES: 86_400.0},
-            next_run_ms={RunKind.BOOKIES: NOW_MS + 1},
+            schedules={RunKind.BOOKIES: "24h"},
+            next_run_ms={RunKind.BOOKIES: NOW_MS + 1} if self.is_leader else {},
             paused_kinds=self.paused_kinds,
         )
 

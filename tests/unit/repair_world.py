@@ -67,11 +67,15 @@ class Tampering:
     inner: BookieHandler
     results: dict[EntryId, Tamper] = field(default_factory=dict)
     """What to make of the result of reading an entry."""
+    last: Tamper = lambda result: result
+    """What to make of the last entry."""
     read_status: Status | None = None
     """Answer of every read as a whole."""
     add_replies: list[Status] = field(default_factory=list)
     """Answers of the next adds, instead of the bookie's."""
     list_replies: list[ListReply] = field(default_factory=list)
+    has_no_lists: bool = False
+    """Whether it answers as a transport does for a bookie that knows no lists."""
     before_add: Callable[[], Coroutine[Any, Any, None]] | None = None
     """Called once, before the next add takes effect."""
     before_list: Callable[[], Coroutine[Any, Any, None]] | None = None
@@ -99,7 +103,8 @@ class Tampering:
         return ReadReply(reply.status, results, reply.detail)
 
     async def read_last(self, incarnation: str, ledger_id: LedgerId) -> ReadReply:
-        return await self.inner.read_last(incarnation, ledger_id)
+        reply = await self.inner.read_last(incarnation, ledger_id)
+        return ReadReply(reply.status, [self.last(result) for result in reply.results], reply.detail)
 
     async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
         return await self.inner.fence(incarnation, ledger_id, master_key)
@@ -119,6 +124,10 @@ class Tampering:
             await before()
         if self.list_replies:
             return self.list_replies.pop(0)
+        if self.has_no_lists:
+            last = await self.inner.read_last(incarnation, ledger_id)
+            status = last.results[0].status if last.results else last.status
+            return ListReply(status if status.is_absent or status is Status.LIMBO else Status.UNSUPPORTED)
         return await self.inner.list_entries(incarnation, ledger_id)
 
     async def info(self, incarnation: str) -> InfoReply:

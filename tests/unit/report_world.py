@@ -20,6 +20,7 @@ from spark_jobs.summary import (
     PlacementCounts,
     ReplicaCounts,
     RunSummary,
+    SampledBookie,
     SeverityCount,
     UnknownAnswers,
     WaitingBookie,
@@ -149,6 +150,19 @@ PLACEMENT = replace(
     placement=PlacementCounts(2, 1, 1, False, "/ledgers/../bookies", 1300, 84, 81, 90, 4, 7, (bookie_name(8),)),
 )
 
+ASKED = ReplicaCounts(
+    1200,
+    5400,
+    88_000,
+    17,
+    (UnknownAnswers(bookie_name(3), "UNREACHABLE", 40, "it asks for a login"),),
+    1.0,
+    7,
+    0,
+    (1 << 63) - 1,
+    42.0,
+    (SampledBookie(bookie_name(2), 310),),
+)
 REPLICAS = replace(
     CLEAN,
     kind=RunKind.REPLICAS,
@@ -156,9 +170,7 @@ REPLICAS = replace(
     severities=(SeverityCount(Severity.LOST, 1, 1, 1 << 20), SeverityCount(Severity.BELOW_WRITE_QUORUM, 5, 6, 9 << 20)),
     worst_ledgers=(WorstLedger(11, Severity.LOST, 1, 1 << 20, (bookie_name(1),)),),
     published=Published(PublishOutcome.DRY_RUN),
-    replicas=ReplicaCounts(
-        1200, 5400, 88_000, 17, (UnknownAnswers(bookie_name(3), "UNAVAILABLE", 40),), 1.0, 7, 0, (1 << 63) - 1, 42.0
-    ),
+    replicas=ASKED,
 )
 
 MANY = replace(UNDER_REPLICATED, bookies=bookies(200, lost=4, read_only=3))
@@ -172,6 +184,7 @@ ATTACK = replace(
         BookieCount("javascript:alert(3)", BookieState.READ_ONLY, True, 9, 9, 0, 0),
     ),
     worst_ledgers=(WorstLedger((1 << 63) - 1, Severity.NO_LIVE_COPY, 1, 1 << 50, (HOSTILE, "long-" * 60)),),
+    replicas=replace(ASKED, unknown=(UnknownAnswers(HOSTILE, "UNREACHABLE", 40, HOSTILE),)),
     problems=(HOSTILE, "y" * 5_000),
     waiting=(WaitingBookie(HOSTILE, START_MS, START_MS + DAY_MS, 1),),
     placement=PlacementCounts(2, 1, 1, False, HOSTILE, unknown_bookies=(HOSTILE,)),

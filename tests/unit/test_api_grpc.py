@@ -19,7 +19,6 @@ from auditor.api import control_pb2_grpc as rpc
 from auditor.api.grpc_face import LIVENESS, READINESS, GrpcFace
 from auditor.api.grpc_messages import KINDS, STATES
 from auditor.api.grpc_servicer import peer_address
-from auditor.api.http import AddressInUseError
 from auditor.api.tokens import Role
 from bookie.model.run import RunKind, RunState
 from tests.unit.api_world import EVIL, NOW_MS, ManualClock, TwinControl, settings_in
@@ -281,12 +280,6 @@ async def test_changing_requests_are_written_down(world: GrpcWorld, caplog: pyte
         ["grpc", "start_run", "somebody-who-may-operate", "127.0.0.1", run.run_id, "ok"],
         ["grpc", "pause_run", "anonymous", "127.0.0.1", None, "unauthenticated"],
     ]
-
-
-async def test_taken_address_is_named(world: GrpcWorld, tmp_path: Path) -> None:
-    settings, _ = settings_in(tmp_path, grpc_port=world.face.port)
-    with pytest.raises(AddressInUseError, match=str(world.face.port)):
-        await GrpcFace(world.control, settings, world.clock).start()
 
 
 def test_address_in_what_grpc_says_of_a_peer() -> None:

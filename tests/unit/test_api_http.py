@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from auditor.api import cluster_routes
 from auditor.api.tokens import Role
-from bookie.model.run import RunKind, RunState
+from bookie.model.run import RunKind, RunRecord, RunState
 from tests.unit.api_world import EVIL, Reply, World, running
 
 
@@ -75,7 +77,9 @@ async def test_status_tells_all_that_is_known(world: World) -> None:
         "oldest": "2023-11-14T22:13:20.000Z",
     }
     assert document["checks"]["bookies"]["last"]["verdict"] == "findings"
+    assert document["checks"]["bookies"]["schedule"] == "24h"
     assert document["checks"]["placement"] == {
+        "schedule": None,
         "period_seconds": None,
         "next_run": None,
         "last_success": None,
@@ -98,6 +102,17 @@ async def test_page_for_people_escapes_names_and_loads_nothing(world: World) -> 
     assert "<script" not in text
     root = await good(world, "GET", "/")
     assert (root.status, root.headers["Location"]) == (302, "/status")
+
+
+async def test_a_follower_shows_the_schedules_that_it_would_follow_and_no_times(world: World) -> None:
+    world.control.is_leader = False
+    checks = (await good(world, "GET", "/api/v1/status")).json["checks"]
+    assert (checks["bookies"]["schedule"], checks["bookies"]["next_run"]) == ("24h", None)
+    page = (await good(world, "GET", "/status")).body.decode()
+    assert "<td>bookies</td><td>24h on the leader, time not known here</td>" in page
+    assert "<td>placement</td><td>not scheduled</td>" in page
+    world.control.leader = ""
+    assert "<td>bookies</td><td>24h once an auditor leads</td>" in (await good(world, "GET", "/status")).body.decode()
 
 
 async def test_page_is_there_without_the_store(world: World) -> None:
@@ -334,10 +349,20 @@ async def test_liveness_does_not_depend_on_the_store_and_readiness_does(world: W
     await check(world, "GET", "/readyz", reply)
     world.control.is_connected = True
     verbose = (await good(world, "GET", "/readyz?verbose")).body
-    assert verbose == b"[+]metadata-store ok\n[+]not-stopping ok\nreadyz check passed\n"
+    assert verbose == b"[+]metadata-store ok\n[+]permissions ok\n[+]not-stopping ok\nreadyz check passed\n"
     world.face.say_stopping()
     assert (await world.ask("GET", "/readyz")).status == 503
     assert (await world.ask("GET", "/livez")).status == 200
+
+
+async def test_an_auditor_that_the_store_refuses_is_alive_and_says_why_it_is_not_ready(world: World) -> None:
+    world.control.problems = ("create /ledgers/underreplication/auditorelection: its ACL does not allow this",)
+    assert (await good(world, "GET", "/livez")).body == b"ok"
+    reply = await world.ask("GET", "/readyz")
+    assert reply.status == 503
+    assert b"[-]permissions failed" in reply.body
+    assert b"auditorelection: its ACL does not allow this" in reply.body
+    assert b"auditorelection: its ACL does not allow this" in (await good(world, "GET", "/status")).body
 
 
 async def test_follower_is_ready(world: World) -> None:
@@ -385,6 +410,16 @@ async def test_store_that_does_not_answer_is_told_as_such(world: World) -> None:
     assert (reply.status, reply.problem) == (503, "store-unavailable")
     assert reply.headers["Retry-After"] == "5"
     assert (await world.ask("GET", "/api/v1/status")).json["store_connected"] is False
+
+
+async def test_the_page_waits_for_no_silent_store(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(limit: int = 50) -> Sequence[RunRecord]:
+        await asyncio.Event().wait()
+        return ()
+
+    monkeypatch.setattr(cluster_routes, "_PAGE_PATIENCE_S", 0.01)
+    monkeypatch.setattr(world.control, "runs", silent)
+    await good(world, "GET", "/status")
 
 
 async def test_failure_inside_tells_nothing_of_the_inside(

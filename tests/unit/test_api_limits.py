@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.api.http import AddressInUseError, HttpFace
 from auditor.api.idempotency import KEPT_S, KEYS_MAX, Intents, KeyReusedError, LostFirstError
 from auditor.api.rate_limit import RateLimit
 from auditor.api.tokens import Role
-from tests.unit.api_world import ManualClock, TwinControl, TwinOperations, running, settings_in
+from tests.unit.api_world import ManualClock, running
 
 DEADLINE_S = 20.0
 """Reached only by a test that fails."""
@@ -60,6 +57,17 @@ def test_who_was_silent_for_long_has_no_more_than_one_burst() -> None:
     limit.wait_s("a")
     clock.now_s += 1_000
     assert [limit.wait_s("a") == 0 for _ in range(5)] == [True] * 4 + [False]
+
+
+async def test_a_new_rate_counts_from_the_next_request_on(tmp_path: Path) -> None:
+    async with running(tmp_path, requests_per_second=2) as world:
+        assert [(await world.ask("GET", "/api/v1/status")).status for _ in range(5)] == [200] * 4 + [429]
+        world.face.set_requests_per_second(100)
+        world.clock.now_s += 0.5
+        assert [(await world.ask("GET", "/api/v1/status")).status for _ in range(50)] == [200] * 50
+        world.face.set_requests_per_second(1)
+        world.clock.now_s += 1000
+        assert [(await world.ask("GET", "/api/v1/status")).status for _ in range(3)] == [200] * 2 + [429]
 
 
 def test_bounded_number_of_clients_is_remembered() -> None:
@@ -179,18 +187,6 @@ async def test_name_that_somebody_pointed_here_is_refused_without_a_token(tmp_pa
         assert world.control.started == 0
         for host in ("localhost", "localhost:1", "[::1]:8080", "auditor.example"):
             assert (await world.ask("GET", "/api/v1/status", headers={"Host": host})).status == 200
-
-
-async def test_taken_address_is_named(tmp_path: Path) -> None:
-    settings, _ = settings_in(tmp_path)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        face = HttpFace(TwinControl(), TwinOperations(), replace(settings, http_port=port), ManualClock())
-        with pytest.raises(AddressInUseError, match=f"127.0.0.1:{port}"):
-            await face.start()
-        await face.stop()
 
 
 async def test_keys_are_bounded_and_grow_old() -> None:

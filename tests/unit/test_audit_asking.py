@@ -12,10 +12,11 @@ from bookie.metadata.ledgers import NoSuchLedgerError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity
-from bookie.wire.port import ListReply, Status
+from bookie.wire.port import EntryResult, ListReply, Status
 from spark_jobs.replicas.asking import LEDGERS_IN_FLIGHT, PER_BOOKIE_IN_FLIGHT, SILENT_AFTER, Answers, Asker
 from spark_jobs.replicas.expected import settled_metadata
-from tests.unit.repair_world import World, a_world, make_metadata, make_packets, should_hold
+from tests.unit.repair_world import Tamper, World, a_world, make_metadata, make_packets, should_hold
+from tests.unit.repair_world import answers as answers_with
 from tests.unit.virtual_time import VirtualClock, in_virtual_time
 
 
@@ -86,10 +87,12 @@ async def test_an_entry_that_every_holder_denies_is_lost() -> None:
 async def test_only_a_healthy_denial_is_absence(status: Status) -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {"c": range(10)})
-        world.bookies["c"].list_replies = [ListReply(status)] * 10
+        world.bookies["c"].list_replies = [ListReply(status, detail="its own words" + "!" * 1000)] * 10
         answers = await ask(world, 1)
         assert answers.found == []
         assert answers.unknown == {(BookieId("c"), status.name): 1}
+        assert answers.details[BookieId("c"), status.name].startswith("its own words!")
+        assert len(answers.details[BookieId("c"), status.name]) == 200
 
 
 @in_virtual_time
@@ -111,6 +114,7 @@ async def test_a_silent_bookie_is_left_alone_after_a_while() -> None:
         world.bookies.hang_up("b")
         answers = await ask(world, *range(count))
         assert answers.unknown == {(BookieId("b"), "UNREACHABLE"): count}
+        assert "nobody answers for bookie b" in answers.details[BookieId("b"), "UNREACHABLE"]
         asked_of_b = answers.requests - count
         assert asked_of_b <= 3 * (PER_BOOKIE_IN_FLIGHT + SILENT_AFTER)
 
@@ -183,3 +187,88 @@ async def test_the_tail_of_an_open_ledger_is_not_asked_for() -> None:
         answers = await ask(world, 1)
         assert missing(answers) == {1: {BookieId("b")}}
         assert answers.requests == 3, "a and b, and b once more"
+
+
+def without_lists(world: World) -> None:
+    for name in "abcd":
+        world.bookies[name].has_no_lists = True
+
+
+STRIPED = make_metadata((0, "a b c"), (4, "b d a"), quorum=(2, 2), last=9, length=100)
+
+
+@in_virtual_time
+async def test_of_bookies_without_lists_the_ends_of_what_they_store_are_read() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, STRIPED, {})
+        await store(world, 2, CLOSED, {})
+        without_lists(world)
+        answers = await ask(world, 1, 2)
+        assert (answers.found, dict(answers.unknown)) == ([], {})
+        assert answers.sampled == {BookieId("a"): 2, BookieId("b"): 2, BookieId("c"): 2, BookieId("d"): 1}
+        # In fragment 0-3 the position of a has entries 0, 2 and 3, in 4-9 its position 2 has 4, 5, 7 and 8.
+        assert world.bookies["a"].reads == [(0, 3, 4, 8), (0, 9)]
+        assert answers.expected == 2 * 10 + 2 * 10
+
+
+@in_virtual_time
+async def test_a_whole_list_is_not_counted_as_a_sample() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        world.bookies["b"].has_no_lists = True
+        answers = await ask(world, 1)
+        assert (answers.found, dict(answers.unknown), dict(answers.sampled)) == ([], {}, {BookieId("b"): 1})
+
+
+@pytest.mark.parametrize(("lost", "absent"), [([0], 1), ([9], 1), (range(10), 7)])
+@in_virtual_time
+async def test_an_end_that_a_bookie_denies_twice_is_absent(lost: Iterable[int], absent: int) -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {"a": lost})
+        without_lists(world)
+        answers = await ask(world, 1)
+        assert missing(answers) == {1: {BookieId("a")}}
+        assert answers.absent == absent
+        assert dict(answers.unknown) == {}
+
+
+@in_virtual_time
+async def test_an_end_that_arrives_before_the_second_look_is_there() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        without_lists(world)
+        world.bookies["a"].results[EntryId(0)] = once(world, "a")
+        answers = await ask(world, 1)
+        assert (answers.found, dict(answers.unknown)) == ([], {})
+
+
+def once(world: World, name: str) -> Tamper:
+    """Deny an entry, once."""
+
+    def deny(result: EntryResult) -> EntryResult:
+        del world.bookies[name].results[result.entry_id]
+        return EntryResult(result.entry_id, Status.NO_ENTRY)
+
+    return deny
+
+
+@pytest.mark.parametrize("status", [Status.LIMBO, Status.IO_ERROR, Status.CORRUPT])
+@in_virtual_time
+async def test_an_end_that_cannot_be_read_makes_the_bookie_unknown(status: Status) -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        without_lists(world)
+        world.bookies["a"].results[EntryId(0)] = answers_with(status)
+        answers = await ask(world, 1)
+        assert answers.found == []
+        assert dict(answers.unknown) == {(BookieId("a"), status.name): 1}
+        assert BookieId("a") not in answers.sampled
+
+
+@pytest.mark.parametrize("metadata", [CLOSED, STRIPED, make_metadata((0, "a b"), quorum=(2, 2), last=0, length=1)])
+def test_everything_but_what_is_missing_is_the_rest(metadata: LedgerMetadata) -> None:
+    settled = settled_metadata(LedgerId(1), metadata)
+    last = metadata.last_entry_id or 0
+    for gaps in ([], [0], [last], [0, last], [3, 4], list(range(last + 1))):
+        missing = sorted({EntryId(gap) for gap in gaps if gap <= last})
+        assert list(settled.everything_but(missing)) == [e for e in range(last + 1) if e not in missing]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +17,13 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 from spark_jobs.datasource import counts as counts_module
 from spark_jobs.datasource.columns import LedgerColumns
+from spark_jobs.datasource.healthy_metadata import HealthyMetadata
 from spark_jobs.datasource.ledger_schema import ledger_schema
 from spark_jobs.datasource.usual_metadata import usual_message
 
 BOOKIES = [BookieId(f"bookie-{number}.example.org:3181") for number in range(6)] + [BookieId("b"), BookieId("x" * 200)]
+
+STATE_COUNTS = {LedgerState.OPEN: "open", LedgerState.IN_RECOVERY: "in_recovery", LedgerState.CLOSED: "closed"}
 
 relaxed = settings(deadline=None)  # the first example also imports
 
@@ -163,6 +168,66 @@ def closed(members: tuple[str, ...], last_entry_id: int = 9) -> bytes:
     return encode(LedgerMetadata(len(members), 1, 1, fragments).closed(EntryId(last_entry_id), 500))
 
 
+@relaxed
+@given(ledger_metadata([3]))
+def test_a_healthy_ledger_of_one_fragment_is_known_by_its_bytes(metadata: LedgerMetadata) -> None:
+    metadata = replace(metadata, fragments=metadata.fragments[:1], custom=())
+    healthy = HealthyMetadata(frozenset(BOOKIES))
+    expected = metadata.state.value, metadata.fragments[0].members
+    fits = len(metadata.password or b"") < 128 and sum(map(len, metadata.fragments[0].members)) < 100
+    assert not fits or healthy.look(encode(metadata)) == expected
+    assert HealthyMetadata(frozenset()).look(encode(metadata)) is None
+
+
+HEADER = b"BookieMetadataFormatVersion\t3\n"
+SOUND = b"\x08\x02\x10\x02\x18\x07\x20\x05\x28\x03\x32\x08\x0a\x01a\x0a\x01b\x10\x00\x38\x01\x42\x02pw\x48\x01\x50\x09"
+FRAGMENT = b"\x32\x08\x0a\x01a\x0a\x01b\x10\x00"
+
+
+def delimited(body: bytes, more: int = 0) -> bytes:
+    return HEADER + bytes([len(body) + more]) + body
+
+
+@pytest.mark.parametrize(
+    ("what", "by"),
+    [
+        (b"\x08\x02", b"\x08\x03"),  # write quorum above the ensemble size
+        (b"\x08\x02", b"\x08\x00"),  # none
+        (b"\x48\x01", b"\x48\x03"),  # ack quorum above the write quorum
+        (b"\x48\x01", b""),  # none
+        (b"\x10\x02", b"\x10\x03"),  # more positions than members
+        (b"\x20\x05", b""),  # no last entry
+        (b"\x28\x03", b"\x28\x04"),  # unknown state
+        (b"\x38\x01", b"\x38\x05"),  # unknown digest type
+        (b"\x42\x02pw", b""),  # no password
+        (b"\x42\x02pw", b"\x42\x01pw"),  # sizes that do not fit what follows
+        (b"\x42\x02pw", b"\x42\x03pw"),
+        (b"\x32\x08", b"\x32\x07"),
+        (b"\x32\x08", b"\x32\x09"),
+        (FRAGMENT, b"\x32\x06\x0a\x01a\x0a\x01b"),  # no first entry
+        (FRAGMENT, b"\x32\x11\x0a\x01a\x0a\x01b\x10" + b"\xff" * 9 + b"\x01"),  # a negative one
+        (b"\x0a\x01b", b"\x0a\x01c"),  # a bookie that is gone
+        (b"\x0a\x01b", b"\x0a\x01\xff"),  # no text
+        (FRAGMENT, FRAGMENT + FRAGMENT.replace(b"\x10\x00", b"\x10\x01")),  # another fragment
+        (FRAGMENT, b""),
+        (b"\x50\x09", b"\x50\x09\x7a\x00"),  # an unknown field
+        (b"\x50\x09", b"\x50" + b"\x80" * 10 + b"\x00"),  # eleven bytes
+    ],
+)
+def test_another_form_is_not_taken_for_a_healthy_ledger(what: bytes, by: bytes) -> None:
+    assert SOUND.count(what) == 1
+    sound, other = delimited(SOUND), delimited(SOUND.replace(what, by))
+    healthy = HealthyMetadata(frozenset("ab"))
+    assert healthy.look(sound) == (LedgerState.CLOSED.value, ("a", "b"))
+    assert healthy.look(other) is None
+    assert_like_reference([sound, other])
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_wrong_length_is_not_taken_for_a_healthy_ledger(more: int) -> None:
+    assert HealthyMetadata(frozenset("ab")).look(delimited(SOUND, more)) is None
+
+
 def test_ledgers_on_live_bookies_are_counted_and_left_out() -> None:
     columns = LedgerColumns(frozenset({"a", "b", "c"}), is_summarized=True)
     for number, data in enumerate([closed(("a", "b")), closed(("a", "gone")), b"damage", closed(("a", "b"), 77)]):
@@ -175,6 +240,43 @@ def test_ledgers_on_live_bookies_are_counted_and_left_out() -> None:
         {"bookie_id": "b", "ledgers": 2, "fragments": 2},
         {"bookie_id": "gone", "ledgers": 1, "fragments": 1},
     ]
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # protobuf's reader of text, format 2
+@relaxed
+@given(st.lists(ledger_metadata([3, 3, 3, 3, 2]), min_size=1, max_size=3), st.sets(st.sampled_from(BOOKIES)), st.data())
+def test_what_is_left_out_and_counted_is_as_by_the_reference_decoder(
+    ledgers: list[LedgerMetadata], live: set[str], data: st.DataObject
+) -> None:
+    encoded = [encode(replace(each, fragments=each.fragments[:1])) for each in ledgers] + [encode(ledgers[0])]
+    for whole in encoded[:]:
+        flips = data.draw(st.dictionaries(st.integers(0, len(whole) - 1), st.integers(0, 255), max_size=2))
+        cut = data.draw(st.integers(0, len(whole)))
+        damaged = bytes(flips.get(at, byte) for at, byte in enumerate(whole))
+        encoded += [whole, damaged, whole[:cut], whole + whole[cut:], whole[:cut] + whole[cut + 1 :]]
+    columns = LedgerColumns(frozenset(live), is_summarized=True)
+    left: list[int] = []
+    counts = Counter[str]()
+    by_bookie = Counter[str]()
+    for number, each in enumerate(encoded):
+        columns.add(number, each)
+        try:
+            metadata = decode(each)
+        except UnreadableMetadataError:
+            counts["unreadable"] += 1
+            left.append(number)
+        else:
+            counts.update(["ledgers", STATE_COUNTS[metadata.state]])
+            counts["fragments"] += len(metadata.fragments)
+            by_bookie.update(metadata.members())
+            if not metadata.members() <= live:
+                left.append(number)
+    assert columns.take_batch()["ledger_id"].to_pylist() == left
+    summary = columns.take_summary().to_pylist()[0]["summary"]
+    assert {name: summary[name] for name in (*STATE_COUNTS.values(), "ledgers", "fragments", "unreadable")} == {
+        name: counts[name] for name in (*STATE_COUNTS.values(), "ledgers", "fragments", "unreadable")
+    }
+    assert {each["bookie_id"]: each["ledgers"] for each in summary["bookies"]} == dict(by_bookie)
 
 
 @pytest.mark.parametrize("single_max", [0, 4, 100_000])

@@ -101,7 +101,7 @@ def test_runs_are_paused_resumed_and_cancelled(services: Services) -> None:
         (("run", "--kind", "everything"), "everything"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--sample", "0"), "not a share"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--ledger-min", "9", "--ledger-max", "8"), "leave no ledger"),
-        (("run", "--metadata-uri", "zk://h:1/ledgers", "--tls-key", "k"), "need --tls-ca"),
+        (("run", "--metadata-uri", "zk://h:1/ledgers", "--tls-key", "k"), "need tls_ca"),
     ],
 )
 def test_wrong_usage_is_2(services: Services, arguments: tuple[str, ...], says: str) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from auditor.cli import config
+from auditor.cli.command_settings import RULES
+from auditor.cli.configuration import options_of
 from auditor.cli.main import app as bkheal
 from auditor.cli.running import ConfigOption
-from bookie.runtime.settings import ConfigurationError
+from bookie.runtime.settings import ConfigurationError, parse_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -103,19 +106,20 @@ def test_validate_finds_every_problem_of_all_tables(tmp_path: Path) -> None:
     assert CliRunner().invoke(bkheal, ["config", "validate", "--config", str(path)]).output.endswith("is fine\n")
 
 
-def test_show_names_the_origin_of_each_value(tmp_path: Path) -> None:
+def test_show_names_the_origin_of_each_value_and_when_a_change_takes_effect(tmp_path: Path) -> None:
     path = tmp_path / "bkheal.toml"
-    path.write_text('metadata_uri = "zk://a:1/ledgers"\n[replicator]\nledgers_in_flight = 3\n')
+    path.write_text('metadata_uri = "zk://a:1/ledgers"\n[replicator]\nledgers_in_flight = 3\nbytes_per_second = 9\n')
     result = CliRunner().invoke(
         bkheal,
         ["config", "show", "--origin", "--config", str(path)],
         env={"BKHEAL_REPLICATOR_MIN_RACKS": "4", "BKHEAL_METADATA_URI": ""},
     )
     rows = [line.split() for line in result.output.splitlines()[2:]]
-    assert rows == [
-        ["metadata_uri", "zk://a:1/ledgers", "file"],
-        ["replicator.ledgers_in_flight", "3", "file"],
-        ["replicator.min_racks", "4", "BKHEAL_REPLICATOR_MIN_RACKS"],
+    assert sorted(rows) == [
+        ["metadata_uri", "zk://a:1/ledgers", "file", "restart"],
+        ["replicator.bytes_per_second", "9", "file", "live"],
+        ["replicator.ledgers_in_flight", "3", "file", "restart"],
+        ["replicator.min_racks", "4", "BKHEAL_REPLICATOR_MIN_RACKS", "restart"],
     ]
 
 
@@ -141,3 +145,195 @@ def test_validate_finds_what_the_auditor_would_refuse_to_start_with(tmp_path: Pa
     assert ["'daily' is no schedule" in each or "http_port" in each for each in result.exception.problems] == [True] * 2
     path.write_text('[auditor]\nbookies_schedule = "1h"\n')  # the URI may come from the environment
     assert CliRunner().invoke(bkheal, ["config", "validate", "--config", str(path)]).exit_code == 0
+
+
+def validated(path: Path, text: str, **environment: str) -> list[str]:
+    """Problems, each without the file's name."""
+    path.write_text(text)
+    result = CliRunner().invoke(bkheal, ["config", "validate", "--config", str(path)], env=environment)
+    if result.exit_code == 0:
+        return []
+    assert isinstance(result.exception, ConfigurationError)
+    return [problem.removeprefix(f"{path}: ") for problem in result.exception.problems]
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        (
+            "[auditor]\nhttp_port = 99999\nhttp_prot = 1\n[nothing]\n",
+            ["http_port", "http_prot is unknown", "nothing is"],
+        ),
+        ("[auditor\n", ["cannot read"]),
+        (None, ["cannot read"]),
+        ("[auditor]\nhttp_port = 8080\n", []),
+    ],
+)
+def test_validate_tells_programs_each_problem_by_itself(tmp_path: Path, text: str | None, problems: list[str]) -> None:
+    path = tmp_path / "bkheal.toml"
+    if text is not None:
+        path.write_text(text)
+    result = CliRunner().invoke(bkheal, ["config", "validate", "--output", "json", "--config", str(path)])
+    document = json.loads(result.stdout)
+    assert (document["kind"], document["file"]) == ("ConfigurationVerdict", str(path))
+    assert (document["valid"], result.exit_code) == ((True, 0) if not problems else (False, 78))
+    assert len(document["problems"]) == len(problems)
+    assert all(any(part in told for told in document["problems"]) for part in problems), document["problems"]
+
+
+def test_validate_tells_programs_that_there_is_no_file(tmp_path: Path) -> None:
+    environment = {"XDG_CONFIG_HOME": str(tmp_path), "BKHEAL_CONFIG": ""}
+    result = CliRunner().invoke(bkheal, ["config", "validate", "-o", "json"], env=environment)
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["file"], document["valid"], len(document["problems"])) == (78, None, False, 1)
+
+
+EXTREMES = [
+    ("[auditor]\nhttp_port = " + "[" * 5_000, "nested"),
+    ("auditor" + ".a" * 2_000 + " = 1\n", "nested"),
+    ("metadata_uri" + ".a" * 2_000 + " = 1\n", "nested"),
+    ("[auditor]\nhttp_port = " + "9" * 5_000 + "\n", "digits"),
+    ("[auditor]\nhttp_port = 0x" + "f" * 5_000 + "\n", "64 bits"),
+    ("[auditor]\nrequests_per_second = " + "9" * 400 + "\n", "64 bits"),
+    ("[auditor]\nhttp_port = [[9223372036854775808]]\n", "64 bits"),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), EXTREMES)
+def test_a_file_beyond_all_bounds_is_a_clear_error_at_a_start_to_validate_and_in_a_process_that_runs(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    path = tmp_path / "bkheal.toml"
+    path.write_text(text)
+    for command in (["auditor", "--config"], ["config", "validate", "--config"], ["config", "show", "--config"]):
+        result = CliRunner().invoke(bkheal, [*command, str(path)])
+        assert isinstance(result.exception, ConfigurationError), (command, result.exception)
+        assert str(result.exception).startswith(f"configuration: cannot read {path}: ")
+        assert why in str(result.exception)
+    with pytest.raises(ConfigurationError, match=why):
+        parse_config(text, path)
+
+
+def test_the_largest_integer_and_the_deepest_table_are_read(tmp_path: Path) -> None:
+    text = f"a = {(1 << 63) - 1}\nb = {-1 << 63}\nc{'.c' * 14} = 1\n"
+    assert parse_config(text, tmp_path)["a"] == (1 << 63) - 1
+
+
+def test_validate_finds_every_contradiction_of_every_table_at_once(tmp_path: Path) -> None:
+    problems = validated(
+        tmp_path / "bkheal.toml",
+        """
+        metadata_uri = "http://somewhere"
+        [bookie]
+        journal_dir = "/same"
+        ledger_dir = "/same"
+        host = "0.0.0.0"
+        port = 4000
+        apache_port = 4000
+        [replicator]
+        tls_cert = "/none.pem"
+        http_port = 0
+        http_tls_key = "/none.key"
+        topology_file = "/none.json"
+        [audit.run]
+        ledger_min = 9
+        ledger_max = 8
+        sample = 0
+        fail_on = "sometimes"
+        [auditor]
+        allow_anonymous_write = true
+        http_host = "0.0.0.0"
+        bookies_schedule = "daily"
+        """,
+    )
+    for table, words in {
+        "metadata_uri": ("zk",),
+        "[bookie]": ("two directories", "reachable from outside", "advertised host", "both to use port 4000"),
+        "[replicator]": (
+            "go together",
+            "need tls_ca",
+            "certificate for HTTP",
+            "no file /none.json",
+            "no file /none.key",
+        ),
+        "[audit.run]": ("leave no ledger", "not a share", "'sometimes'"),
+        "[auditor]": ("everybody who reaches 0.0.0.0", "'daily' is no schedule"),
+    }.items():
+        for word in words:
+            assert [each for each in problems if each.startswith(table) and word in each], (table, word, problems)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "[bookie]\ntls_ca = '{file}'",
+        "[bookie]\nplaintext = true\ntls_ca = '{file}'\ntls_cert = '{file}'\ntls_key = '{file}'",
+        "[replicator]\ntls_ca = '{file}'\ntls_cert = '{file}'",
+        "[audit.run]\ntls_key = '{file}'",
+        "[audit]\nfail_on = 'sometimes'",
+        "[replicator]\nhttp_port = 1\nhttp_tls_client_ca = '{file}'",
+        "metadata_uri = ''",
+        "[simpletest]\nwrite_quorum = 4",
+        "[ledger.write]\ndigest = 'MD5'",
+        "[log.create]\nack_quorum = 3",
+    ],
+)
+def test_validate_refuses_what_contradicts_itself(tmp_path: Path, table: str) -> None:
+    file = tmp_path / "some.pem"
+    file.touch()
+    assert len(validated(tmp_path / "bkheal.toml", table.format(file=file))) >= 1
+
+
+def test_validate_takes_the_place_of_what_only_flags_say_for_granted(tmp_path: Path) -> None:
+    assert validated(tmp_path / "bkheal.toml", "[bookie]\nport = 4000\n[replicator]\n[audit.run]\n") == []
+
+
+def test_validate_counts_the_environment_as_the_command_does(tmp_path: Path) -> None:
+    table = "[bookie]\nhost = '0.0.0.0'\nadvertised_host = 'b1'\n"
+    assert len(validated(tmp_path / "bkheal.toml", table)) == 1
+    assert validated(tmp_path / "bkheal.toml", table, BKHEAL_BOOKIE_PLAINTEXT="true") == []
+
+
+@pytest.mark.parametrize(
+    ("table", "command", "says"),
+    [
+        ("[bookie]\nhost = '0.0.0.0'\nadvertised_host = 'b1'\n", ("bookie",), "reachable from outside"),
+        ("[bookie]\nledger_dir = 'j'\njournal_dir = 'j'\n", ("bookie",), "two directories"),
+        ("[replicator]\ntls_key = '/none'\n", ("replicator",), "need tls_ca"),
+        ("[auditor]\nhttp_port = 8081\n", ("auditor",), "both 8081"),
+    ],
+)
+def test_a_command_refuses_at_its_start_what_validate_refuses(
+    tmp_path: Path, table: str, command: tuple[str, ...], says: str
+) -> None:
+    path = tmp_path / "bkheal.toml"
+    (problem,) = [each for each in validated(path, table) if says in each]
+    folders = () if command != ("bookie",) or "ledger_dir" in table else ("--journal-dir", "j", "--ledger-dir", "l")
+    started = CliRunner().invoke(bkheal, [*command, "--metadata-uri", "zk://a:1/l", "--config", str(path), *folders])
+    assert isinstance(started.exception, ConfigurationError)
+    assert problem.removeprefix(f"[{command[0]}] ") in started.exception.problems
+
+
+@pytest.mark.parametrize("words", [("audit",), *config.CONFIGURED])
+def test_the_rules_of_a_command_look_at_each_of_its_options(words: tuple[str, ...]) -> None:
+    """An option that is handed to nobody would be without effect."""
+
+    class Watched(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            looked_at.add(name)
+            return super().__getitem__(name)
+
+        def items(self) -> Any:
+            looked_at.update(self)
+            return super().items()
+
+    looked_at: set[str] = set()
+    root: Any = typer.main.get_command(bkheal)
+    options = options_of({}, words, root, root.context_class(root))
+    assert options is not None
+    RULES[words]("zk://a:1/ledgers", Watched(options))
+    elsewhere = {
+        *("kind", "wait", "wait_s", "master", "http_port", "http_host", "metrics_file", "pushgateway"),
+        *("cluster_name", "at", "token_file", "ca"),
+    }
+    assert options.keys() - looked_at <= (elsewhere if words[0] == "audit" else set())

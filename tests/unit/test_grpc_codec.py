@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import EntryId, LedgerId
-from bookie.model.packet import ENTRY_PAYLOAD_MAX
+from bookie.model.packet import PACKET_BYTES_MAX
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX
 from bookie.wire.grpc_codec import (
@@ -49,7 +49,7 @@ from bookie.wire.port import (
     Status,
 )
 
-ENTRY_BYTES_MAX = ENTRY_PAYLOAD_MAX + 4096
+ENTRY_BYTES_MAX = PACKET_BYTES_MAX
 WIRE_STATUSES = [status for status in Status if status < 100]
 ids = st.integers(0, (1 << 63) - 1)
 statuses = st.sampled_from(WIRE_STATUSES)

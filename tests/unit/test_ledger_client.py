@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import random
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -49,6 +50,7 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, AddReply, Status
+from bookie.wire.security import BookieSecurity
 from bookie.wire.tls import TlsFilesError, TlsSettings
 
 ROOT = "/ledgers"
@@ -661,19 +663,25 @@ async def test_a_client_that_cannot_be_made_leaves_no_session_behind(
     monkeypatch.setattr(ZooKeeperStore, "connect", session)
     missing = TlsSettings(ca=tmp_path / "none")
     with pytest.raises(TlsFilesError):
-        await connect("zk+hierarchical://host:1/ledgers", tls=missing)
+        await connect("zk+hierarchical://host:1/ledgers", security=BookieSecurity(missing))
     assert not store.session.is_connected
 
 
 def test_the_synchronous_client_leaves_no_caller_waiting_when_it_is_closed() -> None:
+    has_begun = threading.Event()
+
+    async def long() -> None:
+        has_begun.set()
+        await asyncio.sleep(3600)
+
     loop = LoopThread()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(loop.run, asyncio.sleep(3600))
-        loop.run(asyncio.sleep(0.01))
+        waiting = pool.submit(loop.run, long())
+        assert has_begun.wait(20)
         loop.stop()
         loop.stop()
         with pytest.raises(concurrent.futures.CancelledError):
-            waiting.result(1)
+            waiting.result(20)
 
 
 def test_a_call_in_the_moment_of_closing_ends_as_well() -> None:

@@ -13,6 +13,8 @@ from bookie.metadata.layout import (
     ledger_path,
     lock_path,
     parents_of,
+    task_branches,
+    task_directory,
     task_ledger_id,
     task_path,
     top_names,
@@ -108,6 +110,13 @@ def test_paths_of_tasks_and_locks(ledger_id: int, leaf: str) -> None:
     name = leaf.rpartition("/")[2]
     assert lock_path(ROOT, ledger_id) == f"{ROOT}/underreplication/locks/{name}"
     assert task_ledger_id(name) == ledger_id
+
+
+@given(st.lists(st.integers(0, 1 << 18) | st.integers(0, LEDGER_ID_MAX)))
+def test_branches_are_the_parents_of_the_directories_of_tasks(ledger_ids: list[int]) -> None:
+    directories = [parents_of(task_path(ROOT, ledger_id), ROOT)[0] for ledger_id in ledger_ids]
+    assert directories == [task_directory(ROOT, ledger_id) for ledger_id in ledger_ids]
+    assert task_branches(ROOT, ledger_ids) == sorted({parents_of(each, ROOT)[0] for each in directories})
 
 
 @pytest.mark.parametrize("name", ["urL1", "url0000000001", "urL", "urL00000000x1", "urL9223372036854775808", "0000"])

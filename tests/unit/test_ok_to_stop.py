@@ -126,6 +126,7 @@ def test_enough_writable_bookies_must_be_left_for_the_widest_open_ensemble() -> 
     (problem,) = room_problems(shapes, bookies, names("a b"), Placement())
     assert "ensembles of 3" in problem
     assert room_problems([Shape(5, 2)], bookies, names("r"), Placement()) == []
+    assert room_problems([Shape(5, 2)], bookies, names("r"), Placement(), are_copies_moved=True)
     assert room_problems([Shape(5, 2)], bookies, names("a"), Placement())
     drained = Placement(draining=names("d"))
     assert room_problems([Shape(3, 2)], bookies, names("a"), drained)

@@ -136,12 +136,21 @@ def test_the_tail_is_no_question_where_the_fragment_before_it_is_whole() -> None
     assert not needs_tail_evidence(ledger((0, "a b"), (10, "a c"), last=20).metadata, bookies("a c"))
 
 
-def test_metadata_without_a_password_is_blocked_but_an_empty_fragment_needs_none() -> None:
-    fragments = (Fragment(EntryId(0), names("a b")), Fragment(EntryId(5), names("a b")))
-    old = LedgerMetadata(2, 2, 2, fragments, digest_type=None, password=None).closed(EntryId(4), 5)
+def of_format_1(*fragments: tuple[int, str]) -> LedgerMetadata:
+    parts = tuple(Fragment(EntryId(first), names(members)) for first, members in fragments)
+    return LedgerMetadata(2, 2, 2, parts, digest_type=None, password=None, format_version=1)
+
+
+def test_a_closed_ledger_without_a_password_is_repaired() -> None:
+    old = of_format_1((0, "a b"), (5, "a b")).closed(EntryId(4), 5)
     result = plan(Versioned(LEDGER, old, 0), bookies("a c"))
+    assert [type(step) for step in result.steps] == [CopyPosition, SwapMember]
+
+
+def test_an_open_ledger_without_a_password_is_not_written_to() -> None:
+    result = plan(Versioned(LEDGER, of_format_1((0, "a b"), (5, "a c"), (9, "a c")), 0), bookies("a c d"))
     assert reasons(result) == [(0, 1, ParkReason.UNREADABLE_METADATA)]
-    assert [type(step) for step in result.steps] == [SwapMember]
+    assert "not closed" in result.blocked[0].detail
 
 
 def test_what_is_known_to_be_unreadable_is_blocked_with_its_evidence() -> None:

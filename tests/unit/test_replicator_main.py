@@ -6,17 +6,24 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+import replicator.__main__
 from bookie.metadata.own_state import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.settings import ConfigurationError
+from bookie.runtime.status_pages import Health, Pages
 from replicator.__main__ import main
 from replicator.events import Ending, Fanout, Outlook, TaskResult
 from replicator.evidence import CorruptCopy
+from replicator.main import _Telemetry
 from replicator.settings import ReplicatorSettings
 from replicator.status import JsonEvents, LogEvents, Progress
+from replicator.worker import Worker
 
 
 def test_every_problem_of_the_settings_is_named() -> None:
@@ -34,11 +41,40 @@ def test_wrong_settings_and_uris_exit_as_configuration(capsys: pytest.CaptureFix
     assert "only 'zk'" in capsys.readouterr().err
 
 
+def test_options_in_a_file_that_this_command_does_not_follow_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ends(settings: ReplicatorSettings) -> int:
+        return 0
+
+    monkeypatch.setattr(replicator.__main__, "run_replicator", ends)
+    path = tmp_path / "bkheal.toml"
+    for text, told in (("", 0), ("[replicator]\nledgers_in_flight = 2\n", 1)):
+        path.write_text(f'metadata_uri = "zk://h:1/ledgers"\n{text}')
+        assert main(["--config", str(path)]) == 0
+        assert [getattr(record, "path", "") for record in caplog.records] == [str(path)] * told
+
+
 def test_a_replicator_process_loads_no_spark_and_no_command_line_framework() -> None:
     code = "import sys, replicator.__main__; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     top_level = {name.partition(".")[0] for name in loaded}
     assert not top_level & {"pyspark", "py4j", "typer", "rich", "pandas", "pyarrow", "spark_jobs", "auditor"}
+
+
+def test_a_replicator_that_is_refused_is_not_ready_and_says_why() -> None:
+    telemetry = _Telemetry(has_apache_names=False)
+    pages = Pages(telemetry.metrics, Health(ready=telemetry.ready()), needs_certificate=False)
+
+    def ready() -> str:
+        return pages.page("/readyz?verbose", "", "", has_certificate=False).body.decode()
+
+    assert ready().splitlines()[1] == "[+]permissions ok", "no session yet: nobody has refused anything"
+    worker = SimpleNamespace(problem="the tasks: list /ledgers/available: not allowed")
+    telemetry.watch_worker(cast(Worker, worker))
+    assert "[-]permissions: the tasks: list /ledgers/available: not allowed" in ready()
+    worker.problem = ""
+    assert "[+]permissions ok" in ready()
 
 
 def test_events_are_counted_and_written_as_json_lines() -> None:

@@ -41,6 +41,14 @@ def test_a_file_of_before_there_were_several_checks_is_of_the_bookie_check() -> 
     assert decode_summary(old).is_dry_run
 
 
+def test_a_replicas_report_of_before_there_were_samples_has_none() -> None:
+    old = json.loads(json.dumps(world.REPLICAS.to_json()))
+    del old["replicas"]["sampled"]
+    counts = decode_summary(old).replicas
+    assert counts is not None
+    assert counts.sampled == ()
+
+
 def test_what_a_newer_version_added_is_ignored() -> None:
     newer = document() | {"new": 1}
     newer["bookies"][0]["new"] = newer["counts"]["new"] = newer["cluster"]["new"] = "?"

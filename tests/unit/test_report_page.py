@@ -144,7 +144,11 @@ def test_a_page_can_be_read_without_seeing_it(run: RunSummary) -> None:
         (world.INCOMPLETE, ["Not every ledger was checked.", "318 ledgers exist", "443 ledgers have too few copies."]),
         (world.WAITING, ["Bookies within the delay", "waiting, 5 min 17 s left"]),
         (world.PLACEMENT, ["81 ledgers to spread better", "at least 2 racks, 1 zone, 1 region", "Place unknown"]),
-        (world.REPLICAS, ["1 ledger has lost entries.", "dry run", "could not tell for 40 ledgers: UNAVAILABLE"]),
+        (
+            world.REPLICAS,
+            ["1 ledger has lost entries.", "dry run", "for 40 ledgers: UNREACHABLE: it asks for a login"],
+        ),
+        (world.REPLICAS, ["bookie-02", "310 ledgers judged by sample: it cannot list"]),
     ],
 )  # fmt: skip
 def test_a_page_says_what_it_means(run: RunSummary, words: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,16 @@ def test_package_files_hold_no_logic() -> None:
         if path.endswith("__init__.py") and [node for node in module.body if not isinstance(node, ast.Expr)]
     ]
     assert full == []
+
+
+def test_what_spark_asks_for_at_run_time_is_installed_with_the_product() -> None:
+    """Its functions on Arrow batches import pandas, which no import of ours shows and tests have anyway."""
+    calls = {
+        node.attr for _, module in sources("spark_jobs") for node in ast.walk(module) if isinstance(node, ast.Attribute)
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "mapInArrow" in calls
+    assert any(needed.startswith("pandas") for needed in project["dependencies"])
 
 
 def test_nothing_is_unpickled() -> None:

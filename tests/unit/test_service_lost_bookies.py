@@ -303,6 +303,38 @@ async def test_after_an_outage_of_the_store_bookies_may_register_again_first() -
 
 
 @in_virtual_time
+async def test_an_outage_that_the_auditors_session_survived_may_have_ended_those_of_bookies() -> None:
+    world = await World.create()
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    auditor.store.suspend()
+    await asyncio.sleep(SESSION_TIMEOUT_S * 0.6)
+    await world.down(A)
+    auditor.store.resume()
+    await asyncio.sleep(SESSION_TIMEOUT_S)
+    assert auditor.runner.requests == []
+    await world.up(A)
+    await asyncio.sleep(300)
+    assert auditor.runner.requests == []
+    await world.down(B)
+    await when(lambda: bool(world.marked))
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_blink_of_the_connection_delays_no_reaction() -> None:
+    world = await World.create()
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    auditor.store.suspend()
+    await asyncio.sleep(SESSION_TIMEOUT_S * 0.1)
+    await world.down(A)
+    auditor.store.resume()
+    await when(lambda: bool(world.marked), SESSION_TIMEOUT_S)
+    await world.close()
+
+
+@in_virtual_time
 async def test_a_lost_bookie_that_was_back_while_nobody_led_is_audited_again() -> None:
     world = await World.create()
     first = await world.auditor("a")

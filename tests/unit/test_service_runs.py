@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from auditor.service.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
+from auditor.service.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError, why_no_next_run
 from auditor.service.run_gate import RunGate
 from auditor.service.run_manager import RunManager, RunOutcome, RunRequest
 from auditor.service.service import AuditorService
@@ -304,6 +304,19 @@ async def test_a_schedule_goes_on_across_restarts_without_skipping_or_repeating(
     third = await leading(world, "c", bookies_schedule="1h")
     await when(lambda: len(third.counted.ended) == 1, 30)
     assert third.service.status().period_s == {RunKind.BOOKIES: 3600.0}
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_follower_knows_the_schedules_without_their_times() -> None:
+    world = await World.create()
+    leader = await leading(world, "a", bookies_schedule=" 1h ", placement_schedule="17 2 * * 0")
+    follower = await world.auditor("b", bookies_schedule="1h", placement_schedule="17 2 * * 0")
+    await when(lambda: follower.service.status().leader != "", 30)
+    own, others = leader.service.status(), follower.service.status()
+    assert own.schedules == others.schedules == {RunKind.BOOKIES: "1h", RunKind.PLACEMENT: "17 2 * * 0"}
+    assert why_no_next_run(others, RunKind.PLACEMENT) == "17 2 * * 0 on the leader, time not known here"
+    assert why_no_next_run(others, RunKind.REPLICAS) == "not scheduled"
     await world.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -49,11 +50,12 @@ class FakeControl:
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
         self.error: Exception | None = None
+        self.now = STATUS
         self.loop = asyncio.get_running_loop()
 
     def status(self) -> ServiceStatus:
         assert asyncio.get_running_loop() is self.loop
-        return STATUS
+        return self.now
 
     async def runs(self, limit: int = 50) -> Sequence[RunRecord]:
         if self.error is not None:
@@ -147,5 +149,13 @@ async def test_the_page_shows_the_service_also_while_the_store_is_away() -> None
         assert state.runs == [RunView(RECORD, "http://h/reports/r1/")]
         assert state.backlog == [BacklogRow("critical", 2, 10, 3), BacklogRow("unreadable", 1)]
         assert KindRow("bookies", False, "run r1 is under way") in state.kinds
-        assert KindRow("replicas", True, "", 77) in state.kinds
+        assert KindRow("replicas", True, "", 77, why_no_next="") in state.kinds
         assert [fact.value for fact in state.facts if fact.is_bad] == ["bk1:1"]
+
+
+async def test_an_auditor_that_does_not_lead_shows_the_schedules_and_no_times() -> None:
+    control = FakeControl()
+    control.now = replace(STATUS, is_leader=False, next_run_ms={}, schedules={RunKind.REPLICAS: "7d"})
+    rows = {row.kind: row for row in (await elsewhere(actions(control).snapshot)).kinds}
+    assert (rows["replicas"].next_ms, rows["replicas"].why_no_next) == (0, "7d on the leader, time not known here")
+    assert rows["placement"].why_no_next == "not scheduled"

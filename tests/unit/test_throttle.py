@@ -60,6 +60,47 @@ async def test_a_new_rate_is_felt_by_whoever_waits() -> None:
     assert throttle.bytes_per_second == 0
 
 
+@pytest.mark.parametrize("rate", [0, 100 * MIB])
+async def test_all_who_wait_under_a_low_rate_go_on_soon_after_it_was_raised(rate: int) -> None:
+    clock = SteppingClock(turns=1, start_s=100.0)
+    throttle = Throttle(clock, 1)
+    await throttle.take(MIB)  # twelve days of debt
+    waiting = [asyncio.create_task(throttle.take(1024)) for _ in range(20)]
+    for _ in range(50):
+        await asyncio.sleep(0)
+    raised_s = clock.now_s
+    assert raised_s > 110.0
+    assert not any(task.done() for task in waiting)
+    throttle.set_rate(rate)
+    await asyncio.gather(*waiting)
+    assert clock.now_s <= raised_s + 1.0
+
+
+async def test_a_rate_after_an_unlimited_time_begins_without_the_old_debt() -> None:
+    clock = SteppingClock(turns=1, start_s=100.0)
+    throttle = Throttle(clock, 1)
+    await throttle.take(MIB)
+    waiting = asyncio.create_task(throttle.take(MIB))
+    await asyncio.sleep(0)
+    throttle.set_rate(0)
+    await waiting
+    throttle.set_rate(1)
+    begun_s = clock.now_s
+    await throttle.take(1)
+    assert clock.now_s == begun_s
+
+
+async def test_a_lower_rate_holds_at_once() -> None:
+    clock = SteppingClock(turns=1, start_s=100.0)
+    throttle = Throttle(clock, 100 * MIB)
+    await throttle.take(MIB)
+    throttle.set_rate(MIB)
+    begun_s = clock.now_s
+    for _ in range(11):
+        await throttle.take(MIB)
+    assert clock.now_s - begun_s == pytest.approx(10.0, abs=0.5)
+
+
 async def test_a_waiter_that_is_cancelled_takes_nothing() -> None:
     clock = SteppingClock(turns=1, start_s=100.0)
     throttle = Throttle(clock, MIB)

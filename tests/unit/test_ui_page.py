@@ -125,7 +125,7 @@ def test_the_page_loads_again_soon_while_a_run_goes_on() -> None:
     def refresh(view: PageView) -> str | None:
         return next(a["content"] for tag, a in read(render_page(view)).elements if tag == "meta")
 
-    assert refresh(VIEW) == "30; url=/auditor/"
+    assert refresh(VIEW) == "10; url=/auditor/"
     assert refresh(replace(running(), base="/p")) == "2; url=/p/auditor/"
     assert refresh(PageView(None, TabSettings(), NOW_MS, trouble="no answer")) == "2; url=/auditor/"
 
@@ -183,3 +183,10 @@ def test_times_spans_and_sizes_read_well() -> None:
         "4 d 4 h",
     ]
     assert [size(count) for count in (0, 1023, 1536, 1 << 60)] == ["0 B", "1023 B", "1.5 KiB", "1024.0 PiB"]
+
+
+def test_a_start_whose_time_is_not_known_is_told_in_words() -> None:
+    rows = (KindRow("bookies", why_no_next="24h on <the leader>"), KindRow("placement"))
+    text = read(render_page(replace(VIEW, state=replace(STATE, kinds=rows)))).text
+    assert "24h on <the leader>" in text
+    assert "not scheduled" in text

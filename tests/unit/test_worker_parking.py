@@ -96,6 +96,28 @@ async def test_a_target_that_refuses_is_no_reason_to_park() -> None:
 
 
 @in_virtual_time
+async def test_where_every_target_finds_an_entry_too_large_the_ledger_is_parked_until_a_bookie_joins() -> None:
+    async with a_world("a b t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        for target in "tu":
+            world.bookies[target].add_replies = [Status.BAD_REQUEST] * 100
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(600)
+        assert running.recorder.endings() == [Ending.PARKED]
+        [task] = await world.parked.list()
+        assert task.reason is ParkReason.NO_CANDIDATE_BOOKIE
+        assert "t=BAD_REQUEST (as the test wants)" in task.detail
+        assert "u=BAD_REQUEST (as the test wants)" in task.detail
+        await world.add_bookies("v")
+        await until(world.is_clean)
+        assert await running.stop(run) is RunEnd.STOPPED
+        await world.assert_whole(LEDGER, packets, "v")
+
+
+@in_virtual_time
 async def test_a_parked_task_that_somebody_else_finished_is_forgotten() -> None:
     async with a_world("a b") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)

@@ -34,14 +34,23 @@
 {{- if ne (int $named) 1 -}}
 {{- fail "name the cluster by exactly one of bookkeeper.metadataServiceUri, bookkeeper.existingConfigMap.name and bookkeeper.pulsar.release" -}}
 {{- end -}}
-{{- if and .Values.bookies.enabled $b.pulsar.release -}}
-{{- fail "bookies.enabled: these bookies cannot join a Pulsar cluster, whose clients do not speak their protocol; give them a root of their own" -}}
+{{- if and .Values.bookies.enabled $b.pulsar.release (not .Values.bookies.apachePort) -}}
+{{- fail "bookies.enabled: these bookies cannot join a Pulsar cluster, whose clients do not speak bookie-grpc; set bookies.apachePort, or give them a root of their own" -}}
+{{- end -}}
+{{- if and .Values.bookies.enabled (has (int .Values.bookies.apachePort) (list (int .Values.bookies.ports.bookie) (int .Values.bookies.ports.http))) -}}
+{{- fail "bookies.apachePort is a port of its own: it cannot be bookies.ports.bookie or bookies.ports.http" -}}
 {{- end -}}
 {{- if and .Values.bookies.enabled .Values.bookies.tls.enabled (not .Values.bookies.tls.existingSecret) -}}
 {{- fail "bookies.tls.enabled needs bookies.tls.existingSecret" -}}
 {{- end -}}
 {{- if and .Values.bookies.enabled (include "bkheal.callsBookies" .) (ne .Values.bookies.tls.enabled (ne $b.clientTls.existingSecret "")) -}}
 {{- fail "bookies.tls.enabled and bookkeeper.clientTls.existingSecret go together: replicators and audits call these bookies" -}}
+{{- end -}}
+{{- if ne (ne $b.clientSasl.username "") (ne $b.clientSasl.existingSecret "") -}}
+{{- fail "bookkeeper.clientSasl.username and bookkeeper.clientSasl.existingSecret go together: the Secret holds that user's password" -}}
+{{- end -}}
+{{- if and .Values.bookkeeper.clientSasl.existingSecret (eq .Values.bookkeeper.clientSasl.mechanism "PLAIN") (not .Values.bookkeeper.clientTls.existingSecret) -}}
+{{- fail "bookkeeper.clientSasl.mechanism=PLAIN sends the password as it is: it needs bookkeeper.clientTls.existingSecret" -}}
 {{- end -}}
 {{- if and (include "bkheal.isK8sClient" .) (not .Values.reports.persistence.enabled) -}}
 {{- fail "spark.mode=k8s-client: executors write the report, so it needs a volume that all pods share; set reports.persistence.enabled" -}}

@@ -13,6 +13,14 @@
 {{- toJson $all -}}
 {{- end -}}
 
+{{/* The components that are scraped as pods: those, and CronJobs' pods while they run, as they have no Service. */}}
+{{- define "bkheal.scrapedPods" -}}
+{{- $all := list -}}
+{{- range include "bkheal.components" . | fromJsonArray }}{{ $all = append $all .name }}{{ end -}}
+{{- if and (eq .Values.mode "cron") .Values.cron.ports.http }}{{ $all = append $all "audit" }}{{ end -}}
+{{- toJson $all -}}
+{{- end -}}
+
 {{/* How an auditor with TLS is scraped. */}}
 {{- define "bkheal.scrape" -}}
 path: /metrics

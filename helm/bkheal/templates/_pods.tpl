@@ -1,7 +1,8 @@
 {{/* What all pods have in common. Each takes (dict "root" $ "component" c "values" .Values.c …). */}}
 
+{{/* A change of what is summed up here replaces pods; the rest of their files arrives while they run. */}}
 {{- define "bkheal.podAnnotations" -}}
-checksum/config: {{ include (printf "bkheal.config.%s" .config) .root | cat (.root.Values.placement.topology | toJson) | sha256sum }}
+checksum/config: {{ include "bkheal.readAtStart" . | cat (.root.Values.placement.topology | toJson) | sha256sum }}
 {{- if .spark }}
 checksum/spark: {{ include "bkheal.sparkFiles" .root | sha256sum }}
 {{- end }}
@@ -105,6 +106,9 @@ securityContext:
 {{ include "bkheal.clusterEnv" .root }}
 - name: BKHEAL_CONFIG
   value: {{ include "bkheal.paths.config" .root }}/bkheal.toml
+{{- if ne .component "bookie" }}
+{{- include "bkheal.clientEnv" .root }}
+{{- end }}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_IP
@@ -124,6 +128,14 @@ securityContext:
 {{- end }}
 {{- end -}}
 
+{{/* How bookies are called, for commands that people run in a pod (`kubectl exec`): the process has it from its file. */}}
+{{- define "bkheal.clientEnv" -}}
+{{- range $key, $value := include "bkheal.clientSettings" (dict "root" . "prefix" "") | fromJson }}
+- name: BKHEAL_{{ upper $key }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end -}}
+
 {{- define "bkheal.envFrom" -}}
 {{- with .values.extraEnvFrom }}
 envFrom:
@@ -140,7 +152,7 @@ envFrom:
 - {name: reports, mountPath: {{ include "bkheal.paths.reports" .root }}}
 {{- end }}
 {{- if ne .component "bookie" }}
-{{- include "bkheal.clientTlsMount" .root }}
+{{- include "bkheal.clientMounts" .root }}
 {{- end }}
 {{- with .values.extraVolumeMounts }}
 {{ toYaml . }}
@@ -167,21 +179,24 @@ envFrom:
 {{ include "bkheal.reportsVolume" .root }}
 {{- end }}
 {{- if ne .component "bookie" }}
-{{- include "bkheal.clientTlsVolume" .root }}
+{{- include "bkheal.clientVolumes" .root }}
 {{- end }}
 {{- with .values.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
 
-{{/* The certificate for calls to bookies: of replicators, audits and the executors of audits. */}}
-{{- define "bkheal.clientTlsMount" -}}
+{{/* Certificate and password for calls to bookies: of replicators, audits and the executors of audits. */}}
+{{- define "bkheal.clientMounts" -}}
 {{- if .Values.bookkeeper.clientTls.existingSecret }}
 - {name: client-tls, mountPath: {{ include "bkheal.paths.clientTls" . }}, readOnly: true}
 {{- end }}
+{{- if .Values.bookkeeper.clientSasl.existingSecret }}
+- {name: client-sasl, mountPath: {{ include "bkheal.paths.clientSasl" . }}, readOnly: true}
+{{- end }}
 {{- end -}}
 
-{{- define "bkheal.clientTlsVolume" -}}
+{{- define "bkheal.clientVolumes" -}}
 {{- with .Values.bookkeeper.clientTls }}
 {{- if .existingSecret }}
 - name: client-tls
@@ -192,6 +207,16 @@ envFrom:
       - {key: {{ .caKey }}, path: ca.crt}
       - {key: {{ .certKey }}, path: tls.crt}
       - {key: {{ .keyKey }}, path: tls.key}
+{{- end }}
+{{- end }}
+{{- with .Values.bookkeeper.clientSasl }}
+{{- if .existingSecret }}
+- name: client-sasl
+  secret:
+    secretName: {{ .existingSecret }}
+    defaultMode: 0440
+    items:
+      - {key: {{ .passwordKey }}, path: password}
 {{- end }}
 {{- end }}
 {{- end -}}

@@ -11,6 +11,21 @@ JSON are the same. */}}
 {{- define "bkheal.paths.config" }}/etc/bkheal{{ end -}}
 {{- define "bkheal.paths.reports" }}/var/lib/bkheal/reports{{ end -}}
 {{- define "bkheal.paths.clientTls" }}/etc/bkheal-client-tls{{ end -}}
+{{- define "bkheal.paths.clientSasl" }}/etc/bkheal-client-sasl{{ end -}}
+
+{{/* Options by table that a process takes over from a changed file while it runs (docs/configuration.md, "live"). */}}
+{{- define "bkheal.live" -}}
+{{- dict "auditor" (list "requests_per_second") "replicator" (list "bytes_per_second") | toJson -}}
+{{- end -}}
+
+{{/* What a process reads when it starts: its file without those; of (dict "root" $ "config" "auditor"). */}}
+{{- define "bkheal.readAtStart" -}}
+{{- $text := include (printf "bkheal.config.%s" .config) .root -}}
+{{- range get (include "bkheal.live" . | fromJson) .config | default list -}}
+{{- $text = regexReplaceAll (printf "\n%s = [^\n]*" .) $text "" -}}
+{{- end -}}
+{{- $text -}}
+{{- end -}}
 
 {{- define "bkheal.sparkMaster" -}}
 {{- if include "bkheal.isK8sClient" . }}k8s://{{ .Values.spark.k8s.apiServer }}{{ else }}local[{{ .Values.spark.localCores }}]{{ end -}}
@@ -28,14 +43,21 @@ JSON are the same. */}}
 {{- toJson $s -}}
 {{- end -}}
 
-{{/* How bookies are called: of (dict "root" $ "prefix" "tls"), as processes name these keys differently. */}}
-{{- define "bkheal.clientTlsSettings" -}}
+{{/* How bookies are called: of (dict "root" $ "prefix" "bookie_"), as processes name these keys differently. */}}
+{{- define "bkheal.clientSettings" -}}
 {{- $s := dict -}}
 {{- if .root.Values.bookkeeper.clientTls.existingSecret -}}
 {{- $directory := include "bkheal.paths.clientTls" . -}}
-{{- $_ := set $s (printf "%s_ca" .prefix) (printf "%s/ca.crt" $directory) -}}
-{{- $_ := set $s (printf "%s_cert" .prefix) (printf "%s/tls.crt" $directory) -}}
-{{- $_ := set $s (printf "%s_key" .prefix) (printf "%s/tls.key" $directory) -}}
+{{- $_ := set $s (printf "%stls_ca" .prefix) (printf "%s/ca.crt" $directory) -}}
+{{- $_ := set $s (printf "%stls_cert" .prefix) (printf "%s/tls.crt" $directory) -}}
+{{- $_ := set $s (printf "%stls_key" .prefix) (printf "%s/tls.key" $directory) -}}
+{{- end -}}
+{{- with .root.Values.bookkeeper.clientSasl -}}
+{{- if .existingSecret -}}
+{{- $_ := set $s (printf "%ssasl_username" $.prefix) .username -}}
+{{- $_ := set $s (printf "%ssasl_password_file" $.prefix) (printf "%s/password" (include "bkheal.paths.clientSasl" $)) -}}
+{{- $_ := set $s (printf "%ssasl_mechanism" $.prefix) .mechanism -}}
+{{- end -}}
 {{- end -}}
 {{- toJson $s -}}
 {{- end -}}
@@ -74,7 +96,7 @@ JSON are the same. */}}
 {{- $_ := set $s "tls_key" "/etc/bkheal-tls/tls.key" -}}
 {{- if $a.tls.clientCaKey }}{{ $_ := set $s "tls_client_ca" "/etc/bkheal-tls/client-ca.crt" }}{{ end -}}
 {{- end -}}
-{{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.clientTlsSettings" (dict "root" . "prefix" "bookie_tls") | fromJson)) -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.clientSettings" (dict "root" . "prefix" "bookie_") | fromJson)) -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.placementSettings" . | fromJson)) -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" .Values.config.auditor) -}}
 [auditor]
@@ -89,9 +111,13 @@ JSON are the same. */}}
   "dry_run" .Values.cron.dryRun
   "missing_share_max" .Values.cron.missingShareMax
   "reports_kept" .Values.cron.reportsKept -}}
+{{- with .Values.cron.ports.http -}}
+{{- $_ := set $s "http_host" "0.0.0.0" -}}
+{{- $_ := set $s "http_port" . -}}
+{{- end -}}
 {{- with .Values.metrics.pushgateway.url }}{{ $_ := set $s "pushgateway" . }}{{ end -}}
 {{- with .Values.bookkeeper.clusterName }}{{ $_ := set $s "cluster_name" . }}{{ end -}}
-{{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.clientTlsSettings" (dict "root" . "prefix" "tls") | fromJson)) -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.clientSettings" (dict "root" . "prefix" "") | fromJson)) -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.placementSettings" . | fromJson)) -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" .Values.config.audit) -}}
 [audit.run]
@@ -120,7 +146,7 @@ JSON are the same. */}}
   "http_host" "0.0.0.0"
   "http_port" $r.ports.http
   "compat_metrics" .Values.metrics.bookkeeperCompat -}}
-{{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.clientTlsSettings" (dict "root" . "prefix" "tls") | fromJson)) -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.clientSettings" (dict "root" . "prefix" "") | fromJson)) -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.placementSettings" . | fromJson)) -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" .Values.config.replicator) -}}
 [replicator]
@@ -138,6 +164,7 @@ JSON are the same. */}}
   "http_port" $b.ports.http
   "read_only_below_bytes" $b.readOnlyBelowBytes
   "collect_interval" $b.collectIntervalSeconds -}}
+{{- with $b.apachePort }}{{ $_ := set $s "apache_port" . }}{{ end -}}
 {{- if $b.tls.enabled -}}
 {{- $_ := set $s "tls_ca" "/etc/bkheal-tls/ca.crt" -}}
 {{- $_ := set $s "tls_cert" "/etc/bkheal-tls/tls.crt" -}}

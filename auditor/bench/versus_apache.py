@@ -1,0 +1,152 @@
+"""Apache BookKeeper's auditor, worker and bookie beside ours: same machine, same ZooKeeper, same data, one run.
+
+Figures of different machines or runs do not compare; the ratios of one run do. What is measured, and from when to when,
+is said by the module of each part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from auditor.bench import versus_apache_audit, versus_apache_repair
+from auditor.bench.versus_apache_add import AddComparison
+from auditor.bench.versus_apache_audit import AuditComparison
+from auditor.bench.versus_apache_figures import comparisons
+from auditor.bench.versus_apache_process import JavaPrograms
+from auditor.bench.versus_apache_repair import SHAPES, RepairComparison, Shape
+from bookie.embedded.apache_jars import ApacheJarsMissingError, find_apache_lib
+from bookie.model.errors import PermanentError
+from bookie.runtime.java import find_java
+from bookie.runtime.version import installed_version
+
+LEDGERS: Final = (10_000, 100_000, 1_000_000)
+MEGABYTES: Final = 32
+WARM_ROUNDS: Final = 3
+_LARGE_LEDGERS: Final = 500_000
+"""From here on a single later audit is enough: it takes minutes, and varies little."""
+
+Say = Callable[[str], None]
+
+
+class Part(enum.StrEnum):
+    """What to compare."""
+
+    AUDIT = "audit"
+    REPAIR = "repair"
+    ADD = "add"
+    ALL = "all"
+
+
+class InvalidShapeError(PermanentError):
+    """A shape of ledgers that makes no sense here."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersusSettings:
+    """What to measure, and how much of it."""
+
+    part: Part = Part.ALL
+    ledgers: Sequence[int] = LEDGERS
+    """Sizes of the audits."""
+    megabytes: float = MEGABYTES
+    """Lost with the bookie, for each contestant and shape; and written in each round of adds."""
+    shapes: Sequence[Shape] = SHAPES
+    """Ensemble, write quorum and ack quorum of the ledgers to repair."""
+    apache_lib: Path | None = None
+    """Folder with Apache's jars; None: the one that ``find_apache_lib`` returns."""
+    is_tuned: bool = True
+    """Whether Apache also runs with its best documented settings."""
+
+
+async def run(settings: VersusSettings, say: Say) -> dict[str, Any]:
+    """Measure; ``say`` is told what is going on.
+
+    Returns:
+        Versions, settings, raw figures of each part, and ``comparisons``.
+
+    Raises:
+        ApacheJarsMissingError, JdkMissingError, JavaNotFoundError: something is not installed; the text says what.
+        ContestantError, EmbeddedProcessError: something did not start, or did not do its work.
+    """
+    lib = _lib(settings.apache_lib)
+    java = await asyncio.to_thread(find_java)
+    with tempfile.TemporaryDirectory(prefix="bkheal-bench-") as name:
+        directory = Path(name)
+        programs = await asyncio.to_thread(JavaPrograms.compile, java, lib, directory / "classes")
+        figures = _about(lib, java.version)
+        if settings.part in (Part.AUDIT, Part.ALL):
+            audits = []
+            for ledgers in settings.ledgers:
+                warm = 1 if ledgers >= _LARGE_LEDGERS else WARM_ROUNDS
+                comparison = AuditComparison(programs, directory / f"audit-{ledgers}", say)
+                audits.append(await comparison.run(ledgers, warm, is_tuned=settings.is_tuned))
+            figures["audit"] = audits
+        if settings.part in (Part.REPAIR, Part.ALL):
+            repair = RepairComparison(programs, directory, say)
+            lost_bytes = int(settings.megabytes * 1e6)
+            figures["repair"] = [
+                await repair.run(shape, lost_bytes, is_tuned=settings.is_tuned) for shape in settings.shapes
+            ]
+        if settings.part in (Part.ADD, Part.ALL):
+            figures["add"] = await AddComparison(java, lib, directory, say).run(int(settings.megabytes * 1e6))
+    return figures | {"comparisons": [each.figures() for each in comparisons(figures)]}
+
+
+def parse_shape(text: str) -> Shape:
+    """Read ``E/Qw/Qa``.
+
+    Raises:
+        InvalidShapeError: not three numbers, or such a ledger cannot lose a bookie and be repaired.
+    """
+    try:
+        ensemble_size, write_quorum, ack_quorum = map(int, text.split("/"))
+    except ValueError:
+        raise InvalidShapeError(f"{text!r} is not E/Qw/Qa, for example 3/2/2") from None
+    if not 2 <= write_quorum <= ensemble_size or not 1 <= ack_quorum <= write_quorum:
+        raise InvalidShapeError(f"{text!r}: need an ensemble of at least Qw, Qw of 2 or more, and Qa of 1 to Qw")
+    return ensemble_size, write_quorum, ack_quorum
+
+
+def _lib(given: Path | None) -> Path:
+    if given is None:
+        return find_apache_lib()
+    if not any(given.glob("bookkeeper-server-*.jar")):
+        raise ApacheJarsMissingError(f"no bookkeeper-server-*.jar in {given}: name the folder with Apache's jars")
+    return given.resolve()
+
+
+def apache_version(lib: Path) -> str:
+    """Version of the server jar in ``lib``."""
+    jar = min(lib.glob("bookkeeper-server-*.jar"))
+    return jar.stem.removeprefix("bookkeeper-server-")
+
+
+def _about(lib: Path, java_version: int) -> dict[str, Any]:
+    return {
+        "versions": {
+            "apache": apache_version(lib),
+            "ours": installed_version(),
+            "java": java_version,
+            "python": platform.python_version(),
+        },
+        "machine": {"cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
+        "settings": {
+            "audit, apache": {**versus_apache_audit.DEFAULTS, "jvm": " ".join(versus_apache_audit.DEFAULT_JVM)},
+            "audit, apache tuned": {**versus_apache_audit.TUNED, "jvm": " ".join(versus_apache_audit.TUNED_JVM)},
+            "repair, apache": dict(versus_apache_repair.DEFAULTS),
+            "repair, apache tuned": dict(versus_apache_repair.TUNED),
+            "audit, cluster": {
+                "bookies": versus_apache_audit.BOOKIES,
+                "lost": 1,
+                "copies": versus_apache_audit.COPIES,
+            },
+        },
+    }

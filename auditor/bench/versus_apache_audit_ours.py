@@ -1,0 +1,72 @@
+"""Our side of the comparison of audits: a process of its own that audits once for each line ``audit`` on its input.
+
+The Spark session is there before ``ready``, as Apache's Java machine is.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from bookie.runtime.clock import SystemClock
+from spark_jobs.audit import AuditResult, run_audit
+from spark_jobs.progress import Phase, ProgressEvent
+from spark_jobs.session import SessionSettings, spark_session
+from spark_jobs.settings import AuditSettings
+
+
+class _Marks:
+    """When each phase began. What was marked is marked once the next phase begins, and no earlier."""
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self._started_s = self._clock.monotonic_s()
+        self._begun: list[tuple[Phase, float]] = []
+
+    def note(self, event: ProgressEvent) -> None:
+        if not self._begun or self._begun[-1][0] is not event.phase:
+            self._begun.append((event.phase, self._clock.monotonic_s() - self._started_s))
+
+    def published_s(self, ended_s: float) -> float:
+        """Seconds to the last task published: from then on the report is written."""
+        return next((at for phase, at in self._begun if phase is Phase.REPORT), ended_s)
+
+    def phases(self, ended_s: float) -> dict[str, float]:
+        ends = [*(at for _, at in self._begun[1:]), ended_s]
+        return {phase.value: round(end - at, 3) for (phase, at), end in zip(self._begun, ends, strict=True)}
+
+    def now_s(self) -> float:
+        return self._clock.monotonic_s() - self._started_s
+
+
+def main() -> int:
+    """Arguments: metadata URI, directory for reports."""
+    settings = AuditSettings(sys.argv[1], Path(sys.argv[2]))
+    with spark_session(SessionSettings()) as spark:
+        _say({"event": "ready"})
+        for line in sys.stdin:
+            if line.strip() != "audit":
+                continue
+            marks = _Marks()
+            result: AuditResult = run_audit(spark, settings, marks.note)
+            ended_s = marks.now_s()
+            _say(
+                {
+                    "event": "audited",
+                    "seconds": marks.published_s(ended_s),
+                    "finished_s": ended_s,
+                    "phases_s": marks.phases(ended_s),
+                    "published": result.summary.published.outcome.value,
+                }
+            )
+    return 0
+
+
+def _say(event: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

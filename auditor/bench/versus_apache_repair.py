@@ -1,0 +1,230 @@
+"""Repair of one lost bookie: Apache's replication worker and our replicator, each in a process of its own.
+
+All bookies are Apache's. Each contestant has ledgers of its own, written alike on the same bookies before one of those
+was killed; a single spare bookie is the target of every copy. Auto-recovery is disabled while a contestant starts, so
+that its time is from the switch to the last task deleted, by whichever rules it has for that. A few small ledgers go
+first, since such a process runs for weeks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from auditor.bench.versus_apache_process import Contestant, ContestantError, JavaPrograms
+from auditor.bench.versus_apache_settings import BOOKIE_HEAP_MIB, bookie_options
+from bookie.client.bookkeeper import LedgerOptions
+from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.embedded.apache import ApacheBookie, ApacheCluster
+from bookie.model.ids import BookieId, LedgerId
+from bookie.wire.port import Status
+
+Shape = tuple[int, int, int]
+SHAPES: Final[tuple[Shape, ...]] = ((3, 3, 2), (3, 2, 2), (5, 2, 2))
+ENTRY_BYTES: Final = 1024
+LEDGERS: Final = 8
+_WARM_LEDGERS: Final = 4
+_WARM_ENTRIES: Final = 2000
+_GONE_DEADLINE_S: Final = 60.0
+_REPAIR_DEADLINE_S: Final = 900.0
+_LIST_TIMEOUT_S: Final = 30.0
+_POLL_S: Final = 0.02
+"""The end of a task sets no event that reaches everybody. One task is looked at a time, which takes nothing from those
+that are measured."""
+
+DEFAULTS: Final[Mapping[str, str]] = {}
+TUNED: Final[Mapping[str, str]] = {
+    "rereplicationEntryBatchSize": "1000",
+    "useV2WireProtocol": "true",
+    "batchReadEnabled": "true",
+    "recoveryBatchReadEnabled": "true",
+    "openLedgerRereplicationGracePeriod": "1000",
+    "rwRereplicateBackoffMs": "100",
+}
+"""What is documented to make repair faster; reads in batches are used where the ensemble is the write quorum."""
+_JVM: Final = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=10")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """One contestant's repair."""
+
+    seconds: float
+    ledgers: int
+    lost_bytes: int
+    """What the lost bookie held of these ledgers, as stored."""
+    lost_entries: int
+    written_entries: int
+    """What the target lists of them afterwards."""
+
+    def figures(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "seconds": round(self.seconds, 3),
+            "mb_per_second": round(self.lost_bytes / self.seconds / 1e6, 2),
+            "ledgers_per_second": round(self.ledgers / self.seconds, 2),
+            "lost_mb": round(self.lost_bytes / 1e6, 1),
+            "written_per_lost": round(self.written_entries / self.lost_entries, 3),
+        }
+
+
+class RepairComparison:
+    """One cluster of Apache's for each shape, and the loss of one of its bookies."""
+
+    def __init__(self, java: JavaPrograms, directory: Path, say: Say) -> None:
+        self._java = java
+        self._directory = directory
+        self._say = say
+
+    async def run(self, shape: Shape, lost_bytes: int, *, is_tuned: bool = True) -> dict[str, Any]:
+        """Lose about ``lost_bytes`` for each contestant, and measure how each repairs them.
+
+        Raises:
+            ContestantError: one of them failed, or left something.
+            EmbeddedProcessError: a bookie did not start.
+        """
+        name = "/".join(map(str, shape))
+        where = self._directory / f"repair-{name.replace('/', '-')}"
+        async with await ApacheCluster.start(
+            where,
+            bookies=shape[0],
+            options=bookie_options(),
+            is_formatted_by_apache=False,
+            heap_mib=BOOKIE_HEAP_MIB,
+            java=self._java.java,
+            lib=self._java.lib,
+        ) as cluster:
+            contestants = self._contestants(cluster.metadata_uri, where, is_tuned)
+            async with await connect(cluster.metadata_uri) as client:
+                self._say(f"repair {name}: writing {lost_bytes / 1e6:.0f} MB of loss for each contestant")
+                work = [(each, *await _write_both(client, shape, lost_bytes)) for each in contestants]
+                spare = (await cluster.add_bookies(1))[0]
+                await _lose(client, cluster.bookies[0])
+                results = {}
+                for (who, command), warm, measured in work:
+                    self._say(f"repair {name}: {who}")
+                    site = _Site(client, cluster.bookies[0].bookie_id, spare.bookie_id)
+                    results[who] = await self._repair(who, command, where, site, (warm, measured))
+                    self._say(f"repair {name}: {who} took {results[who].seconds:.2f} s")
+        return {"shape": name, "results": {who: each.figures() for who, each in results.items()}}
+
+    def _contestants(self, uri: str, where: Path, is_tuned: bool) -> list[tuple[str, list[str]]]:
+        variants = [("apache", DEFAULTS), ("apache tuned", TUNED)]
+        found = []
+        for name, settings in variants[: 2 if is_tuned else 1]:
+            directory = where / name.replace(" ", "-")
+            found.append(
+                (
+                    name,
+                    self._java.command(
+                        "RunReplicationWorker", {"metadataServiceUri": uri, **settings}, directory, _JVM
+                    ),
+                )
+            )
+        ours = [sys.executable, "-m", "replicator", "--metadata-uri", uri, "--output", "json", "--grace", "1"]
+        return [*found, ("ours", ours)]
+
+    async def _repair(
+        self, who: str, command: Sequence[str], where: Path, site: _Site, sets: Sequence[_Set]
+    ) -> Repaired:
+        tasks = site.client.ports.tasks
+        await tasks.disable()
+        async with await Contestant.start(who, command, where / who.replace(" ", "-")) as contestant:
+            for each in sets:
+                await tasks.mark_many([(ledger_id, [site.lost]) for ledger_id in each.ids])
+                started_s = time.perf_counter()
+                await tasks.enable()
+                await site.wait_repaired(who, each.ids)
+                seconds = time.perf_counter() - started_s
+                await tasks.disable()
+            contestant.terminate()
+        await tasks.enable()
+        return await site.outcome(who, each, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Set:
+    ids: tuple[LedgerId, ...]
+    entries: int
+    """In all."""
+    packet_bytes: int
+    share: float
+    """Of the entries, on each bookie."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    client: ConnectedBookKeeper
+    lost: BookieId
+    spare: BookieId
+
+    async def wait_repaired(self, who: str, ledger_ids: Sequence[LedgerId]) -> None:
+        tasks = self.client.ports.tasks
+        try:
+            async with asyncio.timeout(_REPAIR_DEADLINE_S):
+                for ledger_id in ledger_ids:
+                    while await tasks.read(ledger_id) is not None:  # noqa: ASYNC110 (see _POLL_S)
+                        await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            pass
+        if left := [task.ledger_id for task in await tasks.list_all()]:
+            raise ContestantError(f"{who} has not repaired {left} after {_REPAIR_DEADLINE_S:g} s")
+
+    async def outcome(self, who: str, repaired: _Set, seconds: float) -> Repaired:
+        """Count what the target holds now; no metadata may name the lost bookie."""
+        written = 0
+        for ledger_id in repaired.ids:
+            ledger = await self.client.ports.ledgers.read(ledger_id)
+            if self.lost in ledger.metadata.members():
+                raise ContestantError(f"{who} deleted the task of ledger {ledger_id}, which still names {self.lost}")
+            reply = await self.client.ports.transport.list_entries(self.spare, ledger_id, _LIST_TIMEOUT_S)
+            if reply.status is not Status.OK:
+                raise ContestantError(f"{self.spare} does not list ledger {ledger_id}: {reply.status} {reply.detail}")
+            written += sum(last - first + 1 for first, last in reply.entries.runs)
+        lost = round(repaired.entries * repaired.share)
+        return Repaired(seconds, len(repaired.ids), lost * repaired.packet_bytes, lost, written)
+
+
+async def _write_both(client: ConnectedBookKeeper, shape: Shape, lost_bytes: int) -> tuple[_Set, _Set]:
+    ensemble_size, write_quorum, _ = shape
+    entries = int(lost_bytes / ENTRY_BYTES * ensemble_size / write_quorum) // LEDGERS
+    # Whole rounds of the ensemble: each bookie holds the same number of entries.
+    warm = await _write(client, shape, _WARM_LEDGERS, rounded(min(entries, _WARM_ENTRIES), ensemble_size))
+    return warm, await _write(client, shape, LEDGERS, rounded(entries, ensemble_size))
+
+
+async def _write(client: ConnectedBookKeeper, shape: Shape, ledgers: int, entries: int) -> _Set:
+    payload = random.Random(1).randbytes(ENTRY_BYTES)
+    ids = []
+    for _ in range(ledgers):
+        async with client.create_ledger(LedgerOptions(*shape)) as writer:
+            for _ in range(entries):
+                await writer.submit(payload)
+        ids.append(writer.ledger_id)
+    return _Set(tuple(ids), ledgers * entries, PACKET_OVERHEAD + ENTRY_BYTES, shape[1] / shape[0])
+
+
+def rounded(entries: int, ensemble_size: int) -> int:
+    """The next multiple of the ensemble size, at least one."""
+    return max(1, -(-entries // ensemble_size)) * ensemble_size
+
+
+PACKET_OVERHEAD: Final = 36
+"""Header and CRC32C (formats 5.1)."""
+
+
+async def _lose(client: ConnectedBookKeeper, victim: ApacheBookie) -> None:
+    await victim.kill9()
+    async with asyncio.timeout(_GONE_DEADLINE_S):
+        seen = await client.ports.registrations.list()
+        while victim.bookie_id in seen.registered:
+            seen = await client.ports.registrations.wait_changed(seen)
+    await client.ports.tasks.initialize()

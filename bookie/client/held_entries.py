@@ -1,0 +1,171 @@
+"""Which entries of a ledger a bookie holds, also where it cannot list them: then each wanted entry is read.
+
+Apache's bookies with ``DbLedgerStorage`` have no lists (``bookie.wire.apache.listing``). What they serve they hold:
+reading each entry is the same proof as a list (reliability R24: every id, not the first and last), at the price of its
+bytes. Entries are dropped as they come; at most ``REQUESTS_MAX`` answers of about ``_ANSWER_BYTES`` are in memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from bookie.metadata.fan_out import all_or_first_error
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.packet import DamagedEntry, packet_ids
+from bookie.runtime.clock import Clock
+from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, ReadReply, Status
+
+REQUESTS_MAX: Final = 2
+"""Reads of one ledger under way at one bookie."""
+_ANSWER_BYTES: Final = 1 << 20
+"""What a request asks for, by the mean size of the entries so far. The transport's own bound is larger."""
+_ENTRIES_AT_FIRST: Final = 16
+_BACKOFF_S: Final = 0.25
+_RETRIED: Final = frozenset({Status.TOO_MANY_REQUESTS, Status.TIMEOUT, Status.UNREACHABLE})
+
+
+class ReadsAndLists(Protocol):
+    """The part of ``Transport`` that is needed."""
+
+    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
+        """See ``Transport.list_entries``."""
+        ...
+
+    async def read(
+        self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId], timeout_s: float
+    ) -> ReadReply:
+        """See ``Transport.read``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeldEntries:
+    """Asks bookies what they hold. Each request has a deadline of its own and few attempts."""
+
+    transport: ReadsAndLists
+    clock: Clock
+    timeout_s: float
+    attempts_max: int = 1
+    """Of each request that met silence or a busy bookie; pauses between them grow."""
+
+    async def held(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]) -> ListReply:
+        """What the bookie lists; of one that does not list, which of ``wanted`` (ascending) it serves.
+
+        A list may name more than ``wanted``; see ``probed`` for the rest. A bookie in limbo that lists nothing is read
+        as well, for it need not be able to list, and stays one in limbo even if it serves all of ``wanted``.
+        """
+        reply = await self.listed(bookie, ledger_id)
+        is_bare_limbo = reply.status is Status.LIMBO and not reply.entries.runs
+        if reply.status is not Status.UNSUPPORTED and not is_bare_limbo:
+            return reply
+        probed = await self.probed(bookie, ledger_id, wanted)
+        if is_bare_limbo and probed.status is Status.OK:
+            return replace(probed, status=Status.LIMBO)
+        return probed
+
+    async def listed(self, bookie: BookieId, ledger_id: LedgerId) -> ListReply:
+        """What the bookie lists; UNSUPPORTED if it does not list."""
+        for attempt in itertools.count(1):
+            reply = await self.transport.list_entries(bookie, ledger_id, self.timeout_s)
+            if not await self._is_again(reply.status, attempt):
+                return reply
+        raise AssertionError("unreachable: counting has no end")
+
+    async def probed(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]) -> ListReply:
+        """Read each of ``wanted`` (ascending; taken as needed) and say which the bookie serves.
+
+        OK: what is not among the entries the bookie denied, entry by entry. LIMBO: it could not tell of some. Any other
+        status: how reading some entry ended; nothing is known of what is not among the entries (S6).
+        """
+        probe = _Probe(self, bookie, ledger_id, iter(wanted))
+        await all_or_first_error(probe.work() for _ in range(REQUESTS_MAX))
+        return ListReply(probe.status, EntryRuns.of_runs(probe.runs), probe.detail)
+
+    async def read(self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
+        """Read entries, again where nobody answered."""
+        for attempt in itertools.count(1):
+            reply = await self.transport.read(bookie, ledger_id, entry_ids, self.timeout_s)
+            if reply.results or not await self._is_again(reply.status, attempt):
+                return reply
+        raise AssertionError("unreachable: counting has no end")
+
+    async def _is_again(self, status: Status, attempt: int) -> bool:
+        if status not in _RETRIED or attempt >= self.attempts_max:
+            return False
+        await self.clock.sleep(_BACKOFF_S * 2**attempt)
+        return True
+
+
+@dataclass(slots=True)
+class _Probe:
+    """Reading of entries, shared by those who read at the same time."""
+
+    to: HeldEntries
+    bookie: BookieId
+    ledger_id: LedgerId
+    wanted: Iterator[EntryId]
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    status: Status = Status.OK
+    detail: str = ""
+    _answered: int = 0
+    _bytes: int = 0
+
+    async def work(self) -> None:
+        """Take entries and read them until there are no more, or one shows that nothing can be said."""
+        while self._goes_on and (chunk := list(itertools.islice(self.wanted, self._chunk_entries()))):
+            while chunk and self._goes_on:
+                chunk = await self._read(chunk)
+
+    @property
+    def _goes_on(self) -> bool:
+        return self.status in (Status.OK, Status.LIMBO)
+
+    def _chunk_entries(self) -> int:
+        if not self._answered:
+            return _ENTRIES_AT_FIRST
+        mean = max(1, self._bytes // self._answered)
+        return max(1, min(_ANSWER_BYTES // mean, READ_ENTRIES_MAX))
+
+    async def _read(self, chunk: list[EntryId]) -> list[EntryId]:
+        """Read what one answer holds of ``chunk``; the rest."""
+        reply = await self.to.read(self.bookie, self.ledger_id, chunk)
+        held: list[EntryId] = []
+        for entry_id, result in zip(chunk, reply.results, strict=False):
+            status = self._checked(entry_id, result)
+            self._answered += 1
+            self._bytes += len(result.packet)
+            if status is Status.OK:
+                held.append(entry_id)
+            else:
+                self._note(status, f"entry {entry_id}", result.detail)
+        self.runs.extend(EntryRuns.of(held).runs)
+        rest = chunk[len(reply.results) :]
+        if not rest or (reply.status is Status.OK and reply.results):
+            return rest
+        if reply.results and reply.status in _RETRIED:
+            return rest  # it began to answer: another request, with attempts of its own
+        status = Status.IO_ERROR if reply.status is Status.OK else reply.status
+        self._note(status, f"entries from {rest[0]} on: {reply.detail}")
+        return []
+
+    def _checked(self, entry_id: EntryId, result: EntryResult) -> Status:
+        """How reading ``entry_id`` went. An entry that is not the one asked for is damage."""
+        if result.entry_id != entry_id:
+            return Status.CORRUPT
+        if result.status is not Status.OK:
+            return result.status
+        try:
+            is_it = packet_ids(result.packet) == (self.ledger_id, entry_id)
+        except DamagedEntry:
+            return Status.CORRUPT
+        return Status.OK if is_it else Status.CORRUPT
+
+    def _note(self, status: Status, what: str, why: str = "") -> None:
+        """An entry, or several, that the bookie does not serve. Absent ones are just not among the runs."""
+        if status.is_absent or not self._goes_on or (status is Status.LIMBO and self.status is Status.LIMBO):
+            return
+        self.status, self.detail = status, f"reading {what}: {status.name}{f' ({why})' if why else ''}"

@@ -1,0 +1,61 @@
+"""Keeping a ledger within the bookie groups that its custom metadata asks for, and telling where that cannot be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Final
+
+from bookie.client.placement import Placement
+from bookie.metadata.registration import Bookies
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.isolation import isolation_of, not_kept_because, suited
+from bookie.model.metadata import LedgerMetadata
+
+_log: Final = logging.getLogger(__name__)
+
+
+def writable_for(
+    placement: Placement,
+    ledger_id: LedgerId,
+    metadata: LedgerMetadata,
+    members: Collection[BookieId],
+    bookies: Bookies,
+) -> frozenset[BookieId]:
+    """The writable bookies that a ledger may have, beside ``members``, which it has.
+
+    Members that are registered count for "enough bookies in a group", those that are being drained do not. What cannot
+    be kept is logged once.
+    """
+    if not metadata.custom:
+        return bookies.writable
+    note_not_kept(placement, ledger_id, metadata)
+    everyone = (bookies.writable | bookies.registered.intersection(members)) - placement.draining
+    return bookies.writable & suited(metadata.custom, placement.topology.groups, everyone, metadata.ensemble_size)
+
+
+def note_not_kept(placement: Placement, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
+    """Log that the groups a ledger asks for do not count, and why: once for what is unreadable, once without groups."""
+    why = not_kept_because(metadata.custom, placement.topology.groups)
+    kind = "groups" if placement.topology.groups.names else "no groups"
+    if why is not None and kind not in placement.told:
+        placement.told.add(kind)
+        extra = {"ledger_id": ledger_id, "reason": why}
+        _log.warning("bookie groups of a ledger do not count, any bookie may take its copies; told once", extra=extra)
+
+
+def note_targets(
+    placement: Placement, ledger_id: LedgerId, metadata: LedgerMetadata, targets: Collection[BookieId]
+) -> None:
+    """Log what a repair does against the ledger's first wish: copies on bookies outside its primary groups."""
+    note_not_kept(placement, ledger_id, metadata)
+    groups = placement.topology.groups
+    if not metadata.custom or not groups.names or not_kept_because(metadata.custom, groups) is not None:
+        return
+    wish = isolation_of(metadata.custom)
+    if wish is None or not wish.primary:
+        return
+    outside = sorted(set(targets) - groups.among(targets, wish.primary))
+    if outside:
+        extra = {"ledger_id": ledger_id, "bookies": outside, "groups": str(wish)}
+        _log.info("primary bookie groups of a ledger have too few bookies, others take copies", extra=extra)

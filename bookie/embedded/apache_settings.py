@@ -1,0 +1,177 @@
+"""Configuration files for Apache's programs: small caches, loopback only, every write on the disk before its answer."""
+
+from __future__ import annotations
+
+import enum
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from bookie.model.errors import PermanentError
+
+SESSION_TIMEOUT_MS: Final = 6000
+"""Short, so that a killed bookie is known to be gone within seconds; three ticks of the embedded ZooKeeper."""
+
+_LOG4J: Final = """\
+status = error
+appender.out.type = Console
+appender.out.name = out
+appender.out.target = SYSTEM_OUT
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = {pattern}
+rootLogger.level = warn
+rootLogger.appenderRef.out.ref = out
+"""
+_WITH_TIME: Final = "%d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX} %p %c{1} %m%n%rEx{12}"
+_TEXT_ALONE: Final = "%m%n%rEx{12}"
+
+_TOLD: Final = ("org.apache.bookkeeper.common.component.ComponentStarter",)
+"""Says when everything has started."""
+_TOLD_BY_SHELL: Final = ("org.apache.bookkeeper.tools", "org.apache.bookkeeper.bookie.BookieShell")
+"""Apache's shell prints most of its answers through the log."""
+
+
+class ApacheStorage(enum.Enum):
+    """Where a bookie keeps entries; the value is Apache's ``ledgerStorageClass``."""
+
+    SORTED = "org.apache.bookkeeper.bookie.SortedLedgerStorage"
+    """Apache's default."""
+    DB = "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage"
+    """Indexes in RocksDB, what large deployments use. Such a bookie never answers a request for a list of entries: its
+    storage does not support it, and what it throws reaches nobody. Whoever asks waits for its own deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApacheTls:
+    """Certificates, as PEM files, that bookies serve TLS with."""
+
+    certificate: Path
+    private_key: Path
+    """PKCS #8, without a password."""
+    ca_certificates: Path
+    """Whom clients' certificates must be signed by, where they are asked for."""
+    asks_clients: bool = False
+
+    def settings(self) -> dict[str, str]:
+        """What Apache calls it (formats section 8)."""
+        return {
+            "tlsProvider": "JDK",
+            "tlsProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory",
+            "tlsKeyStoreType": "PEM",
+            "tlsKeyStore": str(self.private_key),
+            "tlsCertificatePath": str(self.certificate),
+            "tlsTrustStoreType": "PEM",
+            "tlsTrustStore": str(self.ca_certificates),
+            "tlsClientAuthentication": str(self.asks_clients).lower(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ApacheSasl:
+    """Names and passwords that bookies ask clients for (DIGEST-MD5), and which of them Apache's own clients give."""
+
+    passwords: Mapping[str, str] = field(repr=False)
+    own_name: str
+    """The name in ``passwords`` that auto-recovery, the shell and Apache's client log in with."""
+
+    def jaas(self) -> str:
+        """Content of the file that Java's login reads."""
+        users = "\n".join(f"  user_{name}={_quoted(password)}" for name, password in self.passwords.items())
+        name, password = _quoted(self.own_name), _quoted(self.passwords[self.own_name])
+        module = "org.apache.zookeeper.server.auth.DigestLoginModule required"
+        own = f"  {module}\n  username={name}\n  password={password};\n"
+        return f"Bookie {{\n  {module}\n{users};\n}};\nBookKeeper {{\n{own}}};\nAuditor {{\n{own}}};\n"
+
+    def settings(self) -> dict[str, str]:
+        """What Apache calls it (formats section 8)."""
+        return {
+            "bookieAuthProviderFactoryClass": "org.apache.bookkeeper.sasl.SASLBookieAuthProviderFactory",
+            "clientAuthProviderFactoryClass": "org.apache.bookkeeper.sasl.SASLClientProviderFactory",
+            "saslJaasClientAllowedIds": ".*",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ApacheOptions:
+    """What every program of one cluster is configured with; each may add settings of its own."""
+
+    storage: ApacheStorage = ApacheStorage.SORTED
+    tls: ApacheTls | None = None
+    sasl: ApacheSasl | None = None
+    extra: Mapping[str, str] = field(default_factory=dict)
+    """Any setting, by Apache's name; wins over ours."""
+
+    def shared(self, metadata_uri: str) -> dict[str, str]:
+        """Settings of servers and clients alike."""
+        return {
+            "metadataServiceUri": metadata_uri,
+            "zkTimeout": str(SESSION_TIMEOUT_MS),
+            "allowLoopback": "true",
+            "advertisedAddress": "127.0.0.1",
+            "httpServerEnabled": "false",
+            "enableStatistics": "false",
+            **(self.tls.settings() if self.tls else {}),
+            **(self.sasl.settings() if self.sasl else {}),
+        }
+
+    def bookie(self, metadata_uri: str, port: int, directory: Path) -> dict[str, str]:
+        """Settings of the bookie whose directories are in ``directory``. It calls itself ``127.0.0.1:port``."""
+        return {
+            **self.shared(metadata_uri),
+            "bookiePort": str(port),
+            "listeningInterface": _loopback_interface(),
+            "journalDirectory": str(directory / "journal"),
+            "ledgerDirectories": str(directory / "ledgers"),
+            "ledgerStorageClass": self.storage.value,
+            "journalSyncData": "true",
+            "journalPreAllocSizeMB": "4",
+            # A nearly full disk will do: Apache's defaults stop at 95 %, and below a few free gigabytes.
+            "diskUsageThreshold": "0.999",
+            "diskUsageLwmThreshold": "0.998",
+            "diskUsageWarnThreshold": "0.998",
+            "logSizeLimit": str(256 << 20),
+            "minUsableSizeForEntryLogCreation": str(32 << 20),
+            "minUsableSizeForIndexFileCreation": str(16 << 20),
+            "minUsableSizeForHighPriorityWrites": str(16 << 20),
+            # Caches for a heap of 200 MiB.
+            "skipListSizeLimit": str(16 << 20),
+            "pageLimit": "2048",
+            "dbStorage_writeCacheMaxSizeMb": "16",
+            "dbStorage_readAheadCacheMaxSizeMb": "16",
+            "dbStorage_rocksDB_blockCacheSize": str(16 << 20),
+            **self.extra,
+        }
+
+
+def write_settings(path: Path, settings: Mapping[str, str]) -> None:
+    """Write a configuration file.
+
+    Raises:
+        PermanentError: a value holds a line break, which such a file cannot.
+    """
+    for name, value in settings.items():
+        if "\n" in name + value:
+            raise PermanentError(f"the value of {name} holds a line break: write it in one line")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The reader takes a backslash as an escape and splits values at commas, which Apache's lists rely on.
+    path.write_text("".join(f"{name}={value.replace(chr(92), chr(92) * 2)}\n" for name, value in settings.items()))
+
+
+def write_log_settings(path: Path, *, is_shell: bool) -> None:
+    """Write a log configuration: warnings, and what says that a server has started or what a shell answers."""
+    text = _LOG4J.replace("{pattern}", _TEXT_ALONE if is_shell else _WITH_TIME)
+    for number, name in enumerate(_TOLD_BY_SHELL if is_shell else _TOLD):
+        text += f"logger.l{number}.name = {name}\nlogger.l{number}.level = info\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _loopback_interface() -> str:
+    return next(name for _, name in socket.if_nameindex() if name.rstrip("0123456789") == "lo")
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

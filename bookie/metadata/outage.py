@@ -1,0 +1,92 @@
+"""Says that ZooKeeper is away, and that it is back, without a line for each attempt to reach it.
+
+kazoo tries every two seconds and tells of each attempt. Told are the first failure, then one at growing intervals, each
+reason that is new in this outage, and the return. What kazoo has to say of anything else passes as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, MutableMapping
+from typing import Any, Final
+
+INTERVAL_S_MIN: Final = 15.0
+INTERVAL_S_MAX: Final = 300.0
+"""Whoever looks at the last minutes of a log still learns of the outage."""
+REASONS_MAX: Final = 8
+"""Told as soon as they are met, in one outage; each server of an ensemble may have its own."""
+
+_ATTEMPTS: Final = frozenset({"Connection dropped: %s", "Connection time-out: %s", "Cannot resolve %s: %s"})
+"""kazoo's texts for an attempt that failed."""
+_ENTAILED: Final = "Transition to CONNECTING"
+"""Follows the first failure and says nothing more."""
+
+
+class Outage:
+    """Decides what is told. Pure; times are of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._began_s: float | None = None
+        self._next_s = 0.0
+        self._interval_s = INTERVAL_S_MIN
+        self._reasons: set[str] = set()
+        self.attempts = 0
+        """That failed, in this outage or the last one."""
+
+    def failed(self, reason: str, now_s: float) -> float | None:
+        """An attempt failed. Since when the server is away, in seconds, if this is to be told; None: it is not."""
+        if self._began_s is None:
+            self._began_s, self.attempts, self._interval_s = now_s, 0, INTERVAL_S_MIN
+            self._next_s = now_s
+            self._reasons.clear()
+        self.attempts += 1
+        is_new = reason not in self._reasons and len(self._reasons) < REASONS_MAX
+        if is_new:
+            self._reasons.add(reason)
+        if now_s >= self._next_s:
+            self._next_s = now_s + self._interval_s
+            self._interval_s = min(2 * self._interval_s, INTERVAL_S_MAX)
+        elif not is_new:
+            return None
+        return now_s - self._began_s
+
+    def over(self, now_s: float) -> float | None:
+        """There is a connection. How long there was none, in seconds; None: it was not missed."""
+        began_s, self._began_s = self._began_s, None
+        return None if began_s is None else now_s - began_s
+
+
+class OutageLog(logging.LoggerAdapter[logging.Logger]):
+    """The logger that kazoo is given. For its connection's thread; see the module docstring."""
+
+    def __init__(self, logger: logging.Logger, hosts: str, now_s: Callable[[], float]) -> None:
+        """``hosts`` is what the connection was made with, for people; ``now_s`` a monotonic clock."""
+        super().__init__(logger, {})
+        self._hosts = hosts
+        self._now_s = now_s
+        self._outage = Outage()
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """As a logger does, save for what tells of attempts."""
+        if msg in _ATTEMPTS:
+            self._attempt_failed(str(msg) % args)
+        elif msg != _ENTAILED:
+            super().log(level, msg, *args, **kwargs)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Adds nothing."""
+        return msg, kwargs
+
+    def connected(self) -> None:
+        """There is a connection again, or for the first time."""
+        away_s = self._outage.over(self._now_s())
+        if away_s is not None:
+            self.logger.warning("zookeeper is back", extra=self._fields(away_s))
+
+    def _attempt_failed(self, reason: str) -> None:
+        away_s = self._outage.failed(reason, self._now_s())
+        if away_s is not None:
+            self.logger.warning("zookeeper is away, tried again", extra={"reason": reason, **self._fields(away_s)})
+
+    def _fields(self, away_s: float) -> dict[str, object]:
+        return {"hosts": self._hosts, "away_s": round(away_s, 1), "attempts": self._outage.attempts}

@@ -1,0 +1,170 @@
+"""Follows the configuration file of a process that runs: looks at it now and then and at SIGHUP; see ``reload``.
+
+Contents are compared, not times: a ConfigMap's volume replaces the directory behind a link, with whatever times. A
+content counts when two looks in a row find it, so that a file which is being written is not taken for a short one;
+SIGHUP says that it is complete. What cannot be read or is refused changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from bookie.model.errors import InvariantError
+from bookie.runtime.clock import Clock
+from bookie.runtime.reload import ConfigSource, Decision, decide
+from bookie.runtime.settings import ConfigurationError
+from bookie.runtime.tasks import cancel, guarded
+
+_log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S: Final = 2.0
+"""Between two looks; a change is felt after two of them."""
+BYTES_MAX: Final = 1 << 20
+"""Largest file that is read; Kubernetes has the same limit for a ConfigMap."""
+_STREAMS: Final = (0, 1, 2)
+
+Apply: TypeAlias = Mapping[str, Callable[[Any], None]]
+"""For each live option what takes its new value."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """Stands for a content that is not to be had."""
+
+    reason: str
+
+
+class ConfigWatch:
+    """One process's look at its file. See the module docstring."""
+
+    def __init__(self, source: ConfigSource, apply: Apply, clock: Clock) -> None:
+        """Only stores.
+
+        Raises:
+            InvariantError: the options that can change are not those that are said to.
+        """
+        if apply.keys() != source.live:
+            raise InvariantError(f"live options are {sorted(source.live)}, and {sorted(apply)} can be applied")
+        self._source = source
+        self._apply = apply
+        self._clock = clock
+        self._seen = source.values
+        self._candidate: bytes | _Unread | None = None
+        self._settled: bytes | _Unread | None = None
+        self._turn = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Look until cancelled, whatever a look ends with."""
+        while True:
+            try:
+                await self.look()
+            except Exception:  # noqa: BLE001 (task boundary: no content may end the look at those that come after it)
+                _log.exception("configuration look failed", extra={"path": str(self._source.path)})
+            await self._clock.sleep(LOOK_INTERVAL_S)
+
+    async def look(self, *, is_asked: bool = False) -> None:
+        """Read the file, and take over what changed.
+
+        Args:
+            is_asked: somebody asks for it: take what is there as complete, and answer in the log in any case.
+        """
+        async with self._turn:
+            content = await asyncio.to_thread(_read, self._source.path)
+            is_candidate, self._candidate = content == self._candidate, content
+            if is_asked or (is_candidate and content != self._settled):
+                self._settled = content
+                self._take(content, is_asked=is_asked)
+
+    def _take(self, content: bytes | _Unread, *, is_asked: bool) -> None:
+        fields: dict[str, object] = {"path": str(self._source.path)}
+        try:
+            new = self._source.parse(_text(content))
+        except ConfigurationError as error:
+            _log.error("configuration file is refused, the old values stay", extra=fields | {"error": str(error)})
+            return
+        decision = decide(self._source, self._seen, new)
+        self._seen = new
+        for change in decision.taken:
+            self._apply[change.option](change.new)
+        self._tell(decision, fields)
+        if is_asked and decision == Decision():
+            _log.warning("configuration file says nothing new", extra=fields)
+
+    def _tell(self, decision: Decision, fields: dict[str, object]) -> None:
+        """All are warnings, so that the level which commands log at by default shows what became of the change."""
+        for change in decision.taken:
+            _log.warning("option changed", extra=_values(change.option, change.old, change.new) | fields)
+        for change in decision.outranked:
+            more: dict[str, object] = {"stays_with": self._source.given[change.option]} | fields
+            _log.warning("option does not follow the file", extra=_values(change.option, change.old, change.new) | more)
+        for change in decision.waiting:
+            _log.warning("option needs a restart", extra=_values(change.option, change.old, change.new) | fields)
+
+
+@asynccontextmanager
+async def following(
+    source: ConfigSource | None, apply: Apply, clock: Clock, on_hangup: Callable[[], None]
+) -> AsyncIterator[None]:
+    """Follow the file while the context lasts; without one nothing happens, and SIGHUP stays what it was.
+
+    Args:
+        source: the file.
+        apply: see ``Apply``.
+        clock: for the pauses between looks.
+        on_hangup: called at a SIGHUP that comes because the terminal of the process was closed.
+    """
+    if source is None:
+        yield
+        return
+    watch, terminals, loop = ConfigWatch(source, apply, clock), _terminals(), asyncio.get_running_loop()
+    asked: list[asyncio.Task[None]] = []
+
+    def signalled() -> None:
+        if terminals and not _terminals():
+            on_hangup()
+        elif not asked or asked[0].done():
+            asked[:] = [guarded("configuration look", watch.look(is_asked=True))]
+
+    loop.add_signal_handler(signal.SIGHUP, signalled)
+    looking = guarded("configuration watch", watch.run())
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        for task in (looking, *asked):
+            await cancel(task)
+
+
+def _terminals() -> frozenset[int]:
+    """Standard streams that are a terminal; one that was closed is none any more."""
+    return frozenset(number for number in _STREAMS if os.isatty(number))
+
+
+def _read(path: Path) -> bytes | _Unread:
+    try:
+        with path.open("rb") as file:
+            content = file.read(BYTES_MAX + 1)
+    except OSError as error:
+        return _Unread(f"cannot read {path}: {error.strerror or error}")
+    return content if len(content) <= BYTES_MAX else _Unread(f"{path} has more than {BYTES_MAX} bytes")
+
+
+def _text(content: bytes | _Unread) -> str:
+    if isinstance(content, _Unread):
+        raise ConfigurationError([content.reason])
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigurationError([f"this is no text: {error}"]) from error
+
+
+def _values(option: str, old: object, new: object) -> dict[str, object]:
+    return {"option": option, "old": old, "new": new}

@@ -1,0 +1,270 @@
+"""The work behind Apache's operations: what each asks of the bookie, and how its outcome is told (formats 4.4).
+
+Knows no network. Every request gets one answer, the body of a frame, whatever the outcome. An entry that cannot be
+told of is never told of as absent (S6): limbo and damage have answers of their own, or the one for an I/O error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from bookie.model.ids import LEDGER_ID_MAX, NO_ENTRY, EntryId, LedgerId
+from bookie.runtime.clock import Clock
+from bookie.runtime.tasks import guarded
+from bookie.server.apache import dialect_v3 as v3
+from bookie.server.apache.dialect_v2 import batch_answer
+from bookie.server.apache.grouping import AddGroup
+from bookie.server.apache.known_lacs import KnownLacs
+from bookie.server.apache.requests import (
+    AddKind,
+    Answered,
+    BatchRead,
+    Info,
+    ListEntries,
+    LongPoll,
+    Other,
+    Read,
+    ReadLac,
+    StartTls,
+    WriteLac,
+)
+from bookie.server.lac_board import header_lac, proven_lac
+from bookie.wire.apache.framing import FRAME_BYTES_EVERYBODY_TAKES, LENGTH_SIZE
+from bookie.wire.apache.v2 import BATCH_ENTRY_OVERHEAD_BYTES, BATCH_OVERHEAD_BYTES
+from bookie.wire.handler import BookieHandler
+from bookie.wire.port import READ_BYTES_MAX, AddBatch, EntryResult, LacReply, Status
+
+_log = logging.getLogger(__name__)
+
+LIST_BYTES_MAX: Final = FRAME_BYTES_EVERYBODY_TAKES - 256
+"""Room for an encoded entry list in one frame; a longer one cannot be told, and part of it must not."""
+BATCH_READ_BYTES_MAX: Final = FRAME_BYTES_EVERYBODY_TAKES
+_BATCH_READ_STEP: Final = 64
+"""Entries that a batch read fetches at a time."""
+_THESE_DISKS: Final = ""
+"""Apache's requests name no incarnation: they mean the disks that are here."""
+_ANSWERED_POLL: Final = frozenset((Status.OK, Status.NO_ENTRY))
+
+
+class Answering:
+    """Answers the requests of every connection of one listener. See the module docstring."""
+
+    def __init__(self, handler: BookieHandler, clock: Clock) -> None:
+        self._handler = handler
+        self._lacs = KnownLacs(clock)
+        self._polls: dict[LedgerId, set[asyncio.Task[LacReply]]] = {}
+
+    async def adds(self, group: AddGroup) -> Sequence[bytes]:
+        """The frames that answer the adds of a group, in their order.
+
+        They are stored together. Where the batch is refused for its shape, each is tried alone, so that none suffers
+        for its neighbour.
+        """
+        kind, packets, accepted = group.kind, group.packets, group.accepted
+        status = await self._add(kind, packets)
+        if status is Status.OK:
+            return accepted
+        statuses: Sequence[Status] = [status] * len(packets)
+        if status is Status.BAD_REQUEST and len(packets) > 1:
+            statuses = await asyncio.gather(*(self._add(kind, [packet]) for packet in packets))
+        refused = kind.dialect.refused
+        return [
+            answer if its_status is Status.OK else refused(answer, its_status)
+            for answer, its_status in zip(accepted, statuses, strict=True)
+        ]
+
+    async def _add(self, kind: AddKind, packets: Sequence[bytes]) -> Status:
+        batch = AddBatch(kind.stored_in, kind.master_key, packets, kind.is_recovery)
+        reply = await self._handler.add(_THESE_DISKS, batch)
+        if reply.status is Status.OK:
+            self._lacs.note(kind.stored_in, header_lac(packets[-1]))
+        return reply.status
+
+    async def reads(self, reads: Sequence[Read]) -> tuple[list[bytes], list[Read]]:
+        """The frames, in pieces, that answer some reads of one group (``grouping``), at least one, and those that are
+        left for another call.
+
+        The answers hold ``READ_BYTES_MAX`` and one entry more, also where one entry is asked for many times.
+        """
+        if reads[0].entry_id == NO_ENTRY:
+            return self._read_answers(reads, {EntryId(NO_ENTRY): await self._last(reads[0])})
+        ledger_id, fence_key = reads[0].ledger_id, reads[0].fence_key
+        entry_ids = sorted({read.entry_id for read in reads})
+        reply = await self._handler.read(_THESE_DISKS, ledger_id, entry_ids, fence_key)
+        if fence_key is not None:
+            self._end_polls(ledger_id)
+        found = {result.entry_id: result for result in reply.results}
+        if reply.status is not Status.OK or not found:
+            failure = reply.status if reply.status is not Status.OK else Status.IO_ERROR
+            found |= {entry: EntryResult(entry, failure) for entry in entry_ids if entry not in found}
+        return self._read_answers(reads, found)
+
+    def _read_answers(
+        self, reads: Sequence[Read], found: Mapping[EntryId, EntryResult]
+    ) -> tuple[list[bytes], list[Read]]:
+        answers: list[bytes] = []
+        left: list[Read] = []
+        size = 0
+        for read in reads:
+            result = found.get(read.entry_id)
+            if result is None or size > READ_BYTES_MAX:
+                left.append(read)
+            else:
+                answers += self._read_answer(read, result)
+                size += len(result.packet)
+        return answers, left
+
+    async def _last(self, read: Read) -> EntryResult:
+        """The greatest entry. After fencing an unknown ledger, there is none."""
+        if read.fence_key is not None:
+            fenced = await self._handler.fence(_THESE_DISKS, read.ledger_id, read.fence_key)
+            self._end_polls(read.ledger_id)
+            if fenced.status is not Status.OK:
+                return EntryResult(NO_ENTRY, fenced.status)
+            return fenced.last_entry or EntryResult(NO_ENTRY, Status.NO_ENTRY)
+        reply = await self._handler.read_last(_THESE_DISKS, read.ledger_id)
+        return reply.results[0] if reply.results else EntryResult(NO_ENTRY, _failure(reply.status))
+
+    def _read_answer(self, read: Read, result: EntryResult) -> Sequence[bytes]:
+        if result.status is not Status.OK or read.fence_key is not None:
+            return read.dialect.was_read(read, result.status, result.packet, None)
+        known_lac = self._lacs.note(read.ledger_id, header_lac(result.packet))
+        return read.dialect.was_read(read, Status.OK, result.packet, known_lac)
+
+    async def one(self, request: Other) -> bytes:
+        """The answer to a request that stands alone."""
+        match request:
+            case LongPoll():
+                return await self._long_poll(request)
+            case ReadLac():
+                return await self._read_lac(request)
+            case WriteLac():
+                return await self._write_lac(request)
+            case ListEntries():
+                return await self._list_entries(request)
+            case Info():
+                return await self._info(request)
+            case BatchRead():
+                return await self._batch_read(request)
+            case Answered():
+                return request.answer
+            case StartTls():
+                return request.refused
+            case Read():
+                frame, _ = await self.reads([request])
+                return b"".join(frame)[LENGTH_SIZE:]
+
+    async def _long_poll(self, poll: LongPoll) -> bytes:
+        reply = await self._waited(poll)
+        if reply.status is Status.BAD_REQUEST:
+            return v3.poll_failed(poll, reply.status)
+        lac = self._noted(poll.ledger_id, reply)
+        if not poll.wants_entry:
+            return await self.one(Read(poll.dialect, poll.tag, poll.ledger_id, poll.entry_id, None))
+        if lac <= poll.beyond:
+            if reply.status not in _ANSWERED_POLL:
+                return v3.poll_failed(poll, reply.status)
+            return v3.polled(poll, NO_ENTRY, None, lac, None)
+        updated_ms = self._lacs.updated_ms(poll.ledger_id)
+        if reply.entry is None:
+            return v3.polled(poll, NO_ENTRY, None, lac, updated_ms)
+        return v3.polled(poll, reply.entry.entry_id, reply.entry.packet, lac, updated_ms)
+
+    async def _waited(self, poll: LongPoll) -> LacReply:
+        """What there is to tell once there is something, the time is over, or the ledger was fenced through here.
+
+        A fence that came another way is not noticed: then the time ends the poll.
+        """
+        waiting = self._handler.wait_lac(_THESE_DISKS, poll.ledger_id, poll.beyond, poll.wait_s)
+        task = guarded("apache long poll", waiting)
+        self._polls.setdefault(poll.ledger_id, set()).add(task)
+        try:
+            reply: LacReply = await task
+            return reply
+        except asyncio.CancelledError:
+            us = asyncio.current_task()
+            if us is not None and us.cancelling():
+                raise
+            return await self._handler.wait_lac(_THESE_DISKS, poll.ledger_id, poll.beyond, 0.0)
+        finally:
+            polls = self._polls.get(poll.ledger_id, set())
+            polls.discard(task)
+            if not polls:
+                self._polls.pop(poll.ledger_id, None)
+
+    def _end_polls(self, ledger_id: LedgerId) -> None:
+        """A ledger was fenced, or somebody tried: those who wait for it look again, and hear what there is."""
+        for task in self._polls.pop(ledger_id, set()):
+            task.cancel()
+
+    async def _read_lac(self, request: ReadLac) -> bytes:
+        """An explicit LAC without any entry is told with an I/O error, as Apache's bookies do (formats 4.4)."""
+        reply = await self._handler.read_lac(_THESE_DISKS, request.ledger_id)
+        self._noted(request.ledger_id, reply)
+        if reply.status is Status.OK and reply.last_entry is not None and reply.last_entry.status is Status.OK:
+            return v3.lac_answer(request, Status.OK, reply.explicit, reply.last_entry.packet)
+        if reply.status is Status.OK and reply.last_entry is not None:
+            return v3.lac_answer(request, reply.last_entry.status, reply.explicit, None)
+        if reply.status is Status.OK or reply.status.is_absent:
+            status = Status.IO_ERROR if reply.explicit else Status.NO_ENTRY
+            return v3.lac_answer(request, status, reply.explicit, None)
+        return v3.lac_answer(request, reply.status, reply.explicit, None)
+
+    async def _write_lac(self, request: WriteLac) -> bytes:
+        reply = await self._handler.write_lac(_THESE_DISKS, request.ledger_id, request.master_key, request.packet)
+        if reply.status is Status.OK:
+            self._noted(request.ledger_id, LacReply(Status.OK, request.packet))
+        return v3.lac_written(request, reply.status)
+
+    async def _list_entries(self, request: ListEntries) -> bytes:
+        reply = await self._handler.list_entries(_THESE_DISKS, request.ledger_id)
+        if reply.status is not Status.OK:
+            return v3.list_answer(request, reply.status, b"")
+        encoded = reply.entries.encode()
+        if len(encoded) > LIST_BYTES_MAX:
+            extra = {"ledger_id": request.ledger_id, "bytes": len(encoded), "bytes_max": LIST_BYTES_MAX}
+            _log.warning("entry list too long for a frame of Apache's protocol", extra=extra)
+            return v3.list_answer(request, Status.IO_ERROR, b"")
+        return v3.list_answer(request, Status.OK, encoded)
+
+    async def _info(self, request: Info) -> bytes:
+        reply = await self._handler.info(_THESE_DISKS)
+        if reply.info is None:
+            return v3.info_answer(request, _failure(reply.status), 0, 0)
+        return v3.info_answer(request, Status.OK, reply.info.disk_total_bytes, reply.info.disk_free_bytes)
+
+    async def _batch_read(self, read: BatchRead) -> bytes:
+        """Entries from the first on, up to one that is not here, the count, or the bytes; the first in any case."""
+        room = min(read.bytes_max, BATCH_READ_BYTES_MAX) - BATCH_OVERHEAD_BYTES
+        last = LEDGER_ID_MAX if read.count_max <= 0 else min(read.first + read.count_max - 1, LEDGER_ID_MAX)
+        entries: list[bytes] = []
+        fence_key = read.fence_key
+        while (start := read.first + len(entries)) <= last:
+            ids = [EntryId(entry) for entry in range(start, min(start + _BATCH_READ_STEP, last + 1))]
+            reply = await self._handler.read(_THESE_DISKS, read.ledger_id, ids, fence_key)
+            fence_key = None  # it is done, and durable
+            for result in reply.results:
+                room -= BATCH_ENTRY_OVERHEAD_BYTES + len(result.packet)
+                if result.status is not Status.OK or (entries and room < 0):
+                    return _batch(read, entries, result.status)
+                entries.append(result.packet)
+            if not reply.results or reply.status is not Status.OK:
+                return _batch(read, entries, _failure(reply.status))
+        return _batch(read, entries, Status.BAD_REQUEST)
+
+    def _noted(self, ledger_id: LedgerId, reply: LacReply) -> int:
+        """The greatest LAC known after this reply."""
+        return self._lacs.note(ledger_id, proven_lac(reply))
+
+
+def _batch(read: BatchRead, entries: Sequence[bytes], ended_by: Status) -> bytes:
+    """What was found, or why nothing was."""
+    return batch_answer(read, Status.OK if entries else ended_by, entries)
+
+
+def _failure(status: Status) -> Status:
+    """The status of an answer that brings nothing: whatever it says, it is not OK."""
+    return Status.IO_ERROR if status is Status.OK else status

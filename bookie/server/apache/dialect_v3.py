@@ -1,0 +1,276 @@
+"""Version 3 on one connection: protobuf messages to requests, outcomes to protobuf messages (formats 4.3 and 4.4).
+
+Answers carry version three, the operation and the txnId of the request. An outcome stands twice in them, at the top
+and in the operation's own part; what has no such part (login, TLS, unknown operations, refusals) has it at the top.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
+from bookie.server.apache.fast_reads import found_v3
+from bookie.server.apache.requests import (
+    Add,
+    AddKind,
+    Answered,
+    Info,
+    ListEntries,
+    LongPoll,
+    Read,
+    ReadLac,
+    Request,
+    StartTls,
+    WriteLac,
+)
+from bookie.wire.apache import protocol_pb2 as pb
+from bookie.wire.apache.framing import LENGTH_SIZE, MalformedFrameError, framed
+from bookie.wire.apache.statuses import code_of_status
+from bookie.wire.port import Status
+
+AUTH_DISABLED: Final = "AuthDisabledPlugin"
+"""What a bookie that asks for no login calls it; clients take it for a yes."""
+_TOTAL_DISK_CAPACITY: Final = 1
+_FREE_DISK_SPACE: Final = 2
+
+_LEDGER_ID: Final = struct.Struct(">q")
+
+_PARTS: Final[Mapping[int, tuple[str, str]]] = {
+    pb.READ_ENTRY: ("readRequest", "readResponse"),
+    pb.ADD_ENTRY: ("addRequest", "addResponse"),
+    pb.WRITE_LAC: ("writeLacRequest", "writeLacResponse"),
+    pb.READ_LAC: ("readLacRequest", "readLacResponse"),
+    pb.GET_BOOKIE_INFO: ("getBookieInfoRequest", "getBookieInfoResponse"),
+    pb.FORCE_LEDGER: ("forceLedgerRequest", "forceLedgerResponse"),
+    pb.GET_LIST_OF_ENTRIES_OF_LEDGER: ("getListOfEntriesOfLedgerRequest", "getListOfEntriesOfLedgerResponse"),
+}
+"""Of operations whose answers have a status of their own."""
+
+
+class DialectV3:
+    """See the module docstring. Belongs to one connection, as its answers are built in place."""
+
+    def __init__(self, *, may_serve: bool = True) -> None:
+        """``may_serve`` False: everything but login and START_TLS is refused, because the connection has to be TLS."""
+        self._may_serve = may_serve
+        self._accepted = _response(pb.ADD_ENTRY, 0, pb.EOK)
+        self._accepted.addResponse.status = pb.EOK
+        self._decoders: Mapping[int, Callable[[pb.Request], Request]] = {
+            pb.READ_ENTRY: self._read,
+            pb.ADD_ENTRY: self._add,
+            pb.AUTH: _auth,
+            pb.WRITE_LAC: _write_lac,
+            pb.READ_LAC: _read_lac,
+            pb.GET_BOOKIE_INFO: _info,
+            pb.START_TLS: _start_tls,
+            pb.FORCE_LEDGER: _force,
+            pb.GET_LIST_OF_ENTRIES_OF_LEDGER: _list_entries,
+        }
+
+    def decode(self, body: bytes) -> Request:
+        """See ``Dialect``. Malformed is also a message that lacks a required field, but for an unknown operation."""
+        try:
+            request = pb.Request.FromString(body)
+        except DecodeError as error:
+            raise MalformedFrameError("not a message of version 3") from error
+        if not request.IsInitialized():
+            return _unknown_operation(request)
+        operation = request.header.operation
+        if not self._may_serve and operation not in (pb.AUTH, pb.START_TLS):
+            return Answered(_echo(request, pb.EUA))
+        if request.header.version != pb.VERSION_THREE:
+            return Answered(_refused(request, pb.EBADVERSION))
+        if operation in _PARTS and not request.HasField(_PARTS[operation][0]):
+            return Answered(_echo(request, pb.EBADREQ))
+        return self._decoders[operation](request)
+
+    def _add(self, request: pb.Request) -> Request:
+        add = request.addRequest
+        packet = add.body
+        stored_in = _LEDGER_ID.unpack_from(packet)[0] if len(packet) >= _LEDGER_ID.size else add.ledgerId
+        is_recovery = add.flag == pb.AddRequest.RECOVERY_ADD and add.HasField("flag")
+        kind = AddKind(self, LedgerId(stored_in), add.masterKey, is_recovery)
+        accepted = self._accepted
+        accepted.header.txnId = request.header.txnId
+        accepted.addResponse.ledgerId, accepted.addResponse.entryId = add.ledgerId, add.entryId
+        return Add(kind, packet, framed(accepted.SerializeToString()))
+
+    def _read(self, request: pb.Request) -> Request:
+        read, txn = request.readRequest, request.header.txnId
+        ledger_id, entry_id = LedgerId(read.ledgerId), EntryId(read.entryId)
+        flag = read.flag if read.HasField("flag") else None
+        if flag == pb.ReadRequest.FENCE_LEDGER:
+            if not read.HasField("masterKey"):
+                return Answered(_refused(request, pb.EUA))
+            return Read(self, txn, ledger_id, entry_id, read.masterKey)
+        wants_entry = flag == pb.ReadRequest.ENTRY_PIGGYBACK
+        if wants_entry and (entry_id != NO_ENTRY or not read.HasField("previousLAC")):
+            return Answered(_refused(request, pb.EBADREQ))
+        if read.HasField("previousLAC"):
+            wait_s = max(read.timeOut, 0) / 1000
+            return LongPoll(self, txn, ledger_id, entry_id, EntryId(read.previousLAC), wait_s, wants_entry)
+        return Read(self, txn, ledger_id, entry_id, None)
+
+    def refused(self, accepted: bytes, status: Status) -> bytes:
+        """See ``Dialect``."""
+        response = pb.Response.FromString(accepted[LENGTH_SIZE:])
+        response.status = response.addResponse.status = code_of_status(status)
+        return framed(response.SerializeToString())
+
+    def was_read(self, read: Read, status: Status, packet: bytes, known_lac: int | None) -> Sequence[bytes]:
+        """See ``Dialect``."""
+        if status is Status.OK:
+            return found_v3(read.tag, read.ledger_id, read.entry_id, packet, known_lac)
+        response = _read_response(read.tag, code_of_status(status), read.ledger_id, read.entry_id)
+        return (framed(response.SerializeToString()),)
+
+
+def polled(poll: LongPoll, entry_id: int, packet: bytes | None, lac: int, updated_ms: int | None) -> bytes:
+    """The good answer to a long poll that wants an entry along; without ``packet`` there is none here, or none yet."""
+    response = _read_response(poll.tag, pb.EOK, poll.ledger_id, entry_id)
+    part = response.readResponse
+    part.maxLAC = lac
+    if packet is not None:
+        part.body = packet
+    if updated_ms is not None:
+        part.lacUpdateTimestamp = updated_ms
+    return response.SerializeToString()
+
+
+def poll_failed(poll: LongPoll, status: Status) -> bytes:
+    """The answer to a long poll that has no good one."""
+    return _read_response(poll.tag, code_of_status(status), poll.ledger_id, poll.entry_id).SerializeToString()
+
+
+def lac_answer(request: ReadLac, status: Status, explicit: bytes, last_entry: bytes | None) -> bytes:
+    """The answer to READ_LAC."""
+    code = code_of_status(status)
+    response = _response(pb.READ_LAC, request.tag, code)
+    part = response.readLacResponse
+    part.status, part.ledgerId = code, request.ledger_id
+    if explicit:
+        part.lacBody = explicit
+    if last_entry is not None:
+        part.lastEntryBody = last_entry
+    return response.SerializeToString()
+
+
+def lac_written(request: WriteLac, status: Status) -> bytes:
+    """The answer to WRITE_LAC."""
+    code = code_of_status(status)
+    response = _response(pb.WRITE_LAC, request.tag, code)
+    part = response.writeLacResponse
+    part.status, part.ledgerId = code, request.ledger_id
+    return response.SerializeToString()
+
+
+def info_answer(request: Info, status: Status, total_bytes: int, free_bytes: int) -> bytes:
+    """The answer to GET_BOOKIE_INFO: the figures that were asked for."""
+    code = code_of_status(status)
+    response = _response(pb.GET_BOOKIE_INFO, request.tag, code)
+    part = response.getBookieInfoResponse
+    part.status = code
+    if status is Status.OK and request.wants_total:
+        part.totalDiskCapacity = total_bytes
+    if status is Status.OK and request.wants_free:
+        part.freeDiskSpace = free_bytes
+    return response.SerializeToString()
+
+
+def list_answer(request: ListEntries, status: Status, encoded: bytes) -> bytes:
+    """The answer to GET_LIST_OF_ENTRIES; the list is told only with EOK."""
+    code = code_of_status(status)
+    response = _response(pb.GET_LIST_OF_ENTRIES_OF_LEDGER, request.tag, code)
+    part = response.getListOfEntriesOfLedgerResponse
+    part.status, part.ledgerId = code, request.ledger_id
+    if status is Status.OK:
+        part.availabilityOfEntriesOfLedger = encoded
+    return response.SerializeToString()
+
+
+def _auth(request: pb.Request) -> Request:
+    """Nobody has to log in: who may speak here was settled by TLS, or needs no settling."""
+    response = _response(pb.AUTH, request.header.txnId, pb.EOK)
+    response.authResponse.authPluginName, response.authResponse.payload = AUTH_DISABLED, b""
+    return Answered(response.SerializeToString())
+
+
+def _start_tls(request: pb.Request) -> Request:
+    accepted = _response(pb.START_TLS, request.header.txnId, pb.EOK)
+    accepted.startTLSResponse.SetInParent()
+    refused = _response(pb.START_TLS, request.header.txnId, pb.EBADREQ)
+    return StartTls(accepted.SerializeToString(), refused.SerializeToString())
+
+
+def _force(request: pb.Request) -> Request:
+    """Every add was durable when it was acknowledged, so there is nothing to wait for."""
+    response = _response(pb.FORCE_LEDGER, request.header.txnId, pb.EOK)
+    part = response.forceLedgerResponse
+    part.status, part.ledgerId = pb.EOK, request.forceLedgerRequest.ledgerId
+    return Answered(response.SerializeToString())
+
+
+def _write_lac(request: pb.Request) -> Request:
+    asked = request.writeLacRequest
+    return WriteLac(request.header.txnId, LedgerId(asked.ledgerId), asked.masterKey, asked.body)
+
+
+def _read_lac(request: pb.Request) -> Request:
+    return ReadLac(request.header.txnId, LedgerId(request.readLacRequest.ledgerId))
+
+
+def _info(request: pb.Request) -> Request:
+    wanted = request.getBookieInfoRequest.requested
+    return Info(request.header.txnId, bool(wanted & _TOTAL_DISK_CAPACITY), bool(wanted & _FREE_DISK_SPACE))
+
+
+def _list_entries(request: pb.Request) -> Request:
+    return ListEntries(request.header.txnId, LedgerId(request.getListOfEntriesOfLedgerRequest.ledgerId))
+
+
+def _unknown_operation(request: pb.Request) -> Request:
+    """A request whose operation we have no name for is refused by what it said; any other hole is damage."""
+    header = request.header
+    if header.HasField("version") and header.HasField("txnId") and not header.HasField("operation"):
+        return Answered(_echo(request, pb.EBADREQ))
+    raise MalformedFrameError("a message of version 3 without a field that it must have")
+
+
+def _echo(request: pb.Request, code: pb.StatusCode) -> bytes:
+    """A refusal at the top alone, with the header as it came, also an operation that has no name here."""
+    response = pb.Response(header=request.header, status=code)
+    response.header.version = pb.VERSION_THREE
+    response.header.ClearField("priority")
+    return response.SerializePartialToString()
+
+
+def _refused(request: pb.Request, code: pb.StatusCode) -> bytes:
+    """A refusal in the operation's own part as well, where it has one."""
+    operation = request.header.operation
+    response = _response(operation, request.header.txnId, code)
+    if operation in _PARTS:
+        asked_name, answered_name = _PARTS[operation]
+        asked, answered = getattr(request, asked_name), getattr(response, answered_name)
+        answered.status = code
+        for name in ("ledgerId", "entryId"):
+            if name in answered.DESCRIPTOR.fields_by_name:
+                setattr(answered, name, getattr(asked, name))
+    return response.SerializeToString()
+
+
+def _read_response(txn: int, code: pb.StatusCode, ledger_id: int, entry_id: int) -> pb.Response:
+    response = _response(pb.READ_ENTRY, txn, code)
+    part = response.readResponse
+    part.status, part.ledgerId, part.entryId = code, ledger_id, entry_id
+    return response
+
+
+def _response(operation: pb.OperationType, txn: int, code: pb.StatusCode) -> pb.Response:
+    response = pb.Response(status=code)
+    header = response.header
+    header.version, header.operation, header.txnId = pb.VERSION_THREE, operation, txn
+    return response

@@ -1,0 +1,158 @@
+"""Adds in the form in which they are really sent, decoded and answered by position, without protobuf.
+
+A bookie's time for a small add over this protocol went mostly into decoding its message and building its answer: 4.7 us
+of 8 for an entry of 100 bytes, 0.6 with this. Clients send the fields of an add in the order of their numbers, and
+nothing but those that an add needs, so one look tells where everything is; the frames behind it, as long as they have
+the same length, have the same layout. What looks otherwise in any way is left to the dialects, which decide alone what
+a message means: whatever is taken here means, and is answered, exactly as they would have it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from bookie.model.ids import LedgerId
+from bookie.server.apache.grouping import AddGroups
+from bookie.server.apache.requests import AddKind, Dialect
+from bookie.wire.apache.framing import LENGTH_SIZE
+
+_VARINT: Final = rb"(\x00|[\x80-\xff]{0,8}[\x01-\x7f])"
+"""A number of 0 to 2^63 - 1 in its shortest form, as protobuf writes it; so it can be repeated in an answer."""
+_ADD_V3: Final = re.compile(
+    rb"....\x0a(.)\x08\x03\x10\x02\x18" + _VARINT  # header: its length, version 3, ADD_ENTRY, txnId
+    + rb"(?:\x20" + _VARINT + rb")?"  # priority
+    + rb"\xaa\x06" + _VARINT  # addRequest: its length
+    + rb"\x08" + _VARINT + rb"\x10" + _VARINT  # ledgerId, entryId
+    + rb"\x1a\x14(.{20})\x22" + _VARINT + rb"(.{8})",  # masterKey, body: its length, ledger id
+    re.DOTALL,
+)  # fmt: skip
+_HEADER_OFFSET: Final = 6
+_LEDGER_ID_SIZE: Final = 8
+_RECOVERY: Final = b"\xa0\x06\x01"
+"""The flag RECOVERY_ADD behind the body."""
+_RUN_MAX: Final = 64
+"""Frames that are looked at together; bounds what one that only seems to belong to them can cost."""
+_NUMBERS: Final = (
+    re.compile(rb""),
+    re.compile(rb"[\x00-\x7f]*"),
+    *(re.compile(rb"(?:[\x80-\xff]{%d}[\x01-\x7f])*" % (size - 1)) for size in range(2, 10)),
+)
+"""Numbers as ``_VARINT``, of each size, one behind the other."""
+
+_ADD_V2: Final = re.compile(rb"....\x02\x01\x00([\x00\x02\x04\x06]).{20}(.{8}).{8}", re.DOTALL)
+_KEY_V2: Final = slice(LENGTH_SIZE + 4, LENGTH_SIZE + 24)
+_PREFIX_V2_SIZE: Final = LENGTH_SIZE + 24
+_RECOVERY_FLAG_V2: Final = 2
+_IDS_SIZE: Final = 16
+_ACCEPTED_V2: Final = bytes.fromhex("00000018 02010000 00000000")
+
+
+def take_adds_v3(block: bytes, start: int, frame_bytes_max: int, dialect: Dialect, groups: AddGroups) -> int:
+    """Put the whole frames from ``start`` on into ``groups`` as long as each is an add in the common form.
+
+    Returns:
+        Where the first frame begins that was left.
+    """
+    while (add := _ADD_V3.match(block, start)) is not None:
+        header_size, txn, _, add_size, ledger_id, entry_id, key, body_size, stored_in = add.groups()
+        end = start + LENGTH_SIZE + int.from_bytes(block[start : start + LENGTH_SIZE], "big")
+        body = add.end() - _LEDGER_ID_SIZE
+        body_end = body + _number(body_size)
+        tail = block[body_end:end]
+        is_plain_or_recovery = body_end == end or tail == _RECOVERY
+        if (
+            not is_plain_or_recovery
+            or end > len(block)
+            or end - start > frame_bytes_max
+            or body_end - body < _LEDGER_ID_SIZE
+            or add.end(4) + _number(add_size) != end
+            or start + _HEADER_OFFSET + header_size[0] != add.start(4) - 2
+        ):
+            break
+        packets, txns, entry_ids = [block[body:body_end]], [txn], [entry_id]
+        if block[end : end + LENGTH_SIZE] == block[start : start + LENGTH_SIZE]:
+            cuts = (start, *add.span(2), *add.span(6), body, body_end, end)
+            _follow_v3(block, cuts, stored_in, packets, txns, entry_ids)
+        kind = AddKind(dialect, _ledger_id(stored_in), key, bool(tail))
+        groups.add(kind, packets, _accepted_v3(txns, ledger_id, entry_ids))
+        start += len(packets) * (end - start)
+    return start
+
+
+def _follow_v3(
+    block: bytes, cuts: Sequence[int], stored_in: bytes, packets: list[bytes], txns: list[bytes], entry_ids: list[bytes]
+) -> None:
+    """Take the frames behind one that begins at ``cuts[0]``, as long as they differ from it in three fields alone."""
+    sizes = [end - start for start, end in pairwise(cuts)]
+    unpack = struct.Struct("".join(f"{size}s" for size in sizes)).unpack_from
+    head, _, middle, _, key, _, tail = unpack(block, cuts[0])
+    size = cuts[-1] - cuts[0]
+    for start in range(cuts[-1], min(len(block) - size, cuts[0] + size * (_RUN_MAX - 1)) + 1, size):
+        its_head, txn, its_middle, entry_id, its_key, packet, its_tail = unpack(block, start)
+        if (
+            its_head != head
+            or its_middle != middle
+            or its_key != key
+            or its_tail != tail
+            or not packet.startswith(stored_in)
+        ):
+            break
+        packets.append(packet)
+        txns.append(txn)
+        entry_ids.append(entry_id)
+    count = min(_numbers(txns), _numbers(entry_ids))
+    del packets[count:], txns[count:], entry_ids[count:]
+
+
+def _accepted_v3(txns: Sequence[bytes], ledger_id: bytes, entry_ids: Sequence[bytes]) -> list[bytes]:
+    """The frames that tell of a success; all numbers are as they came, those of one field of one size."""
+    header_size, part_size = 5 + len(txns[0]), 4 + len(ledger_id) + len(entry_ids[0])
+    head = b"\x00\x00\x00%c\x0a%c\x08\x03\x10\x02\x18" % (header_size + part_size + 7, header_size)
+    middle = b"\x10\x00\xaa\x06%c\x08\x00\x10%b\x18" % (part_size, ledger_id)
+    return [b"".join((head, txn, middle, entry_id)) for txn, entry_id in zip(txns, entry_ids, strict=True)]
+
+
+def take_adds_v2(block: bytes, start: int, frame_bytes_max: int, dialect: Dialect, groups: AddGroups) -> int:
+    """As ``take_adds_v3``, for version 2."""
+    while (add := _ADD_V2.match(block, start)) is not None:
+        size = LENGTH_SIZE + int.from_bytes(block[start : start + LENGTH_SIZE], "big")
+        if start + size > len(block) or size > frame_bytes_max or start + size < add.end():
+            break
+        flags, stored_in = add.groups()
+        prefix = block[start : start + _PREFIX_V2_SIZE]
+        packets = []
+        unpack = struct.Struct(f"{_PREFIX_V2_SIZE}s{size - _PREFIX_V2_SIZE}s").unpack_from
+        while start + size <= len(block):
+            its_prefix, packet = unpack(block, start)
+            if its_prefix != prefix or not packet.startswith(stored_in):
+                break
+            packets.append(packet)
+            start += size
+        kind = AddKind(dialect, _ledger_id(stored_in), prefix[_KEY_V2], bool(flags[0] & _RECOVERY_FLAG_V2))
+        groups.add(kind, packets, [_ACCEPTED_V2 + packet[:_IDS_SIZE] for packet in packets])
+    return start
+
+
+def _ledger_id(raw: bytes) -> LedgerId:
+    return LedgerId(int.from_bytes(raw, "big", signed=True))
+
+
+def _number(raw: bytes) -> int:
+    """A varint's value."""
+    if len(raw) == 1:
+        return raw[0]
+    number = 0
+    for byte in reversed(raw):
+        number = number << 7 | byte & 0x7F
+    return number
+
+
+def _numbers(raws: Sequence[bytes]) -> int:
+    """How many of these strings of one size, from the first on, are numbers."""
+    size = len(raws[0])
+    found = _NUMBERS[size].match(b"".join(raws))
+    return 0 if found is None else found.end() // size

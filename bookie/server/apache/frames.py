@@ -1,0 +1,85 @@
+"""A client's stream of bytes as blocks of whole frames, each looked at where it was received.
+
+Frames that came whole are not copied; one that came in pieces is put together once. ``bookie.wire.apache.framing`` has
+the format.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from bookie.wire.apache.framing import LENGTH_SIZE, check_length
+
+_LENGTH: Final = struct.Struct(">i")
+
+
+class FrameBlocks:
+    """See the module docstring. Belongs to one connection."""
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self.rest_bytes = 0
+        """What is kept of a frame that has not come wholly; 0 between frames."""
+        self.rest_number = 0
+        """Grows with each frame of which something is kept."""
+        self._rest: list[bytes] = []
+
+    @property
+    def frame_bytes(self) -> int:
+        """Size of the frame that has not come wholly; 0 between frames, and where not even its length has come."""
+        return self._frame_bytes() if self.rest_bytes >= LENGTH_SIZE else 0
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, int]]:
+        """Blocks, and the offset in each at which its first frame begins. Hand back what is left by ``keep``.
+
+        Raises:
+            MalformedFrameError: the frame that came in pieces is too long or empty.
+        """
+        start = 0
+        if self.rest_bytes:
+            if self.rest_bytes < LENGTH_SIZE:
+                start = self._move(data, 0, LENGTH_SIZE)
+            if self.rest_bytes >= LENGTH_SIZE:
+                start = self._move(data, start, self._frame_bytes())
+                if self.rest_bytes == self._frame_bytes():
+                    frame = b"".join(self._rest)
+                    self._rest, self.rest_bytes = [], 0
+                    yield frame, 0
+        if start < len(data):
+            yield data, start
+
+    def frame_end(self, block: bytes, start: int) -> int | None:
+        """Where the frame that begins at ``start`` ends; None where it ends beyond the block.
+
+        Raises:
+            MalformedFrameError: it is too long or empty.
+        """
+        if len(block) - start < LENGTH_SIZE:
+            return None
+        (length,) = _LENGTH.unpack_from(block, start)
+        check_length(length, self.frame_bytes_max)
+        end = start + LENGTH_SIZE + int(length)
+        return end if end <= len(block) else None
+
+    def keep(self, block: bytes, start: int) -> None:
+        """The last frame of a block, from ``start`` on, has not come wholly: keep it until it has."""
+        if start < len(block):
+            self._rest = [block[start:]]
+            self.rest_bytes = len(block) - start
+            self.rest_number += 1
+
+    def _move(self, data: bytes, start: int, needed: int) -> int:
+        """Take from ``data`` what the rest lacks of ``needed`` bytes, as far as it is there; returns what is next."""
+        end = min(start + needed - self.rest_bytes, len(data))
+        self._rest.append(data[start:end])
+        self.rest_bytes += end - start
+        return end
+
+    def _frame_bytes(self) -> int:
+        if len(self._rest[0]) < LENGTH_SIZE:
+            self._rest = [b"".join(self._rest)]
+        (length,) = _LENGTH.unpack_from(self._rest[0])
+        check_length(length, self.frame_bytes_max)
+        return LENGTH_SIZE + int(length)

@@ -1,0 +1,110 @@
+"""What one client sends: bytes to requests, in the version of the protocol that it speaks.
+
+The version is found frame by frame, as Apache's bookies do: the first frame that is not version 3 makes the connection
+version 2 for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bookie.server.apache.dialect_v2 import DialectV2
+from bookie.server.apache.dialect_v3 import DialectV3
+from bookie.server.apache.fast_adds import take_adds_v2, take_adds_v3
+from bookie.server.apache.frames import FrameBlocks
+from bookie.server.apache.grouping import AddGroups
+from bookie.server.apache.requests import Add, Answered, Other, Request, StartTls
+from bookie.wire.apache.framing import LENGTH_SIZE, MalformedFrameError, framed
+
+
+class Fresh:
+    """What one piece of the stream asks for.
+
+    Attributes:
+        adds: in groups.
+        answers: frames that answer what needs nothing of the storage.
+        others: every other request.
+    """
+
+    __slots__ = ("adds", "answers", "others")
+
+    def __init__(self) -> None:
+        self.adds = AddGroups()
+        self.answers: list[bytes] = []
+        self.others: list[Other] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no request."""
+        return not (self.adds.groups or self.answers or self.others)
+
+    def put(self, request: Add | Other) -> None:
+        """Take a request."""
+        if isinstance(request, Add):
+            self.adds.add(request.kind, [request.packet], [request.accepted])
+        elif isinstance(request, Answered):
+            self.answers.append(framed(request.answer))
+        else:
+            self.others.append(request)
+
+
+class Incoming:
+    """See the module docstring. Belongs to one connection."""
+
+    def __init__(self, frame_bytes_max: int, *, may_serve: bool) -> None:
+        """Wait for the first bytes; ``may_serve`` as for the dialects."""
+        self.frames = FrameBlocks(frame_bytes_max)
+        self.must_be_over = False
+        """Whether nothing more may come in the clear, because the client was told to go on encrypted."""
+        self._may_serve = may_serve
+        self._v3, self._v2 = DialectV3(may_serve=may_serve), DialectV2(may_serve=may_serve)
+        self._is_v2 = False
+
+    def secured(self) -> None:
+        """From now on all comes encrypted, and everything is served."""
+        self._v3, self._v2, self._may_serve = DialectV3(), DialectV2(), True
+        self.must_be_over = False
+
+    def feed(self, data: bytes) -> Iterator[Fresh | StartTls]:
+        """What the frames that ``data`` completes ask for; START_TLS by itself, behind what came before it.
+
+        Raises:
+            MalformedFrameError: it cannot be understood, or went on where it ``must_be_over``.
+        """
+        fresh = Fresh()
+        for block, start in self.frames.feed(data):
+            start = self._take_adds(block, start, fresh.adds)
+            while (end := self.frames.frame_end(block, start)) is not None:
+                self._refuse_clear_text()
+                request = self._decode(block[start + LENGTH_SIZE : end])
+                if isinstance(request, StartTls):
+                    yield fresh
+                    fresh = Fresh()
+                    yield request
+                else:
+                    fresh.put(request)
+                start = self._take_adds(block, end, fresh.adds)
+            self.frames.keep(block, start)
+        if self.frames.rest_bytes:
+            self._refuse_clear_text()
+        yield fresh
+
+    def _take_adds(self, block: bytes, start: int, adds: AddGroups) -> int:
+        """Take adds that are where they are expected; returns where something else begins."""
+        if not self._may_serve:
+            return start
+        if self._is_v2:
+            return take_adds_v2(block, start, self.frames.frame_bytes_max, self._v2, adds)
+        return take_adds_v3(block, start, self.frames.frame_bytes_max, self._v3, adds)
+
+    def _decode(self, body: bytes) -> Request:
+        if not self._is_v2:
+            try:
+                return self._v3.decode(body)
+            except MalformedFrameError:
+                self._is_v2 = True
+        return self._v2.decode(body)
+
+    def _refuse_clear_text(self) -> None:
+        if self.must_be_over:
+            raise MalformedFrameError("it went on in the clear after START_TLS")

@@ -1,0 +1,44 @@
+"""The greatest last add confirmed that passed through this listener, ledger by ledger: what reads tell along.
+
+A hint that costs nothing to give: readers move on by it without asking again. It is taken from headers of entries
+that are durable here and from explicit LACs that the service accepted or showed, so it never exceeds what a writer
+confirmed. A ledger that was not met lately is forgotten, and then told of as much as the entry at hand proves.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from bookie.model.ids import NO_ENTRY, LedgerId
+from bookie.runtime.clock import Clock
+
+LEDGERS_MAX: Final = 10_000
+
+
+class KnownLacs:
+    """See the module docstring."""
+
+    def __init__(self, clock: Clock, ledgers_max: int = LEDGERS_MAX) -> None:
+        self._clock = clock
+        self._ledgers_max = ledgers_max
+        self._known: OrderedDict[LedgerId, tuple[int, int]] = OrderedDict()
+
+    def note(self, ledger_id: LedgerId, lac: int) -> int:
+        """Take ``lac`` into account, and return the greatest known one (-1: none)."""
+        known = self._known.get(ledger_id)
+        if known is not None:
+            self._known.move_to_end(ledger_id)
+            if lac <= known[0]:
+                return known[0]
+        if lac <= NO_ENTRY:
+            return NO_ENTRY
+        self._known[ledger_id] = (lac, self._clock.epoch_ms())
+        if len(self._known) > self._ledgers_max:
+            self._known.popitem(last=False)
+        return lac
+
+    def updated_ms(self, ledger_id: LedgerId) -> int | None:
+        """When the known LAC was first seen here, in milliseconds since 1970; None where nothing is known."""
+        known = self._known.get(ledger_id)
+        return None if known is None else known[1]

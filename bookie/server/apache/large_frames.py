@@ -1,0 +1,114 @@
+"""The room that one connection takes for frames so large that they are not read on without.
+
+It is kept until what they ask for has begun: from there on other bounds hold. Whoever waits for those waits with its
+frame in memory, and never for this room, so what holds it goes on in the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from bookie.server.apache.frames import FrameBlocks
+from bookie.server.apache.limits import ListenerLimits
+from bookie.server.apache.room import Room
+
+
+class LargeFrames:
+    """Belongs to one connection; at most one of its frames has come in part, others may wait to be begun."""
+
+    def __init__(
+        self,
+        room: Room,
+        limits: ListenerLimits,
+        read_on: Callable[[], None],
+        is_held_back: Callable[[], bool],
+        give_up: Callable[[str], None],
+    ) -> None:
+        """Take nothing yet.
+
+        Args:
+            room: shared with all connections.
+            limits: bounds.
+            read_on: called when there is room at last.
+            is_held_back: whether the client can do nothing about it that its frames keep their room.
+            give_up: called with the reason when the client could, but did not in time, and others wait.
+        """
+        self._room, self._limits = room, limits
+        self._read_on, self._is_held_back, self._give_up = read_on, is_held_back, give_up
+        self._frame = 0
+        self._wanted = self._taken = self._kept = 0
+        self._is_read = True
+        self._too_slow: asyncio.TimerHandle | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the connection must not be read."""
+        return bool(self._wanted)
+
+    def look(self, frames: FrameBlocks, *, is_begun: bool, is_read: bool) -> None:
+        """After a piece of the stream, and whenever something that it asked for was begun.
+
+        Args:
+            frames: the stream; the frame at hand takes what it needs, once it is to be read on.
+            is_begun: nothing that came before waits any more: what frames took that came wholly is given back.
+            is_read: requests that wait do not keep the connection from being read.
+        """
+        size = frames.frame_bytes
+        if frames.rest_number != self._frame or not size:
+            self._put_by()
+        if is_begun:
+            self.drop()
+        if is_read and size > self._limits.small_frame_bytes and not (self._wanted or self._taken):
+            self._frame, self._wanted = frames.rest_number, size
+            self._take()
+        elif is_read and not self._is_read and self._taken:
+            self._watch()  # the client could not send meanwhile
+        self._is_read = is_read
+
+    def drop(self) -> None:
+        """Give back what was taken for frames that came wholly: they wait no more."""
+        kept, self._kept = self._kept, 0
+        if not self._taken:
+            self._unwatch()
+        if kept:
+            self._room.give(kept)
+
+    def close(self) -> None:
+        """Hold nothing any more; not to be called before the connection is over."""
+        self._put_by()
+        self.drop()
+
+    def _put_by(self) -> None:
+        """The frame at hand came wholly, if there was one; what it took is kept."""
+        self._kept += self._taken
+        self._taken = self._wanted = 0
+        self._room.leave(self._ask)
+
+    def _take(self) -> bool:
+        if not self._wanted or not self._room.take(self._ask, self._wanted):
+            return False
+        self._taken, self._wanted = self._wanted, 0
+        self._watch()
+        return True
+
+    def _ask(self) -> None:
+        if self._take():
+            self._read_on()
+
+    def _watch(self) -> None:
+        self._unwatch()
+        self._too_slow = asyncio.get_running_loop().call_later(self._limits.frame_s, self._look_at_the_clock)
+
+    def _unwatch(self) -> None:
+        if self._too_slow is not None:
+            self._too_slow.cancel()
+            self._too_slow = None
+
+    def _look_at_the_clock(self) -> None:
+        if not self._room.is_wanted or self._is_held_back():
+            self._watch()
+        elif self._taken:
+            self._give_up("a large frame of it did not come in time, and others waited for the room that it took")
+        else:
+            self._give_up("it did not fetch its answers, and others waited for the room of a large frame behind them")

@@ -1,0 +1,120 @@
+"""The listening socket of Apache's protocol: takes the port, makes connections, and ends them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from typing import Final
+
+from bookie.runtime.clock import Clock, SystemClock
+from bookie.runtime.listening import address_in_use
+from bookie.server.apache.answering import Answering
+from bookie.server.apache.connection import ApacheConnection
+from bookie.server.apache.limits import ListenerLimits
+from bookie.server.apache.room import SharedRoom
+from bookie.wire.handler import BookieHandler
+from bookie.wire.tls import TlsFilesError, TlsSettings
+
+_log = logging.getLogger(__name__)
+
+_BACKLOG: Final = 256
+_FLUSH_DEADLINE_S: Final = 2.0
+"""For answers that are due to leave, once the requests themselves have ended."""
+_ABORT_DEADLINE_S: Final = 0.5
+
+
+class ApacheListener:
+    """One listener for one bookie: ``bind``, ``start``, ``stop``.
+
+    With TLS, a client has to ask for it first (START_TLS) and to show a certificate that the bookie's authority signed,
+    as over gRPC; whatever else it asks for in the clear is refused as unauthorized, but for the login that tells it
+    that there is none.
+    """
+
+    def __init__(self, limits: ListenerLimits | None = None, clock: Clock | None = None) -> None:
+        self._limits = limits or ListenerLimits()
+        self._clock = clock or SystemClock()
+        self._socket: socket.socket | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._server: asyncio.Server | None = None
+        self._connections: set[ApacheConnection] = set()
+        self._is_full = False
+
+    def bind(self, host: str, port: int, tls: TlsSettings | None) -> int:
+        """Take the port (0: any free one) and return it. Connections are answered from ``start`` on.
+
+        Raises:
+            AddressInUseError: it cannot be had.
+            TlsFilesError: the TLS files cannot be used.
+        """
+        self._tls = _context(tls) if tls is not None else None
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            self._socket = socket.socket(family, kind, protocol)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(address)
+            self._socket.listen(_BACKLOG)  # now, so that a second bookie on this port learns of it now
+        except OSError as error:
+            self._close_socket()
+            raise address_in_use(host, port, "Apache's protocol", ("--apache-port", "--host"), error) from error
+        self._socket.setblocking(False)
+        return int(self._socket.getsockname()[1])
+
+    async def start(self, handler: BookieHandler) -> None:
+        """Serve ``handler``."""
+        assert self._socket is not None, "bind first"
+        answering, room = Answering(handler, self._clock), SharedRoom.within(self._limits)
+
+        def connection() -> ApacheConnection:
+            return ApacheConnection(answering, self._limits, room, self._tls, self._joined, self._connections.discard)
+
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(connection, sock=self._socket, backlog=_BACKLOG)
+
+    async def stop(self) -> None:
+        """Send the answers that are due and close every connection. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+        else:
+            self._close_socket()
+        connections = list(self._connections)
+        if connections:
+            await asyncio.wait([connection.finish() for connection in connections], timeout=_FLUSH_DEADLINE_S)
+        late = list(self._connections)
+        for connection in late:
+            connection.abort()
+        if late:
+            await asyncio.wait([connection.finish() for connection in late], timeout=_ABORT_DEADLINE_S)
+
+    def _joined(self, connection: ApacheConnection) -> bool:
+        if len(self._connections) >= self._limits.connections_max:
+            if not self._is_full:
+                _log.warning("too many connections of Apache's protocol", extra={"max": self._limits.connections_max})
+            self._is_full = True
+            return False
+        self._is_full = False
+        self._connections.add(connection)
+        return True
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _context(tls: TlsSettings) -> ssl.SSLContext:
+    if tls.cert is None or tls.key is None:
+        raise TlsFilesError("a TLS server needs a certificate and its key: give both")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(cafile=str(tls.ca))
+        context.load_cert_chain(str(tls.cert), str(tls.key))
+    except (OSError, ssl.SSLError) as error:
+        raise TlsFilesError(f"cannot use the TLS files {tls.ca}, {tls.cert}, {tls.key}: {error}") from error
+    return context

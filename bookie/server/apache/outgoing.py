@@ -1,0 +1,135 @@
+"""Answers on their way to one client, and the room they take until they have left.
+
+A client that does not fetch its answers holds on to its part of a room that all share: once others wait for it, such a
+client loses its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from bookie.server.apache.limits import ListenerLimits
+from bookie.server.apache.room import Room
+
+_PORTION_BYTES: Final = 256 << 10
+"""A transport copies what the socket does not take at once, twice if that was not all: many answers go in portions."""
+
+
+class Outgoing:
+    """See the module docstring. Belongs to one connection, which passes on what asyncio tells it."""
+
+    def __init__(self, room: Room, limits: ListenerLimits, give_up: Callable[[str], None]) -> None:
+        self._room = room
+        self._limits = limits
+        self._give_up = give_up
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._frames: list[bytes] = []
+        self._taken = 0
+        self._written = 0
+        self._too_slow: asyncio.TimerHandle | None = None
+
+    def use(self, transport: asyncio.Transport) -> None:
+        """Send over this transport from now on."""
+        self._transport = transport
+        self._unwatch()
+        transport.set_write_buffer_limits(high=1, low=0)  # so that it tells when all has left, and when not
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be handed to the transport."""
+        return not self._frames
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has to fetch answers before anything more is begun for it."""
+        return (
+            self._transport is not None and self._too_slow is not None and self._unsent > self._limits.unsent_bytes_max
+        )
+
+    @property
+    def _unsent(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def send(self, frames: Sequence[bytes], taken: int = 0) -> None:
+        """Put answers in line; those of one turn of the loop leave together.
+
+        Args:
+            frames: the answers.
+            taken: room that was taken for them, more or less; the right amount is given back when they have left.
+        """
+        if self._transport is None:
+            self._room.give(taken)
+            return
+        if taken:
+            size = sum(map(len, frames))
+            self._taken += size
+            self._room.give(taken - size)
+        if frames and not self._frames:
+            self._loop.call_soon(self.flush)
+        self._frames += frames
+
+    def flush(self) -> None:
+        """Hand everything to the transport."""
+        frames, self._frames = self._frames, []
+        for data in _portions(frames):
+            if self._transport is not None and not self._transport.is_closing():
+                self._written += len(data)
+                self._transport.write(data)
+        if self._too_slow is None:
+            self._give_back()
+
+    def is_held_up(self) -> None:
+        """The client has not fetched everything."""
+        if self._too_slow is None:
+            self._watch()
+
+    def has_left(self) -> None:
+        """Now it has."""
+        self._unwatch()
+        if self.is_empty:
+            self._give_back()
+
+    def close(self) -> None:
+        """The client is gone."""
+        self._transport = None
+        self._frames.clear()
+        self._unwatch()
+        self._give_back()
+
+    def _watch(self) -> None:
+        fetched = self._written - self._unsent
+        self._too_slow = self._loop.call_later(self._limits.unfetched_s, self._look, fetched)
+
+    def _look(self, fetched_before: int) -> None:
+        fetched = self._written - self._unsent - fetched_before
+        if self._room.is_wanted and fetched < self._limits.unsent_bytes_max:
+            self._give_up("it did not fetch its answers, and others waited for the room that they took")
+            return
+        self._watch()
+
+    def _unwatch(self) -> None:
+        if self._too_slow is not None:
+            self._too_slow.cancel()
+            self._too_slow = None
+
+    def _give_back(self) -> None:
+        taken, self._taken = self._taken, 0
+        if taken:
+            self._room.give(taken)
+
+
+def _portions(frames: Sequence[bytes]) -> Iterator[bytes]:
+    """The same bytes in strings of about ``_PORTION_BYTES``."""
+    portion: list[bytes] = []
+    size = 0
+    for frame in frames:
+        portion.append(frame)
+        size += len(frame)
+        if size >= _PORTION_BYTES:
+            yield b"".join(portion)
+            portion, size = [], 0
+    if portion:
+        yield b"".join(portion)

@@ -1,0 +1,89 @@
+"""Bytes that all connections of a listener may hold together, given out in a fair order.
+
+Who finds no room waits in line, and is asked again when it is its turn; while somebody waits, everybody else goes to
+the end of the line. So none starves, and what is given back goes to who has waited longest. Nobody who holds room of
+one kind waits for more of that kind before it gives back what it has, but for what its own client has to do, which has
+a deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bookie.server.apache.limits import ListenerLimits
+
+Ask = Callable[[], None]
+"""How somebody who waits is told that it is its turn: it calls ``take`` again, or goes away empty-handed."""
+
+
+class Room:
+    """Room of one kind. See the module docstring."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.held = 0
+        """Bytes that are taken. One who needs more than all there is gets it while nobody else holds anything."""
+        self._bytes_max = bytes_max
+        self._line: dict[Ask, int] = {}
+        self._asked: Ask | None = None
+        self._is_serving = False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._line)
+
+    def take(self, ask: Ask, size: int) -> bool:
+        """Take ``size`` bytes; False: there is no room, and ``ask`` is called when it is its turn."""
+        if (self._line and self._asked != ask) or not self._fits(size):
+            self._line.setdefault(ask, size)
+            return False
+        self._asked = None
+        self.held += size
+        return True
+
+    def give(self, size: int) -> None:
+        """Give back; a negative size says that what was taken turned out to be more."""
+        self.held -= size
+        self._serve()
+
+    def leave(self, ask: Ask) -> None:
+        """Do not wait any more."""
+        if self._line.pop(ask, None) is not None:
+            self._serve()
+
+    def _fits(self, size: int) -> bool:
+        return not self.held or self.held + size <= self._bytes_max
+
+    def _serve(self) -> None:
+        if self._is_serving:
+            return
+        self._is_serving = True
+        try:
+            while self._line:
+                ask, size = next(iter(self._line.items()))
+                if not self._fits(size):
+                    break
+                del self._line[ask]
+                self._asked = ask
+                ask()
+                self._asked = None
+        finally:
+            self._is_serving = False
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRoom:
+    """What the connections of one listener share."""
+
+    adds: Room
+    """Entries with the storage."""
+    answers: Room
+    """Entries that were read, or may be read by what has begun, and have not left."""
+    frames: Room
+    """Large frames that have not come wholly, or whose requests wait to be begun."""
+
+    @classmethod
+    def within(cls, limits: ListenerLimits) -> SharedRoom:
+        """Empty ones."""
+        return cls(Room(limits.all_add_bytes_max), Room(limits.all_answer_bytes_max), Room(limits.all_frame_bytes_max))

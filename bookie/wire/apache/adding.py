@@ -1,0 +1,94 @@
+"""A batch of adds over Apache's protocol, which has no batches: one request for each entry, written together.
+
+The bookie answers each for itself, so a batch that is refused may have been stored in part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from bookie.wire.apache import protocol_pb2 as pb
+from bookie.wire.apache.add_frames import AddFrames
+from bookie.wire.apache.connection import IS_STORED, Answer, Connection, Expected
+from bookie.wire.apache.stream import ConnectionLostError
+from bookie.wire.port import AddBatch, AddReply, Status
+
+RECOVERY_PRIORITY: Final = 100
+"""What Apache's recovery sends along with its adds, and its re-replication does not. Here they cannot be told apart.
+
+A read-only bookie takes adds of this priority while its disks have room, and recovery has to re-add to read-only
+members of an ensemble. Repair chooses no read-only targets anyhow (S8)."""
+
+_IN_PART: Final = "other entries of the batch may have been stored: over this protocol each goes by itself"
+_TELLING: Final = (
+    Status.FENCED,
+    Status.UNAUTHORIZED,
+    Status.READ_ONLY,
+    Status.LIMBO,
+    Status.TOO_MANY_REQUESTS,
+    Status.BAD_REQUEST,
+    Status.IO_ERROR,
+)
+"""Failures of a batch's entries, the one that says most about the rest of it first; others come behind."""
+
+
+class Adding:
+    """One batch on its way. Call ``submit``, then await ``reply``; call ``forget`` in any case."""
+
+    def __init__(self, batch: AddBatch) -> None:
+        self.reply: asyncio.Future[AddReply] = asyncio.get_running_loop().create_future()
+        self._batch = batch
+        self._unanswered = len(batch.entries)
+        self._expected: list[tuple[int, bytes]] = []
+        self._failures: set[Status] = set()
+        self._is_left_over = False
+        """Whether the connection still knows the bytes that some entry's answer was expected in."""
+
+    async def submit(self, connection: Connection) -> None:
+        """Write every entry's request, in their order and at once: what leaves together is synced together there.
+
+        Raises:
+            ConnectionLostError: the connection is over.
+        """
+        batch, ledger_id = self._batch, self._batch.ledger_id
+        await connection.ready()
+        first = connection.take_ids(len(batch.entries))
+        priority = RECOVERY_PRIORITY if batch.is_recovery else None
+        frames = AddFrames(ledger_id, batch.master_key, priority, is_recovery=batch.is_recovery)
+        parts: list[bytes] = []
+        for txn_id, entry in enumerate(batch.entries, first):
+            entry_id = int.from_bytes(entry[8:16], "big")
+            head, tail, stored = frames.around(txn_id, entry_id, len(entry))
+            connection.expect_stored(txn_id, Expected(pb.ADD_ENTRY, ledger_id, entry_id, self), stored)
+            self._expected.append((txn_id, stored))
+            parts += (head, entry, tail)
+        connection.send(parts)
+
+    def forget(self, connection: Connection) -> None:
+        """Nobody waits for the batch any more; acks still to come are dropped."""
+        if self._unanswered or self._is_left_over:
+            connection.forget_stored(self._expected)
+
+    @property
+    def failure(self) -> AddReply | None:
+        """The most telling failure so far, None if there is none."""
+        if not self._failures:
+            return None
+        status = next((status for status in _TELLING if status in self._failures), min(self._failures))
+        return AddReply(status, _IN_PART if len(self._batch.entries) > 1 else "")
+
+    def answered(self, answer: Answer) -> None:
+        """See ``Waiter.answered``."""
+        if answer is not IS_STORED:
+            self._is_left_over = True
+            if answer.status is not Status.OK:
+                self._failures.add(answer.status)
+        self._unanswered -= 1
+        if not self._unanswered and not self.reply.done():
+            self.reply.set_result(self.failure or AddReply(Status.OK))
+
+    def lost(self, error: ConnectionLostError) -> None:
+        """See ``Waiter.lost``."""
+        if not self.reply.done():
+            self.reply.set_result(self.failure or AddReply(Status.UNREACHABLE, str(error)))

@@ -1,0 +1,201 @@
+"""Copies of entries in bulk, to and from one bookie's address: as far as all goes well there, over version 2.
+
+Reads and recovery adds mean the same however often and in whatever order they arrive. So nothing here fails: what a
+bulk connection did not bring is left to version 3, and a bookie that never brings anything so is not asked so again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from bookie.model.ids import EntryId, LedgerId
+from bookie.runtime.tasks import cancel, guarded
+from bookie.wire.apache import v2
+from bookie.wire.apache.bulk import BulkConnection, Key, batch_key
+from bookie.wire.apache.framing import FRAME_BYTES_EVERYBODY_TAKES, MalformedFrameError, framed
+from bookie.wire.apache.handshake import CONNECT_S_MAX, connect_to
+from bookie.wire.apache.reading import WINDOW_MAX, checked_entry, first_window
+from bookie.wire.apache.stream import ConnectionLostError
+from bookie.wire.port import READ_BYTES_MAX, AddBatch, EntryResult, Status
+from bookie.wire.resolver import BookieAddress
+
+_log = logging.getLogger(__name__)
+
+_RUN_MIN: Final = 8
+"""Consecutive entries worth a batch read."""
+_WINDOW_MAX: Final = 512
+"""Entries asked for one by one, once as many came and were small."""
+_SMALL: Final = READ_BYTES_MAX // _WINDOW_MAX
+"""Bytes of an entry, 16 KiB. Where larger ones came, no more than ``reading.WINDOW_MAX`` are asked for one by one."""
+_ADD: Final = v2.packet_header(v2.ADD_ENTRY, v2.RECOVERY_ADD | v2.HIGH_PRIORITY)
+"""High priority: see ``adding.RECOVERY_PRIORITY``."""
+_READ: Final = v2.packet_header(v2.READ_ENTRY)
+_LENGTH: Final = struct.Struct(">i")
+_IDS: Final = struct.Struct(">qq")
+_READ_HEAD: Final = _LENGTH.pack(len(_READ) + _IDS.size) + _READ
+_READ_ANSWER_SIZE: Final = 24
+"""Of a single read's answer, before the entry."""
+
+
+class BulkLink:
+    """See the module docstring. Connects when first used, and again after a failure."""
+
+    def __init__(self, address: BookieAddress, frame_bytes_max: int) -> None:
+        self._address = address
+        self._frame_bytes_max = frame_bytes_max
+        self._opening: asyncio.Task[BulkConnection | None] | None = None
+        self._request_ids = itertools.count(1)
+        self._is_without_batches = False
+        self.is_refused = False
+        """Whether the bookie is not worth asking: what it was asked in version 2 brought nothing."""
+
+    async def store(self, batch: AddBatch) -> bool:
+        """Send a batch of recovery adds; whether the bookie acknowledged every entry. False: ask over version 3."""
+        connection = await self._connection()
+        if connection is None or len(batch.master_key) != v2.MASTER_KEY_SIZE:
+            return False
+        requests: list[tuple[Key, Sequence[bytes]]] = []
+        start = _ADD + batch.master_key
+        for entry in batch.entries:
+            ids = _IDS.unpack_from(entry)
+            requests.append(((v2.ADD_ENTRY, *ids), (_LENGTH.pack(len(start) + len(entry)) + start, entry)))
+        answers = await self._ask(connection, v2.ADD_ENTRY, requests)
+        return all(answer is not None for answer in answers)
+
+    async def fetch(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], results: list[EntryResult]) -> None:
+        """Read entries into ``results``, in their order, up to ``READ_BYTES_MAX`` or the first that is not had so.
+
+        A round asks for no more entries than came before it (the first one for ``first_window``), and for no more than
+        ``READ_BYTES_MAX`` has room for at the largest size seen. Whatever the sizes turn out to be, ``results`` grows
+        to at most ``READ_BYTES_MAX`` and one round, which brings ``ANSWERS_BYTES_MAX`` and one entry at most.
+        """
+        connection = await self._connection()
+        size, largest = 0, 1
+        while connection is not None and len(results) < len(entry_ids) and size < READ_BYTES_MAX:
+            first = len(results)
+            window = max(first_window(self._frame_bytes_max), first)
+            if first:
+                window = min(window, _window(READ_BYTES_MAX - size, largest))
+            run = _run(entry_ids, first)
+            if run >= _RUN_MIN and not self._is_without_batches:
+                packets = await self._read_run(connection, ledger_id, entry_ids[first], run)
+            else:
+                wanted = entry_ids[first : first + window]
+                packets = await self._read_each(connection, ledger_id, wanted)
+            for entry_id, packet in zip(entry_ids[first : first + len(packets)], packets, strict=False):
+                result = checked_entry(packet, ledger_id, entry_id)
+                if result.status is not Status.OK:
+                    return
+                results.append(result)
+                size += len(packet)
+                largest = max(largest, len(packet))
+            if not packets:
+                return
+
+    async def close(self) -> None:
+        """End what is under way; those who wait ask over version 3, which is closed as well."""
+        self.is_refused = True
+        if self._opening is not None:
+            await cancel(self._opening)
+            if not self._opening.cancelled() and (opened := self._opening.result()) is not None:
+                await opened.close("the connection was closed")
+
+    async def _read_run(
+        self, connection: BulkConnection, ledger_id: LedgerId, first: EntryId, count: int
+    ) -> Sequence[bytes]:
+        """Consecutive entries from ``first`` on: as many as one answer holds, or up to one that is missing."""
+        request_id = next(self._request_ids)
+        request = v2.BatchReadV2(ledger_id, first, request_id, count, FRAME_BYTES_EVERYBODY_TAKES)
+        asked = [(batch_key(request_id), (framed(v2.encode_request(request)),))]
+        [answer] = await self._ask(connection, v2.BATCH_READ_ENTRY, asked)
+        try:
+            return v2.batch_entries(answer) if answer is not None else ()
+        except MalformedFrameError as error:
+            connection.end(str(error))
+            return ()
+
+    async def _read_each(
+        self, connection: BulkConnection, ledger_id: LedgerId, entry_ids: Sequence[EntryId]
+    ) -> Sequence[bytes]:
+        """The entries up to the first that did not come."""
+        requests = [
+            ((v2.READ_ENTRY, ledger_id, entry_id), (_READ_HEAD + _IDS.pack(ledger_id, entry_id),))
+            for entry_id in entry_ids
+        ]
+        packets = []
+        for answer in await self._ask(connection, v2.READ_ENTRY, requests):
+            if answer is None:
+                break
+            packets.append(answer[_READ_ANSWER_SIZE:])
+        return packets
+
+    async def _ask(
+        self, connection: BulkConnection, operation: int, requests: Sequence[tuple[Key, Sequence[bytes]]]
+    ) -> Sequence[bytes | None]:
+        """Ask, and learn from silence and from a connection that breaks what the bookie does not speak."""
+        is_answered = False
+        try:
+            answers = await connection.ask(requests)
+            is_answered = True
+            return answers
+        except ConnectionLostError as error:
+            extra = {"address": self._where, "reason": str(error)}
+            _log.info("bulk transfer goes on over version 3", extra=extra)
+            return [None] * len(requests)
+        finally:
+            if not is_answered and operation not in connection.good_operations:
+                self._does_not_speak(operation)
+
+    @property
+    def _where(self) -> str:
+        return f"{self._address.host}:{self._address.port}"
+
+    def _does_not_speak(self, operation: int) -> None:
+        if operation == v2.BATCH_READ_ENTRY:  # bookies before 4.17 close the connection upon one
+            self._is_without_batches = True
+        elif not self.is_refused:
+            self.is_refused = True
+            _log.info("no bulk transfer any more: nothing came of it so far", extra={"address": self._where})
+
+    async def _connection(self) -> BulkConnection | None:
+        """A connection that takes requests, if there is one to be had. Who stops waiting leaves it to the others."""
+        if self.is_refused:
+            return None
+        opening = self._opening
+        if opening is None or (opening.done() and _is_over(opening)):
+            opening = self._opening = guarded("open bulk connection", self._open())
+        await asyncio.wait([opening])
+        return None if opening.cancelled() else opening.result()
+
+    async def _open(self) -> BulkConnection | None:
+        connection = BulkConnection(self._frame_bytes_max)
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                await connect_to(self._address, connection)
+        except (TimeoutError, ConnectionLostError):
+            connection.end("it could not be opened")
+            return None  # version 3 meets the same, and says it
+        return connection
+
+
+def _is_over(opening: asyncio.Task[BulkConnection | None]) -> bool:
+    return opening.cancelled() or (opened := opening.result()) is None or opened.is_over
+
+
+def _window(rest: int, largest: int) -> int:
+    """How many entries to ask for one by one where ``rest`` bytes are left, and the largest so far was ``largest``."""
+    return min(rest // largest + 1, _WINDOW_MAX if largest <= _SMALL else WINDOW_MAX)
+
+
+def _run(entry_ids: Sequence[EntryId], first: int) -> int:
+    """How many of ``entry_ids`` from index ``first`` on follow each other without a gap."""
+    count = 1
+    start = entry_ids[first] - first
+    while first + count < len(entry_ids) and entry_ids[first + count] - (first + count) == start:
+        count += 1
+    return count

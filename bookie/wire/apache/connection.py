@@ -1,0 +1,279 @@
+"""One TCP connection to a bookie: requests go out in batches, and answers find their callers in any order (S18).
+
+An answer counts only for the request with its transaction id, its operation and its ledger (and entry, where it names
+one); transaction ids are never used twice. What matches nothing is dropped. Bytes that are no message end the
+connection, and what was in flight learns why. An answer that is too long is an I/O error of its own request. Knows
+neither deadlines nor what requests mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from google.protobuf.message import DecodeError
+
+from bookie.wire.apache import protocol_pb2 as pb
+from bookie.wire.apache.framing import FRAME_BYTES_MAX, FrameSplitter, MalformedFrameError, framed
+from bookie.wire.apache.statuses import status_of_code
+from bookie.wire.apache.stream import IN_FLIGHT_MAX, ConnectionLostError, Stream
+from bookie.wire.apache.too_long import request_of, too_long_detail
+from bookie.wire.port import Status
+
+_log = logging.getLogger(__name__)
+
+_GIVE_LOGIN: Final = "give --sasl-username and --sasl-password-file"
+_GIVE_TLS: Final = "give --tls-ca, and --tls-cert with --tls-key if it asks for certificates"
+LOGIN_DEMANDED: Final = f"the bookie demands a login: {_GIVE_LOGIN}"
+TLS_DEMANDED: Final = f"the bookie demands TLS: {_GIVE_TLS}"
+TLS_OR_LOGIN_DEMANDED: Final = f"the bookie demands TLS ({_GIVE_TLS}) or a login ({_GIVE_LOGIN}), or both"
+"""Bookies refuse those who come in the clear and without a name in the same way, whichever of the two they want."""
+CERTIFICATE_REFUSED: Final = (
+    f"this client's certificate is not enough for the bookie (--tls-cert and --tls-key), or {LOGIN_DEMANDED}"
+)
+
+_PARTS: Final = {
+    pb.READ_ENTRY: "readResponse",
+    pb.ADD_ENTRY: "addResponse",
+    pb.AUTH: "authResponse",
+    pb.WRITE_LAC: "writeLacResponse",
+    pb.READ_LAC: "readLacResponse",
+    pb.GET_BOOKIE_INFO: "getBookieInfoResponse",
+    pb.START_TLS: "startTLSResponse",
+    pb.FORCE_LEDGER: "forceLedgerResponse",
+    pb.GET_LIST_OF_ENTRIES_OF_LEDGER: "getListOfEntriesOfLedgerResponse",
+}
+"""Where an answer to each operation has its content."""
+_NEEDS_CONTENT: Final = (pb.EOK, pb.ENOLEDGER, pb.ENOENTRY)
+"""Statuses that say something of a ledger, which the answer then has to name."""
+_WITHOUT_STATUS: Final = (pb.AUTH, pb.START_TLS)
+"""Operations whose outcome is the answer's status alone, also where it has no content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A bookie's outcome. ``content`` is the operation's own part of the answer; None where there was only a status."""
+
+    status: Status
+    content: Any = field(default=None, repr=False)
+    detail: str = ""
+    """Why, where this side knows."""
+
+
+IS_STORED: Final = Answer(Status.OK)
+"""To an add, where the answer came in the bytes that were expected; any other was parsed."""
+
+
+class Waiter(Protocol):
+    """Who waits for an answer. Each is told once, by one of these."""
+
+    def answered(self, answer: Answer) -> None:
+        """The answer came."""
+        ...
+
+    def lost(self, error: ConnectionLostError) -> None:
+        """It cannot come any more."""
+        ...
+
+
+@dataclass(slots=True)
+class Expected:
+    """What an answer must match besides its transaction id. None: the answer need not say."""
+
+    operation: int
+    ledger_id: int | None
+    entry_id: int | None
+    waiter: Waiter
+
+
+class Connection(Stream):
+    """See the module docstring. Belongs to one event loop."""
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, in_flight_max: int = IN_FLIGHT_MAX) -> None:
+        super().__init__(FrameSplitter(frame_bytes_max, self._too_long), in_flight_max)
+        self.frame_bytes_max = frame_bytes_max
+        self._next_id = 1
+        self._expected: dict[int, Expected] = {}
+        self._stored: dict[bytes, int] = {}
+        """Transaction ids of adds by the answer that says the entry is stored."""
+        self._is_refused_after_tls = False
+        self.is_encrypted = False
+        self.is_logged_in = False
+        """Whether the bookie took our login, or said that it needs none."""
+        self.is_logging_in = False
+        """Meanwhile a refusal of who we are is an answer to one request; otherwise it ends the connection."""
+        self.is_without_lists = False
+        """Whether the bookie answers other requests and leaves lists of entries unanswered (``listing``)."""
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """The connection's own transport; only for a handshake that replaces it."""
+        assert self._transport is not None
+        return self._transport
+
+    def secured(self, transport: asyncio.Transport) -> None:
+        """Go on over ``transport``, which encrypts."""
+        self._transport = transport
+        self.is_encrypted = True
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether all that was received has been used up."""
+        return self._splitter.is_between_frames
+
+    # What callers use
+
+    async def ask(
+        self, operation: int, request: pb.Request, ledger_id: int | None = None, entry_id: int | None = None
+    ) -> Answer:
+        """Send one request and wait for its answer. ``request`` needs no header but for a priority.
+
+        Raises:
+            ConnectionLostError: the connection ended before the answer came.
+        """
+        await self.ready()
+        waiter = FutureWaiter()
+        txn_id, frame = self.prepare(request, Expected(operation, ledger_id, entry_id, waiter))
+        self.send([frame])
+        try:
+            return await waiter.future
+        finally:
+            self.forget([txn_id])
+
+    def prepare(self, request: pb.Request, expected: Expected) -> tuple[int, bytes]:
+        """Give ``request`` the next transaction id and expect its answer; its frame is to be sent at once."""
+        txn_id = self.take_ids(1)
+        header = request.header
+        header.version = pb.VERSION_THREE
+        header.operation = expected.operation  # type: ignore[assignment]
+        header.txnId = txn_id
+        self._expected[txn_id] = expected
+        return txn_id, framed(request.SerializeToString())
+
+    def take_ids(self, count: int) -> int:
+        """The first of ``count`` transaction ids that follow each other."""
+        first = self._next_id
+        self._next_id += count
+        return first
+
+    def expect_stored(self, txn_id: int, expected: Expected, answer: bytes) -> None:
+        """Expect the answer to an add; ``answer`` is the body of the one that says that the entry is stored."""
+        self._expected[txn_id] = expected
+        self._stored[answer] = txn_id
+
+    def forget_stored(self, adds: Iterable[tuple[int, bytes]]) -> None:
+        """``forget`` adds, given as transaction id and ``answer``."""
+        adds = list(adds)
+        for _, answer in adds:
+            self._stored.pop(answer, None)
+        self.forget(txn_id for txn_id, _ in adds)
+
+    def forget(self, txn_ids: Iterable[int]) -> None:
+        """Nobody waits for these any more; answers still to come are dropped."""
+        for txn_id in txn_ids:
+            self._expected.pop(txn_id, None)
+        self._may_go.set()
+
+    # What the stream asks
+
+    @property
+    def _in_flight(self) -> int:
+        return len(self._expected)
+
+    def _forsake(self, why: str) -> None:
+        expected = list(self._expected.values())
+        self._expected.clear()
+        self._stored.clear()
+        for one in expected:
+            one.waiter.lost(ConnectionLostError(why))
+
+    def _too_long(self, head: bytes, frame_bytes: int) -> None:
+        operation, txn_id = request_of(head)
+        expected = self._expected.get(txn_id)
+        if expected is not None and expected.operation == operation:
+            del self._expected[txn_id]
+            detail = too_long_detail(frame_bytes, self.frame_bytes_max)
+            expected.waiter.answered(Answer(Status.IO_ERROR, detail=detail))
+
+    def _receive(self, body: bytes) -> None:
+        added = self._stored.pop(body, None)
+        if added is not None:
+            known = self._expected.pop(added, None)
+            if known is not None:
+                known.waiter.answered(IS_STORED)
+            return
+        response = pb.Response()
+        try:
+            response.ParseFromString(body)
+        except DecodeError as error:
+            raise MalformedFrameError(f"{len(body)} bytes that cannot be parsed") from error
+        if not response.IsInitialized():
+            raise MalformedFrameError("a field that must be there is missing, or has a value that nobody knows")
+        operation, txn_id = response.header.operation, response.header.txnId
+        expected = self._expected.get(txn_id)
+        if expected is None or expected.operation != operation:
+            # Late news of START_TLS: the certificate alone did not satisfy the bookie. A login still may.
+            self._is_refused_after_tls |= operation == pb.START_TLS and response.status != pb.EOK
+            _log.debug("answer dropped", extra={"txn_id": txn_id, "operation": operation})
+            return
+        part = _PARTS[operation]
+        content = getattr(response, part) if response.HasField(part) else None
+        code: int = response.status
+        if operation not in _WITHOUT_STATUS:
+            if content is None:
+                if not self._is_refusal(code):
+                    return
+            elif not _is_for(expected, content):
+                _log.debug("answer dropped", extra={"txn_id": txn_id, "operation": operation})
+                return
+            elif content.status != code:
+                code = pb.EIO  # it contradicts itself: neither a success nor "never stored" (S6)
+        del self._expected[txn_id]
+        expected.waiter.answered(Answer(status_of_code(code), content))
+
+    def _is_refusal(self, code: int) -> bool:
+        """Whether an answer without content is one: a refusal of the request. Some are of the connection."""
+        if code in _NEEDS_CONTENT:
+            raise MalformedFrameError(f"an answer with status {code} does not say what it is about")
+        if code == pb.EUA and not self.is_logging_in:  # of the client, not of a ledger's password: that has content
+            self.end(self._what_is_demanded)
+            return False
+        return True
+
+    @property
+    def _what_is_demanded(self) -> str:
+        """What the bookie wants of a client that it refused, as far as that can be told."""
+        if self._is_refused_after_tls:
+            return CERTIFICATE_REFUSED
+        if self.is_encrypted:
+            return LOGIN_DEMANDED
+        return TLS_DEMANDED if self.is_logged_in else TLS_OR_LOGIN_DEMANDED
+
+
+class FutureWaiter:
+    """A waiter that one task awaits."""
+
+    __slots__ = ("future",)
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def answered(self, answer: Answer) -> None:
+        """See ``Waiter.answered``."""
+        if not self.future.done():
+            self.future.set_result(answer)
+
+    def lost(self, error: ConnectionLostError) -> None:
+        """See ``Waiter.lost``."""
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()  # whoever awaits it gets it; if nobody does any more, that is no news
+
+
+def _is_for(expected: Expected, content: Any) -> bool:
+    if expected.ledger_id is not None and content.ledgerId != expected.ledger_id:
+        return False
+    return expected.entry_id is None or bool(content.entryId == expected.entry_id)

@@ -1,0 +1,163 @@
+"""Each request of the transport port but adds and lists, as an exchange of messages (formats section 4.4).
+
+Methods raise ``ConnectionLostError``; ``transport`` sets the deadlines and turns failures into statuses. A bookie in
+limbo answers so only for what it misses: the entry that it names as its last need not have been its last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
+from bookie.wire.apache import protocol_pb2 as pb
+from bookie.wire.apache.checks import explicit_lac
+from bookie.wire.apache.connection import Answer, Connection
+from bookie.wire.apache.reading import EntryReads, checked_entry, entry_result
+from bookie.wire.port import (
+    AddReply,
+    BookieInfo,
+    EntryResult,
+    FenceReply,
+    InfoReply,
+    LacReply,
+    ReadReply,
+    Status,
+)
+
+_MISSING: Final = (Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO)
+_WAIT_S_MAX: Final = 3600.0
+"""Longest wait that a request asks for. Apache's bookies bound neither waits nor waiters."""
+_DISK_FIGURES: Final = 3
+"""Total and free bytes, as GET_BOOKIE_INFO's bits."""
+_NOT_WAITED_FOR: Final = (Status.OK, Status.IO_ERROR, *_MISSING)
+"""Ends of a long poll after which what the bookie knows is worth asking for."""
+
+
+class Exchange:
+    """Requests to one bookie over one connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def read(
+        self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], results: list[EntryResult], fence_key: bytes | None
+    ) -> ReadReply:
+        """Read entries, after a durable fence if there is a key for it. ``results`` grows as answers come."""
+        if fence_key is not None:
+            fenced = await self.fence(ledger_id, fence_key)
+            if fenced.status is not Status.OK:
+                return ReadReply(fenced.status, detail=fenced.detail)
+        return await EntryReads(self._connection, ledger_id, fence_key).read(entry_ids, results)
+
+    async def read_last(self, ledger_id: LedgerId) -> ReadReply:
+        """Read the last entry. Its id is taken from its own header, for the answer repeats the -1 of the request."""
+        result = await self._last(ledger_id)
+        if result.status in (Status.OK, Status.CORRUPT, *_MISSING):
+            return ReadReply(Status.OK, (result,))
+        return ReadReply(result.status, detail=result.detail)
+
+    async def fence(self, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
+        """Fence a ledger durably.
+
+        With an entry the bookie answers once the fence is in its journal. Without one ("no such entry", limbo) it
+        answers at once; then the journal is forced, and only if that succeeds the ledger counts as fenced.
+        """
+        read = pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY, masterKey=master_key)
+        read.flag = pb.ReadRequest.FENCE_LEDGER
+        answer = await self._ask(pb.READ_ENTRY, pb.Request(readRequest=read), ledger_id, NO_ENTRY)
+        result = entry_result(answer, ledger_id, None)
+        if result.status in (Status.OK, Status.CORRUPT):
+            return FenceReply(Status.OK, result)
+        if result.status not in _MISSING:
+            return FenceReply(result.status, detail=result.detail or "the bookie refused to fence the ledger")
+        forced = await self.force(ledger_id)
+        if forced.status is not Status.OK:
+            return FenceReply(forced.status, detail=f"the fence is not known to be durable: {forced.detail}")
+        return FenceReply(Status.OK, result if result.status is Status.LIMBO else None)
+
+    async def force(self, ledger_id: LedgerId) -> AddReply:
+        """Wait until everything of a ledger that the bookie was sent before is in its journal."""
+        request = pb.Request(forceLedgerRequest=pb.ForceLedgerRequest(ledgerId=ledger_id))
+        answer = await self._ask(pb.FORCE_LEDGER, request, ledger_id)
+        return AddReply(answer.status, "" if answer.status is Status.OK else "the bookie did not force its journal")
+
+    async def read_lac(self, ledger_id: LedgerId) -> LacReply:
+        """Ask for the last add confirmed.
+
+        READ_LAC says "no such entry" of an unknown ledger, an empty one and one in limbo alike, and "I/O error" of an
+        empty one with an explicit LAC; where it brings no entry, an ordinary read of the last one tells which.
+        """
+        request = pb.Request(readLacRequest=pb.ReadLacRequest(ledgerId=ledger_id))
+        answer = await self._ask(pb.READ_LAC, request, ledger_id)
+        if answer.content is None or answer.status not in (Status.OK, Status.IO_ERROR, *_MISSING):
+            return LacReply(answer.status, detail=answer.detail)
+        explicit: bytes = answer.content.lacBody
+        if answer.content.HasField("lastEntryBody"):
+            last = checked_entry(answer.content.lastEntryBody, ledger_id, None)
+        else:
+            last = await self._last(ledger_id)
+        if last.status in (Status.OK, Status.CORRUPT):
+            is_limbo = answer.status is Status.LIMBO
+            return LacReply(Status.LIMBO if is_limbo else Status.OK, explicit, last)
+        return LacReply(last.status, explicit)
+
+    async def wait_lac(self, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
+        """Wait for a greater last add confirmed, then ask for what proves it.
+
+        Apache's bookies answer for an unknown ledger at once. A long poll that is given up keeps its place there
+        until its wait is over: the protocol cannot take it back.
+        """
+        read = pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY, previousLAC=beyond)
+        read.flag = pb.ReadRequest.ENTRY_PIGGYBACK
+        if wait_s > 0:
+            read.timeOut = round(min(wait_s, _WAIT_S_MAX) * 1000)
+        answer = await self._ask(pb.READ_ENTRY, pb.Request(readRequest=read), ledger_id)
+        if answer.status not in _NOT_WAITED_FOR:
+            return LacReply(answer.status)
+        return replace(await self.read_lac(ledger_id), entry=_piggybacked(answer, ledger_id, EntryId(beyond + 1)))
+
+    async def write_lac(self, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
+        """Tell a last add confirmed. Apache's bookies create a ledger that they do not know for it."""
+        lac = explicit_lac(ledger_id, explicit)
+        if isinstance(lac, str):
+            return AddReply(Status.BAD_REQUEST, lac)
+        write = pb.WriteLacRequest(ledgerId=ledger_id, lac=lac, masterKey=master_key, body=explicit)
+        answer = await self._ask(pb.WRITE_LAC, pb.Request(writeLacRequest=write), ledger_id)
+        return AddReply(answer.status)
+
+    async def info(self) -> InfoReply:
+        """Ask for the bookie's disks. The protocol tells nothing else: see ``ApacheTransport.info``."""
+        request = pb.Request(getBookieInfoRequest=pb.GetBookieInfoRequest(requested=_DISK_FIGURES))
+        answer = await self._ask(pb.GET_BOOKIE_INFO, request)
+        if answer.status is not Status.OK:
+            return InfoReply(answer.status)
+        content = answer.content
+        info = BookieInfo(
+            incarnation="",
+            version="",
+            is_read_only=False,
+            disk_total_bytes=content.totalDiskCapacity,
+            disk_free_bytes=content.freeDiskSpace,
+            ledger_count=None,
+        )
+        return InfoReply(Status.OK, info)
+
+    async def _last(self, ledger_id: LedgerId) -> EntryResult:
+        request = pb.Request(readRequest=pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY))
+        answer = await self._ask(pb.READ_ENTRY, request, ledger_id, NO_ENTRY)
+        return entry_result(answer, ledger_id, None)
+
+    async def _ask(
+        self, operation: int, request: pb.Request, ledger_id: int | None = None, entry_id: int | None = None
+    ) -> Answer:
+        return await self._connection.ask(operation, request, ledger_id, entry_id)
+
+
+def _piggybacked(answer: Answer, ledger_id: LedgerId, entry_id: EntryId) -> EntryResult | None:
+    """The entry that came along with a long poll's answer, if it is the right one and whole as far as can be told."""
+    if answer.status is not Status.OK or answer.content is None or not answer.content.HasField("body"):
+        return None
+    result = checked_entry(answer.content.body, ledger_id, entry_id)
+    return result if result.status is Status.OK else None

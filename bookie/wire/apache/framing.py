@@ -1,0 +1,146 @@
+"""Frames of Apache's bookie protocol: a four-byte big-endian length, which does not count itself, and a body.
+
+A frame that is empty, of a negative length or absurdly long ends a connection, as at Apache's own peers (formats
+section 4.1): what comes behind it means nothing. One that is merely longer than a client takes may be passed over: the
+stream is still in step behind it, and other requests go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from bookie.model.errors import PermanentError
+from bookie.model.packet import PACKET_BYTES_MAX
+
+FRAME_BYTES_MAX: Final = PACKET_BYTES_MAX + 4096
+"""Of a whole frame, its length field included. A little more than ``nettyMaxFrameSizeBytes`` of Apache's servers
+(5,242,880 by default, 5,253,120 under Pulsar), so that whatever they take is taken here too."""
+FRAME_BYTES_EVERYBODY_TAKES: Final = 5_242_880
+"""Apache's default of ``nettyMaxFrameSizeBytes`` on both sides: what can be cut to size is sent within this."""
+FRAME_BYTES_LIMIT: Final = 1 << 30
+"""No bookie sends more in one frame: a greater length is no length. Also the most that the limit may be raised to."""
+LENGTH_SIZE: Final = 4
+HEAD_BYTES: Final = 64
+"""Of the body of a frame that is passed over, what is kept: the header of every message, and more."""
+
+TooLong = Callable[[bytes, int], None]
+"""Told of a frame that is passed over: the first ``HEAD_BYTES`` of its body, and the length of the whole frame."""
+
+_LENGTH: Final = struct.Struct(">i")
+
+
+class MalformedFrameError(PermanentError):
+    """Bytes that are no message of this protocol. The connection that they came over is of no more use."""
+
+
+class FrameTooLargeError(MalformedFrameError):
+    """A frame over the limit."""
+
+
+class FrameSplitter:
+    """Cuts a stream of bytes into the bodies of frames. Belongs to one connection."""
+
+    def __init__(self, bytes_max: int = FRAME_BYTES_MAX, too_long: TooLong | None = None) -> None:
+        """Start between two frames.
+
+        Args:
+            bytes_max: longest frame that is kept, its length field included.
+            too_long: told of each longer one up to ``FRAME_BYTES_LIMIT``, in its turn among the others; nothing but
+                its head is kept. None: a longer one is an error.
+        """
+        self._bytes_max = bytes_max
+        self._too_long = too_long
+        self._length_max = bytes_max if too_long is None else FRAME_BYTES_LIMIT
+        self._passing = 0
+        self._rest = bytearray()
+        self._needed = LENGTH_SIZE
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the stream may end here without cutting a frame."""
+        return not self._rest and not self._passing
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Bodies of the frames that ``data`` completes. Consume it to its end before the next piece is fed.
+
+        Raises:
+            FrameTooLargeError: a frame longer than the limit; those before it were yielded.
+            MalformedFrameError: an empty frame, or a negative length.
+        """
+        if self._passing:
+            passed = min(self._passing, len(data))
+            self._passing -= passed
+            data = data[passed:]
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return
+            data = bytes(self._rest)
+            self._rest.clear()
+        start, size = 0, len(data)
+        self._needed = LENGTH_SIZE
+        while size - start >= LENGTH_SIZE:
+            end = start + LENGTH_SIZE + self._length(data, start)
+            if end - start > self._bytes_max:
+                head = data[start + LENGTH_SIZE : min(end, start + LENGTH_SIZE + HEAD_BYTES)]
+                self._needed = min(end - start, LENGTH_SIZE + HEAD_BYTES)
+                if size - start < self._needed:
+                    break
+                self._pass_over(head, end - start, max(0, end - size))
+                start = min(end, size)
+                self._needed = LENGTH_SIZE
+                continue
+            if end > size:
+                self._needed = end - start
+                break
+            yield data[start + LENGTH_SIZE : end]
+            start = end
+        self._rest += data[start:]
+
+    def _pass_over(self, head: bytes, frame_bytes: int, still_to_come: int) -> None:
+        assert self._too_long is not None
+        self._passing = still_to_come
+        self._too_long(head, frame_bytes)
+
+    def _length(self, data: bytes, start: int) -> int:
+        (length,) = _LENGTH.unpack_from(data, start)
+        check_length(length, self._length_max)
+        return int(length)
+
+
+async def read_frame(reader: asyncio.StreamReader, bytes_max: int = FRAME_BYTES_MAX) -> bytes | None:
+    """Body of the next frame, or None where the stream ends between two frames.
+
+    Raises:
+        MalformedFrameError: as ``FrameSplitter.feed``.
+        ConnectionError: the stream ended within a frame, or broke.
+    """
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(LENGTH_SIZE))
+        check_length(length, bytes_max)
+        return await reader.readexactly(length)
+    except asyncio.IncompleteReadError as error:
+        if not error.partial and error.expected == LENGTH_SIZE:
+            return None
+        raise ConnectionResetError("the stream ended within a frame") from error
+
+
+def framed(body: bytes) -> bytes:
+    """One frame around ``body``. Nothing is checked: the sender has to know what its peer takes."""
+    return _LENGTH.pack(len(body)) + body
+
+
+def check_length(length: int, bytes_max: int = FRAME_BYTES_MAX) -> None:
+    """Refuse the length of a body that may not come.
+
+    Raises:
+        FrameTooLargeError: its frame is longer than ``bytes_max``.
+        MalformedFrameError: zero or negative.
+    """
+    if length + LENGTH_SIZE > bytes_max:
+        raise FrameTooLargeError(f"a frame of {length + LENGTH_SIZE} bytes is over the limit of {bytes_max}")
+    if length <= 0:
+        raise MalformedFrameError(f"a frame with a body of {length} bytes means nothing")

@@ -1,0 +1,195 @@
+"""From an address to a connection that takes requests: TCP, then TLS and a login where they are asked for.
+
+The order is Apache's (formats section 4.8): a START_TLS request in the clear, TLS on the same socket, then the login
+inside it. The bookie's certificate and host name are always verified. A login that fails is no verdict on any ledger's
+password, so it makes the bookie unreachable, not the request unauthorized.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import Final
+
+from bookie.wire.apache import protocol_pb2 as pb
+from bookie.wire.apache.connection import Answer, Connection, Expected, FutureWaiter
+from bookie.wire.apache.sasl import LoginError, login
+from bookie.wire.apache.stream import ConnectionLostError
+from bookie.wire.port import Status
+from bookie.wire.resolver import BookieAddress
+from bookie.wire.security import SaslCredentials
+from bookie.wire.tls import TlsFilesError, TlsSettings
+
+CONNECT_S_MAX: Final = 10.0
+"""For all of it; Apache's clients allow as much for TLS alone."""
+LOGIN_ROUNDS_MAX: Final = 8
+
+_PORT_MAX: Final = 65535
+_PLUGIN: Final = "sasl"
+_NO_LOGIN_PLUGIN: Final = "AuthDisabledPlugin"
+"""What a bookie that knows no logins answers to any."""
+_HUNG_UP: Final = "the bookie closed the connection"
+_SILENCE_MS: Final = 20_000
+"""A peer that acknowledges nothing for so long is gone; without this a lost machine is noticed after a quarter hour."""
+
+
+def client_context(tls: TlsSettings) -> ssl.SSLContext:
+    """What verifies bookies and proves who we are, read from the files now.
+
+    Raises:
+        TlsFilesError: unreadable, not what it should be, or a certificate without its key.
+    """
+    if (tls.cert is None) != (tls.key is None):
+        raise TlsFilesError("a TLS certificate and its key go together: give both, or neither")
+    try:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(tls.ca))
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise TlsFilesError(f"cannot read the TLS file {tls.ca}: {error}") from error
+    if tls.cert is not None and tls.key is not None:
+        try:
+            context.load_cert_chain(tls.cert, tls.key, password="")  # never ask at a terminal
+        except (OSError, ValueError) as error:
+            raise TlsFilesError(f"cannot read the TLS files {tls.cert} and {tls.key}: {error}") from error
+    return context
+
+
+async def open_connection(
+    address: BookieAddress, context: ssl.SSLContext | None, sasl: SaslCredentials | None, frame_bytes_max: int
+) -> Connection:
+    """Connect, and be ready for requests.
+
+    Raises:
+        ConnectionLostError: that failed; the text says at what. Nothing is left open.
+    """
+    connection = Connection(frame_bytes_max)
+    try:
+        async with asyncio.timeout(CONNECT_S_MAX):
+            await connect_to(address, connection)
+            if context is not None:
+                await _start_tls(connection, address, context)
+            if sasl is not None:
+                await _log_in(connection, sasl)
+    except TimeoutError:
+        why = f"no connection to {address.host}:{address.port} within {CONNECT_S_MAX:g} s"
+        connection.end(why)
+        raise ConnectionLostError(why) from None
+    except BaseException:
+        connection.end("the connection was given up before it was ready")
+        raise
+    return connection
+
+
+async def connect_to(address: BookieAddress, protocol: asyncio.Protocol) -> None:
+    """Open a TCP connection for ``protocol``.
+
+    Raises:
+        ConnectionLostError: there is none to be had.
+    """
+    loop = asyncio.get_running_loop()
+    if not 0 < address.port <= _PORT_MAX:  # else the lower 16 bits of it would name a port, of whomever
+        raise ConnectionLostError(f"cannot connect to {address.host}:{address.port}: there is no such port")
+    try:
+        transport, _ = await loop.create_connection(lambda: protocol, address.host, address.port)
+        _notice_silence(transport.get_extra_info("socket"))
+    except (OSError, ValueError) as error:  # the latter: no host name
+        raise ConnectionLostError(f"cannot connect to {address.host}:{address.port}: {error}") from error
+
+
+def _notice_silence(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MS)
+
+
+async def _start_tls(connection: Connection, address: BookieAddress, context: ssl.SSLContext) -> None:
+    answer = await connection.ask(pb.START_TLS, pb.Request(startTLSRequest=pb.StartTLSRequest()))
+    if answer.status is Status.BAD_REQUEST:
+        raise ConnectionLostError("the bookie does not speak TLS")
+    if answer.status is not Status.OK:
+        raise ConnectionLostError(f"the bookie refused TLS: {answer.status.name}")
+    if not connection.is_between_frames:
+        raise ConnectionLostError("bytes in the clear came behind the bookie's consent to TLS")
+    loop = asyncio.get_running_loop()
+    try:
+        transport = await loop.start_tls(connection.transport, connection, context, server_hostname=address.host)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; ValueError: no host name
+        why = str(error) or _HUNG_UP
+        raise ConnectionLostError(f"TLS with {address.host}:{address.port} failed: {why}") from error
+    if transport is None:
+        raise ConnectionLostError(f"TLS with {address.host}:{address.port} failed: {_HUNG_UP}")
+    connection.secured(transport)
+
+
+async def _log_in(connection: Connection, credentials: SaslCredentials) -> None:
+    steps = login(credentials)
+    token: bytes | None = steps.first()
+    connection.is_logging_in = True
+    try:
+        for _ in range(LOGIN_ROUNDS_MAX):
+            answer = await _round(connection, token)
+            if answer.status is not Status.OK:
+                raise ConnectionLostError(_why_refused(credentials, is_encrypted=connection.is_encrypted))
+            if answer.content is None:
+                raise ConnectionLostError("the bookie's answer to a login has no content")
+            if answer.content.authPluginName == _NO_LOGIN_PLUGIN:
+                connection.is_logged_in = True
+                return
+            if answer.content.authPluginName != _PLUGIN:
+                raise ConnectionLostError(f"the bookie knows logins by {answer.content.authPluginName[:64]!r} only")
+            token = steps.answer(answer.content.payload)
+            if token is None:
+                connection.is_logged_in = True
+                return
+    except LoginError as error:
+        raise ConnectionLostError(f"the login of {credentials.username!r} failed: {error}") from error
+    finally:
+        connection.is_logging_in = False
+    raise ConnectionLostError(f"the login of {credentials.username!r} took more than {LOGIN_ROUNDS_MAX} rounds")
+
+
+def _why_refused(credentials: SaslCredentials, *, is_encrypted: bool) -> str:
+    why = (
+        f"the bookie refused the login of {credentials.username!r} by {credentials.mechanism.value}: "
+        "check the name, the password, and that it speaks this mechanism"
+    )
+    return why if is_encrypted else why + "; a bookie that demands TLS (--tls-ca) refuses any login in the clear"
+
+
+async def _round(connection: Connection, token: bytes | None) -> Answer:
+    """Send one token, and behind it a harmless request; return the answer to the token, or the refusal of the other.
+
+    Apache's bookies say nothing at all of a wrong name or password. But they answer in order while nobody is logged in,
+    so a refusal of the second request tells that the token was refused.
+    """
+    message = pb.Request(authRequest=pb.AuthMessage(authPluginName=_PLUGIN, payload=token))
+    harmless = pb.Request(getBookieInfoRequest=pb.GetBookieInfoRequest(requested=0))
+    waiter = FutureWaiter()
+    await connection.ready()
+    sent = [
+        connection.prepare(message, Expected(pb.AUTH, None, None, waiter)),
+        connection.prepare(harmless, Expected(pb.GET_BOOKIE_INFO, None, None, _IfRefused(waiter))),
+    ]
+    connection.send([frame for _, frame in sent])
+    try:
+        return await waiter.future
+    finally:
+        connection.forget([txn_id for txn_id, _ in sent])
+
+
+class _IfRefused:
+    """Passes on an answer that is a refusal, and no other."""
+
+    def __init__(self, waiter: FutureWaiter) -> None:
+        self._waiter = waiter
+
+    def answered(self, answer: Answer) -> None:
+        """See ``Waiter.answered``."""
+        if answer.status is not Status.OK:
+            self._waiter.answered(answer)
+
+    def lost(self, error: ConnectionLostError) -> None:
+        """See ``Waiter.lost``."""
+        self._waiter.lost(error)

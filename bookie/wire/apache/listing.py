@@ -1,0 +1,105 @@
+"""Lists of entries from bookies of Apache's, some of which never answer such a request.
+
+With ``DbLedgerStorage``, Pulsar's default, a bookie that is asked for the list of a ledger that it knows runs into a
+method that its storage does not have (4.17): no answer comes, not even a refusal. It is told from a slow bookie by a
+second request on the same connection, a read of the last entry: where that is answered and the list is not, the bookie
+does not list. That is remembered for the connection, so that a bookie that restarts with another storage is asked
+anew, and later requests cost one quick read in place of a silence. A list that comes after all ends the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from bookie.model.availability import EntryRuns, InvalidAvailabilityError
+from bookie.model.ids import NO_ENTRY, LedgerId
+from bookie.wire.apache import protocol_pb2 as pb
+from bookie.wire.apache.connection import Answer, Connection, Expected, FutureWaiter
+from bookie.wire.apache.reading import entry_result
+from bookie.wire.port import ListReply, Status
+
+LIST_SILENCE_S: Final = 2.0
+"""Without an answer to a list for so long, the bookie is asked something that every bookie can answer."""
+
+_HOLDS_SOME: Final = frozenset({Status.OK, Status.CORRUPT, Status.IO_ERROR})
+"""Answers to a read of the last entry after which reading each entry shows which the bookie serves. A damaged last one
+says nothing of the others."""
+_KNOWS_THE_LEDGER: Final = _HOLDS_SOME | {Status.LIMBO, Status.NO_ENTRY}
+_DETAIL: Final = "the bookie answers other requests and no lists, as Apache's with DbLedgerStorage do"
+
+
+async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: float) -> ListReply:
+    """List a ledger's entries, or find out that the bookie cannot: UNSUPPORTED.
+
+    A bookie that does not list, and holds no entry of the ledger or is in limbo over it, says so to the read of the
+    last one. That is its answer here, too, and names no entries: in limbo it may serve some. Without any answer this
+    does not return; deadlines are the caller's.
+
+    Raises:
+        ConnectionLostError: the connection ended.
+    """
+    if connection.is_without_lists:
+        return _without_list(await _last(connection, ledger_id))
+    await connection.ready()
+    listing = FutureWaiter()
+    wanted = pb.Request(getListOfEntriesOfLedgerRequest=pb.GetListOfEntriesOfLedgerRequest(ledgerId=ledger_id))
+    expected = Expected(pb.GET_LIST_OF_ENTRIES_OF_LEDGER, ledger_id, None, listing)
+    txn_id, frame = connection.prepare(wanted, expected)
+    connection.send([frame])
+    is_late_welcome = False
+    try:
+        await asyncio.wait([listing.future], timeout=silence_s)
+        if not listing.future.done():
+            status = await _last_unless(connection, ledger_id, listing)
+            if status is not None:
+                reply = _without_list(status)
+                if status in _KNOWS_THE_LEDGER and not connection.is_without_lists:
+                    connection.is_without_lists = is_late_welcome = True
+                    listing.future.add_done_callback(lambda answer: _lists_after_all(connection, answer))
+                return reply
+        return _listed(await listing.future)
+    finally:
+        if not is_late_welcome:
+            connection.forget([txn_id])
+
+
+async def _last(connection: Connection, ledger_id: LedgerId) -> Status:
+    request = pb.Request(readRequest=pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY))
+    answer = await connection.ask(pb.READ_ENTRY, request, ledger_id, NO_ENTRY)
+    return entry_result(answer, ledger_id, None).status
+
+
+async def _last_unless(connection: Connection, ledger_id: LedgerId, listing: FutureWaiter) -> Status | None:
+    """How a read of the last entry ended; None if the list came first."""
+    await connection.ready()
+    reading = FutureWaiter()
+    request = pb.Request(readRequest=pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY))
+    txn_id, frame = connection.prepare(request, Expected(pb.READ_ENTRY, ledger_id, NO_ENTRY, reading))
+    connection.send([frame])
+    try:
+        await asyncio.wait([listing.future, reading.future], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        connection.forget([txn_id])
+    if listing.future.done():
+        return None
+    return entry_result(reading.future.result(), ledger_id, None).status
+
+
+def _without_list(last: Status) -> ListReply:
+    """The reply of a bookie that does not list, from how it answered for the last entry."""
+    return ListReply(Status.UNSUPPORTED, detail=_DETAIL) if last in _HOLDS_SOME else ListReply(last)
+
+
+def _listed(answer: Answer) -> ListReply:
+    if answer.status is not Status.OK:
+        return ListReply(answer.status, detail=answer.detail)
+    try:
+        return ListReply(Status.OK, EntryRuns.decode(answer.content.availabilityOfEntriesOfLedger))
+    except InvalidAvailabilityError as error:
+        return ListReply(Status.IO_ERROR, detail=str(error))
+
+
+def _lists_after_all(connection: Connection, answer: asyncio.Future[Answer]) -> None:
+    if not answer.cancelled() and answer.exception() is None:
+        connection.is_without_lists = False

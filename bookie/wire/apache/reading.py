@@ -1,0 +1,123 @@
+"""Reads over Apache's protocol: one request for each entry, many at once, answered in the order asked.
+
+What a bookie sends as an entry is checked for being that entry; whether it is whole is for the ledger's digest, which
+only the caller knows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
+from bookie.model.packet import DamagedEntry, packet_ids
+from bookie.wire.apache import protocol_pb2 as pb
+from bookie.wire.apache.connection import Answer, Connection, Expected, FutureWaiter
+from bookie.wire.apache.framing import FRAME_BYTES_MAX
+from bookie.wire.port import READ_BYTES_MAX, EntryResult, ReadReply, Status
+
+WINDOW_MAX: Final = 64
+"""Entries asked for at once by one read."""
+_WINDOW_AT_FIRST: Final = 16
+"""While nothing is known of their sizes: 16 of the largest that a writer here makes are 16 MiB. Each answer lets one
+more be under way, for a small entry at the start says little of those behind it."""
+_RECOVERY_PRIORITY: Final = 100
+_OF_THE_ENTRY: Final = frozenset(
+    (Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO, Status.CORRUPT, Status.IO_ERROR)
+)
+"""Outcomes that say something of one entry; any other is one of the whole read."""
+
+
+class EntryReads:
+    """One read of a ledger's entries."""
+
+    def __init__(self, connection: Connection, ledger_id: LedgerId, fence_key: bytes | None) -> None:
+        self._connection = connection
+        self._ledger_id = ledger_id
+        self._request = pb.Request(readRequest=pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY))
+        if fence_key is not None:
+            self._request.header.priority = _RECOVERY_PRIORITY
+            self._request.readRequest.flag = pb.ReadRequest.FENCE_LEDGER
+            self._request.readRequest.masterKey = fence_key
+        self._waiting: deque[tuple[EntryId, int, FutureWaiter]] = deque()
+
+    async def read(self, entry_ids: Sequence[EntryId], results: list[EntryResult]) -> ReadReply:
+        """Read as many of ``entry_ids`` as ``READ_BYTES_MAX`` allows.
+
+        ``results`` are those of the first of them that are there already; it grows as answers come.
+
+        Raises:
+            ConnectionLostError: the connection ended; ``results`` is what came before.
+        """
+        sizes = [len(result.packet) for result in results]
+        size, largest = sum(sizes), max(sizes, default=0)
+        try:
+            at_first = first_window(self._connection.frame_bytes_max)
+            while len(results) < len(entry_ids) and size < READ_BYTES_MAX:
+                window = at_first + len(results)
+                if results:
+                    window = min(window, _window(READ_BYTES_MAX - size, largest))
+                if len(self._waiting) <= window // 2:
+                    first = len(results) + len(self._waiting)
+                    await self._ask(entry_ids[first : first + window - len(self._waiting)])
+                entry_id, _, waiter = self._waiting[0]
+                answer = await waiter.future
+                self._waiting.popleft()
+                result = entry_result(answer, self._ledger_id, entry_id)
+                if result.status not in _OF_THE_ENTRY:
+                    return ReadReply(result.status, tuple(results), result.detail)
+                results.append(result)
+                size += len(result.packet)
+                largest = max(largest, len(result.packet))
+        finally:
+            self._connection.forget(txn_id for _, txn_id, _ in self._waiting)
+        return ReadReply(Status.OK, tuple(results))
+
+    async def _ask(self, entry_ids: Sequence[EntryId]) -> None:
+        if not entry_ids:
+            return
+        await self._connection.ready()
+        frames = []
+        for entry_id in entry_ids:
+            waiter = FutureWaiter()
+            self._request.readRequest.entryId = entry_id
+            expected = Expected(pb.READ_ENTRY, self._ledger_id, entry_id, waiter)
+            txn_id, frame = self._connection.prepare(self._request, expected)
+            self._waiting.append((entry_id, txn_id, waiter))
+            frames.append(frame)
+        self._connection.send(frames)
+
+
+def entry_result(answer: Answer, ledger_id: LedgerId, entry_id: EntryId | None) -> EntryResult:
+    """One entry's outcome: an OK without bytes is an I/O error, and with those of another entry it is corruption.
+
+    ``entry_id`` None: any, the true id is then in the result, and -1 if there is no entry.
+    """
+    asked = NO_ENTRY if entry_id is None else entry_id
+    if answer.status is not Status.OK:
+        return EntryResult(asked, answer.status, detail=answer.detail)
+    if not answer.content.HasField("body"):
+        return EntryResult(asked, Status.IO_ERROR)
+    return checked_entry(answer.content.body, ledger_id, entry_id)
+
+
+def checked_entry(packet: Any, ledger_id: LedgerId, entry_id: EntryId | None) -> EntryResult:
+    """The entry in ``packet``, or CORRUPT where it names another ledger or entry than it should."""
+    asked = NO_ENTRY if entry_id is None else entry_id
+    try:
+        found_ledger, found_entry = packet_ids(packet)
+    except DamagedEntry:
+        return EntryResult(asked, Status.CORRUPT)
+    is_it = found_ledger == ledger_id and (found_entry >= 0 if entry_id is None else found_entry == entry_id)
+    return EntryResult(found_entry, Status.OK, packet) if is_it else EntryResult(asked, Status.CORRUPT)
+
+
+def first_window(frame_bytes_max: int) -> int:
+    """How many entries may be on their way while nothing is known of their sizes: fewer where they may be larger."""
+    return max(2, min(_WINDOW_AT_FIRST, _WINDOW_AT_FIRST * FRAME_BYTES_MAX // frame_bytes_max))
+
+
+def _window(rest: int, largest: int) -> int:
+    """How many entries may be on their way: about as many as the rest of the answer holds."""
+    return max(2, min(rest // max(largest, 1) + 1, WINDOW_MAX))

@@ -1,0 +1,97 @@
+"""Outcomes in Apache's numbers and in ours (formats sections 4.2, 4.5 and 4.7), for both versions of the protocol.
+
+The way to us keeps rule S6: only Apache's two "no such" codes are absent, and a number that nobody knows is an I/O
+error. The way to Apache's clients keeps it as well: what they would not understand becomes an I/O error, upon which
+they ask the next copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from bookie.wire.apache import protocol_pb2 as pb
+from bookie.wire.port import Status
+
+EOK_V2: Final = 0
+ENOLEDGER_V2: Final = 1
+ENOENTRY_V2: Final = 2
+EBADREQ_V2: Final = 100
+EIO_V2: Final = 101
+EUA_V2: Final = 102
+EBADVERSION_V2: Final = 103
+EFENCED_V2: Final = 104
+EREADONLY_V2: Final = 105
+ETOOMANYREQUESTS_V2: Final = 106
+EUNKNOWNLEDGERSTATE_V2: Final = 107
+
+_STATUS_OF_CODE: Final[Mapping[int, Status]] = {
+    pb.EOK: Status.OK,
+    pb.ENOLEDGER: Status.NO_LEDGER,
+    pb.ENOENTRY: Status.NO_ENTRY,
+    pb.EBADREQ: Status.BAD_REQUEST,
+    pb.EIO: Status.IO_ERROR,
+    pb.EUA: Status.UNAUTHORIZED,
+    pb.EBADVERSION: Status.BAD_REQUEST,
+    pb.EFENCED: Status.FENCED,
+    pb.EREADONLY: Status.READ_ONLY,
+    pb.ETOOMANYREQUESTS: Status.TOO_MANY_REQUESTS,
+    pb.EUNKNOWNLEDGERSTATE: Status.LIMBO,
+}
+_CODE_OF_STATUS: Final[Mapping[Status, pb.StatusCode]] = {
+    Status.OK: pb.EOK,
+    Status.NO_ENTRY: pb.ENOENTRY,
+    Status.NO_LEDGER: pb.ENOLEDGER,
+    Status.LIMBO: pb.EUNKNOWNLEDGERSTATE,
+    Status.FENCED: pb.EFENCED,
+    Status.UNAUTHORIZED: pb.EUA,
+    Status.READ_ONLY: pb.EREADONLY,
+    Status.TOO_MANY_REQUESTS: pb.ETOOMANYREQUESTS,
+    Status.BAD_REQUEST: pb.EBADREQ,
+}
+_STATUS_OF_V2: Final[Mapping[int, Status]] = {
+    EOK_V2: Status.OK,
+    ENOLEDGER_V2: Status.NO_LEDGER,
+    ENOENTRY_V2: Status.NO_ENTRY,
+    EBADREQ_V2: Status.BAD_REQUEST,
+    EIO_V2: Status.IO_ERROR,
+    EUA_V2: Status.UNAUTHORIZED,
+    EBADVERSION_V2: Status.BAD_REQUEST,
+    EFENCED_V2: Status.FENCED,
+    EREADONLY_V2: Status.READ_ONLY,
+    ETOOMANYREQUESTS_V2: Status.TOO_MANY_REQUESTS,
+    EUNKNOWNLEDGERSTATE_V2: Status.LIMBO,
+}
+_V2_OF_STATUS: Final[Mapping[Status, int]] = {
+    Status.OK: EOK_V2,
+    Status.NO_ENTRY: ENOENTRY_V2,
+    Status.NO_LEDGER: ENOLEDGER_V2,
+    Status.FENCED: EFENCED_V2,
+    Status.UNAUTHORIZED: EUA_V2,
+    Status.READ_ONLY: EREADONLY_V2,
+    Status.TOO_MANY_REQUESTS: ETOOMANYREQUESTS_V2,
+    Status.BAD_REQUEST: EBADREQ_V2,
+}
+
+
+def status_of_code(code: int) -> Status:
+    """What a ``StatusCode`` of version 3 means; IO_ERROR for one that nobody knows."""
+    return _STATUS_OF_CODE.get(code, Status.IO_ERROR)
+
+
+def code_of_status(status: Status) -> pb.StatusCode:
+    """How version 3 says ``status``; EIO for what it has no word for."""
+    return _CODE_OF_STATUS.get(status, pb.EIO)
+
+
+def status_of_v2(code: int) -> Status:
+    """What a return code of version 2 means; IO_ERROR for one that nobody knows."""
+    return _STATUS_OF_V2.get(code, Status.IO_ERROR)
+
+
+def v2_of_status(status: Status) -> int:
+    """How version 2 says ``status``; an I/O error for what it has no word for.
+
+    LIMBO as well, though there is a code: Apache's version 2 clients do not know it and give up the connection.
+    """
+    return _V2_OF_STATUS.get(status, EIO_V2)

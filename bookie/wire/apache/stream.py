@@ -1,0 +1,137 @@
+"""What every connection to a bookie does, in whatever version of the protocol it asks and is answered.
+
+Bodies of frames come in, frames go out while the socket takes them and not too many requests wait, and one reason ends
+it all. Belongs to one event loop; knows neither deadlines nor what answers mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Final
+
+from bookie.model.errors import TransientError
+from bookie.wire.apache.framing import FrameSplitter, MalformedFrameError
+
+IN_FLIGHT_MAX: Final = 8192
+"""Requests that may wait for their answers on one connection; more wait for room."""
+_CLOSE_S: Final = 5.0
+
+
+class ConnectionLostError(TransientError):
+    """The connection is over; the request may or may not have taken effect. The text says why it is over."""
+
+
+class Stream(ABC, asyncio.Protocol):
+    """See the module docstring."""
+
+    def __init__(self, splitter: FrameSplitter, in_flight_max: int) -> None:
+        self._splitter = splitter
+        self._in_flight_max = in_flight_max
+        self._transport: asyncio.Transport | None = None
+        self._is_paused = False
+        self._may_go = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._over: str | None = None
+
+    @abstractmethod
+    def _receive(self, body: bytes) -> None:
+        """Take the body of a frame.
+
+        Raises:
+            MalformedFrameError: it is no answer.
+        """
+
+    @abstractmethod
+    def _forsake(self, why: str) -> None:
+        """Expect nothing any more, and let everybody who waits know ``why``."""
+
+    @property
+    @abstractmethod
+    def _in_flight(self) -> int:
+        """Requests that wait for their answers."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._over is not None
+
+    @property
+    def why_over(self) -> str:
+        """Why it is over, or takes no more requests."""
+        return self._over or "a request on it was given up"
+
+    async def ready(self) -> None:
+        """Wait until more may be sent: the socket takes it, and not too many requests are in flight.
+
+        Raises:
+            ConnectionLostError: the connection is over.
+        """
+        while not self.is_over and (self._is_paused or self._in_flight >= self._in_flight_max):
+            self._may_go.clear()
+            await self._may_go.wait()
+        if self.is_over:
+            raise ConnectionLostError(self.why_over)
+
+    async def taken(self) -> None:
+        """Wait until the socket has taken what was sent, or never will."""
+        while self._over is None and self._is_paused:
+            self._may_go.clear()
+            await self._may_go.wait()
+
+    def send(self, parts: Iterable[bytes]) -> None:
+        """Write frames, or parts of them, together. Without an effect once the connection is over."""
+        if self._over is None:
+            assert self._transport is not None
+            self._transport.writelines(parts)
+
+    def end(self, why: str) -> None:
+        """Be over, and let everybody who waits know ``why``. Idempotent."""
+        if self._over is not None:
+            return
+        self._over = why
+        self._forsake(why)
+        self._may_go.set()
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def close(self, why: str) -> None:
+        """``end``, and wait until the socket is gone."""
+        self.end(why)
+        if self._transport is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._closed.wait()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See ``asyncio.Protocol``, here and below."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end."""
+        self.end("the bookie closed the connection" if exc is None else f"the connection broke: {exc}")
+        self._closed.set()
+
+    def pause_writing(self) -> None:
+        """The bookie takes no more for now."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._is_paused = False
+        self._may_go.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Hand over every whole frame."""
+        try:
+            for body in self._splitter.feed(data):
+                if self._over is not None:
+                    return
+                self._receive(body)
+        except MalformedFrameError as error:
+            self.end(f"the bookie's answer is no message of its protocol: {error}")
+        if self._in_flight < self._in_flight_max:
+            self._may_go.set()

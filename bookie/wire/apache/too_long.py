@@ -1,0 +1,46 @@
+"""Answers longer than this side takes: whom they are for, from their first bytes, and what those are told.
+
+An entry may be larger than we expect where a cluster's writers and bookies were allowed so. It is there: whoever asked
+for it hears of an I/O error, never that it is absent (S6), and nobody else is disturbed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from bookie.wire.apache import protocol_pb2 as pb
+from bookie.wire.apache.framing import MalformedFrameError
+
+HINT: Final = "raise --frame-bytes-max"
+"""For an operator. The option of ``bkheal auditor`` is named alike."""
+
+_HEADER_TAG: Final = 0x0A
+_HEADER_START: Final = 2
+_HEADER_BYTES_MAX: Final = 61
+"""Its length then is one byte, and all of it within ``framing.HEAD_BYTES``; those of bookies have about 10."""
+
+
+def too_long_detail(frame_bytes: int, bytes_max: int) -> str:
+    """What is told of such an answer."""
+    return f"a frame of {frame_bytes} bytes is over the limit of {bytes_max}: {HINT}"
+
+
+def request_of(head: bytes) -> tuple[int, int]:
+    """Operation and transaction id of an answer in version 3, from the first ``HEAD_BYTES`` of its body.
+
+    Raises:
+        MalformedFrameError: it does not begin with a header.
+    """
+    header = pb.BKPacketHeader()
+    size = head[1] if len(head) >= _HEADER_START and head[0] == _HEADER_TAG else _HEADER_BYTES_MAX + 1
+    try:
+        if size > _HEADER_BYTES_MAX:
+            raise DecodeError
+        header.ParseFromString(head[_HEADER_START : _HEADER_START + size])
+    except DecodeError as error:
+        raise MalformedFrameError("a long frame that does not begin with a header") from error
+    if not header.IsInitialized():
+        raise MalformedFrameError("a long frame whose header says not what it is")
+    return header.operation, header.txnId

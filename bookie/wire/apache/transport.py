@@ -1,0 +1,326 @@
+"""The transport port over Apache's bookie protocol, version 3: one TCP connection for each bookie's address.
+
+Many reads or recovery adds at once go over a second one, in version 2, as far as that serves them (``bulk_link``).
+
+Connects at the first call, and at the next one after a failure. Nothing is retried here: a call that a broken
+connection or its deadline ended answers UNREACHABLE or TIMEOUT, and may have taken effect.
+
+The protocol knows no incarnations: nobody but the resolver can tell whose disks answer. A batch that is meant for
+certain disks is refused unless the address names the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from bookie.model.errors import BkhealError
+from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from bookie.runtime.tasks import cancel, guarded
+from bookie.wire.add_lane import AddLane
+from bookie.wire.apache import listing
+from bookie.wire.apache.adding import Adding
+from bookie.wire.apache.bulk_link import BulkLink
+from bookie.wire.apache.checks import batch_problem, entry_ids_problem, ledger_problem
+from bookie.wire.apache.connection import Connection
+from bookie.wire.apache.exchange import Exchange
+from bookie.wire.apache.framing import FRAME_BYTES_MAX
+from bookie.wire.apache.handshake import client_context, open_connection
+from bookie.wire.apache.stream import ConnectionLostError
+from bookie.wire.port import (
+    AddBatch,
+    AddReply,
+    EntryResult,
+    Failed,
+    FenceReply,
+    InfoReply,
+    LacReply,
+    ListReply,
+    ReadReply,
+    Status,
+)
+from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress, Resolver, UnresolvedError, address_for
+from bookie.wire.security import PLAINTEXT, BookieSecurity
+
+Reply = TypeVar("Reply", covariant=True)
+
+IN_FLIGHT_BYTES_MAX: Final = 16 << 20
+"""Default bound of the adds in flight to one bookie, as over gRPC."""
+BULK_ENTRIES_MIN: Final = 16
+"""Entries of one call that are worth a second connection."""
+_CLOSED: Final = "the connection was closed"
+
+
+@dataclass(slots=True)
+class _Link:
+    """One address, and the connection to it from its opening on."""
+
+    address: BookieAddress
+    opening: asyncio.Task[Connection | ConnectionLostError] = field(repr=False)
+    bulk: BulkLink | None = field(repr=False)
+    """None where this client has to encrypt, or to say who it is."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next call needs another one."""
+        if not self.opening.done():
+            return False
+        if self.opening.cancelled() or self.opening.exception() is not None:
+            return True
+        opened = self.opening.result()
+        return isinstance(opened, ConnectionLostError) or opened.is_over
+
+    async def connection(self) -> Connection:
+        """Wait until it is open. Whoever stops waiting leaves it to the others.
+
+        Raises:
+            ConnectionLostError: it could not be opened, or was closed meanwhile.
+        """
+        await asyncio.wait([self.opening])
+        if self.opening.cancelled():
+            raise ConnectionLostError(_CLOSED)
+        opened = self.opening.result()
+        if isinstance(opened, ConnectionLostError):
+            raise ConnectionLostError(str(opened))
+        return opened
+
+    async def close(self) -> None:
+        """Give up opening, or end what is in flight."""
+        if self.bulk is not None:
+            await self.bulk.close()
+        await cancel(self.opening)
+        if not self.opening.cancelled() and isinstance(opened := self.opening.result(), Connection):
+            await opened.close(_CLOSED)
+
+
+class ApacheTransport:
+    """See the module docstring and ``bookie.wire.port.Transport``. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        resolver: Resolver,
+        *,
+        security: BookieSecurity = PLAINTEXT,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
+        list_silence_s: float = listing.LIST_SILENCE_S,
+        bulk_entries_min: int = BULK_ENTRIES_MIN,
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            resolver: finds bookies.
+            security: TLS and login for every bookie.
+            frame_bytes_max: longest frame in either direction, Apache's ``nettyMaxFrameSizeBytes``.
+            in_flight_bytes_max: bytes of adds to one bookie that may wait for their acks; more adds wait for room.
+            list_silence_s: after how long without a list a bookie is suspected to have none; at most half of the
+                request's deadline.
+            bulk_entries_min: from how many entries on a read or a recovery add goes in bulk.
+
+        Raises:
+            TlsFilesError: the files cannot be read.
+        """
+        self._resolver = resolver
+        self._sasl = security.sasl
+        self._context = client_context(security.tls) if security.tls is not None else None
+        self._frame_bytes_max = frame_bytes_max
+        self._in_flight_bytes_max = in_flight_bytes_max
+        self._list_silence_s = list_silence_s
+        self._bulk_entries_min = bulk_entries_min
+        self._links: dict[BookieId, _Link] = {}
+        self._lanes: dict[BookieId, AddLane] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        """See ``Transport.add``. OK only if every entry was stored.
+
+        Otherwise the most telling failure: a batch that is refused may have been stored in part.
+        """
+        size = sum(map(len, batch.entries))
+        if (problem := batch_problem(batch, size, self._frame_bytes_max)) is not None:
+            return AddReply(Status.BAD_REQUEST, problem)
+        adding = Adding(batch)
+        return await _answered(
+            timeout_s,
+            self._add(bookie, batch, adding, size),
+            lambda status, *, detail: adding.failure or AddReply(status, detail),
+        )
+
+    async def _add(self, bookie: BookieId, batch: AddBatch, adding: Adding, size: int) -> AddReply:
+        lane = self._lanes.get(bookie)
+        if lane is None:
+            lane = self._lanes[bookie] = AddLane(self._in_flight_bytes_max)
+        connection: Connection | None = None
+        try:
+            async with lane.turn(size):
+                link = await self._link(bookie)
+                if batch.incarnation and batch.incarnation != link.address.incarnation:
+                    raise _OtherDisksError(bookie, batch.incarnation)
+                bulk = link.bulk if batch.is_recovery and len(batch.entries) >= self._bulk_entries_min else None
+                if bulk is None:
+                    connection = await link.connection()
+                    await adding.submit(connection)
+            try:
+                if bulk is not None:
+                    if await bulk.store(batch):
+                        return AddReply(Status.OK)
+                    connection = await link.connection()
+                    await adding.submit(connection)
+                return await adding.reply
+            finally:
+                lane.leave(size)
+        finally:
+            if connection is not None:
+                adding.forget(connection)
+
+    async def read(
+        self,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        entry_ids: Sequence[EntryId],
+        timeout_s: float,
+        *,
+        fence_key: bytes | None = None,
+    ) -> ReadReply:
+        """See ``Transport.read``. An entry that the bookie fails to read is IO_ERROR by itself."""
+        problem = ledger_problem(ledger_id, fence_key or b"") or entry_ids_problem(entry_ids)
+        if problem is not None:
+            return ReadReply(Status.BAD_REQUEST, detail=problem)
+        results: list[EntryResult] = []
+
+        async def asked() -> ReadReply:
+            link = await self._link(bookie)
+            if link.bulk is not None and fence_key is None and len(entry_ids) >= self._bulk_entries_min:
+                await link.bulk.fetch(ledger_id, entry_ids, results)
+            return await Exchange(await link.connection()).read(ledger_id, entry_ids, results, fence_key)
+
+        return await _answered(timeout_s, asked(), lambda status, *, detail: ReadReply(status, tuple(results), detail))
+
+    async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
+        """See ``Transport.read_last``."""
+        return await self._ask(bookie, timeout_s, lambda to: to.read_last(ledger_id), ReadReply)
+
+    async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
+        """See ``Transport.fence``."""
+        if (problem := ledger_problem(ledger_id, master_key)) is not None:
+            return FenceReply(Status.BAD_REQUEST, detail=problem)
+        return await self._ask(bookie, timeout_s, lambda to: to.fence(ledger_id, master_key), FenceReply)
+
+    async def force(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> AddReply:
+        """Wait until everything of a ledger that the bookie was sent before is durable there."""
+        return await self._ask(bookie, timeout_s, lambda to: to.force(ledger_id), AddReply)
+
+    async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
+        """See ``Transport.read_lac``."""
+        return await self._ask(bookie, timeout_s, lambda to: to.read_lac(ledger_id), LacReply)
+
+    async def wait_lac(
+        self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
+    ) -> LacReply:
+        """See ``Transport.wait_lac``. Apache's bookies do not wait for a ledger that they do not know."""
+        if beyond < NO_ENTRY:
+            return LacReply(Status.BAD_REQUEST, detail=f"not a last add confirmed: {beyond}")
+        return await self._ask(bookie, timeout_s, lambda to: to.wait_lac(ledger_id, beyond, wait_s), LacReply)
+
+    async def write_lac(
+        self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
+    ) -> AddReply:
+        """See ``Transport.write_lac``."""
+        if (problem := ledger_problem(ledger_id, master_key)) is not None:
+            return AddReply(Status.BAD_REQUEST, problem)
+        return await self._ask(bookie, timeout_s, lambda to: to.write_lac(ledger_id, master_key, explicit), AddReply)
+
+    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
+        """See ``Transport.list_entries``. Apache's bookies know no pins: the ledger may be collected at any time.
+
+        Those with DbLedgerStorage cannot list: see ``listing``.
+        """
+
+        async def asked() -> ListReply:
+            link = await self._link(bookie)
+            silence_s = min(self._list_silence_s, timeout_s / 2)
+            return await listing.list_entries(await link.connection(), ledger_id, silence_s)
+
+        return await _answered(timeout_s, asked(), ListReply)
+
+    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
+        """See ``Transport.info``. Only the disk figures are known over this protocol.
+
+        Of the rest, ``incarnation`` and ``version`` are empty, ``ledger_count`` is None, ``is_read_only`` False, which
+        means nothing here: whether a bookie is read-only is in its registration.
+        """
+        return await self._ask(bookie, timeout_s, lambda to: to.info(), InfoReply)
+
+    async def close(self) -> None:
+        """See ``Transport.close``. Idempotent; later calls answer UNREACHABLE."""
+        self._is_closed = True
+        for link in self._links.values():
+            self._retire(link)
+        self._links.clear()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    async def _ask(
+        self,
+        bookie: BookieId,
+        timeout_s: float,
+        ask: Callable[[Exchange], Awaitable[Reply]],
+        failed: Failed[Reply],
+    ) -> Reply:
+        async def asked() -> Reply:
+            link = await self._link(bookie)
+            return await ask(Exchange(await link.connection()))
+
+        return await _answered(timeout_s, asked(), failed)
+
+    async def _link(self, bookie: BookieId) -> _Link:
+        """The link to where ``bookie`` is now. Another address, or other disks there, means a new one."""
+        address = await address_for(self._resolver, bookie, APACHE_PROTOCOL)
+        if self._is_closed:
+            raise ConnectionLostError(_CLOSED)
+        current = self._links.get(bookie)
+        if current is not None and current.address == address and not current.is_over:
+            return current
+        opening = guarded("open bookie connection", self._open(address))
+        is_bare = self._context is None and self._sasl is None
+        bulk = BulkLink(address, self._frame_bytes_max) if is_bare else None
+        fresh = self._links[bookie] = _Link(address, opening, bulk)
+        if current is not None:
+            self._retire(current)
+        return fresh
+
+    async def _open(self, address: BookieAddress) -> Connection | ConnectionLostError:
+        try:
+            return await open_connection(address, self._context, self._sasl, self._frame_bytes_max)
+        except ConnectionLostError as error:
+            return error
+
+    def _retire(self, link: _Link) -> None:
+        task = guarded("close bookie connection", link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+class _OtherDisksError(BkhealError):
+    """A batch for disks that are not those at the address, or not known to be."""
+
+    def __init__(self, bookie: BookieId, wanted: str) -> None:
+        super().__init__(f"the batch is meant for incarnation {wanted[:64]} of {bookie}, which nothing names there")
+
+
+async def _answered(timeout_s: float, ask: Awaitable[Reply], failed: Failed[Reply]) -> Reply:
+    """Await ``ask`` for at most ``timeout_s``; what goes wrong on the way becomes a status."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await ask
+    except TimeoutError:
+        return failed(Status.TIMEOUT, detail=f"no answer within {timeout_s:g} s")
+    except UnresolvedError as error:
+        return failed(Status.UNRESOLVED, detail=str(error))
+    except _OtherDisksError as error:
+        return failed(Status.WRONG_INCARNATION, detail=str(error))
+    except ConnectionLostError as error:
+        return failed(Status.UNREACHABLE, detail=str(error))

@@ -1,0 +1,177 @@
+"""One transport for every kind of bookie: requests go over gRPC or Apache's protocol, whichever the bookie speaks.
+
+The resolver says which, as it says where. A way once found is kept until the transport on it finds the bookie no longer
+speaks that protocol, so that adds to one bookie stay on one connection and in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from bookie.model.errors import BkhealError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.wire.apache.transport import ApacheTransport
+from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.port import (
+    AddBatch,
+    AddReply,
+    Failed,
+    FenceReply,
+    InfoReply,
+    LacReply,
+    ListReply,
+    ReadReply,
+    Status,
+    Transport,
+)
+from bookie.wire.resolver import APACHE_PROTOCOL, Resolver
+from bookie.wire.security import PLAINTEXT, BookieSecurity
+
+
+class _Reply(Protocol):
+    @property
+    def status(self) -> Status: ...
+
+
+Reply = TypeVar("Reply", bound=_Reply)
+
+
+def open_transport(resolver: Resolver, security: BookieSecurity = PLAINTEXT) -> RoutedTransport:
+    """Reach every bookie that ``resolver`` finds. Connects to nothing yet.
+
+    Raises:
+        TlsFilesError: the TLS files cannot be read.
+    """
+    over_grpc = GrpcTransport(resolver, tls=security.tls, is_plaintext=security.tls is None)
+    over_apache = ApacheTransport(resolver, security=security, frame_bytes_max=security.frame_bytes_max)
+    return RoutedTransport(resolver, over_grpc, over_apache)
+
+
+@dataclass(slots=True)
+class _Search:
+    """Requests that wait to learn which way a bookie is reached, in their order."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: int = 0
+
+
+class RoutedTransport:
+    """See the module docstring and ``bookie.wire.port.Transport``. Owns both transports."""
+
+    def __init__(self, resolver: Resolver, over_grpc: Transport, over_apache: Transport) -> None:
+        self._resolver = resolver
+        self._over_grpc = over_grpc
+        self._over_apache = over_apache
+        self._routes: dict[BookieId, Transport] = {}
+        self._searches: dict[BookieId, _Search] = {}
+
+    async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        """See ``Transport.add``."""
+        return await self._ask(bookie, timeout_s, lambda to: to.add(bookie, batch, timeout_s), AddReply)
+
+    async def read(
+        self,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        entry_ids: Sequence[EntryId],
+        timeout_s: float,
+        *,
+        fence_key: bytes | None = None,
+    ) -> ReadReply:
+        """See ``Transport.read``."""
+        return await self._ask(
+            bookie,
+            timeout_s,
+            lambda to: to.read(bookie, ledger_id, entry_ids, timeout_s, fence_key=fence_key),
+            ReadReply,
+        )
+
+    async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
+        """See ``Transport.read_last``."""
+        return await self._ask(bookie, timeout_s, lambda to: to.read_last(bookie, ledger_id, timeout_s), ReadReply)
+
+    async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
+        """See ``Transport.fence``."""
+        return await self._ask(
+            bookie, timeout_s, lambda to: to.fence(bookie, ledger_id, master_key, timeout_s), FenceReply
+        )
+
+    async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
+        """See ``Transport.read_lac``."""
+        return await self._ask(bookie, timeout_s, lambda to: to.read_lac(bookie, ledger_id, timeout_s), LacReply)
+
+    async def wait_lac(
+        self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
+    ) -> LacReply:
+        """See ``Transport.wait_lac``."""
+        return await self._ask(
+            bookie, timeout_s, lambda to: to.wait_lac(bookie, ledger_id, beyond, wait_s, timeout_s), LacReply
+        )
+
+    async def write_lac(
+        self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
+    ) -> AddReply:
+        """See ``Transport.write_lac``."""
+        return await self._ask(
+            bookie, timeout_s, lambda to: to.write_lac(bookie, ledger_id, master_key, explicit, timeout_s), AddReply
+        )
+
+    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
+        """See ``Transport.list_entries``."""
+        return await self._ask(bookie, timeout_s, lambda to: to.list_entries(bookie, ledger_id, timeout_s), ListReply)
+
+    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
+        """See ``Transport.info``."""
+        return await self._ask(bookie, timeout_s, lambda to: to.info(bookie, timeout_s), InfoReply)
+
+    async def close(self) -> None:
+        """See ``Transport.close``."""
+        try:
+            await self._over_grpc.close()
+        finally:
+            await self._over_apache.close()
+
+    async def _ask(
+        self,
+        bookie: BookieId,
+        timeout_s: float,
+        ask: Callable[[Transport], Awaitable[Reply]],
+        failed: Failed[Reply],
+    ) -> Reply:
+        route = self._routes.get(bookie)
+        if route is None or bookie in self._searches:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    route = await self._find(bookie)
+            except TimeoutError:
+                return failed(Status.TIMEOUT, detail=f"the address of bookie {bookie} was not found in {timeout_s:g} s")
+        reply = await ask(route)
+        if reply.status is Status.UNRESOLVED:
+            self._routes.pop(bookie, None)
+        return reply
+
+    async def _find(self, bookie: BookieId) -> Transport:
+        """The way to ``bookie``; whoever asks while it is looked for waits in line."""
+        search = self._searches.setdefault(bookie, _Search())
+        search.waiting += 1
+        try:
+            async with search.turn:
+                return self._routes.get(bookie) or await self._look_up(bookie)
+        finally:
+            search.waiting -= 1
+            if not search.waiting:
+                del self._searches[bookie]
+
+    async def _look_up(self, bookie: BookieId) -> Transport:
+        try:
+            address = await self._resolver.resolve(bookie)
+        except BkhealError:
+            address = None
+        if address is None:
+            return self._over_grpc  # which asks the resolver itself, and says what it heard
+        route = self._over_apache if address.protocol == APACHE_PROTOCOL else self._over_grpc
+        self._routes[bookie] = route
+        return route

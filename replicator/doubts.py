@@ -1,0 +1,64 @@
+"""A transport that does not believe what bookies deny that were caught denying what they should have.
+
+A bookie that came back on empty disks says "no such entry" of everything, and Apache's bookies know no better. For a
+recovery such an answer is proof that an entry was never acknowledged. From a bookie that lacks entries which others of
+its write sets have, it proves nothing: here it becomes LIMBO, "I cannot tell" (S6). What such a bookie serves counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from bookie.wire.port import EntryResult, FenceReply, LacReply, ReadReply, Status, Transport
+
+
+class Doubting:
+    """``Transport``, but for the denials of ``doubted``."""
+
+    def __init__(self, transport: Transport, doubted: Collection[BookieId]) -> None:
+        self._transport = transport
+        self._doubted = frozenset(doubted)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    async def read(
+        self,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        entry_ids: Sequence[EntryId],
+        timeout_s: float,
+        *,
+        fence_key: bytes | None = None,
+    ) -> ReadReply:
+        """See ``Transport.read``."""
+        reply = await self._transport.read(bookie, ledger_id, entry_ids, timeout_s, fence_key=fence_key)
+        return self._read(bookie, reply)
+
+    async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
+        """See ``Transport.read_last``."""
+        return self._read(bookie, await self._transport.read_last(bookie, ledger_id, timeout_s))
+
+    async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
+        """See ``Transport.fence``."""
+        reply = await self._transport.fence(bookie, ledger_id, master_key, timeout_s)
+        if bookie in self._doubted and reply.status is Status.OK and reply.last_entry is None:
+            return replace(reply, last_entry=EntryResult(EntryId(NO_ENTRY), Status.LIMBO))
+        return reply
+
+    async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
+        """See ``Transport.read_lac``."""
+        reply = await self._transport.read_lac(bookie, ledger_id, timeout_s)
+        if bookie in self._doubted and reply.status.is_absent:
+            return replace(reply, status=Status.LIMBO)
+        return reply
+
+    def _read(self, bookie: BookieId, reply: ReadReply) -> ReadReply:
+        if bookie not in self._doubted:
+            return reply
+        results = [replace(each, status=Status.LIMBO) if each.status.is_absent else each for each in reply.results]
+        status = Status.LIMBO if reply.status.is_absent else reply.status
+        return replace(reply, status=status, results=tuple(results))

@@ -1,0 +1,131 @@
+"""How far a ledger that is not closed is written, as its bookies tell: up to where a member must not lack anything.
+
+Entries up to the last add confirmed are there for good. Behind it, an entry that some member has may have been
+acknowledged, and whoever recovers the ledger would keep it; one that no member has was not, nor was anything behind it,
+since adds are acknowledged in order. So the written part ends where the first entry is missing everywhere.
+
+A bookie that came back on empty disks denies entries that it once acknowledged. Apache's bookies do so without knowing
+it, and a recovery would believe them: ours does not (``doubts``). Filling such a bookie up to this point changes no
+metadata and takes nothing from the writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.client.held_entries import HeldEntries
+from bookie.metadata.ledgers import Versioned
+from bookie.metadata.registration import Bookies
+from bookie.model.digest import digest_for
+from bookie.model.ids import NO_ENTRY, BookieId, EntryId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.packet import DamagedEntry, Entry, unpack
+from bookie.model.schedule import stores
+from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, Status, Transport
+from replicator.evidence import Answer
+
+_TIMEOUT_S: Final = 15.0
+_GROWING: Final = 2
+"""Fragments whose ends are not settled: the last two."""
+_WINDOW: Final = READ_ENTRIES_MAX
+"""Entries that are looked for at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What members know."""
+
+    last: EntryId
+    """The last entry that is known to be written, -1 for none."""
+    silent: tuple[Answer, ...] = ()
+    """Members that could not say; more may be written than ``last`` (S6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    entry_id: int = NO_ENTRY
+    confirmed: int = NO_ENTRY
+
+
+class Frontier:
+    """Asks the members of a ledger that is not closed."""
+
+    def __init__(self, transport: Transport, held: HeldEntries) -> None:
+        self._transport = transport
+        self._held = held
+
+    async def of(self, ledger: Versioned, bookies: Bookies) -> Written:
+        """How far ``ledger`` is written. Never raises for what bookies do."""
+        fragments = ledger.metadata.fragments[-_GROWING:]
+        members = sorted({member for fragment in fragments for member in fragment.members} & bookies.registered)
+        confirmed: int = NO_ENTRY
+        top: int = NO_ENTRY
+        silent: list[Answer] = []
+        for told in await asyncio.gather(*(self._last(ledger, member) for member in members)):
+            if isinstance(told, Answer):
+                silent.append(told)
+            else:
+                confirmed, top = max(confirmed, told.confirmed), max(top, told.entry_id)
+        while confirmed < top:
+            wanted = [EntryId(entry_id) for entry_id in range(confirmed + 1, min(top, confirmed + _WINDOW) + 1)]
+            last, unknown = await self._up_to_a_gap(ledger, members, wanted)
+            if last < wanted[-1]:
+                return Written(last, (*silent, *unknown))
+            confirmed = last
+        return Written(EntryId(confirmed), tuple(silent))
+
+    async def _last(self, ledger: Versioned, bookie: BookieId) -> _Told | Answer:
+        """What the last entry of a member tells. One that is damaged was written all the same."""
+        reply = await self._transport.read_last(bookie, ledger.ledger_id, _TIMEOUT_S)
+        result = reply.results[0] if reply.results else EntryResult(EntryId(NO_ENTRY), reply.status)
+        if result.status.is_absent or result.status is Status.LIMBO:
+            return _Told()
+        if (entry := proven(ledger, result)) is not None:
+            return _Told(entry.entry_id, min(entry.last_add_confirmed, entry.entry_id - 1))
+        if result.entry_id >= 0:
+            return _Told(result.entry_id)
+        status = Status.IO_ERROR if result.status is Status.OK else result.status
+        return Answer(bookie, status, reply.detail or "its last entry cannot be read")
+
+    async def _up_to_a_gap(
+        self, ledger: Versioned, members: Sequence[BookieId], wanted: Sequence[EntryId]
+    ) -> tuple[EntryId, list[Answer]]:
+        """The entry before the first of ``wanted`` that nobody of its write set serves, and who may have that one."""
+        probes = (self._held.probed(member, ledger.ledger_id, wanted) for member in members)
+        replies = dict(zip(members, await asyncio.gather(*probes), strict=True))
+        for entry_id in wanted:
+            holders = _write_set(ledger.metadata, entry_id) & replies.keys()
+            if not any(_serves(replies[bookie], entry_id) for bookie in holders):
+                unknown = [
+                    Answer(bookie, replies[bookie].status, replies[bookie].detail)
+                    for bookie in sorted(holders)
+                    if replies[bookie].status not in (Status.OK, Status.LIMBO)
+                ]
+                return EntryId(entry_id - 1), unknown
+        return wanted[-1], []
+
+
+def _write_set(metadata: LedgerMetadata, entry_id: EntryId) -> set[BookieId]:
+    """Who stores an entry. What others have of it was given up with them, and never acknowledged through them."""
+    members = metadata.fragments[metadata.fragment_index(entry_id)].members
+    size, quorum = metadata.ensemble_size, metadata.write_quorum
+    return {member for position, member in enumerate(members) if stores(position, entry_id, size, quorum)}
+
+
+def _serves(reply: ListReply, entry_id: EntryId) -> bool:
+    return any(first <= entry_id <= last for first, last in reply.entries.runs)
+
+
+def proven(ledger: Versioned, result: EntryResult) -> Entry | None:
+    """The entry in a result, as far as the metadata allows to verify it; None where there is none, or a damaged one."""
+    metadata = ledger.metadata
+    if result.status is not Status.OK or metadata.password is None or metadata.digest_type is None:
+        return None
+    digest = digest_for(metadata.digest_type, metadata.password)
+    try:
+        return unpack(digest, result.packet, ledger.ledger_id, result.entry_id)
+    except DamagedEntry:
+        return None

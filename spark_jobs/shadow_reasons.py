@@ -1,0 +1,188 @@
+"""Why our findings and the tasks that are there differ on one ledger, from a second look at it. Pure.
+
+What was found and what is marked were read at different moments. So a difference is judged from what is there now, and
+counts only if it is still one. A reason is *explained* where it is what a cluster at work looks like; every other one
+is for a person to look at, and makes the comparison fail.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from bookie.metadata.ledgers import Unreadable, Versioned
+from bookie.metadata.registration import Bookies
+from bookie.metadata.underreplication import Task, UnreadableTask
+from bookie.model.ids import BookieId, LedgerId
+
+
+class Outcome(enum.Enum):
+    """How the two sides compare on one ledger."""
+
+    AGREE = "agree"
+    """A task is there, and names at least the bookies that we found lost."""
+    ONLY_HERE = "only here"
+    """We found it, and nobody has marked it."""
+    ONLY_THERE = "only there"
+    """It is marked, and we found nothing."""
+    DIFFER = "differ"
+    """Both, and we found a lost bookie that the task does not name."""
+
+
+class Reason(enum.Enum):
+    """Why. Each with whether it is explained, and a sentence for people."""
+
+    WITHIN_DELAY = "within the delay", True, "the delay for lost bookies is not over: marking has to wait"
+    DISABLED = "disabled", True, "auto-recovery is disabled: nobody marks"
+    NO_AUDITOR = "no auditor", True, "no auditor leads, so none has run since the loss"
+    NEW_LOSS = (
+        "new loss",
+        True,
+        "earlier runs saw the bookie, and none found it lost for long: the auditor may be under way",
+    )
+    DRAIN = "drain", True, "the bookie is being drained by bkheal, which Apache's auditor does not know"
+    NOT_MARKED = "not marked", False, "an auditor leads and the delay is over, but the ledger is not marked for it"
+    LEDGER_DELETED = "ledger deleted", True, "the ledger is gone; a worker will drop the task"
+    BOOKIE_RETURNED = "bookie returned", True, "the bookies named are registered again, since after the mark"
+    PLACEMENT_MARK = "placement mark", True, "the task names no bookie: a placement check asks to move copies"
+    MISSING_ENTRIES = (
+        "missing entries",
+        True,
+        "the bookies named were there when it was marked: a check that asks bookies did it, ours is --kind replicas",
+    )
+    HEALED = "healed", True, "the metadata names none of these bookies any more; a worker will drop the task"
+    OVERLOOKED = "overlooked", False, "the run did not find it, though a bookie that it names was gone during the run"
+    UNREADABLE_METADATA = "unreadable metadata", False, "nobody can tell which bookies the ledger needs"
+    UNREADABLE_TASK = "unreadable task", False, "the task cannot be read, so nobody can tell what it names"
+
+    def __init__(self, word: str, is_explained: bool, text: str) -> None:
+        self.word = word
+        self.is_explained = is_explained
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The cluster at the second look. The bookies were listed after the metadata was read, and before the tasks."""
+
+    bookies: Bookies
+    registered_ms: Mapping[BookieId, int] = field(default_factory=dict)
+    """When each registration was made, epoch milliseconds."""
+    waiting: AbstractSet[BookieId] = frozenset()
+    """Lost bookies whose delay is not known to be over."""
+    new: AbstractSet[BookieId] = frozenset()
+    """Lost bookies that earlier runs saw registered, and that none found lost for long."""
+    lost_in_run: AbstractSet[BookieId] = frozenset()
+    """Bookies that the run saw as lost; none where it did not see every ledger."""
+    is_disabled: bool = False
+    leader: str = ""
+    """Name of the auditor that leads; empty: nobody does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """One ledger at the second look; None: not there."""
+
+    ledger_id: LedgerId
+    ledger: Versioned | Unreadable | None
+    task: Task | UnreadableTask | None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A difference that is still one."""
+
+    ledger_id: LedgerId
+    outcome: Outcome
+    reason: Reason
+    found: tuple[BookieId, ...] = ()
+    """Bookies that the ledger has lost, by id; those that are being drained where it lost none."""
+    marked: tuple[BookieId, ...] | None = None
+    """Bookies that the task names, in its order; None: there is no task, or it cannot be read."""
+    marked_ms: int | None = None
+    """When it was last marked, epoch milliseconds, where the task says so."""
+
+
+def judged(first: Outcome, second: Second, around: Around) -> Difference | None:
+    """The difference as it is now; None where there is none any more.
+
+    Args:
+        first: what the comparison said.
+        second: the ledger, looked at again.
+        around: the cluster, looked at again.
+    """
+    ledger, task = second.ledger, second.task
+    if not isinstance(ledger, Versioned):
+        if task is None:
+            return None
+        reason = Reason.LEDGER_DELETED if ledger is None else Reason.UNREADABLE_METADATA
+        return _there(second, reason)
+    members = ledger.metadata.members()
+    lost = members - around.bookies.registered
+    drained = members & around.bookies.draining
+    if task is None:
+        return _undone(second, Outcome.ONLY_HERE, lost, drained, frozenset(), around)
+    if isinstance(task, UnreadableTask):
+        return _there(second, Reason.UNREADABLE_TASK, lost)
+    named = frozenset(task.missing)
+    if lost - named or (drained and not lost and not drained & named and first is not Outcome.ONLY_THERE):
+        return _undone(second, Outcome.DIFFER, lost, drained, named, around)
+    if lost:
+        is_overlooked = first is Outcome.ONLY_THERE and bool(lost & around.lost_in_run)
+        return _there(second, Reason.OVERLOOKED) if is_overlooked else None
+    if drained & named:
+        return None
+    return _there(second, _why_marked(task, members, around))
+
+
+def _undone(
+    second: Second,
+    outcome: Outcome,
+    lost: AbstractSet[BookieId],
+    drained: AbstractSet[BookieId],
+    named: AbstractSet[BookieId],
+    around: Around,
+) -> Difference | None:
+    """Bookies to mark that no task names; none: everything is well."""
+    undone = lost - named
+    if not lost and not drained:
+        return None
+    if around.is_disabled:
+        reason = Reason.DISABLED
+    elif not undone:
+        reason = Reason.DRAIN
+    elif undone <= around.waiting:
+        reason = Reason.WITHIN_DELAY
+    elif not around.leader:
+        reason = Reason.NO_AUDITOR
+    elif undone <= around.waiting | around.new:
+        reason = Reason.NEW_LOSS
+    else:
+        reason = Reason.NOT_MARKED
+    return _difference(second, outcome, reason, lost or drained)
+
+
+def _why_marked(task: Task, members: AbstractSet[BookieId], around: Around) -> Reason:
+    """Why a task is there although every bookie of the ledger is registered, and none of those it names is drained."""
+    if not task.missing:
+        return Reason.PLACEMENT_MARK
+    there = members & frozenset(task.missing)
+    if not there:
+        return Reason.HEALED
+    since = [around.registered_ms.get(bookie, 0) for bookie in there]
+    if task.ctime_ms < 0 or max(since) > task.ctime_ms:
+        return Reason.BOOKIE_RETURNED
+    return Reason.MISSING_ENTRIES
+
+
+def _there(second: Second, reason: Reason, lost: AbstractSet[BookieId] = frozenset()) -> Difference:
+    return _difference(second, Outcome.DIFFER if lost else Outcome.ONLY_THERE, reason, lost)
+
+
+def _difference(second: Second, outcome: Outcome, reason: Reason, found: AbstractSet[BookieId]) -> Difference:
+    task = second.task
+    marked = task.missing if isinstance(task, Task) else None
+    marked_ms = task.ctime_ms if isinstance(task, Task) and task.ctime_ms >= 0 else None
+    return Difference(second.ledger_id, outcome, reason, tuple(sorted(found)), marked, marked_ms)

@@ -1,0 +1,310 @@
+"""Apache's own Java client, driven from Python: one Java machine for many tests, one JSON object per command.
+
+The commands are in ``tests/apache/java``. Nothing here belongs to an event loop: each command opens its own connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bookie.embedded.apache import ApacheCluster, java_properties
+from bookie.embedded.apache_jars import ApacheJvm
+from bookie.embedded.apache_settings import write_log_settings
+from bookie.embedded.process import ManagedProcess
+from bookie.runtime.java import Java
+
+SOURCES: Final = Path(__file__).parent / "java"
+_COMPILE_DEADLINE_S: Final = 120.0
+_READY_DEADLINE_S: Final = 180.0
+_ANSWER_DEADLINE_S: Final = 150.0
+"""Longer than the driver's own deadlines."""
+_ANSWER_BYTES_MAX: Final = 256 << 20
+
+
+class JavaError(Exception):
+    """A command failed; ``kind`` is the class of Java's exception, ``code`` Apache's code (0 where it has none)."""
+
+    def __init__(self, kind: str, code: int, message: str) -> None:
+        super().__init__(f"{kind} ({code}): {message}")
+        self.kind = kind
+        self.code = code
+
+
+@dataclass(frozen=True)
+class JavaEntry:
+    """An entry as Apache's client gave it to its caller."""
+
+    entry_id: int
+    length: int
+    """Sum of the payload sizes up to and including this entry."""
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class JavaState:
+    """What a handle of Apache's knows of its ledger."""
+
+    ledger_id: int
+    last_add_confirmed: int
+    length: int
+    is_closed: bool
+
+
+@dataclass(frozen=True)
+class JavaHandle:
+    """A ledger that Apache's client has created or opened."""
+
+    driver: JavaDriver
+    name: str
+    ledger_id: int
+
+    async def write(
+        self,
+        count: int = 0,
+        *,
+        seed: str = "",
+        sizes: Sequence[int] = (100,),
+        ids: Sequence[int] | None = None,
+        is_aloud: bool = False,
+    ) -> JavaState:
+        """Append ``count`` entries (or those of ``ids``, for own ids) whose payloads are ``payload(seed, id, size)``.
+
+        The size of entry ``n`` is ``sizes[n % len(sizes)]``. Returns once every entry is acknowledged. With
+        ``is_aloud`` the process says of each entry that it was, before that (``JavaDriver.acknowledged``).
+        """
+        more: dict[str, Any] = {} if ids is None else {"ids": list(ids)}
+        if is_aloud:
+            more["aloud"] = True
+        return _state(await self._call("write", count=count, seed=seed, sizes=list(sizes), **more))
+
+    async def write_past_a_loss(self, count: int, *, seed: str = "", sizes: Sequence[int] = (100,)) -> None:
+        """Append ``count`` entries after a bookie has gone: one at a time until the writer has replaced it.
+
+        All of a burst may be acknowledged by the other bookies before the writer is refused by this one; it would then
+        replace it with its next entry.
+        """
+        before = await self._fragments()
+        for left in range(count - 1, -1, -1):
+            await self.write(1, seed=seed, sizes=sizes)
+            if await self._fragments() > before:
+                await self.write(left, seed=seed, sizes=sizes)
+                return
+        raise AssertionError(f"no bookie of ledger {self.ledger_id} was replaced within {count} entries")
+
+    async def read(self, first: int, last: int, **more: Any) -> list[JavaEntry]:
+        """Read entries, both ends included.
+
+        Options: ``unconfirmed=True``; ``batch_count=n, batch_bytes=n`` for a batch read (protocol version 2), which
+        ignores ``last``.
+        """
+        return [_entry(one) for one in (await self._call("read", first=first, last=last, **more))["entries"]]
+
+    async def state(self) -> JavaState:
+        """What the handle knows, without asking anybody."""
+        return _state(await self._call("handle"))
+
+    async def last_add_confirmed(self) -> int:
+        """Ask the bookies."""
+        return int((await self._call("read_lac"))["lac"])
+
+    async def wait_last_add_confirmed(self, entry_id: int, timeout_ms: int) -> tuple[int, list[JavaEntry]]:
+        """Long poll for ``entry_id``: the last add confirmed, and the entry if it came."""
+        answer = await self._call("wait_lac", entry=entry_id, timeout_ms=timeout_ms)
+        return int(answer["lac"]), [_entry(one) for one in answer["entries"]]
+
+    async def force(self) -> JavaState:
+        """Have every bookie of the ensemble sync; for ledgers created with ``deferred_sync``."""
+        return _state(await self._call("force"))
+
+    async def close(self) -> JavaState:
+        """Close the handle: a writer's ledger is closed with it."""
+        return _state(await self._call("close"))
+
+    async def _fragments(self) -> int:
+        return len((await self.driver.call("metadata", ledger=self.ledger_id))["ensembles"])
+
+    async def _call(self, command: str, **fields: Any) -> dict[str, Any]:
+        return await self.driver.call(command, handle=self.name, **fields)
+
+
+@dataclass
+class JavaDriver:
+    """The Java machine that runs the commands. ``call`` runs any; the other methods are for the frequent ones.
+
+    Clients are named: ``v3`` and ``v2`` (protocol version 2) are there, others come from ``new_client``.
+    """
+
+    process: ManagedProcess
+    port: int
+
+    @classmethod
+    async def start(cls, directory: Path, cluster: ApacheCluster | str, jvm: ApacheJvm, classes: Path) -> JavaDriver:
+        """Start it on a cluster, or on a metadata URI."""
+        uri, jaas = (cluster, None) if isinstance(cluster, str) else (cluster.metadata_uri, cluster.jaas)
+        logging = directory / "log4j2.properties"
+        write_log_settings(logging, is_shell=False)
+        with_classes = ApacheJvm(jvm.java, jvm.lib, jvm.heap_mib, (*jvm.options, "-XX:TieredStopAtLevel=1"))
+        command = with_classes.command("bkheal.Driver", uri, properties=java_properties(logging, jaas))
+        at = command.index("-cp") + 1
+        command[at] = f"{classes}:{command[at]}"
+        process = ManagedProcess.start("java driver", command, log_path=directory / "log.txt")
+        ready = await process.wait_for_line(r"^driver ready on (\d+)$", _READY_DEADLINE_S)
+        return cls(process, int(ready[1]))
+
+    async def stop(self) -> None:
+        """End it."""
+        await self.process.stop()
+
+    async def kill9(self) -> None:
+        """SIGKILL, and wait until it is gone; commands under way fail."""
+        self.process.kill9()
+        await self.process.wait(_READY_DEADLINE_S)
+
+    def acknowledged(self, ledger_id: int) -> list[int]:
+        """The entries of which the process has said so far that they are acknowledged; what it logs stands between."""
+        said = self.process.log_path.read_text(errors="replace")
+        return [int(entry) for entry in re.findall(rf"acknowledged (\d+) of ledger {ledger_id}\b", said)]
+
+    async def call(self, command: str, **fields: Any) -> dict[str, Any]:
+        """Run one command.
+
+        Raises:
+            JavaError: it failed.
+        """
+        async with asyncio.timeout(_ANSWER_DEADLINE_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=_ANSWER_BYTES_MAX)
+            try:
+                writer.write(json.dumps({"command": command, **fields}).encode() + b"\n")
+                answer: dict[str, Any] = json.loads(await reader.readline())
+            finally:
+                writer.close()
+                await writer.wait_closed()
+        if "error" in answer:
+            raise JavaError(answer["error"], answer["code"], answer["message"])
+        return answer
+
+    async def new_client(
+        self, name: str, *, v2: bool = False, settings: Mapping[str, str] | None = None, uri: str | None = None
+    ) -> None:
+        """Connect one more client; ``settings`` by Apache's names, for example ``ledgerMetadataVersion``."""
+        more = {} if uri is None else {"uri": uri}
+        await self.call("client", name=name, v2=v2, settings=dict(settings or {}), **more)
+
+    async def drop_client(self, name: str) -> None:
+        """End a client without closing what it writes, as a process that dies does. Fine where there is none."""
+        await self.call("drop_client", name=name)
+
+    async def create(
+        self,
+        ensemble: int = 3,
+        write_quorum: int = 2,
+        ack_quorum: int = 2,
+        *,
+        digest: str = "CRC32C",
+        password: bytes = b"",
+        custom: Mapping[str, bytes] | None = None,
+        client: str = "v3",
+        own_ids: bool = False,
+        ledger_id: int | None = None,
+        deferred_sync: bool = False,
+    ) -> JavaHandle:
+        """Create a ledger; digests are ``CRC32``, ``MAC``, ``CRC32C``, ``DUMMY``. ``ledger_id`` needs ``own_ids``."""
+        answer = await self.call(
+            "create",
+            ensemble=ensemble,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            digest=digest,
+            password=password.hex(),
+            custom={name: value.hex() for name, value in (custom or {}).items()},
+            client=client,
+            own_ids=own_ids,
+            ledger=ledger_id,
+            deferred_sync=deferred_sync,
+        )
+        return JavaHandle(self, answer["handle"], answer["ledger"])
+
+    async def open(
+        self,
+        ledger_id: int,
+        *,
+        digest: str = "CRC32C",
+        password: bytes = b"",
+        recovery: bool = False,
+        client: str = "v3",
+    ) -> JavaHandle:
+        """Open a ledger to read; with ``recovery`` it is fenced and closed first."""
+        answer = await self.call(
+            "open", ledger=ledger_id, digest=digest, password=password.hex(), recovery=recovery, client=client
+        )
+        return JavaHandle(self, answer["handle"], answer["ledger"])
+
+    async def read_all(
+        self, ledger_id: int, *, digest: str = "CRC32C", password: bytes = b"", client: str = "v3"
+    ) -> list[JavaEntry]:
+        """Open without recovery, read every confirmed entry, close."""
+        handle = await self.open(ledger_id, digest=digest, password=password, client=client)
+        try:
+            last = (await handle.state()).last_add_confirmed
+            return await handle.read(0, last) if last >= 0 else []
+        finally:
+            await handle.close()
+
+
+def compile_java(java: Java, lib: Path, classes: Path) -> None:
+    """Compile the driver into ``classes``. Blocks for a few seconds.
+
+    Raises:
+        subprocess.CalledProcessError: it does not compile; its output says why.
+    """
+    classes.mkdir(parents=True, exist_ok=True)
+    sources = [str(path) for path in sorted(SOURCES.rglob("*.java"))]
+    arguments = [str(find_javac(java)), "-proc:none", "-d", str(classes), "-cp", f"{lib}/*", *sources]
+    subprocess.run(arguments, check=True, timeout=_COMPILE_DEADLINE_S, stdin=subprocess.DEVNULL)
+
+
+def find_javac(java: Java) -> Path | None:
+    """The compiler beside ``java``, or on the path; None without one."""
+    beside = java.home / "bin" / "javac"
+    if beside.is_file():
+        return beside
+    found = shutil.which("javac")
+    return Path(found) if found else None
+
+
+def payload(seed: str, entry_id: int, size: int) -> bytes:
+    """What ``JavaHandle.write`` writes."""
+    blocks = (hashlib.sha256(f"{seed}/{entry_id}/{block}".encode()).digest() for block in range(-(-size // 32)))
+    return b"".join(blocks)[:size]
+
+
+def payloads(seed: str, ids: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+    """The payloads of many entries, as ``JavaHandle.write`` makes them."""
+    return [payload(seed, entry_id, sizes[entry_id % len(sizes)]) for entry_id in ids]
+
+
+def expected(contents: Sequence[bytes], first: int = 0) -> list[JavaEntry]:
+    """What Apache's client must read for these payloads, if all entries before ``first`` are empty."""
+    entries, length = [], 0
+    for entry_id, content in enumerate(contents, first):
+        length += len(content)
+        entries.append(JavaEntry(entry_id, length, len(content), hashlib.sha256(content).hexdigest()))
+    return entries
+
+
+def _entry(one: Mapping[str, Any]) -> JavaEntry:
+    return JavaEntry(one["id"], one["length"], one["size"], one["sha256"])
+
+
+def _state(answer: Mapping[str, Any]) -> JavaState:
+    return JavaState(answer["ledger"], answer["lac"], answer["length"], answer["closed"])

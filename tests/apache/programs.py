@@ -1,0 +1,92 @@
+"""Our programs as processes, on a cluster of Apache's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bookie.embedded.process import ManagedProcess
+
+PROGRAM_DEADLINE_S: Final = 180.0
+_READY_DEADLINE_S: Final = 60.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that has ended."""
+
+    exit_code: int
+    printed: str
+    errors: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What it printed, as JSON."""
+        found: dict[str, Any] = json.loads(self.printed)
+        return found
+
+
+async def bkheal(*arguments: str, uri: str, deadline_s: float = PROGRAM_DEADLINE_S) -> Ended:
+    """Run ``bkheal`` with these arguments to its end, killing it at the deadline."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "auditor.cli.main", *arguments, "--metadata-uri", uri),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(deadline_s):
+            printed, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return Ended(process.returncode or 0, printed.decode(errors="replace"), errors.decode(errors="replace"))
+
+
+async def audit(uri: str, directory: Path, *more: str) -> dict[str, Any]:
+    """Run the bookies check, which must succeed; its summary."""
+    where = str(directory / "reports")
+    ended = await bkheal("audit", "run", "--report-dir", where, "--output", "json", *more, uri=uri)
+    assert ended.exit_code == 0, ended.errors
+    return ended.document
+
+
+@dataclass
+class Replicator:
+    """A replicator process."""
+
+    process: ManagedProcess
+
+    @classmethod
+    async def start(cls, uri: str, directory: Path, *more: str, config: Path | None = None) -> Replicator:
+        """Start it and wait until it works; with ``config`` it is ``bkheal replicator``, which follows that file."""
+        directory.mkdir(parents=True, exist_ok=True)
+        program = ("replicator",) if config is None else ("auditor.cli.main", "replicator", "--config", str(config))
+        command = [sys.executable, "-m", *program, "--metadata-uri", uri, "--output", "json", *more]
+        process = ManagedProcess.start("replicator", command, log_path=directory / "log.txt")
+        await process.wait_for_line(r'"event": "ready"', _READY_DEADLINE_S)
+        return cls(process)
+
+    def events(self) -> Sequence[Mapping[str, Any]]:
+        """What it has said so far."""
+        lines = self.process.log_path.read_text(errors="replace").splitlines()
+        return [event for line in lines if line.startswith("{") and "event" in (event := json.loads(line))]
+
+    @property
+    def repaired(self) -> Sequence[int]:
+        """Ledgers that it says it repaired, in order."""
+        return [event["ledger_id"] for event in self.events() if event.get("ending") == "repaired"]
+
+    async def wait(self, deadline_s: float = PROGRAM_DEADLINE_S) -> int:
+        """Wait for its end; the exit code."""
+        return await self.process.wait(deadline_s)
+
+    async def stop(self) -> None:
+        """SIGTERM and wait."""
+        await self.process.stop(30)

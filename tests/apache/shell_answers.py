@@ -1,0 +1,89 @@
+"""What Apache's shell prints about ledgers, to be held against what our client reads."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.embedded.apache import ApacheCluster
+from bookie.model.metadata import DigestType, LedgerMetadata
+
+_METADATA: Final = re.compile(r"^LedgerMetadata\{.*\}$", re.MULTILINE)
+_ENTRY: Final = re.compile(r"--------- Lid=(\d+), Eid=(\d+), EntrySize=(\d+) ---------")
+_DUMPED: Final = re.compile(r"([0-9A-F]{8}) ((?:[0-9A-F]{2} ){1,16})")
+_HMAC: Final = "MAC"
+
+
+@dataclass(frozen=True)
+class PrintedEntry:
+    """An entry as ``readledger`` prints it."""
+
+    ledger_id: int
+    entry_id: int
+    length: int
+    """Sum of the payload sizes up to and including this entry."""
+    payload: bytes
+
+
+async def printed_metadata(cluster: ApacheCluster, ledger_id: int) -> str:
+    """The one line in which ``ledgermetadata`` shows every field."""
+    printed = await cluster.shell("ledgermetadata", "-ledgerid", str(ledger_id))
+    (line,) = _METADATA.findall(printed)
+    return str(line)
+
+
+def as_printed(metadata: LedgerMetadata) -> str:
+    """The line that Apache's shell must print for metadata as we read it, without custom metadata."""
+    fields: list[tuple[str, object]] = [
+        ("formatVersion", metadata.format_version),
+        ("ensembleSize", metadata.ensemble_size),
+        ("writeQuorumSize", metadata.write_quorum),
+        ("ackQuorumSize", metadata.ack_quorum),
+        ("state", metadata.state.name),
+    ]
+    if metadata.is_closed:
+        fields += [("length", metadata.length), ("lastEntryId", metadata.last_entry_id)]
+    if metadata.digest_type is not None and metadata.password is not None:
+        digest = _HMAC if metadata.digest_type is DigestType.HMAC else metadata.digest_type.name
+        fields += [("digestType", digest), ("password", f"base64:{base64.b64encode(metadata.password).decode()}")]
+    ensembles = (f"{part.first_entry_id}=[{', '.join(part.members)}]" for part in metadata.fragments)
+    fields += [("ensembles", f"{{{', '.join(ensembles)}}}"), ("customMetadata", "{}")]
+    return f"LedgerMetadata{{{', '.join(f'{name}={value}' for name, value in fields)}}}"
+
+
+async def printed_entries(cluster: ApacheCluster, ledger_id: int, password: bytes) -> list[PrintedEntry]:
+    """Every entry that ``readledger`` prints, with the bytes of its dump."""
+    printed = await cluster.shell(
+        *("-entryformat", "hex", "readledger", "-msg", "-ledgerid", str(ledger_id)),
+        extra={"passwd": password.decode()},
+    )
+    return list(_entries(printed.splitlines()))
+
+
+def entries_of(ledger_id: int, payloads: Sequence[bytes]) -> Iterator[PrintedEntry]:
+    """What ``readledger`` must print for a ledger of these payloads."""
+    length = 0
+    for entry_id, payload in enumerate(payloads):
+        length += len(payload)
+        yield PrintedEntry(ledger_id, entry_id, length, payload)
+
+
+def _entries(lines: Sequence[str]) -> Iterator[PrintedEntry]:
+    starts = [number for number, line in enumerate(lines) if _ENTRY.fullmatch(line)]
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        found = _ENTRY.fullmatch(lines[start])
+        assert found is not None
+        yield PrintedEntry(int(found[1]), int(found[2]), int(found[3]), _dumped(lines[start + 1 : end]))
+
+
+def _dumped(lines: Sequence[str]) -> bytes:
+    """The bytes of a dump, whose lines say where they belong; an empty entry has none of them."""
+    data = bytearray()
+    for line in lines:
+        if found := _DUMPED.match(line):
+            assert int(found[1], 16) == len(data), line
+            data += bytes.fromhex(found[2])
+    return bytes(data)

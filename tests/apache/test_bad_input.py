@@ -1,0 +1,209 @@
+"""What is wrong is refused or reported, and nothing is changed: passwords, digest types, keys, a bookie that is silent.
+
+On Apache's bookies, which check the key of a ledger themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.errors import WrongDigestTypeError
+from bookie.embedded.apache import ApacheBookie, ApacheCluster
+from bookie.model.digest import master_key
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import DigestType
+from bookie.wire.port import Status
+from tests.apache.driver import JavaDriver, JavaHandle, expected, payloads
+from tests.apache.programs import Replicator, bkheal
+from tests.apache.waiting import until
+from tests.apache.worlds import LOADED_S, PASSWORD, SIZES, Ledger, all_is_well, extend, gone
+
+pytestmark = [pytest.mark.apache, pytest.mark.timeout(240)]
+
+Take = Callable[[ApacheBookie], Awaitable[None]]
+OLD = "keeps no passwords"
+"""A client that writes metadata of format 1, which has no place for a password or a digest type."""
+
+
+@pytest.fixture
+async def client(apache_cluster: ApacheCluster) -> AsyncIterator[ConnectedBookKeeper]:
+    async with await connect(apache_cluster.metadata_uri) as ours:
+        yield ours
+
+
+@pytest.fixture
+async def old(java: JavaDriver) -> AsyncIterator[str]:
+    await java.new_client(OLD, settings={"ledgerMetadataVersion": "1"})
+    yield OLD
+    await java.drop_client(OLD)
+
+
+async def node(client: ConnectedBookKeeper, ledger_id: int) -> tuple[bytes, int]:
+    """A ledger's metadata as it is stored, and how often it was written."""
+    found = await client.store.get(client.ports.ledgers.path(LedgerId(ledger_id)))
+    return found.data, found.stat.version
+
+
+async def refused(uri: str, *arguments: str) -> None:
+    """A command that ends with one sentence about the password."""
+    ended = await bkheal(*arguments, uri=uri)
+    assert (ended.exit_code, ended.printed, ended.errors.count("\n")) == (1, "", 1), (arguments, ended)
+    assert "password" in ended.errors
+
+
+async def test_a_wrong_password_or_digest_type_changes_nothing_and_the_writer_goes_on(
+    apache_cluster: ApacheCluster, java: JavaDriver, client: ConnectedBookKeeper
+) -> None:
+    uri = apache_cluster.metadata_uri
+    handle = await java.create(3, 3, 2, digest="MAC", password=PASSWORD)
+    await handle.write(5, seed="known", sizes=SIZES)
+    before, ledger = await node(client, handle.ledger_id), str(handle.ledger_id)
+    wrong = ("--password", "a guess")
+    await asyncio.gather(*(refused(uri, "ledger", verb, ledger, *wrong) for verb in ("read", "recover", "tail")))
+    with pytest.raises(WrongDigestTypeError, match="HMAC, not CRC32C"):
+        await client.open_ledger(LedgerId(handle.ledger_id), password=PASSWORD, digest_type=DigestType.CRC32C)
+    assert await node(client, handle.ledger_id) == before
+    await handle.write(5, seed="known", sizes=SIZES)
+    await handle.close()
+    read = await java.read_all(handle.ledger_id, digest="MAC", password=PASSWORD)
+    assert read == expected(payloads("known", range(10), SIZES))
+
+
+async def test_a_key_that_bookies_refuse_is_found_out_before_a_recovery_begins(
+    apache_cluster: ApacheCluster, java: JavaDriver, client: ConnectedBookKeeper, old: str
+) -> None:
+    """The metadata keeps no password, so that nobody but the bookies can tell."""
+    uri = apache_cluster.metadata_uri
+    handle = await java.create(3, 2, 2, digest="CRC32", password=PASSWORD, client=old)
+    await handle.write(1, seed="old", sizes=SIZES)  # one bookie has not heard of the ledger
+    before, ledger = await node(client, handle.ledger_id), str(handle.ledger_id)
+    assert before[0].startswith(b"BookieMetadataFormatVersion\t1")
+    await asyncio.gather(
+        refused(uri, "ledger", "recover", ledger), refused(uri, "ledger", "close", ledger, "--password", "a guess")
+    )
+    assert await node(client, handle.ledger_id) == before
+    await handle.write(8, seed="old", sizes=SIZES)
+    ended = await bkheal("ledger", "recover", ledger, "--password", PASSWORD.decode(), "--output", "json", uri=uri)
+    assert (ended.exit_code, ended.document["state"], ended.document["last_entry_id"]) == (0, "CLOSED", 8)
+    read = await java.read_all(handle.ledger_id, digest="CRC32", password=PASSWORD)
+    assert read == expected(payloads("old", range(9), SIZES))
+
+
+async def on(java: JavaDriver, wanted: set[str], shape: Sequence[int], **more: Any) -> JavaHandle:
+    """A new ledger on these bookies among others."""
+    while True:
+        handle = await java.create(*shape, password=PASSWORD, **more)
+        if wanted <= set((await java.call("metadata", ledger=handle.ledger_id))["ensembles"]["0"]):
+            return handle
+        await handle.close()
+        await java.call("delete", ledger=handle.ledger_id)
+
+
+async def closed(handle: JavaHandle, digest: str) -> Ledger:
+    await extend(handle, digest, 8)
+    await handle.close()
+    return Ledger(handle.ledger_id, digest, 8)
+
+
+async def endings(replicator: Replicator) -> dict[int, Mapping[str, Any]]:
+    """How the latest turn of each ledger ended."""
+    return {event["ledger_id"]: event for event in replicator.events() if "ending" in event}
+
+
+async def done(replicator: Replicator) -> set[int]:
+    return set(replicator.repaired)
+
+
+def ids(ledgers: Sequence[Ledger]) -> set[int]:
+    return {ledger.ledger_id for ledger in ledgers}
+
+
+async def forget(client: ConnectedBookKeeper, ledger_id: int) -> None:
+    """Take a task away that nobody could do."""
+    held = await client.ports.tasks.lock(LedgerId(ledger_id), "here")
+    assert held is not None
+    assert await client.ports.tasks.complete(held)
+    await client.parked.unpark(LedgerId(ledger_id))
+
+
+async def test_a_repair_that_bookies_refuse_or_whose_copies_do_not_verify_changes_nothing(
+    apache_cluster: ApacheCluster,
+    java: JavaDriver,
+    client: ConnectedBookKeeper,
+    old: str,
+    taken_away: Take,
+    tmp_path: Path,
+) -> None:
+    """The one bookie that is left over knows a ledger by another key; another ledger's metadata has no digest type."""
+    lost, bookies = apache_cluster.bookies[1], {bookie.bookie_id for bookie in apache_cluster.bookies}
+    sound = await closed(await on(java, {lost.bookie_id}, (4, 2, 2)), "CRC32C")
+    another_key = await closed(await on(java, {lost.bookie_id}, (4, 2, 2)), "CRC32C")
+    unlike = await closed(await on(java, {lost.bookie_id}, (4, 2, 2), digest="MAC", client=old), "MAC")
+    members = set((await java.call("metadata", ledger=another_key.ledger_id))["ensembles"]["0"])
+    (spare,) = bookies - members
+    other_key = master_key(b"another")
+    fenced = await client.ports.transport.fence(BookieId(spare), LedgerId(another_key.ledger_id), other_key, 10)
+    assert fenced.status is Status.OK
+    read = await bkheal("ledger", "read", str(unlike.ledger_id), uri=apache_cluster.metadata_uri)
+    assert (read.exit_code, read.printed, read.errors.count("\n")) == (69, "", 1)
+    assert read.errors.count("CORRUPT") == 2  # of each copy
+
+    await taken_away(lost)
+    await gone(client, lost.bookie_id)
+    before = {one.ledger_id: await node(client, one.ledger_id) for one in (another_key, unlike)}
+    for one in (sound, another_key, unlike):
+        await client.ports.tasks.mark(LedgerId(one.ledger_id), [lost.bookie_id])
+    ours = await Replicator.start(apache_cluster.metadata_uri, tmp_path / "ours")
+    told = await until(lambda: endings(ours), lambda found: len(found) == 3, "each has had its turn", LOADED_S)
+    await ours.stop()
+    assert told[sound.ledger_id]["ending"] == "repaired"
+    assert (told[another_key.ledger_id]["ending"], told[unlike.ledger_id]["ending"]) == ("failed", "parked")
+    assert f"{spare}=UNAUTHORIZED" in told[another_key.ledger_id]["detail"]
+    assert "CORRUPT (CRC32 digest mismatch)" in told[unlike.ledger_id]["detail"]
+    assert told[unlike.ledger_id]["detail"].endswith("names no digest type, so CRC32 was assumed")
+    assert {ledger_id: await node(client, ledger_id) for ledger_id in before} == before
+    tasks = {task.ledger_id: task.missing for task in await client.ports.tasks.list()}
+    assert {ledger_id: tasks[LedgerId(ledger_id)] for ledger_id in before} == dict.fromkeys(before, (lost.bookie_id,))
+    for ledger_id in before:
+        await forget(client, ledger_id)
+    await all_is_well(java, [sound])
+
+
+async def test_a_bookie_that_is_silent_holds_up_its_own_ledger_alone_and_that_until_it_answers(
+    apache_cluster: ApacheCluster, java: JavaDriver, client: ConnectedBookKeeper, taken_away: Take, tmp_path: Path
+) -> None:
+    lost, silent, other = apache_cluster.bookies[0], apache_cluster.bookies[1], apache_cluster.bookies[2]
+    stuck = await closed(await on(java, {lost.bookie_id, silent.bookie_id}, (2, 2, 2)), "CRC32C")
+    others = [await closed(await on(java, {lost.bookie_id, other.bookie_id}, (2, 2, 2)), "CRC32C") for _ in range(3)]
+    await taken_away(lost)
+    await gone(client, lost.bookie_id)
+    for one in (stuck, *others):
+        await client.ports.tasks.mark(LedgerId(one.ledger_id), [lost.bookie_id])
+    before = await node(client, stuck.ledger_id)
+    silent.running.pause()
+    try:
+        ours = await Replicator.start(apache_cluster.metadata_uri, tmp_path / "ours", "--poll-interval", "1")
+        await until(lambda: done(ours), lambda found: found >= ids(others), "all others are repaired", LOADED_S)
+        told = await until(lambda: endings(ours), lambda found: stuck.ledger_id in found, "that one too is told of")
+        assert told[stuck.ledger_id]["ending"] in ("failed", "parked")
+        assert told[stuck.ledger_id]["detail"]
+        assert await node(client, stuck.ledger_id) == before
+        assert await client.ports.tasks.read(LedgerId(stuck.ledger_id)) is not None
+    finally:
+        silent.running.resume()
+    await until(lambda: done(ours), lambda found: stuck.ledger_id in found, "the last one is repaired", LOADED_S)
+    await ours.stop()
+    assert await client.ports.tasks.read(LedgerId(stuck.ledger_id)) is None
+    await until(
+        client.ports.registrations.list,
+        lambda found: silent.bookie_id in found.writable,
+        "the bookie is back",
+        LOADED_S,
+    )
+    await all_is_well(java, [stuck, *others])

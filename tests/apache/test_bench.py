@@ -1,0 +1,51 @@
+"""The comparison with Apache runs end to end; its figures mean nothing at this size."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.apache
+
+DEADLINE_S = 600.0
+
+
+async def _bench(tmp_path: Path, *options: str) -> dict[str, Any]:
+    raw = tmp_path / "raw.json"
+    command = [sys.executable, "-m", "auditor.cli.main", "bench", "versus-apache", *options, "--raw", str(raw)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    assert "times better" in done.stdout
+    found: dict[str, Any] = json.loads(raw.read_text())
+    return found
+
+
+@pytest.mark.timeout(DEADLINE_S)
+async def test_both_auditors_mark_the_same_ledgers(tmp_path: Path) -> None:
+    figures = await _bench(tmp_path, "--part", "audit", "--ledgers", "300", "--no-tuned")
+    rounds = figures["audit"][0]["rounds"]
+    tasks = {each["tasks"] for those in rounds.values() for each in those}
+    assert len(tasks) == 1
+    assert 0 < tasks.pop() < 300
+    assert all(each["requests"] > 0 for those in rounds.values() for each in those)
+
+
+@pytest.mark.timeout(DEADLINE_S)
+async def test_both_workers_repair_all_and_ours_writes_no_more_than_was_lost(tmp_path: Path) -> None:
+    options = ["--part", "repair", "--shape", "3/2/2", "--megabytes", "0.2", "--no-tuned"]
+    results = (await _bench(tmp_path, *options))["repair"][0]["results"]
+    assert results["ours"]["written_per_lost"] == 1
+    assert results["apache"]["written_per_lost"] >= 1
+
+
+@pytest.mark.timeout(DEADLINE_S)
+async def test_both_bookies_take_adds(tmp_path: Path) -> None:
+    figures = await _bench(tmp_path, "--part", "add", "--megabytes", "0.2")
+    for add in figures["add"]:
+        assert set(add["results"]) == {"apache", "ours over gRPC", "ours over Apache's protocol"}

@@ -1,0 +1,190 @@
+"""Apache's auditor and ours as candidates of one election: whichever leads, the loss of a bookie is found, once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.embedded.apache import LEDGERS_ROOT, ApacheBookie
+from bookie.embedded.apache_jars import ApacheJvm
+from bookie.embedded.process import ManagedProcess
+from bookie.metadata.election import current_auditor, election_path
+from bookie.metadata.layout import task_path
+from bookie.model.ids import LedgerId
+from tests.apache.programs import bkheal
+from tests.apache.waiting import until
+from tests.apache.worlds import (
+    LOADED_S,
+    QUICK,
+    Ledger,
+    World,
+    all_is_well,
+    gone,
+    no_work_left,
+    nothing_strange,
+    world,
+    written,
+)
+
+pytestmark = [pytest.mark.apache, pytest.mark.timeout(900)]
+
+SESSION_TIMEOUT_S = 4
+LONG_S = 4321
+"""Much longer than any test."""
+
+
+@pytest.fixture(scope="module")
+def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with world(tmp_path_factory.mktemp("both-auditors"), apache_jvm, java_classes, bookies=3) as made:
+        yield made
+
+
+@pytest.fixture
+async def client(here: World) -> AsyncIterator[ConnectedBookKeeper]:
+    async with await connect(here.uri) as ours:
+        yield ours
+
+
+@dataclass
+class Auditor:
+    """A ``bkheal auditor`` that checks nothing but what the loss of a bookie tells it to."""
+
+    process: ManagedProcess
+    url: str = ""
+
+    @classmethod
+    def launch(cls, uri: str, directory: Path) -> Auditor:
+        """Start it; ``ready`` says when it serves."""
+        options = {
+            "metadata-uri": uri,
+            "report-dir": directory / "reports",
+            "bookies-schedule": "off",
+            "session-timeout-s": SESSION_TIMEOUT_S,
+            "http-port": 0,
+            "grpc-port": 0,
+            "spark-master": "local[1]",
+            "driver-memory": "512m",
+        }
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        command = [sys.executable, "-m", "auditor.cli.main", "auditor", *words, "--no-ui-enabled"]
+        return cls(ManagedProcess.start("auditor", command, log_path=directory / "log.txt"))
+
+    async def ready(self) -> Auditor:
+        """Wait until it serves."""
+        self.url = (await self.process.wait_for_line(r"^auditor ready on (http://\S+) and", LOADED_S))[1]
+        return self
+
+    async def lost(self) -> list[str]:
+        """Bookies that it knows to be lost and will look after in time."""
+        return [lost["bookie_id"] for lost in (await self.status())["bookies"]["lost"]]
+
+    async def status(self) -> Any:
+        """What it knows."""
+
+        def get() -> Any:
+            with urllib.request.urlopen(f"{self.url}/api/v1/status", timeout=LOADED_S) as answer:
+                return json.load(answer)
+
+        return await asyncio.to_thread(get)
+
+    async def kill9(self) -> None:
+        """Kill it and all that it started."""
+        self.process.kill9()
+        await self.process.wait(LOADED_S)
+
+
+async def leader(client: ConnectedBookKeeper) -> str:
+    return await current_auditor(client.store, LEDGERS_ROOT)
+
+
+async def candidates(client: ConnectedBookKeeper) -> int:
+    return len((await client.store.children(election_path(LEDGERS_ROOT))).names)
+
+
+async def all_agree_on(here: World, name: str) -> None:
+    """Apache's client, Apache's shell and our command say who leads."""
+    assert (await here.java.call("auditor"))["auditor"] == name
+    assert name in await here.cluster.shell("whoisauditor")
+    assert (await bkheal("status", "--output", "json", uri=here.uri)).document["auditor"] == name
+
+
+async def marked_once(here: World, client: ConnectedBookKeeper, ledgers: list[Ledger], lost: ApacheBookie) -> None:
+    """Every ledger is marked for that bookie, and was marked by one and the same write."""
+    wanted = {ledger.ledger_id: [lost.bookie_id] for ledger in ledgers}
+    await until(here.tasks, lambda found: found == wanted, "every ledger is marked", LOADED_S)
+    for ledger in ledgers:
+        assert (await client.store.get(task_path(LEDGERS_ROOT, LedgerId(ledger.ledger_id)))).stat.version == 0
+
+
+async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_meanwhile(
+    here: World, client: ConnectedBookKeeper, tmp_path: Path
+) -> None:
+    """Every bookie has a copy of every ledger, so that nobody can repair while one is away."""
+    cluster = here.cluster
+    ledgers = await written(here.java, ((3, 3, 3),), 3)
+    first, second, third = cluster.bookies
+    ours = await Auditor.launch(here.uri, tmp_path / "ours").ready()
+    our_name = await until(lambda: leader(client), bool, "our auditor leads", LOADED_S)
+    assert our_name.endswith(f":{ours.process.pid}")
+    recovery = await cluster.start_auto_recovery(QUICK)
+    await until(lambda: candidates(client), lambda count: count == 2, "both stand for election", LOADED_S)
+    await all_agree_on(here, our_name)
+
+    # Our auditor reads the delay that Apache's shell sets.
+    await cluster.shell("lostbookierecoverydelay", "-set", str(LONG_S))
+    delay = await bkheal("recovery", "delay", "--output", "json", uri=here.uri)
+    assert delay.document["lost_bookie_delay_seconds"] == LONG_S
+    await first.stop()
+    await until(ours.lost, lambda names: names == [first.bookie_id], "our auditor knows of the loss", LOADED_S)
+    (waiting,) = (await ours.status())["bookies"]["lost"]
+    assert waiting["audit_due"] is not None
+    assert await here.tasks() == {}
+    await cluster.shell("lostbookierecoverydelay", "-set", "1")  # which is the least that it takes
+    await marked_once(here, client, ledgers, first)
+    await first.start()
+    await no_work_left(here, client)  # Apache's worker finds that nothing is missing any more
+
+    await ours.kill9()
+    await second.stop()
+    await until(lambda: leader(client), lambda name: name == recovery.address, "Apache's auditor leads", LOADED_S)
+    await marked_once(here, client, ledgers, second)
+    await all_agree_on(here, recovery.address)
+    await second.start()
+    await no_work_left(here, client)
+
+    # Apache's auditor reads the delay that our command sets.
+    assert (await bkheal("recovery", "delay", str(LONG_S), uri=here.uri)).exit_code == 0
+    assert str(LONG_S) in await cluster.shell("lostbookierecoverydelay", "-get")
+    await third.stop()
+    await gone(client, third.bookie_id)
+    assert await here.tasks() == {}
+    assert (await bkheal("recovery", "delay", "0", uri=here.uri)).exit_code == 0
+    await marked_once(here, client, ledgers, third)
+    await third.start()
+    await no_work_left(here, client)
+
+    again = await Auditor.launch(here.uri, tmp_path / "again").ready()
+    await until(lambda: candidates(client), lambda count: count == 2, "both stand for election again", LOADED_S)
+    assert await leader(client) == recovery.address
+    await recovery.kill9()
+    await first.stop()
+    await until(
+        lambda: leader(client), lambda name: name.endswith(f":{again.process.pid}"), "our auditor leads again", LOADED_S
+    )
+    await marked_once(here, client, ledgers, first)
+    await all_agree_on(here, await leader(client))
+    bookies = [bookie.bookie_id for bookie in cluster.bookies]
+    await nothing_strange(client.store, LEDGERS_ROOT, bookies)  # while our auditor leads, and its marks are there
+    await first.start()
+    await again.process.stop(LOADED_S)
+    await all_is_well(here.java, ledgers)
+    await nothing_strange(client.store, LEDGERS_ROOT, bookies)

@@ -1,0 +1,179 @@
+"""Collectors of surplus copies beside slow repairs of the other kind: the lock keeps them from half a copy."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.embedded.apache_jars import ApacheJvm
+from bookie.embedded.apache_settings import ApacheOptions
+from bookie.embedded.process import ManagedProcess
+from bookie.model.ids import LedgerId
+from tests.apache.driver import JavaDriver, expected, payloads
+from tests.apache.programs import audit
+from tests.apache.waiting import until
+from tests.apache.worlds import LOADED_S, PASSWORD, QUICK, Ledger, World, all_is_well, gone, held, seen, world, written
+
+pytestmark = [pytest.mark.apache, pytest.mark.timeout(900)]
+
+COLLECTS_OFTEN = {
+    # Without a table in memory, in which the collector would not see a ledger before there are megabytes of it.
+    "ledgerStorageClass": "org.apache.bookkeeper.bookie.InterleavedLedgerStorage",
+    "gcWaitTime": "1000",
+    "gcOverreplicatedLedgerWaitTime": "1000",
+    "minorCompactionInterval": "0",
+    "majorCompactionInterval": "0",
+}
+ENTRIES, SIZE = 160, 60_000
+"""Much more than one request carries, so that a slow repair stands still in the middle."""
+RECOVERY_ADD = 2
+PASSES = 2
+"""Surplus copies that are thrown away one after the other while a copy stands still: a whole pass between them."""
+KEY = hashlib.sha1(b"ledger" + PASSWORD).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    options = ApacheOptions(extra=COLLECTS_OFTEN)
+    with world(tmp_path_factory.mktemp("collectors"), apache_jvm, java_classes, bookies=3, options=options) as made:
+        yield made
+
+
+@pytest.fixture
+async def client(here: World) -> AsyncIterator[ConnectedBookKeeper]:
+    async with await connect(here.uri) as ours:
+        yield ours
+
+
+async def write_large(java: JavaDriver) -> int:
+    """A closed ledger with three copies of every entry."""
+    handle = await java.create(3, 3, 3, password=PASSWORD)
+    await handle.write(ENTRIES, seed="large", sizes=(SIZE,))
+    await handle.close()
+    return handle.ledger_id
+
+
+async def surplus_for(here: World, client: ConnectedBookKeeper, lost: str) -> list[Ledger]:
+    """Ledgers with one copy each, none of them on the bookie that will be lost."""
+    found: list[Ledger] = []
+    for _ in range(50):
+        (ledger,) = await written(here.java, ((1, 1, 1),), 1, entries=4)
+        if lost in (await seen(here.java, [ledger]))[ledger.ledger_id].members:
+            await client.delete_ledger(LedgerId(ledger.ledger_id))
+            continue
+        found.append(ledger)
+        if len(found) == 2 * PASSES:
+            return found
+    raise AssertionError("one bookie of three was chosen again and again")
+
+
+async def collected(here: World, surplus: Sequence[Ledger], target: str) -> None:
+    """Give ``target`` copies that it should not have, one after the other has been thrown away."""
+    for ledger in surplus:
+        (holder,) = (await seen(here.java, [ledger]))[ledger.ledger_id].members
+        where = {"ledger": ledger.ledger_id, "entry": 3}
+        packet = (await here.java.call("read_copy", bookie=holder, **where))["data"]
+        await here.java.call("add_copy", bookie=target, data=packet, key=KEY, flags=RECOVERY_ADD, **where)
+        await until(
+            functools.partial(held, here.java, target, ledger.ledger_id),
+            lambda count: count == 0,
+            "the surplus copy is collected",
+            LOADED_S,
+        )
+
+
+async def large_is_well(java: JavaDriver, ledger_id: int) -> None:
+    assert (await java.call("check", ledger=ledger_id, client="v3"))["fragments"] == []
+    wanted = expected(payloads("large", range(ENTRIES), (SIZE,)))
+    for wire in ("v2", "v3"):
+        assert await java.read_all(ledger_id, password=PASSWORD, client=wire) == wanted
+
+
+async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
+    here: World, client: ConnectedBookKeeper, tmp_path: Path
+) -> None:
+    """The copy stands still at one byte a second until the collector has been by, then goes on at full speed."""
+    java = here.java
+    large = await write_large(java)
+    lost = here.running[0]
+    surplus = await surplus_for(here, client, lost.bookie_id)
+    (target,) = [bookie.bookie_id for bookie in await here.cluster.add_bookies(1)]
+    await lost.kill9()
+    await gone(client, lost.bookie_id)
+    await audit(here.uri, tmp_path)
+    assert await here.tasks() == {large: [lost.bookie_id]}
+    before = await java.call("metadata", ledger=large)
+
+    file = tmp_path / "bkheal.toml"
+    file.write_text("[replicator]\nbytes_per_second = 1\n")
+    command = [sys.executable, "-m", "auditor.cli.main", "replicator", "--once", "--metadata-uri", here.uri]
+    replicator = ManagedProcess.start("replicator", [*command, "--config", str(file)], log_path=tmp_path / "log.txt")
+    async with replicator:
+
+        async def copied() -> int:
+            return await held(java, target, large)
+
+        begun = await until(copied, lambda count: count > 0, "a part is copied", LOADED_S)
+        await collected(here, surplus[:PASSES], target)
+        assert begun <= await copied() < ENTRIES
+        assert await client.ports.tasks.locked() == {large}
+        assert await java.call("metadata", ledger=large) == before
+
+        made = file.with_suffix(".new")
+        made.write_text("[replicator]\nbytes_per_second = 0\n")
+        made.rename(file)
+        assert await replicator.wait(LOADED_S) == 0
+    assert await here.tasks() == {}
+    assert await client.ports.tasks.locked() == frozenset()
+    await collected(here, surplus[PASSES:], target)
+    assert await copied() == ENTRIES
+    await large_is_well(java, large)
+    await all_is_well(java, surplus)
+    for ledger in [*surplus, Ledger(large, "CRC32C", ENTRIES)]:
+        await client.delete_ledger(LedgerId(ledger.ledger_id))  # the next test may kill their bookies
+
+
+async def test_our_collector_leaves_what_apaches_slow_worker_copies(
+    here: World, client: ConnectedBookKeeper, tmp_path: Path
+) -> None:
+    """The slow worker dies in the middle; a quick one does all of it again."""
+    java = here.java
+    large = await write_large(java)
+    lost = here.running[0]
+    surplus = await surplus_for(here, client, lost.bookie_id)
+    places = ("--journal-dir", str(tmp_path / "journal"), "--ledger-dir", str(tmp_path / "ledgers"))
+    settings = ("--read-only-below-bytes", "1", "--collect-interval", "1", "--session-timeout", "4")
+    ours = ManagedProcess.start(
+        "bookie",
+        [
+            *(sys.executable, "-m", "bookie.server", "--metadata-uri", here.uri, "--host", "127.0.0.1"),
+            *("--port", "0", "--apache-port", "0", *places, *settings),
+        ],
+        log_path=tmp_path / "bookie.txt",
+    )
+    async with ours:
+        target = (await ours.wait_for_line(r"^bookie (\S+) ready on", LOADED_S))[1]
+        await lost.kill9()
+        await gone(client, lost.bookie_id)
+        slow = await here.cluster.start_auto_recovery({**QUICK, "replicationRateByBytes": str(SIZE)})
+
+        async def copied() -> int:
+            return await held(java, target, large)
+
+        begun = await until(copied, lambda count: count > 0, "a part is copied", LOADED_S)
+        await collected(here, surplus[:PASSES], target)
+        assert begun <= await copied() < ENTRIES
+        assert large in await client.ports.tasks.locked()
+        await slow.kill9()
+        quick = await here.cluster.start_auto_recovery(QUICK)
+        await until(here.tasks, lambda left: not left, "Apache's worker has healed everything", LOADED_S)
+        await quick.stop()
+        await collected(here, surplus[PASSES:], target)
+        assert await copied() == ENTRIES
+        await large_is_well(java, large)

@@ -1,0 +1,219 @@
+"""A bookie of Apache's is lost for good; our audit and replicators heal the ledgers, and Apache's own tools judge."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.embedded.apache import ApacheBookie, ApacheCluster
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.schedule import stored_count
+from tests.apache.conftest import OwnCluster
+from tests.apache.driver import JavaDriver, JavaHandle, expected, payloads
+from tests.apache.programs import Replicator, audit, bkheal
+from tests.apache.shell_answers import as_printed, entries_of, printed_entries, printed_metadata
+from tests.apache.waiting import until
+from tests.apache.worlds import each
+
+pytestmark = [pytest.mark.apache, pytest.mark.timeout(600)]
+
+DIGESTS = ("CRC32", "MAC", "CRC32C", "DUMMY")
+SHAPES = ((3, 3, 2), (3, 2, 2), (4, 2, 1))
+SIZES = (0, 1, 100, 1000, 30_000)
+PASSWORD = b"secret"
+
+
+@dataclass
+class Written:
+    """A ledger of the data set."""
+
+    ledger_id: int
+    digest: str
+    wire: str
+    entries: int
+
+    @property
+    def seed(self) -> str:
+        return f"{self.digest}-{self.wire}"
+
+    @property
+    def contents(self) -> list[bytes]:
+        return payloads(self.seed, range(self.entries), SIZES)
+
+
+async def write_everything(java: JavaDriver, cluster: ApacheCluster) -> tuple[list[Written], ApacheBookie]:
+    """Ledgers of every digest, over both wires, striped and not, some of several fragments; one left open.
+
+    The bookie that stops in between (and comes back) is the one that tests take away.
+    """
+    open_handles: list[tuple[JavaHandle, Written]] = []
+    for digest in DIGESTS:
+        for wire in ("v2", "v3"):
+            for shape in SHAPES:
+                handle = await java.create(*shape, digest=digest, password=PASSWORD, client=wire)
+                ledger = Written(handle.ledger_id, digest, wire, 30)
+                await handle.write(30, seed=ledger.seed, sizes=SIZES)
+                open_handles.append((handle, ledger))
+    named: Counter[str] = Counter()
+    for handle, _ in open_handles:
+        metadata = await java.call("metadata", ledger=handle.ledger_id)
+        named.update(metadata["ensembles"]["0"])
+    victim = next(bookie for bookie in cluster.bookies if bookie.bookie_id == named.most_common(1)[0][0])
+    await victim.stop()
+    for handle, ledger in open_handles[::3]:
+        await handle.write(20, seed=ledger.seed, sizes=SIZES)
+        ledger.entries += 20
+    await victim.start()
+    empty = await java.create(3, 3, 2, digest="CRC32C", password=PASSWORD)
+    open_handles.append((empty, Written(empty.ledger_id, "CRC32C", "v3", 0)))
+    for handle, _ in open_handles:
+        await handle.close()
+    await java.new_client("dying")
+    ledger = Written(-1, "CRC32C", "v3", 25)
+    while ledger.ledger_id < 0 or victim.bookie_id not in await members(java, ledger):
+        left_open = await java.create(5, 4, 3, digest="CRC32C", password=PASSWORD, client="dying")
+        ledger.ledger_id = left_open.ledger_id
+    await left_open.write(25, seed=ledger.seed, sizes=SIZES)
+    await java.drop_client("dying")
+    return [ledger for _, ledger in open_handles] + [ledger], victim
+
+
+async def short_bookies(java: JavaDriver, ledgers: Sequence[Written]) -> set[str]:
+    found = [await java.call("check", ledger=ledger.ledger_id, client="v3") for ledger in ledgers]
+    return {bookie for one in found for fragment in one["fragments"] for bookie in fragment["bookies"]}
+
+
+async def damaged_by_apaches_checker(java: JavaDriver, ledgers: Sequence[Written]) -> set[int]:
+    return {
+        ledger.ledger_id
+        for ledger in ledgers
+        if (await java.call("check", ledger=ledger.ledger_id, client="v3"))["fragments"]
+    }
+
+
+async def members(java: JavaDriver, ledger: Written) -> set[str]:
+    ensembles = (await java.call("metadata", ledger=ledger.ledger_id))["ensembles"]
+    return {member for members in ensembles.values() for member in members}
+
+
+def ids_in(printed: str) -> set[int]:
+    """Ledger ids that Apache's shell listed, one a line."""
+    return {int(line.split()[0]) for line in printed.splitlines() if line.strip() and line.split()[0].isdigit()}
+
+
+async def test_a_bookie_lost_for_good_is_healed_and_apache_reads_everything(
+    own_cluster: OwnCluster, tmp_path: Path
+) -> None:
+    cluster, java = await own_cluster(bookies=6)
+    ledgers, victim = await write_everything(java, cluster)
+    *closed, left_open = ledgers
+    uri, lost = cluster.metadata_uri, victim.bookie_id
+    assert (await audit(uri, tmp_path, "--dry-run"))["verdict"] == "clean"
+    # What was acknowledged before its writer gave the stopped bookie up may be missing there, and nowhere else.
+    assert await short_bookies(java, closed) <= {lost}
+
+    async with await connect(uri) as client:
+        await all_agree(cluster, client, ledgers)
+
+        await victim.kill9()
+        shutil.rmtree(victim.directory)
+        await until(client.ports.registrations.list, lambda found: lost not in found.registered, "the loss is known")
+        summary = await audit(uri, tmp_path)
+        before = {ledger.ledger_id: await members(java, ledger) for ledger in ledgers}
+        hurt = {ledger_id for ledger_id, named in before.items() if lost in named}
+        assert hurt
+        assert sum(count["ledgers"] for count in summary["findings"]) == len(hurt)
+        assert {task["ledger"] for task in (await java.call("tasks"))["tasks"]} == hurt
+        assert ids_in(await cluster.shell("listunderreplicated", "-missingreplica", lost)) == hurt
+        assert await damaged_by_apaches_checker(java, closed) == hurt - {left_open.ledger_id}
+
+        replicators = await asyncio.gather(
+            *(
+                Replicator.start(uri, tmp_path / f"replicator-{number}", "--once", "--open-ledger-grace", "1")
+                for number in (1, 2)
+            )
+        )
+        assert [await replicator.wait() for replicator in replicators] == [0, 0]
+        repaired = [ledger_id for replicator in replicators for ledger_id in replicator.repaired]
+        assert sorted(repaired) == sorted(hurt)  # each by one of the two
+
+        assert (await java.call("tasks"))["tasks"] == []
+        assert ids_in(await cluster.shell("listunderreplicated")) == set()
+        assert await damaged_by_apaches_checker(java, ledgers) == set()
+        assert (await audit(uri, tmp_path))["verdict"] == "clean"
+        for ledger in ledgers:
+            await check_copies(java, client, ledger, lost, before[ledger.ledger_id])
+        await all_agree(cluster, client, ledgers)
+    for ledger in ledgers:
+        for wire in ("v2", "v3"):
+            read = await java.read_all(ledger.ledger_id, digest=ledger.digest, password=PASSWORD, client=wire)
+            assert read == expected(ledger.contents)
+
+
+async def check_copies(
+    java: JavaDriver, client: ConnectedBookKeeper, ledger: Written, lost: BookieId, before: set[str]
+) -> None:
+    """Each member holds all that its position stores; those that took over hold nothing else."""
+    found = (await client.ports.ledgers.read(LedgerId(ledger.ledger_id))).metadata
+    assert found.last_entry_id == ledger.entries - 1
+    size, quorum = found.ensemble_size, found.write_quorum
+    stored: Counter[str] = Counter()
+    for index, fragment in enumerate(found.fragments):
+        assert lost not in fragment.members
+        is_last = index + 1 == len(found.fragments)
+        last = ledger.entries - 1 if is_last else found.fragments[index + 1].first_entry_id - 1
+        for position, name in enumerate(fragment.members):
+            stored[name] += stored_count(position, fragment.first_entry_id, last, size, quorum)
+    for member, count in stored.items():
+        if count:
+            listed = await java.call("available_entries", bookie=member, ledger=ledger.ledger_id)
+            assert listed["total"] >= count
+            if member not in before:
+                assert listed["total"] == count
+
+
+async def all_agree(cluster: ApacheCluster, client: ConnectedBookKeeper, ledgers: Sequence[Written]) -> None:
+    """Our client reads every byte, of an open ledger what is confirmed; Apache's shell prints what we read."""
+    read: dict[int, list[bytes]] = {}
+    for ledger in ledgers:
+        reader = await client.open_ledger(LedgerId(ledger.ledger_id), password=PASSWORD)
+        found = [entry.payload async for entry in reader.read_all()]
+        assert found == (ledger.contents if reader.metadata.is_closed else ledger.contents[: len(found)]), ledger
+        read[ledger.ledger_id] = found
+
+    async def metadata_agrees(ledger: Written) -> None:
+        ours = (await client.ports.ledgers.read(LedgerId(ledger.ledger_id))).metadata
+        assert await printed_metadata(cluster, ledger.ledger_id) == as_printed(ours)
+
+    async def entries_agree(ledger: Written) -> None:
+        printed = await printed_entries(cluster, ledger.ledger_id, PASSWORD)
+        assert printed == list(entries_of(ledger.ledger_id, read[ledger.ledger_id])), ledger
+
+    differing = one_of_each_digest(ledgers)
+    await each([*differing, ledgers[-1]], metadata_agrees)
+    await each(differing[:2], entries_agree)
+
+
+def one_of_each_digest(ledgers: Sequence[Written]) -> list[Written]:
+    """One ledger of each digest, of all three shapes, the first of several fragments."""
+    found = [[ledger for ledger in ledgers if ledger.digest == digest] for digest in DIGESTS]
+    return [of_digest[number % len(SHAPES)] for number, of_digest in enumerate(found)]
+
+
+async def test_the_command_line_reads_what_apache_wrote(
+    apache_cluster: ApacheCluster, java: JavaDriver, tmp_path: Path
+) -> None:
+    handle = await java.create(3, 2, 2)
+    await handle.write(5, seed="cli", sizes=SIZES)
+    await handle.close()
+    copy = tmp_path / "copy"
+    ended = await bkheal("ledger", "read", str(handle.ledger_id), "--to", str(copy), uri=apache_cluster.metadata_uri)
+    assert ended.exit_code == 0, ended.errors
+    assert copy.read_bytes() == b"".join(payloads("cli", range(5), SIZES))

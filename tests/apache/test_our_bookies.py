@@ -1,0 +1,207 @@
+"""Apache's client where all bookies are ours: what it asks for beside adding and reading, and behind TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.embedded.apache_jars import ApacheJvm
+from bookie.embedded.cluster import EmbeddedCluster
+from bookie.embedded.process import ManagedProcess
+from bookie.metadata.cluster import format_cluster
+from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.model.ids import LedgerId
+from bookie.wire.tls import TlsSettings
+from tests.apache.driver import JavaDriver, JavaError, expected, payloads
+from tests.apache.test_security import certificate, client_tls
+from tests.apache.waiting import DEADLINE_S, until
+
+pytestmark = [pytest.mark.apache, pytest.mark.timeout(300)]
+
+SEED = "all ours"
+SIZES = (1, 0, 100, 5_000)
+LONG_WAIT_MS = 100_000
+"""Of a long poll that something must wake."""
+SOON_MS = 200
+"""Of a long poll that nothing wakes."""
+ENCRYPTED_ROOT = "/encrypted"
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Three bookies of ours, and Apache's client."""
+
+    cluster: EmbeddedCluster
+    java: JavaDriver
+
+
+@pytest.fixture(scope="module")
+def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ours]:
+    stack = AsyncExitStack()
+    directory = tmp_path_factory.mktemp("all-ours")
+
+    async def start() -> Ours:
+        cluster = await EmbeddedCluster.start(
+            directory / "cluster", bookies=3, zookeeper_heap_mib=128, is_zookeeper_durable=False, speaks_apache=True
+        )
+        stack.push_async_callback(cluster.stop)
+        java = await JavaDriver.start(directory / "driver", cluster.metadata_uri, apache_jvm, java_classes)
+        stack.push_async_callback(java.stop)
+        return Ours(cluster, java)
+
+    try:
+        yield asyncio.run(start())
+    finally:
+        asyncio.run(stack.aclose())
+
+
+@pytest.fixture
+def java(here: Ours) -> JavaDriver:
+    return here.java
+
+
+@pytest.fixture
+async def client(here: Ours) -> AsyncIterator[ConnectedBookKeeper]:
+    async with await connect(here.cluster.metadata_uri) as ours:
+        yield ours
+
+
+async def test_a_reader_that_waits_is_given_the_entry_once_it_is_confirmed(java: JavaDriver) -> None:
+    entries = expected(payloads(SEED, range(8), SIZES))
+    writer = await java.create(3, 3, 2)
+    for _ in range(5):
+        await writer.write(1, seed=SEED, sizes=SIZES)
+    reader = await java.open(writer.ledger_id)
+    assert await reader.last_add_confirmed() == 3  # the last entry says so of the one before
+    assert await reader.wait_last_add_confirmed(3, LONG_WAIT_MS) == (3, [entries[3]])
+    assert await reader.wait_last_add_confirmed(6, SOON_MS) == (3, [])
+    waiting = asyncio.create_task(reader.wait_last_add_confirmed(6, LONG_WAIT_MS))
+    for _ in range(2):
+        await writer.write(1, seed=SEED, sizes=SIZES)
+    assert await (await java.open(writer.ledger_id)).last_add_confirmed() == 5
+    assert not waiting.done()
+    await writer.write(1, seed=SEED, sizes=SIZES)
+    lac, found = await waiting
+    assert (lac, found) == (6, [entries[6]])
+
+
+async def test_an_explicit_last_add_confirmed_tells_both_clients_of_the_last_entry(
+    java: JavaDriver, client: ConnectedBookKeeper
+) -> None:
+    await java.new_client("telling", settings={"explicitLacInterval": "50"})
+    contents = payloads(SEED, range(5), SIZES)
+    writer = await java.create(3, 3, 2, client="telling")
+    await writer.write(5, seed=SEED, sizes=SIZES)
+    reader = await java.open(writer.ledger_id)
+    await until(reader.last_add_confirmed, lambda lac: lac == 4, "the reader is told of the last entry")
+    assert await reader.read(0, 4) == expected(contents)
+    ours = await client.open_ledger(LedgerId(writer.ledger_id))
+    assert [entry.payload async for entry in ours.read_all()] == contents
+    await java.drop_client("telling")
+
+
+async def test_what_was_forced_survives_the_death_of_every_bookie(here: Ours) -> None:
+    java = here.java
+    contents = payloads(SEED, range(5), SIZES)
+    writer = await java.create(3, 3, 2, deferred_sync=True)
+    assert (await writer.write(5, seed=SEED, sizes=SIZES)).last_add_confirmed == -1  # before that nothing is durable
+    assert (await writer.force()).last_add_confirmed == 4
+    for bookie in here.cluster.bookies:
+        await bookie.kill9()
+    await asyncio.gather(*(bookie.start() for bookie in here.cluster.bookies))
+
+    async def recovered() -> int | str:
+        try:
+            return (await (await java.open(writer.ledger_id, recovery=True)).state()).last_add_confirmed
+        except JavaError as error:  # connections to the dead ones are still being given up
+            return error.kind
+
+    await until(recovered, lambda last: last == 4, "Apache's client has recovered the ledger")
+    for wire in ("v2", "v3"):
+        assert await java.read_all(writer.ledger_id, client=wire) == expected(contents)
+
+
+async def test_apaches_client_is_told_the_space_on_our_disks(here: Ours) -> None:
+    told = await here.java.call("disk_space")
+    assert sorted(told) == sorted(bookie.bookie_id for bookie in here.cluster.bookies)
+    for bookie in here.cluster.bookies:
+        space = told[bookie.bookie_id]
+        assert space["total"] == shutil.disk_usage(bookie.directory).total
+        assert 0 < space["free"] <= space["total"]
+
+
+async def test_a_batch_read_returns_as_many_entries_as_were_asked_for_and_fit(java: JavaDriver) -> None:
+    entries = expected(payloads(SEED, range(50), SIZES))
+    writer = await java.create(3, 3, 2, client="v2")
+    await writer.write(50, seed=SEED, sizes=SIZES)
+    await writer.close()
+    reader = await java.open(writer.ledger_id, client="v2")
+    assert await reader.read(10, 0, batch_count=20) == entries[10:30]
+    assert await reader.read(45, 0, batch_count=20) == entries[45:]
+    few = await reader.read(3, 0, batch_count=20, batch_bytes=12_000)
+    assert few == entries[3 : 3 + len(few)]
+    assert sum(entry.size for entry in few) <= 12_000
+    assert len(few) >= 4
+
+
+@pytest.fixture
+async def encrypted(here: Ours, tmp_path: Path) -> AsyncIterator[tuple[str, TlsSettings]]:
+    """URI of a cluster of two bookies that serve nobody in the clear, and what lets a client in."""
+    bookie, client = (certificate(tmp_path, name, "IP:127.0.0.1") for name in ("bookie", "client"))
+    connect_string = here.cluster.zookeeper.connect_string
+    uri = f"zk+hierarchical://{connect_string}{ENCRYPTED_ROOT}"
+    store = await ZooKeeperStore.connect(connect_string)
+    try:
+        await format_cluster(store, ENCRYPTED_ROOT, rng=random.SystemRandom())
+    finally:
+        await store.close()
+    tls = ("--tls-ca", str(bookie.ca), "--tls-cert", str(bookie.cert), "--tls-key", str(bookie.key))
+    async with AsyncExitStack() as stack:
+        for number in (1, 2):
+            disks = tmp_path / f"bookie-{number}"
+            command = [
+                sys.executable,
+                "-m",
+                "bookie.server",
+                "--metadata-uri",
+                uri,
+                "--port",
+                "0",
+                "--apache-port",
+                "0",
+            ]
+            places = ["--journal-dir", str(disks / "journal"), "--ledger-dir", str(disks / "ledgers")]
+            small = ["--read-only-below-bytes", "1"]
+            process = ManagedProcess.start("bookie", [*command, *places, *small, *tls], log_path=disks / "log.txt")
+            await stack.enter_async_context(process)
+            await process.wait_for_line(r"^bookie \S+ ready on ", DEADLINE_S)
+        yield uri, client
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+async def test_apaches_client_works_behind_tls_and_is_not_served_in_the_clear(
+    java: JavaDriver, encrypted: tuple[str, TlsSettings]
+) -> None:
+    uri, files = encrypted
+    contents = payloads(SEED, range(40), SIZES)
+    for name, is_v2 in (("tls-v3", False), ("tls-v2", True)):
+        await java.new_client(name, v2=is_v2, settings=client_tls(files), uri=uri)
+    for name, other in (("tls-v3", "tls-v2"), ("tls-v2", "tls-v3")):
+        writer = await java.create(2, 2, 2, client=name)
+        await writer.write(40, seed=SEED, sizes=SIZES)
+        reader = await java.open(writer.ledger_id, recovery=True, client=other)
+        assert await reader.read(0, 39) == expected(contents)
+        assert await java.read_all(writer.ledger_id, client=name) == expected(contents)
+    assert {space["total"] > 0 for space in (await java.call("disk_space", client="tls-v3")).values()} == {True}
+    await java.new_client("clear", uri=uri)
+    with pytest.raises(JavaError):
+        await java.read_all(writer.ledger_id, client="clear")

@@ -1,0 +1,304 @@
+"""A writer dies with adds under way: whoever recovers keeps what was acknowledged, and both clients see one end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.options import LedgerOptions
+from bookie.embedded.apache import ApacheBookie, ApacheCluster
+from bookie.embedded.apache_jars import ApacheJvm
+from bookie.model.digest import digest_for, master_key
+from bookie.model.errors import ConflictError, TransientError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
+from bookie.model.packet import pack
+from bookie.wire.port import AddBatch, AddReply, Status
+from tests.apache.driver import JavaDriver, JavaError, JavaHandle, expected, payloads
+from tests.apache.waiting import until
+
+pytestmark = [pytest.mark.apache, pytest.mark.timeout(300)]
+
+SIZES = (1, 0, 100, 3_000)
+SEED = "in flight"
+DEADLINE_S = 60.0
+"""Never reached where the test passes."""
+ACKNOWLEDGED = 40
+"""Entries of an open ledger that all bookies have."""
+LEDGERS = 4
+FIRST = 200
+"""Entries that are acknowledged before a bookie falls silent."""
+MORE = 150
+"""Entries that reach another bookie while one is silent, and before the writer is killed."""
+ENDLESS = 200_000
+"""More entries than a writer comes to before it is killed."""
+PAUSE_S = 0.001
+"""Between lines, so that there is not much to read back."""
+
+
+@pytest.fixture
+async def client(apache_cluster: ApacheCluster) -> AsyncIterator[ConnectedBookKeeper]:
+    """At the end of a test it takes away the tasks that recoveries left for members that lack copies: others look."""
+    async with await connect(apache_cluster.metadata_uri) as ours:
+        yield ours
+        for task in await ours.ports.tasks.list():
+            held = await ours.ports.tasks.lock(task.ledger_id, "the test")
+            assert held is not None
+            assert await ours.ports.tasks.complete(held)
+
+
+async def metadata_of(client: ConnectedBookKeeper, ledger_id: int) -> LedgerMetadata:
+    return (await client.ports.ledgers.read(LedgerId(ledger_id))).metadata
+
+
+async def members_of(client: ConnectedBookKeeper, ledger_id: int) -> Sequence[BookieId]:
+    return (await metadata_of(client, ledger_id)).last_fragment.members
+
+
+async def last_stored(client: ConnectedBookKeeper, bookie: BookieId, ledger_id: int) -> int:
+    """The last entry that a bookie has, acknowledged or not; -1 for none."""
+    reply = await client.ports.transport.read_last(bookie, LedgerId(ledger_id), DEADLINE_S)
+    return reply.results[0].entry_id if reply.results and reply.results[0].status is Status.OK else -1
+
+
+async def recovered_by_apache(java: JavaDriver, ledger_id: int, wire: str) -> tuple[int, int] | None:
+    """Last entry and length; None where it gave way to the other."""
+    try:
+        state = await (await java.open(ledger_id, recovery=True, client=wire)).state()
+    except JavaError:
+        return None
+    assert state.is_closed
+    return state.last_add_confirmed, state.length
+
+
+async def recovered_by_us(client: ConnectedBookKeeper, ledger_id: int) -> tuple[int, int] | None:
+    try:
+        metadata = await client.recover_ledger(LedgerId(ledger_id))
+    except (ConflictError, TransientError):
+        return None
+    assert metadata.is_closed
+    assert metadata.last_entry_id is not None
+    assert metadata.length is not None
+    return metadata.last_entry_id, metadata.length
+
+
+async def is_read_alike(
+    java: JavaDriver, client: ConnectedBookKeeper, ledger_id: int, contents: Sequence[bytes]
+) -> tuple[int, int]:
+    """Last entry and length of a closed ledger, which both clients read to that end: the first of ``contents``."""
+    found = await metadata_of(client, ledger_id)
+    assert found.state is LedgerState.CLOSED
+    assert found.last_entry_id is not None
+    assert found.length is not None
+    kept = contents[: found.last_entry_id + 1]
+    for wire in ("v2", "v3"):
+        assert await java.read_all(ledger_id, client=wire) == expected(kept)
+    reader = await client.open_ledger(LedgerId(ledger_id))
+    assert [entry.payload async for entry in reader.read_all()] == kept
+    return found.last_entry_id, found.length
+
+
+async def left_by_apaches_writer(java: JavaDriver, contents: Sequence[bytes]) -> int:
+    await java.new_client("strained")
+    handle = await java.create(3, 3, 2, client="strained")
+    await handle.write(len(contents), seed=SEED, sizes=SIZES)
+    await java.drop_client("strained")
+    return handle.ledger_id
+
+
+async def left_by_our_writer(client: ConnectedBookKeeper, contents: Sequence[bytes]) -> int:
+    ledger = await client.create_ledger(LedgerOptions(3, 3, 2))
+    for content in contents:
+        await ledger.append(content)
+    await ledger.abandon()
+    return ledger.ledger_id
+
+
+async def with_a_lonely_entry(
+    java: JavaDriver, client: ConnectedBookKeeper, writer: str, number: int, contents: Sequence[bytes]
+) -> int:
+    """An open ledger of which all bookies have every entry but the last, which one alone has."""
+    confirmed, whole = contents[:-1], sum(map(len, contents))
+    left = left_by_apaches_writer(java, confirmed) if writer == "apache's" else left_by_our_writer(client, confirmed)
+    ledger_id = LedgerId(await left)
+    lonely = (await members_of(client, ledger_id))[number % 3]
+    digest, last = digest_for(DigestType.CRC32C, b""), len(confirmed)
+    packet = pack(digest, ledger_id, EntryId(last), last - 1, whole, contents[-1])
+    batch = AddBatch(ledger_id, master_key(b""), [packet])
+    assert await client.ports.transport.add(lonely, batch, DEADLINE_S) == AddReply(Status.OK)
+    return ledger_id
+
+
+@pytest.mark.parametrize("writer", ["apache's", "ours"])
+async def test_both_recover_at_once_and_agree_on_an_entry_that_one_bookie_alone_has(
+    java: JavaDriver, client: ConnectedBookKeeper, writer: str
+) -> None:
+    """Where Apache's client leaves the entry out, it still counts its bytes: it takes the length that the entry tells.
+
+    (``LedgerRecoveryOp`` of 4.17 takes it with the last add confirmed, and only corrects it by what it reads beyond.)
+    """
+    contents = payloads(SEED, range(ACKNOWLEDGED + 1), SIZES)
+    whole = sum(map(len, contents))
+    ends = [(ACKNOWLEDGED - 1, whole - len(contents[-1])), (ACKNOWLEDGED, whole)]
+    by_apache = (ACKNOWLEDGED - 1, whole)
+    for number in range(LEDGERS):
+        ledger_id = await with_a_lonely_entry(java, client, writer, number, contents)
+        wire = ("v2", "v3")[number % 2]
+        theirs, ours = await asyncio.gather(
+            recovered_by_apache(java, ledger_id, wire), recovered_by_us(client, ledger_id)
+        )
+        end = await is_read_alike(java, client, ledger_id, contents)
+        assert end in [*ends, by_apache]
+        assert {theirs, ours} - {None} == {end}
+
+    ledger_id = await with_a_lonely_entry(java, client, writer, LEDGERS, contents)
+    assert await recovered_by_us(client, ledger_id) in ends
+    assert await is_read_alike(java, client, ledger_id, contents) in ends
+
+
+@asynccontextmanager
+async def silent(cluster: ApacheCluster, client: ConnectedBookKeeper, ledger_id: int) -> AsyncIterator[BookieId]:
+    """One member of the ledger takes what it is sent, and neither stores nor answers it before the end of the block.
+
+    Yields another member.
+    """
+    members = await members_of(client, ledger_id)
+    quiet: ApacheBookie = next(bookie for bookie in cluster.bookies if bookie.bookie_id == members[0])
+    quiet.running.pause()
+    try:
+        yield members[1]
+    finally:
+        quiet.running.resume()
+
+
+def line(number: int) -> bytes:
+    return b"%d " % number * (number % 40)
+
+
+@asynccontextmanager
+async def fed_writer(uri: str, ack_quorum: int) -> AsyncIterator[Process]:
+    """``bkheal ledger write``, whose standard input is open."""
+    shape = ("-e", "3", "-w", "3", "-a", str(ack_quorum))
+    command = (sys.executable, "-m", "auditor.cli.main", "ledger", "write", *shape, "--metadata-uri", uri)
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def feed(process: Process, first: int, fed: list[bytes]) -> None:
+    """Give it one line after the other, for as long as it takes them; ``fed`` gets each before it does."""
+    assert process.stdin is not None
+    with contextlib.suppress(ConnectionError):
+        for number in range(first, ENDLESS):
+            fed.append(line(number))
+            process.stdin.write(fed[-1] + b"\n")
+            await process.stdin.drain()
+            await asyncio.sleep(PAUSE_S)
+
+
+@pytest.mark.parametrize("ack_quorum", [2, 3])
+async def test_apache_recovers_what_our_killed_process_was_known_to_have_stored(
+    java: JavaDriver, client: ConnectedBookKeeper, apache_cluster: ApacheCluster, ack_quorum: int
+) -> None:
+    """With an ack quorum of 2 acknowledgements go on while a bookie is silent; with 3 nothing is acknowledged then."""
+    before = set((await java.call("ledgers"))["ledgers"])
+    fed = [line(number) for number in range(FIRST)]
+
+    async def begun() -> set[int]:
+        return set((await java.call("ledgers"))["ledgers"]) - before
+
+    async with fed_writer(apache_cluster.metadata_uri, ack_quorum) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"".join(each + b"\n" for each in fed))
+        (ledger_id,) = await until(begun, lambda found: len(found) == 1, "the ledger is there")
+        reader = await java.open(ledger_id)
+        await until(reader.last_add_confirmed, lambda lac: lac == FIRST - 1, "readers are told of the first entries")
+        async with silent(apache_cluster, client, ledger_id) as awake:
+            feeding = asyncio.create_task(feed(process, FIRST, fed))
+            await until(
+                lambda: last_stored(client, awake, ledger_id),
+                lambda last: last >= FIRST + MORE,
+                "another bookie has more than the silent one",
+            )
+            if ack_quorum == 2:
+                await until(reader.last_add_confirmed, lambda lac: lac >= FIRST + MORE, "readers are told of more")
+            told = await reader.last_add_confirmed()
+            process.kill()
+            await process.wait()
+        await feeding
+
+    end = await recovered_by_apache(java, ledger_id, "v3")
+    assert end is not None
+    assert FIRST - 1 <= told <= end[0] < len(fed)
+    assert await is_read_alike(java, client, ledger_id, fed) == end
+
+
+@asynccontextmanager
+async def dying_java(
+    directory: Path, cluster: ApacheCluster, jvm: ApacheJvm, classes: Path, *, is_v2: bool
+) -> AsyncIterator[JavaDriver]:
+    """A Java machine of its own, whose client ``dying`` waits for a silent bookie instead of replacing it."""
+    driver = await JavaDriver.start(directory, cluster, jvm, classes)
+    try:
+        await driver.new_client("dying", v2=is_v2, settings={"addEntryTimeoutSec": "120"})
+        yield driver
+    finally:
+        await driver.stop()
+
+
+async def write_until_killed(handle: JavaHandle) -> None:
+    with contextlib.suppress(OSError, ValueError):  # an answer that never came, or was cut short
+        await handle.write(ENDLESS, seed=SEED, sizes=SIZES, is_aloud=True)
+        raise AssertionError("the writer came to an end before it was killed")
+
+
+@pytest.mark.parametrize(("ack_quorum", "wire"), [(2, "v2"), (3, "v3")])
+async def test_we_recover_what_apaches_killed_process_said_was_acknowledged(
+    java: JavaDriver,
+    client: ConnectedBookKeeper,
+    apache_cluster: ApacheCluster,
+    apache_jvm: ApacheJvm,
+    java_classes: Path,
+    tmp_path: Path,
+    ack_quorum: int,
+    wire: str,
+) -> None:
+    """With an ack quorum of 2 acknowledgements go on while a bookie is silent; with 3 nothing is acknowledged then."""
+    async with dying_java(tmp_path, apache_cluster, apache_jvm, java_classes, is_v2=wire == "v2") as dying:
+        handle = await dying.create(3, 3, ack_quorum, client="dying")
+        await handle.write(FIRST, seed=SEED, sizes=SIZES, is_aloud=True)
+
+        async def said() -> list[int]:
+            return dying.acknowledged(handle.ledger_id)
+
+        async with silent(apache_cluster, client, handle.ledger_id) as awake:
+            writing = asyncio.create_task(write_until_killed(handle))
+            await until(
+                lambda: last_stored(client, awake, handle.ledger_id),
+                lambda last: last >= FIRST + MORE,
+                "another bookie has more than the silent one",
+            )
+            if ack_quorum == 2:
+                await until(said, lambda entries: len(entries) >= FIRST + MORE, "more is acknowledged")
+            await dying.kill9()
+            await writing
+        last_said = max(FIRST - 1, *await said())
+
+    end = await recovered_by_us(client, handle.ledger_id)
+    assert end is not None
+    assert last_said <= end[0] < FIRST + ENDLESS
+    contents = payloads(SEED, range(end[0] + 1), SIZES)
+    assert await is_read_alike(java, client, handle.ledger_id, contents) == end
+    assert await recovered_by_apache(java, handle.ledger_id, wire) == end

@@ -1,0 +1,207 @@
+"""Apache's bookies come back: somewhere else, on empty disks, or when a recovery got stuck without them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.errors import RecoveryImpossibleNowError
+from bookie.embedded.apache import ApacheBookie
+from bookie.embedded.apache_jars import ApacheJvm
+from bookie.metadata.layout import cookie_path
+from bookie.metadata.own_state import ParkReason
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.schedule import stored_count
+from bookie.runtime.ports import free_loopback_port
+from bookie.wire.port import Status
+from tests.apache.driver import JavaDriver
+from tests.apache.programs import Replicator
+from tests.apache.waiting import until
+from tests.apache.worlds import (
+    LOADED_S,
+    PASSWORD,
+    Ledger,
+    World,
+    all_is_well,
+    begin,
+    extend,
+    held,
+    no_work_left,
+    seen,
+    world,
+    written,
+)
+
+pytestmark = [pytest.mark.apache, pytest.mark.timeout(600)]
+
+NAMES = ("bk-plain-1", "bk_2", "bookie-3.bookies.svc.cluster.local")
+SHAPES = ((3, 3, 2), (3, 2, 2))
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Three bookies with names of their own, and ledgers with a position on each of them."""
+
+    async def fill(made: World) -> None:
+        await asyncio.gather(*(made.cluster.add_bookies(1, extra={"bookieId": name}) for name in NAMES))
+        await made.java.new_client("patient", settings={"delayEnsembleChange": "true"})
+
+    with world(tmp_path_factory.mktemp("returning"), apache_jvm, java_classes, bookies=0, heap_mib=160) as made:
+        asyncio.run(fill(made))
+        yield made
+
+
+@pytest.fixture
+async def client(here: World) -> AsyncIterator[ConnectedBookKeeper]:
+    async with await connect(here.uri) as ours:
+        yield ours
+
+
+async def mark(java: JavaDriver, ledgers: Sequence[Ledger], *missing: ApacheBookie) -> None:
+    for ledger in ledgers:
+        await java.call("mark", ledger=ledger.ledger_id, missing=[bookie.bookie_id for bookie in missing])
+
+
+async def endings(uri: str, directory: Path) -> dict[int, str]:
+    """How a replicator ends each task."""
+    replicator = await Replicator.start(uri, directory, "--once")
+    assert await replicator.wait() == 0
+    return {event["ledger_id"]: event["ending"] for event in replicator.events() if "ending" in event}
+
+
+async def test_a_bookie_under_another_port_is_found_again_and_filled_up_in_place(
+    here: World, client: ConnectedBookKeeper, tmp_path: Path
+) -> None:
+    java, moved = here.java, here.bookie("bk_2")
+    whole = await written(java, SHAPES, 2)
+    handle = await begin(java, (3, 3, 2), client="patient")
+    await extend(handle, "CRC32C", 10)
+
+    async def first_entry() -> Status:
+        reply = await client.ports.transport.read(
+            moved.bookie_id, LedgerId(whole[0].ledger_id), [EntryId(0)], DEADLINE_S
+        )
+        return reply.results[0].status if reply.results else reply.status
+
+    assert await first_entry() is Status.OK
+    await moved.stop()
+    await extend(handle, "CRC32C", 10)
+    await handle.close()
+    short = Ledger(handle.ledger_id, "CRC32C", 20)
+    await mark(java, [*whole, short], moved)
+    moved.port = free_loopback_port(random.SystemRandom())
+    moved.settings["bookiePort"] = str(moved.port)
+    await moved.start()
+
+    await until(first_entry, lambda status: status is Status.OK, "our client reads from the new port")
+    before = await seen(java, [*whole, short])
+    assert await held(java, moved.bookie_id, short.ledger_id) < short.entries
+    assert await endings(here.uri, tmp_path) == {
+        short.ledger_id: "repaired",
+        **{ledger.ledger_id: "nothing_missing" for ledger in whole},
+    }
+    assert await held(java, moved.bookie_id, short.ledger_id) == short.entries
+    assert await seen(java, [*whole, short]) == before
+    await no_work_left(here, client)
+    await all_is_well(java, [*whole, short])
+
+
+async def test_a_bookie_without_its_cookie_and_its_disks_is_filled_up_in_place(
+    here: World, client: ConnectedBookKeeper, tmp_path: Path
+) -> None:
+    java, wiped = here.java, here.bookie(NAMES[2])
+    ledgers = [*await written(java, SHAPES, 4), *await written(java, SHAPES[:1], 1, entries=0)]
+    before = await seen(java, ledgers)
+    await wiped.stop()
+    await client.store.delete(cookie_path(client.cluster.root, wiped.bookie_id))
+    for directory in ("journal", "ledgers"):
+        shutil.rmtree(wiped.directory / directory)
+    await wiped.start()
+    assert [await held(java, wiped.bookie_id, ledger.ledger_id) for ledger in ledgers] == [0] * len(ledgers)
+
+    await mark(java, ledgers, wiped)
+    *filled, empty = ledgers
+    assert await endings(here.uri, tmp_path) == {
+        **{ledger.ledger_id: "repaired" for ledger in filled},
+        empty.ledger_id: "nothing_missing",
+    }
+    assert await seen(java, ledgers) == before
+    for number, ledger in enumerate(filled):
+        size, quorum, _ = SHAPES[number % len(SHAPES)]
+        position = before[ledger.ledger_id].ensembles["0"].index(wiped.bookie_id)
+        stored = stored_count(position, EntryId(0), EntryId(ledger.entries - 1), size, quorum)
+        assert await held(java, wiped.bookie_id, ledger.ledger_id) == stored
+    await no_work_left(here, client)
+    await all_is_well(java, ledgers)
+
+
+async def left_open(java: JavaDriver) -> list[Ledger]:
+    """Ledgers on all bookies, whose writer says nothing any more."""
+    handles = [await begin(java, (3, 3, 2)) for _ in range(2)]
+    for handle in handles:
+        await extend(handle, "CRC32C", 25)
+    return [Ledger(handle.ledger_id, "CRC32C", 25) for handle in handles]
+
+
+async def recovery_by_apache_killed(
+    here: World, second: JavaDriver, ledger: Ledger, silent: Sequence[ApacheBookie]
+) -> None:
+    """Apache's client begins a recovery that waits for bookies which do not answer, and is killed."""
+    for bookie in silent:
+        bookie.running.pause()
+    recovery = asyncio.create_task(second.open(ledger.ledger_id, password=PASSWORD, recovery=True))
+
+    async def state() -> str:
+        return await state_of(here.java, ledger)
+
+    await until(state, lambda now: now == "IN_RECOVERY", "Apache's client has begun")
+    second.process.kill9()
+    assert isinstance((await asyncio.gather(recovery, return_exceptions=True))[0], Exception)
+
+
+async def state_of(java: JavaDriver, ledger: Ledger) -> str:
+    return str((await java.call("metadata", ledger=ledger.ledger_id))["state"])
+
+
+async def test_recoveries_that_got_stuck_are_parked_and_finished_when_the_bookies_are_back(
+    here: World, client: ConnectedBookKeeper, apache_jvm: ApacheJvm, java_classes: Path, tmp_path: Path
+) -> None:
+    java, away = here.java, here.cluster.bookies[1:]
+    by_apache, by_us = ledgers = await left_open(java)
+    second = await JavaDriver.start(tmp_path / "second", here.cluster, apache_jvm, java_classes)
+    try:
+        await recovery_by_apache_killed(here, second, by_apache, away)
+    finally:
+        await second.stop()
+    await asyncio.gather(*(bookie.stop() for bookie in away))
+    with pytest.raises(RecoveryImpossibleNowError):
+        await client.recover_ledger(LedgerId(by_us.ledger_id))
+    assert [await state_of(java, ledger) for ledger in ledgers] == ["IN_RECOVERY"] * 2
+
+    await mark(java, ledgers, *away)
+    replicator = await Replicator.start(here.uri, tmp_path / "replicator", "--open-ledger-grace", "1")
+    async with replicator.process:
+        parked = await until(client.parked.list, lambda parked: len(parked) == 2, "both are parked", LOADED_S)
+        for task, ledger in zip(parked, ledgers, strict=True):
+            assert (task.ledger_id, task.reason) == (ledger.ledger_id, ParkReason.NEEDS_RECOVERY)
+            assert all(bookie.bookie_id in task.detail for bookie in away), task.detail
+        assert [await state_of(java, ledger) for ledger in ledgers] == ["IN_RECOVERY"] * 2
+        assert set(await here.tasks()) == {ledger.ledger_id for ledger in ledgers}
+
+        await asyncio.gather(*(bookie.start() for bookie in away))
+        await no_work_left(here, client)
+        await until(client.parked.list, lambda parked: not parked, "nothing is parked any more")
+        ended = [event for event in replicator.events() if event.get("recovered")]
+        assert {event["ledger_id"] for event in ended} == {ledger.ledger_id for ledger in ledgers}
+    for ledger in ledgers:
+        found = await java.call("metadata", ledger=ledger.ledger_id)
+        assert (found["state"], found["last_entry"]) == ("CLOSED", ledger.entries - 1)
+        assert found["length"] == sum(map(len, ledger.contents))
+    await all_is_well(java, ledgers)

@@ -1,0 +1,312 @@
+"""Apache's bookies that ask for a login and speak TLS: who is let in, and what those read who are not."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bookie.client.connect import connect
+from bookie.client.errors import WrongDigestTypeError, WrongPasswordError
+from bookie.client.options import LedgerOptions
+from bookie.embedded.apache import ApacheBookie
+from bookie.embedded.apache_jars import ApacheJvm
+from bookie.embedded.apache_settings import ApacheOptions, ApacheSasl, ApacheTls
+from bookie.model.ids import LedgerId
+from bookie.model.metadata import DigestType
+from bookie.wire.apache.connection import CERTIFICATE_REFUSED, TLS_OR_LOGIN_DEMANDED
+from bookie.wire.apache.transport import BULK_ENTRIES_MIN, ApacheTransport
+from bookie.wire.port import Status
+from bookie.wire.security import BookieSecurity, SaslCredentials
+from bookie.wire.tls import TlsSettings
+from tests.apache.driver import JavaError, expected, payloads
+from tests.apache.programs import PROGRAM_DEADLINE_S, Ended, Replicator, audit, bkheal
+from tests.apache.worlds import PASSWORD, SIZES, Ledger, World, all_is_well, gone, no_work_left, seen, world, written
+from tests.contract.scripted_apache_bookie import BOOKIE, DEADLINE_S, LEDGER, Directory, batch
+from tests.contract.test_grpc_tls import make_ca, make_certificate, openssl
+
+pytestmark = [
+    pytest.mark.apache,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl"),
+]
+
+NAME, SECRET = "keeper", 'pa"ss, word\\1'
+UNAVAILABLE, CONFIGURATION, FAILED = 69, 78, 1
+CLIENT = "secured"
+"""Apache's client that logs in."""
+ROLES = {
+    "bookieAuthProviderFactoryClass": "org.apache.bookkeeper.tls.BookieAuthZFactory",
+    "authorizedRoles": "keeper",
+}
+"""Of a bookie that lets in whose certificate names a role, and nobody else."""
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A cluster whose bookies ask for a login; what to log in with, right and wrong; and a ledger on each bookie."""
+
+    world: World
+    directory: Path
+    ledgers: list[Ledger]
+
+    @property
+    def login(self) -> tuple[str, ...]:
+        return ("--sasl-username", NAME, "--sasl-password-file", str(self.directory / "password"))
+
+    @property
+    def tls(self) -> tuple[str, ...]:
+        return self.tls_of("our-ca")
+
+    def tls_of(self, ca: str, name: str = "client") -> tuple[str, ...]:
+        where = self.directory
+        return (
+            "--tls-ca",
+            f"{where / ca}.pem",
+            "--tls-cert",
+            f"{where / name}.pem",
+            "--tls-key",
+            f"{where / name}.key",
+        )
+
+    def certificate(self, name: str) -> TlsSettings:
+        where = self.directory
+        return TlsSettings(where / "our-ca.pem", where / f"{name}.pem", where / f"{name}.key")
+
+    async def read(self, options: tuple[str, ...], ledger: Ledger, **more: str) -> Ended:
+        words = [word for name, value in more.items() for word in (f"--{name}", value)]
+        return await bkheal(
+            *options, "ledger", "read", str(ledger.ledger_id), "--format", "raw", *words, uri=self.world.uri
+        )
+
+
+def make_pem(directory: Path) -> None:
+    make_ca(directory, "our-ca")
+    make_ca(directory, "strange-ca")
+    make_certificate(directory, "bookie", "our-ca", "IP:127.0.0.1")
+    make_certificate(directory, "elsewhere", "our-ca", "DNS:another.example")
+    make_certificate(directory, "client", "our-ca", "DNS:client")
+    (directory / "password").write_text(f"{SECRET}\n")
+    (directory / "wrong").write_text("guess\n")
+
+
+def make_role(directory: Path, name: str, role: str) -> None:
+    """A certificate whose organizational unit names a role, in the way that Apache's bookies read it."""
+    request = ("-subj", f"/OU=0:{role}/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+    openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *request, directory=directory)
+    signing = ("-CA", "our-ca.pem", "-CAkey", "our-ca.key", "-CAcreateserial")
+    openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing, directory=directory)
+
+
+@asynccontextmanager
+async def reached(bookie: ApacheBookie, security: BookieSecurity) -> AsyncIterator[ApacheTransport]:
+    transport = ApacheTransport(Directory(bookie.port), security=security)
+    yield transport
+    await transport.close()
+
+
+async def restart(*bookies: ApacheBookie) -> None:
+    await asyncio.gather(*(bookie.stop() for bookie in bookies))
+    for bookie in bookies:
+        bookie.launch()
+    for bookie in bookies:
+        await bookie.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def secured(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """Bookies that ask for a login; without TLS as yet."""
+    directory = tmp_path_factory.mktemp("secured")
+    make_pem(directory)
+    sasl = ApacheSasl({NAME: SECRET}, NAME)
+
+    async def fill(here: World) -> list[Ledger]:
+        await here.java.new_client(CLIENT, settings=sasl.settings())
+        await here.java.new_client(f"{CLIENT}-v2", v2=True, settings=sasl.settings())
+        return await written(here.java, ((2, 2, 2), (3, 2, 2)), 6, client=CLIENT)
+
+    with world(directory, apache_jvm, java_classes, bookies=3, options=ApacheOptions(sasl=sasl)) as here:
+        yield Secured(here, directory, asyncio.run(fill(here)))
+
+
+def refused(ended: Ended, code: int, *words: str) -> None:
+    """It ended with that exit code and one sentence that has these words and no secret."""
+    assert ended.exit_code == code, ended
+    assert ended.printed == ""
+    (sentence,) = ended.errors.splitlines()
+    assert all(word in sentence for word in words), sentence
+    assert SECRET not in sentence
+
+
+async def unchanged(secured: Secured) -> object:
+    """What no failed attempt may change."""
+    listed = await bkheal("ledger", "list", "--output", "json", uri=secured.world.uri)
+    return listed.document["items"], await seen(secured.world.java, secured.ledgers), await secured.world.tasks()
+
+
+async def test_our_client_logs_in_and_reads_and_writes(secured: Secured, tmp_path: Path) -> None:
+    java = secured.world.java
+    ended = await bkheal(
+        *secured.login,
+        "ledger",
+        "read",
+        str(secured.ledgers[0].ledger_id),
+        "--to",
+        str(tmp_path / "read"),
+        uri=secured.world.uri,
+    )
+    assert ended.exit_code == 0, ended.errors
+    assert (tmp_path / "read").read_bytes() == b"".join(secured.ledgers[0].contents)
+    security = BookieSecurity(sasl=SaslCredentials(NAME, SECRET))
+    async with await connect(secured.world.uri, security=security) as client:
+        for ledger in secured.ledgers:
+            reader = await client.open_ledger(LedgerId(ledger.ledger_id), password=PASSWORD)
+            assert [entry.payload async for entry in reader.read_all()] == ledger.contents
+        async with client.create_ledger(LedgerOptions(3, 2, 2), password=PASSWORD) as writer:
+            contents = payloads("ours", range(20), SIZES)
+            for content in contents:
+                await writer.submit(content)
+    for name in (CLIENT, f"{CLIENT}-v2"):
+        read = await java.read_all(writer.ledger_id, password=PASSWORD, client=name)
+        assert read == expected(contents)
+
+
+async def test_a_login_that_is_wrong_missing_or_of_another_kind_is_told_in_one_sentence(secured: Secured) -> None:
+    """Apache's bookies offer DIGEST-MD5 alone; and none of these speaks TLS."""
+    where, ledger = secured.directory, secured.ledgers[0]
+    before = await unchanged(secured)
+    wrong = ("--sasl-username", NAME, "--sasl-password-file", str(where / "wrong"))
+    stranger = ("--sasl-username", "stranger", "--sasl-password-file", str(where / "password"))
+    refused(await secured.read(wrong, ledger), UNAVAILABLE, f"login of '{NAME}'", "password")
+    refused(await secured.read(stranger, ledger), UNAVAILABLE, "login of 'stranger'")
+    refused(await secured.read((), ledger), UNAVAILABLE, "login")
+    in_the_clear = (*secured.login, "--sasl-mechanism", "plain")
+    refused(await secured.read(in_the_clear, ledger), CONFIGURATION, "PLAIN sends the password")
+    refused(await secured.read((*secured.tls, *secured.login), ledger), UNAVAILABLE, "does not speak TLS")
+    assert await unchanged(secured) == before
+    writing = await bkheal(*wrong, "ledger", "write", "-n", "3", uri=secured.world.uri)
+    note, sentence = writing.errors.splitlines()  # a ledger is begun before any bookie is asked
+    assert note.startswith("note: ledger ")
+    refused(Ended(writing.exit_code, writing.printed, sentence), UNAVAILABLE, f"login of '{NAME}'")
+
+
+async def test_a_replicas_check_that_may_not_ask_says_why_and_calls_nothing_missing(
+    secured: Secured, tmp_path: Path
+) -> None:
+    before = await unchanged(secured)
+    where = ("--report-dir", str(tmp_path / "reports"))
+    ended = await bkheal("audit", "run", "--kind", "replicas", *where, "--output", "json", uri=secured.world.uri)
+    unknown = ended.document["replicas"]["unknown"]
+    assert {each["bookie_id"] for each in unknown} == {bookie.bookie_id for bookie in secured.world.running}
+    assert all(each["detail"] and "login" in each["detail"] for each in unknown)
+    assert ended.document["replicas"]["absent"] == 0
+    assert await secured.world.tasks() == {}
+    assert await unchanged(secured) == before
+
+
+async def test_a_wrong_ledger_password_or_digest_is_refused(secured: Secured) -> None:
+    ledger = secured.ledgers[0]
+    refused(await secured.read(secured.login, ledger, password="guess"), FAILED, "password")
+    security = BookieSecurity(sasl=SaslCredentials(NAME, SECRET))
+    async with await connect(secured.world.uri, security=security) as client:
+        with pytest.raises(WrongPasswordError):
+            await client.open_ledger(LedgerId(ledger.ledger_id), password=b"guess")
+        with pytest.raises(WrongDigestTypeError):
+            await client.open_ledger(LedgerId(ledger.ledger_id), password=PASSWORD, digest_type=DigestType.CRC32)
+    with pytest.raises(JavaError):
+        await secured.world.java.open(ledger.ledger_id, digest=ledger.digest, password=b"guess", client=CLIENT)
+
+
+async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_heals(
+    secured: Secured, tmp_path: Path
+) -> None:
+    here = secured.world
+    lost = here.running[0]
+    await lost.kill9()
+    async with await connect(here.uri) as client:
+        await gone(client, lost.bookie_id)
+        await audit(here.uri, tmp_path)
+        before = await unchanged(secured)
+        hurt = {ledger.ledger_id for ledger in secured.ledgers} & set(await here.tasks())
+        assert hurt
+        wrong = ("--sasl-username", NAME, "--sasl-password-file", str(secured.directory / "wrong"))
+        stranger = await Replicator.start(here.uri, tmp_path / "stranger", "--once", *wrong)
+        assert await stranger.wait(2 * PROGRAM_DEADLINE_S) in (0, 75)
+        assert stranger.repaired == []
+        assert await unchanged(secured) == before
+        await here.cluster.add_bookies(1)
+        ours = await Replicator.start(here.uri, tmp_path / "ours", "--once", *secured.login)
+        assert await ours.wait() == 0
+        assert hurt <= set(ours.repaired)
+        await no_work_left(here, client)
+    after = await seen(here.java, secured.ledgers)
+    assert all(lost.bookie_id not in found.members for found in after.values())
+    await all_is_well(here.java, secured.ledgers, (f"{CLIENT}-v2", CLIENT))
+
+
+async def test_tls_with_a_login_inside_and_every_way_to_get_it_wrong(secured: Secured, tmp_path: Path) -> None:
+    """From here on the bookies speak TLS and want certificates; that of the last one is for another host."""
+    here, where = secured.world, secured.directory
+    for number, bookie in enumerate(here.running):
+        name = "elsewhere" if number == len(here.running) - 1 else "bookie"
+        tls = ApacheTls(where / f"{name}.pem", where / f"{name}.key", where / "our-ca.pem", asks_clients=True)
+        bookie.settings.update(tls.settings())
+    await restart(*here.running)
+    impostor = here.running[-1].bookie_id
+    found = await seen(here.java, secured.ledgers)
+    good = next(one for one in secured.ledgers if impostor not in found[one.ledger_id].members)
+    other = next(one for one in secured.ledgers if impostor in found[one.ledger_id].members)
+    before = await unchanged(secured)
+    right = (*secured.tls, *secured.login)
+
+    security = BookieSecurity(secured.certificate("client"), SaslCredentials(NAME, SECRET))
+    async with await connect(here.uri, security=security) as client:
+        reader = await client.open_ledger(LedgerId(good.ledger_id))
+        assert [entry.payload async for entry in reader.read_all()] == good.contents
+        reader = await client.open_ledger(LedgerId(other.ledger_id))  # its other copy will do
+        assert [entry.payload async for entry in reader.read_all()] == other.contents
+    assert (await secured.read(right, good)).exit_code == 0
+    wrong = ("--sasl-username", NAME, "--sasl-password-file", str(where / "wrong"))
+    refused(await secured.read((*secured.tls, *wrong), good), UNAVAILABLE, f"login of '{NAME}'")
+    refused(await secured.read(secured.tls, good), UNAVAILABLE, "login")
+    refused(
+        await secured.read((*secured.tls_of("strange-ca"), *secured.login), good), UNAVAILABLE, "TLS", "certificate"
+    )
+    for bookie in here.running[:-1]:
+        await bookie.stop()
+    position = str(list(found[other.ledger_id].ensembles["0"]).index(impostor))
+    only_there = await secured.read(right, other, first=position, last=position)
+    refused(only_there, UNAVAILABLE, "TLS", "127.0.0.1", "certificate")
+    assert await unchanged(secured) == before
+
+
+async def test_bookies_that_know_clients_by_their_certificates_say_so_to_those_without(secured: Secured) -> None:
+    """From here on two bookies ask for no login but for a role, which a certificate names; so TLS is a must."""
+    here, where, ledger = secured.world, secured.directory, secured.ledgers[0]
+    make_role(where, "keeper", role="keeper")
+    bookies = [here.bookie(member) for member in (await seen(here.java, [ledger]))[ledger.ledger_id].members]
+    tls = ApacheTls(where / "bookie.pem", where / "bookie.key", where / "our-ca.pem", asks_clients=True)
+    for bookie in bookies:
+        bookie.settings.update(tls.settings() | ROLES)
+    await restart(*bookies)
+    before = await unchanged(secured)
+    refused(await secured.read((), ledger), UNAVAILABLE, "demands TLS", "--tls-ca", "--sasl-username")
+    assert (await secured.read(secured.tls_of("our-ca", "keeper"), ledger)).exit_code == 0
+    assert await unchanged(secured) == before
+
+    async with reached(bookies[0], BookieSecurity()) as outside:
+        for one in (batch(0), batch(*range(BULK_ENTRIES_MIN), is_recovery=True)):
+            reply = await outside.add(BOOKIE, one, DEADLINE_S)
+            assert (reply.status, reply.detail) == (Status.UNREACHABLE, TLS_OR_LOGIN_DEMANDED)
+    async with reached(bookies[0], BookieSecurity(sasl=SaslCredentials(NAME, SECRET))) as outside:
+        assert "demands TLS (--tls-ca)" in (await outside.info(BOOKIE, DEADLINE_S)).detail
+    async with reached(bookies[0], BookieSecurity(secured.certificate("client"))) as outside:
+        assert (await outside.info(BOOKIE, DEADLINE_S)).detail == CERTIFICATE_REFUSED
+    async with reached(bookies[0], BookieSecurity(secured.certificate("keeper"))) as inside:
+        assert (await inside.list_entries(BOOKIE, LEDGER, DEADLINE_S)).status is Status.NO_LEDGER
+        assert (await inside.info(BOOKIE, DEADLINE_S)).status is Status.OK

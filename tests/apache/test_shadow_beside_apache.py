@@ -1,0 +1,69 @@
+"""Shadow mode beside Apache's auditor: both find the same, and a task that somebody took away is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bookie.client.connect import connect
+from bookie.embedded.apache import LEDGERS_ROOT
+from bookie.embedded.apache_jars import ApacheJvm
+from bookie.metadata.election import current_auditor
+from bookie.metadata.layout import task_path
+from bookie.model.ids import LedgerId
+from tests.apache.programs import Ended, bkheal
+from tests.apache.waiting import until
+from tests.apache.worlds import LOADED_S, QUICK, World, gone, world, written
+
+pytestmark = [pytest.mark.apache, pytest.mark.timeout(900)]
+
+LEDGERS = 4
+
+
+@pytest.fixture(scope="module")
+def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with world(tmp_path_factory.mktemp("shadow"), apache_jvm, java_classes, bookies=3) as made:
+        yield made
+
+
+async def shadow(here: World, reports: Path) -> Ended:
+    """Compare; a loss is old enough to be marked as soon as it is seen."""
+    words = ("audit", "shadow", "--report-dir", str(reports), "--settle-s", "0", "--master", "local[1]")
+    return await bkheal(*words, "--output", "json", uri=here.uri, deadline_s=2 * LOADED_S)
+
+
+async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_told(here: World, tmp_path: Path) -> None:
+    """Every bookie has a copy of every ledger, so that Apache's worker cannot repair while one is away."""
+    ledgers = [ledger.ledger_id for ledger in await written(here.java, ((3, 3, 2),), LEDGERS)]
+    lost = here.cluster.bookies[0]
+    recovery = await here.cluster.start_auto_recovery(QUICK)
+    async with await connect(here.uri) as client:
+
+        async def leader() -> str:
+            return await current_auditor(client.store, LEDGERS_ROOT)
+
+        await until(leader, lambda name: name == recovery.address, "Apache's auditor leads", LOADED_S)
+        await lost.stop()
+        await gone(client, lost.bookie_id)
+        wanted = {ledger_id: [lost.bookie_id] for ledger_id in ledgers}
+        await until(here.tasks, lambda found: found == wanted, "Apache's auditor has marked every ledger", LOADED_S)
+
+        both = await shadow(here, tmp_path)
+        assert both.exit_code == 0, both.errors
+        found = both.document
+        assert (found["auditor"], found["ledgers"], found["agree"]) == (recovery.address, LEDGERS, LEDGERS)
+        assert (found["only_here"], found["only_there"], found["differ"], found["items"]) == (0, 0, 0, [])
+        assert await here.tasks() == wanted
+
+        taken = ledgers[1]
+        await client.store.delete(task_path(LEDGERS_ROOT, LedgerId(taken)))
+        differing = await shadow(here, tmp_path)
+        assert differing.exit_code == 1, differing.errors
+        found = differing.document
+        assert (found["agree"], found["only_here"], found["unexplained"]) == (LEDGERS - 1, 1, 1)
+        (item,) = found["items"]
+        assert (item["ledger_id"], item["outcome"], item["reason"]) == (taken, "only here", "not marked")
+        assert (item["found"], item["marked"]) == ([lost.bookie_id], None)
+        assert taken not in await here.tasks()  # and nothing was marked by looking

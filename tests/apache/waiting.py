@@ -1,0 +1,29 @@
+"""Wait for a state of another process by looking again, with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+DEADLINE_S: Final = 60.0
+"""Never reached where the test passes."""
+_AGAIN_S: Final = 0.1
+
+T = TypeVar("T")
+
+
+async def until(
+    look: Callable[[], Awaitable[T]], holds: Callable[[T], bool], what: str, deadline_s: float = DEADLINE_S
+) -> T:
+    """Return what ``look`` sees once it ``holds``; ``what`` names that state in the failure."""
+    seen: list[T] = []
+    try:
+        async with asyncio.timeout(deadline_s):
+            while True:
+                seen[:] = [await look()]
+                if holds(seen[0]):
+                    return seen[0]
+                await asyncio.sleep(_AGAIN_S)
+    except TimeoutError:
+        raise AssertionError(f"not within {deadline_s:g} s: {what}; last seen: {seen or 'nothing'}") from None

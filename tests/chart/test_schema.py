@@ -1,0 +1,192 @@
+"""The chart's schema is made of the options of the commands, and values set the options whose rules they have."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.chart.rendering import CHART, ROOT, VALUES, Release, pods, release, render
+from tests.chart.test_components import settings
+from tests.chart.values_table import value_at
+
+SCRIPT: Final = ROOT / ".ci" / "generate_chart_schema.py"
+SCHEMA: Final[dict[str, Any]] = json.loads((CHART / "values.schema.json").read_text())
+BASE: Final[dict[str, Any]] = yaml.safe_load((ROOT / "helm" / "values.schema.base.yaml").read_text())
+DEFAULTS: Final[dict[str, Any]] = yaml.safe_load((CHART / "values.yaml").read_text())
+TABLES: Final = {"auditor": "auditor", "audit": "audit.run", "replicator": "replicator", "bookie": "bookie"}
+"""The key of a free table in the values, and the table of the file."""
+TEXTS: Final = {
+    **dict.fromkeys(("bookies", "placement", "replicas"), "15m"),
+    "driverMemory": "2g",
+    "proxyBase": "/spark",
+    "url": "http://pushgateway:9091",
+    "username": "bkheal",
+}
+"""A text that is not the default, by the last part of a value's name."""
+LOGIN: Final = {"username": "name", "existingSecret": "login"}
+"""A login is given as a whole."""
+
+
+def of_options(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """Each value that sets an option, with its path and the option's table and key."""
+    for name, part in node.get("closed", {}).items():
+        named = part.get("option", ())
+        for option in [named] if isinstance(named, str) else named:
+            yield ".".join((*path, name)), (*path, name), option
+        yield from of_options(part, (*path, name))
+
+
+SET: Final = list(of_options(BASE))
+
+
+def taken_by(path: tuple[str, ...]) -> dict[str, Any]:
+    schema = SCHEMA
+    for name in path:
+        schema = schema["properties"][name]
+    return schema
+
+
+def another(path: tuple[str, ...]) -> Any:
+    """A value that the schema takes and that is not the default."""
+    default, schema = value_at(DEFAULTS, list(path)), taken_by(path)
+    if "enum" in schema:
+        return next(each for each in schema["enum"] if each != default)
+    match schema["type"]:
+        case "boolean":
+            return not default
+        case "integer" | "number":
+            return min(default + 1, schema.get("maximum", default + 1))
+        case _:
+            return TEXTS[path[-1]]
+
+
+def rendered_with(path: tuple[str, ...], value: Any, table: str) -> Release:
+    values: Any = value
+    for name in reversed(path):
+        values = {name: values}
+    bookkeeper = values.setdefault("bookkeeper", {})
+    bookkeeper["metadataServiceUri"] = "zk://zookeeper:2181/ledgers"
+    if "clientSasl" in bookkeeper:
+        bookkeeper["clientSasl"] = LOGIN | bookkeeper["clientSasl"]
+        bookkeeper["clientTls"] = {"existingSecret": "tls"} | bookkeeper.get("clientTls", {})  # PLAIN wants it
+    if table == "audit.run":
+        values["mode"] = "cron"
+    if table == "bookie":
+        values.setdefault("bookies", {})["enabled"] = True
+    return render(values)
+
+
+def test_the_schema_is_fresh(tmp_path: Path) -> None:
+    made = tmp_path / "values.schema.json"
+    subprocess.run([sys.executable, str(SCRIPT), "--out", str(made)], check=True, timeout=60, cwd=ROOT)
+    assert made.read_text() == (CHART / "values.schema.json").read_text(), f"run: python .ci/{SCRIPT.name}"
+
+
+def test_the_base_is_no_part_of_the_chart() -> None:
+    assert list(CHART.rglob("*schema*")) == [CHART / "values.schema.json"]
+
+
+@pytest.mark.parametrize(("path", "option"), [pytest.param(path, option, id=name) for name, path, option in SET])
+def test_a_value_with_the_rules_of_an_option_sets_that_option(path: tuple[str, ...], option: str) -> None:
+    table, _, key = option.rpartition(".")
+    value = another(path)
+    assert settings(rendered_with(path, value, table), table)[key] == value != value_at(DEFAULTS, list(path))
+
+
+@pytest.mark.parametrize(("table", "name"), [(table, name) for table, name in TABLES.items()])
+def test_a_table_has_every_option_but_those_that_the_chart_sets_for_other_objects_too(table: str, name: str) -> None:
+    import typer
+
+    from auditor.cli.config import configured
+    from auditor.cli.main import app
+
+    root: Any = typer.main.get_command(app)
+    options = {setting.key: setting for words, setting in configured(root) if ".".join(words) == name}
+    taken = SCHEMA["properties"]["config"]["properties"][table]["properties"]
+    refused = BASE["closed"]["config"]["closed"][table]["refused"]
+    assert taken.keys() | refused.keys() == options.keys()
+    assert {key: schema["description"] for key, schema in taken.items()} == {key: options[key].help for key in taken}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_the_chart_mounts_is_refused_in_tables(name: str) -> None:
+    made = release(name)
+    [config] = [item for item in made.of("ConfigMap") if item["metadata"]["name"].endswith("-config")]
+    for file in config["data"]:
+        table = file.removesuffix(".toml")
+        if table in TABLES:
+            taken = SCHEMA["properties"]["config"]["properties"][table]["properties"]
+            mounted = {
+                key
+                for key, value in settings(made, TABLES[table]).items()
+                if str(value).startswith(("/etc/bkheal", "/var/lib/bkheal"))
+            }
+            assert mounted & taken.keys() == set()
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_a_container_is_told_otherwise_is_refused_in_tables_where_it_would_not_count(name: str) -> None:
+    tables = SCHEMA["properties"]["config"]["properties"]
+    for pod in pods(release(name)):
+        for container in pod.spec["containers"]:
+            told = {each["name"] for each in container.get("env", [])}
+            told |= {argument.partition("=")[0] for argument in container.get("args", [])}
+            for table, command in TABLES.items():
+                if set(command.split(".")) <= set(container.get("args", [])):
+                    flags = {f"--{key.replace('_', '-')}" for key in tables[table]["properties"]}
+                    prefix = f"BKHEAL_{command.replace('.', '_').upper()}_"
+                    variables = {f"{prefix}{key.upper()}" for key in tables[table]["properties"]}
+                    assert told & (flags | variables) == set()
+
+
+OPTIONS: Final = {
+    "a.size": {"type": "integer", "minimum": 1, "maximum": 9, "description": "Size."},
+    "b.size": {"type": "integer", "minimum": 2, "description": "Other size."},
+    "b.name": {"type": "string", "description": "Name."},
+    "b.api_token": {"type": "string", "description": "Token."},
+}
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_chart_schema", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_one_value_for_several_options_takes_what_all_of_them_take() -> None:
+    made = generator().made_of({"option": ["a.size", "b.size"], "maximum": 5}, OPTIONS)
+    assert made == {"type": "integer", "minimum": 2, "maximum": 5, "description": "Size."}
+
+
+def test_secrets_are_in_no_table() -> None:
+    made = generator().made_of({"table": "b", "refused": {"size": "elsewhere"}}, OPTIONS)
+    assert made == {"type": "object", "additionalProperties": False, "properties": {"name": OPTIONS["b.name"]}}
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        ({"option": "a.length"}, "there is no such option"),
+        ({"option": ["a.size", "b.name"]}, "of different types"),
+        ({"option": "a.size", "maximum": 10}, "maximum 10 is not for the base to say"),
+        ({"option": "a.size", "minimum": 0}, "minimum 0 is not for the base to say"),
+        ({"option": "a.size", "type": "string"}, "type string is not for the base to say"),
+        ({"table": "b", "refused": {"length": "gone"}}, "length: refused, but there is no such option"),
+    ],
+)
+def test_a_base_that_contradicts_the_options_is_refused(node: Any, why: str) -> None:
+    module = generator()
+    with pytest.raises(module.BaseError, match=why):
+        module.made_of(node, OPTIONS)

@@ -1,0 +1,200 @@
+"""START_TLS: both sides prove who they are; a bookie with TLS serves nobody in the clear, and our client says so."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+from pathlib import Path
+
+import pytest
+
+from bookie.model.ids import EntryId
+from bookie.server.apache.limits import ListenerLimits
+from bookie.server.apache.listener import ApacheListener
+from bookie.wire.apache import protocol_pb2 as pb
+from bookie.wire.apache import v2
+from bookie.wire.apache.connection import TLS_DEMANDED, TLS_OR_LOGIN_DEMANDED
+from bookie.wire.apache.transport import BULK_ENTRIES_MIN, ApacheTransport
+from bookie.wire.port import Status
+from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials
+from bookie.wire.tls import TlsFilesError, TlsSettings
+from tests.apache.recording_proxy import RecordingProxy
+from tests.contract.apache_listener_world import DEADLINE_S, Client, Listening, listening
+from tests.contract.scripted_apache_bookie import BOOKIE, Directory, batch
+from tests.contract.test_grpc_tls import make_ca, make_certificate
+from tests.unit.apache_listener_world import KEY, LEDGER, add, entry, read, request
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsSettings]:
+    directory = tmp_path_factory.mktemp("certificates")
+    make_ca(directory, "our-ca")
+    make_ca(directory, "strange-ca")
+    return {
+        "bookie": make_certificate(directory, "bookie", "our-ca", "IP:127.0.0.1"),
+        "client": make_certificate(directory, "client", "our-ca", "DNS:client"),
+        "stranger": make_certificate(directory, "stranger", "strange-ca", "DNS:client"),
+    }
+
+
+def context(tls: TlsSettings, ca: Path | None = None) -> ssl.SSLContext:
+    made = ssl.create_default_context(cafile=str(ca or tls.ca))
+    if tls.cert is not None:
+        made.load_cert_chain(str(tls.cert), str(tls.key))
+    return made
+
+
+async def encrypted(world: Listening, tls: ssl.SSLContext) -> Client:
+    client = await world.connect()
+    accepted = await client.ask(request(pb.START_TLS))
+    assert (accepted.status, accepted.HasField("startTLSResponse")) == (pb.EOK, True)
+    await client.start_tls(tls)
+    return client
+
+
+async def test_both_versions_are_served_inside_tls(certificates: dict[str, TlsSettings]) -> None:
+    async with listening(tls=certificates["bookie"]) as world:
+        client = await encrypted(world, context(certificates["client"]))
+        assert (await client.ask(add(entry(0, size=100_000)))).status == pb.EOK
+        client.send(*([read(0)] * 50))
+        assert {answer.readResponse.body for answer in await client.answers(50)} == {entry(0, size=100_000)}
+        assert (await client.ask(request(pb.START_TLS))).status == pb.EBADREQ
+        client.send(v2.encode_request(v2.ReadV2(LEDGER, 1)))
+        assert v2.decode_response(await client.body()) == v2.EntryV2(2, LEDGER, 1)
+
+
+async def test_nothing_is_served_in_the_clear(certificates: dict[str, TlsSettings]) -> None:
+    async with listening(tls=certificates["bookie"]) as world:
+        client = await world.connect()
+        assert (await client.ask(add(entry(0)))).status == pb.EUA
+        assert (await client.ask(read(0))).status == pb.EUA
+        login = request(pb.AUTH)
+        login.authRequest.authPluginName, login.authRequest.payload = "sasl", b""
+        assert (await client.ask(login)).authResponse.authPluginName == "AuthDisabledPlugin"
+        assert (await client.ask(read(0))).status == pb.EUA
+        client.send(v2.encode_request(v2.AddV2(KEY, entry(0))))
+        assert v2.decode_response(await client.body()) == v2.AddedV2(102, LEDGER, 0)
+        assert world.service.batches == []
+
+
+async def everything_asked(transport: ApacheTransport) -> list[tuple[Status, str]]:
+    """Status and detail of each kind of request; the last two are large enough to be tried in bulk first."""
+    many = [EntryId(number) for number in range(BULK_ENTRIES_MIN)]
+    replies = (
+        await transport.add(BOOKIE, batch(0), DEADLINE_S),
+        await transport.read(BOOKIE, LEDGER, [EntryId(0)], DEADLINE_S),
+        await transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S),
+        await transport.list_entries(BOOKIE, LEDGER, DEADLINE_S),
+        await transport.info(BOOKIE, DEADLINE_S),
+        await transport.add(BOOKIE, batch(*many, is_recovery=True), DEADLINE_S),
+        await transport.read(BOOKIE, LEDGER, many, DEADLINE_S),
+    )
+    return [(reply.status, reply.detail) for reply in replies]
+
+
+@pytest.mark.parametrize(
+    ("security", "told"),
+    [
+        (PLAINTEXT, TLS_OR_LOGIN_DEMANDED),
+        (BookieSecurity(sasl=SaslCredentials("keeper", "secret")), TLS_DEMANDED),
+    ],
+    ids=["no login", "a login that nobody asked for"],
+)
+async def test_our_client_without_tls_is_told_so_and_stores_nothing(
+    certificates: dict[str, TlsSettings], security: BookieSecurity, told: str
+) -> None:
+    """The bookie is as good as not there: its refusal is no word on the ledger, its password or its entries."""
+    async with listening(tls=certificates["bookie"]) as world:
+        transport = ApacheTransport(Directory(world.port), security=security)
+        assert await everything_asked(transport) == [(Status.UNREACHABLE, told)] * 7
+        await transport.close()
+        assert "--tls-ca" in told
+        assert world.service.batches == []
+        transport = ApacheTransport(Directory(world.port), security=BookieSecurity(certificates["client"]))
+        assert (await transport.list_entries(BOOKIE, LEDGER, DEADLINE_S)).status is Status.NO_LEDGER
+        assert (await transport.add(BOOKIE, batch(0), DEADLINE_S)).status is Status.OK  # nor was the ledger fenced
+        await transport.close()
+
+
+async def test_what_was_refused_in_the_clear_is_asked_once(certificates: dict[str, TlsSettings]) -> None:
+    async with listening(tls=certificates["bookie"]) as world, RecordingProxy(world.port) as proxy:
+        transport = ApacheTransport(Directory(proxy.port))
+        assert (await transport.add(BOOKIE, batch(0), DEADLINE_S)).status is Status.UNREACHABLE
+        assert (await transport.info(BOOKIE, DEADLINE_S)).status is Status.UNREACHABLE
+        await transport.close()
+        asked = [pb.Request.FromString(frame.body).header.operation for frame in proxy.frames if frame.is_request]
+        assert asked == [pb.ADD_ENTRY, pb.GET_BOOKIE_INFO]
+
+
+async def test_nobody_comes_in_without_a_certificate_of_our_authority(
+    certificates: dict[str, TlsSettings], caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = certificates["client"].ca
+    async with listening(tls=certificates["bookie"]) as world:
+        for other in (TlsSettings(ours), certificates["stranger"]):
+            client = await world.connect()
+            await client.ask(request(pb.START_TLS))
+            try:
+                await client.start_tls(context(other, ours))
+                client.send(read(0))  # TLS 1.3: the refusal comes after the client's own handshake
+                assert await client.reader.read() == b""
+            except (OSError, asyncio.IncompleteReadError):
+                pass
+        healthy = await encrypted(world, context(certificates["client"]))
+        assert (await healthy.ask(read(0))).status == pb.ENOLEDGER
+    assert [record.__dict__["reason"].startswith("no TLS: ") for record in caplog.records] == [True, True]
+
+
+async def test_bytes_behind_start_tls_in_the_clear_are_never_taken_for_encrypted_ones(
+    certificates: dict[str, TlsSettings],
+) -> None:
+    async with listening(tls=certificates["bookie"]) as world:
+        client = await world.connect()
+        client.send(request(pb.START_TLS), add(entry(0)))
+        assert await client.is_closed()
+        half = await world.connect()
+        half.send(request(pb.START_TLS))
+        half.writer.write(b"\0\0")
+        assert await half.is_closed()
+        assert world.service.batches == []
+
+
+async def test_answers_in_the_clear_leave_before_the_consent_to_tls(certificates: dict[str, TlsSettings]) -> None:
+    async with listening(tls=certificates["bookie"]) as world:
+        client = await world.connect()
+        client.send(read(0), request(pb.START_TLS))
+        assert [answer.status for answer in await client.answers(2)] == [pb.EUA, pb.EOK]
+        await client.start_tls(context(certificates["client"]))
+        assert (await client.ask(read(0))).status == pb.ENOLEDGER
+
+
+async def test_who_shook_hands_may_be_silent_for_longer_than_who_did_not(certificates: dict[str, TlsSettings]) -> None:
+    async with listening(ListenerLimits(first_request_s=1.0), certificates["bookie"]) as world:
+        early = await encrypted(world, context(certificates["client"]))
+        assert await (await world.connect()).is_closed()  # it came later, and asked for nothing
+        assert (await early.ask(read(0))).status == pb.ENOLEDGER
+
+
+async def test_a_handshake_that_does_not_come_is_not_waited_for(certificates: dict[str, TlsSettings]) -> None:
+    async with listening(ListenerLimits(handshake_s=0.05), certificates["bookie"]) as world:
+        silent = await world.connect()
+        assert (await silent.ask(request(pb.START_TLS))).status == pb.EOK
+        assert await silent.is_closed()
+        leaving = await world.connect()
+        assert (await leaving.ask(request(pb.START_TLS))).status == pb.EOK
+        leaving.close()
+        stopping = await world.connect()
+        assert (await stopping.ask(request(pb.START_TLS))).status == pb.EOK
+        await world.listener.stop()
+        assert await stopping.is_closed()
+
+
+def test_incomplete_files_are_refused_with_their_names(certificates: dict[str, TlsSettings], tmp_path: Path) -> None:
+    ca = certificates["bookie"].ca
+    with pytest.raises(TlsFilesError, match="key"):
+        ApacheListener().bind("127.0.0.1", 0, TlsSettings(ca))
+    with pytest.raises(TlsFilesError, match=r"missing\.pem"):
+        ApacheListener().bind("127.0.0.1", 0, TlsSettings(ca, tmp_path / "missing.pem", tmp_path / "missing.key"))

@@ -1,0 +1,87 @@
+"""``bkheal auditor`` processes for tests, and what is asked of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
+from bookie.embedded.process import ManagedProcess
+from bookie.metadata.election import election_path
+from bookie.metadata.port import MetadataStore
+from tests.integration.served import Served
+
+DEADLINE_S = 120.0
+"""Never reached where the test passes."""
+SESSION_TIMEOUT_S = 10
+"""Long enough that a loaded machine ends no term and loses no bookie: tests count leaders and runs."""
+READY = r"^auditor ready on (http://\S+) and grpc (\S+)$"
+
+
+class AuditorProcess:
+    """One ``bkheal auditor``; of an option that is given twice, the later one counts."""
+
+    def __init__(self, cluster: EmbeddedCluster, directory: Path, name: str, *options: str) -> None:
+        words = {
+            "metadata-uri": cluster.metadata_uri,
+            "report-dir": directory / "reports",
+            "bookies-schedule": "off",
+            "session-timeout-s": SESSION_TIMEOUT_S,
+            "backlog-interval-s": 1,
+            "http-port": 0,
+            "grpc-port": 0,
+            "spark-master": "local[1]",
+            "driver-memory": "512m",
+            "ui-port": 0,
+        }
+        self.process = ManagedProcess.start(
+            name,
+            [
+                *(sys.executable, "-m", "auditor.cli.main", "auditor"),
+                *(word for key, value in words.items() for word in (f"--{key}", str(value))),
+                *options,
+            ],
+            log_path=directory / f"{name}.log",
+        )
+        self.base = ""
+
+    async def ready(self) -> AuditorProcess:
+        """Wait until it has reached ZooKeeper and serves."""
+        self.base = (await self.process.wait_for_line(READY, DEADLINE_S))[1]
+        return self
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Status and text."""
+        return await self.served.get(path)
+
+    @property
+    def served(self) -> Served:
+        """Its metrics and probes, once it is ready."""
+        return Served(self.process, self.base)
+
+    async def status(self) -> Any:
+        """What it knows of itself and its cluster."""
+        code, body = await self.get("/api/v1/status")
+        assert code == 200, body
+        return json.loads(body)
+
+    async def leads(self) -> bool:
+        """Whether it says so."""
+        _, body = await self.get("/metrics")
+        return "bkheal_auditor_leader 1.0" in body
+
+
+async def when(condition: Callable[[], Awaitable[bool]], seconds: float = DEADLINE_S) -> None:
+    """Wait until other processes have made something true."""
+    async with asyncio.timeout(seconds):
+        while not await condition():  # noqa: ASYNC110  # other processes set no event here
+            await asyncio.sleep(0.05)
+
+
+async def votes(store: MetadataStore) -> int:
+    """Candidates in the election."""
+    return len((await store.children(election_path(LEDGERS_ROOT))).names)

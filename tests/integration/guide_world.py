@@ -1,0 +1,270 @@
+"""What the operator guide of the README sets up: two auditors, two replicators, bookies with ledgers; real processes.
+
+Stages share one site. Each begins with ``Site.whole``, which starts again what an earlier one killed, so none depends
+on the order or on another's success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from auditor.quickstart.proof import prove_copies
+from auditor.quickstart.workload import WrittenLedger, write_and_close
+from auditor.quickstart.workload_plan import settled_ledgers
+from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
+from bookie.embedded.process import ManagedProcess
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.election import current_auditor, election_path
+from bookie.metadata.first_seen_down import FirstSeenDown
+from bookie.metadata.layout import AVAILABLE, tasks_path
+from bookie.metadata.ledgers import Versioned
+from bookie.metadata.runs import Runs
+from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.run import RunCause, RunKind, RunRecord
+from bookie.runtime.ports import free_loopback_port
+from tests.integration.auditors import DEADLINE_S, SESSION_TIMEOUT_S, AuditorProcess, votes, when
+from tests.integration.commands import bkheal
+from tests.integration.served import Served
+from tests.integration.tab_forms import forms_of, post
+
+BOOKIES = 6
+LEDGERS = 40
+LONG_DELAY_S = 600
+"""Never over within a test."""
+RUNS_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Where this is the same twice, nothing was marked in between, not even for a moment, and no run began."""
+
+    tree_version: int
+    """Of the children of the tasks' root while it has none: each that is made counts, and so does its removal."""
+    run_ids: tuple[str, ...]
+
+
+@dataclass
+class Site:
+    """See the module docstring."""
+
+    cluster: EmbeddedCluster
+    client: ConnectedBookKeeper
+    home: Path
+    written: list[WrittenLedger] = field(default_factory=list)
+    auditors: dict[str, AuditorProcess] = field(default_factory=dict)
+    ui_ports: dict[str, int] = field(default_factory=dict)
+    replicators: dict[str, Served] = field(default_factory=dict)
+
+    async def whole(self, *, delay_s: int = LONG_DELAY_S) -> None:
+        """Start what does not run, and wait until nothing is lost, marked or under way, with this lost-bookie delay."""
+        await self._delay(LONG_DELAY_S)
+        ended = [bookie for bookie in self.cluster.bookies if not bookie.running.is_running]
+        for bookie in ended:
+            bookie.launch()
+        for name in ("auditor-1", "auditor-2"):
+            if name not in self.auditors or not self.auditors[name].process.is_running:
+                self._start_auditor(name)
+        for name in ("replicator-1", "replicator-2"):
+            if name not in self.replicators or not self.replicators[name].process.is_running:
+                await self._start_replicator(name)
+        for bookie in ended:
+            await bookie.wait_ready()
+        for auditor in self.auditors.values():
+            await auditor.ready()
+        await when(self._is_whole)
+        await self._delay(delay_s)
+
+    async def stop(self) -> None:
+        """End what was started here."""
+        processes = [auditor.process for auditor in self.auditors.values()]
+        processes += [served.process for served in self.replicators.values()]
+        await asyncio.gather(*(process.stop() for process in processes))
+
+    async def bkheal(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        """What an operator types."""
+        return await bkheal(self.cluster.metadata_uri, *arguments, code=code)
+
+    async def report(self, *arguments: str) -> dict[str, Any]:
+        """``bkheal report``, of the auditors' reports."""
+        return await self.bkheal("report", *arguments, "--report-dir", str(self.home / "reports"))
+
+    async def leader(self) -> str:
+        """Name of the auditor that the election's lowest vote is of; empty where that is none of the living."""
+        vote = await current_auditor(self.client.store, LEDGERS_ROOT)
+        living = [name for name, auditor in self.auditors.items() if auditor.process.is_running]
+        return next((name for name in living if vote.endswith(f":{self.auditors[name].process.pid}")), "")
+
+    async def one_leads(self) -> bool:
+        """Whether both auditors stand for election, one leads, and it is the one whose turn it is."""
+        name = await self.leader()
+        leading = [each for each, auditor in self.auditors.items() if await auditor.leads()]
+        return leading == [name] and await votes(self.client.store) == len(self.auditors)
+
+    async def follow(self, killed: str) -> str:
+        """Wait until the other auditor leads, by the vote that it has had all along; its name."""
+        (other,) = self.auditors.keys() - {killed}
+        await when(self.auditors[other].leads, 10 * SESSION_TIMEOUT_S)
+        assert await self.leader() == other
+        return other
+
+    async def vote_names(self) -> list[str]:
+        """Nodes of the votes."""
+        return sorted((await self.client.store.children(election_path(LEDGERS_ROOT))).names)
+
+    async def published(self) -> Published:
+        """To be compared with a later one; nothing may be marked now."""
+        stat = await self.client.store.stat(tasks_path(LEDGERS_ROOT))
+        assert stat is not None
+        assert stat.children_count == 0
+        return Published(stat.children_version, tuple(run.run_id for run in await self.runs()))
+
+    async def runs(self) -> list[RunRecord]:
+        """The newest first."""
+        return await Runs(self.client.store, LEDGERS_ROOT).list(RUNS_MAX)
+
+    async def run_after(self, before: Published, kind: RunKind, cause: RunCause) -> RunRecord:
+        """Wait until the run that began since is over."""
+
+        async def is_over() -> bool:
+            return any(run.state.is_final for run in await self._since(before, kind, cause))
+
+        await when(is_over)
+        (run,) = await self._since(before, kind, cause)
+        return run
+
+    async def is_repaired(self) -> bool:
+        """Whether nothing is marked."""
+        stat = await self.client.store.stat(tasks_path(LEDGERS_ROOT))
+        return stat is not None and stat.children_count == 0
+
+    async def down(self) -> dict[BookieId, int]:
+        """Since when each lost bookie is noted as such, epoch milliseconds."""
+        noted = await FirstSeenDown(self.client.store, LEDGERS_ROOT).read()
+        return {bookie: down.since_ms for bookie, down in noted.items()}
+
+    async def until_down(self, *bookies: BookieId) -> dict[BookieId, int]:
+        """Wait until exactly these are noted as lost."""
+
+        async def are_noted() -> bool:
+            return (await self.down()).keys() == set(bookies)
+
+        await when(are_noted)
+        return await self.down()
+
+    async def metadata(self) -> dict[LedgerId, Versioned]:
+        """Of every ledger that was written."""
+        ids = [ledger.ledger_id for ledger in self.written]
+        return {ledger_id: await self.client.ports.ledgers.read(ledger_id) for ledger_id in ids}
+
+    async def prove(self, dead: BookieId) -> None:
+        """Every copy of every entry is where metadata says, whole, and nothing is on this bookie any more."""
+        await prove_copies(self.client, self.written, dead, lambda: None)
+
+    async def press(self, kind: RunKind) -> None:
+        """Press the button of a kind in the tab of the leader's Spark UI, which takes a moment to be there."""
+        port = self.ui_ports[await self.leader()]
+        forms: list[dict[str, str]] = []
+
+        async def has_button() -> bool:
+            forms[:] = [form for form in await asyncio.to_thread(forms_of, port) if form.get("kind") == kind.value]
+            return bool(forms)
+
+        await when(has_button)
+        (form,) = forms
+        path = form.pop("action")
+        assert await asyncio.to_thread(post, port, path, form) == (303, "/auditor/")
+
+    async def outage(self) -> None:
+        """End ZooKeeper until every session is over, and start it again where it was.
+
+        Sessions end only where a server runs. So it runs elsewhere meanwhile, on the same data, where nobody finds it.
+        """
+        directory, port = self.home / "zookeeper", self.cluster.zookeeper.port
+        await self.cluster.zookeeper.stop()
+        async with await EmbeddedZooKeeper.start(directory, is_durable=False) as elsewhere:
+            assert elsewhere.port != port
+            store = await ZooKeeperStore.connect(elsewhere.connect_string)
+            try:
+                for parent in (f"{LEDGERS_ROOT}/{AVAILABLE}", election_path(LEDGERS_ROOT)):
+
+                    async def is_empty(parent: str = parent) -> bool:
+                        return not [name for name in (await store.children(parent)).names if name != "readonly"]
+
+                    await when(is_empty)
+            finally:
+                await store.close()
+        self.cluster.zookeeper = await EmbeddedZooKeeper.start(directory, port=port, is_durable=False)
+
+    def bookies(self) -> dict[BookieId, Served]:
+        """Each bookie's metrics and probes."""
+        return {bookie.bookie_id: Served(bookie.running, bookie.metrics_url) for bookie in self.cluster.bookies}
+
+    def everything(self) -> list[Served]:
+        """All processes but ZooKeeper."""
+        auditors = [auditor.served for auditor in self.auditors.values()]
+        return [*auditors, *self.replicators.values(), *self.bookies().values()]
+
+    async def _delay(self, seconds: int) -> None:
+        """Set the lost-bookie delay, but not to what it is: that asks for an audit."""
+        if (await self.bkheal("recovery", "delay"))["lost_bookie_delay_seconds"] != seconds:
+            await self.bkheal("recovery", "delay", str(seconds))
+
+    async def _since(self, before: Published, kind: RunKind, cause: RunCause) -> list[RunRecord]:
+        new = [run for run in await self.runs() if run.run_id not in before.run_ids]
+        assert {(run.kind, run.cause) for run in new} <= {(kind, cause)}
+        return new
+
+    async def _is_whole(self) -> bool:
+        if not await self.one_leads() or not await self.is_repaired():
+            return False
+        status = await self.auditors[await self.leader()].status()
+        return (
+            len(status["bookies"]["writable"]) == len(self.cluster.bookies)
+            and not status["bookies"]["lost"]
+            and status["lost_bookie_delay_seconds"] == LONG_DELAY_S
+            and not await self.down()
+            and all(run.state.is_final for run in await self.runs())
+        )
+
+    def _start_auditor(self, name: str) -> None:
+        port = self.ui_ports[name] = free_loopback_port(random.SystemRandom())
+        ui = ("--ui-port", str(port), "--ui-trigger-enabled", "--ui-allow-anonymous")
+        asked_often = ("--requests-per-second", "1000")
+        self.auditors[name] = AuditorProcess(self.cluster, self.home, name, *ui, *asked_often)
+
+    async def _start_replicator(self, name: str) -> None:
+        command = [sys.executable, "-m", "auditor.cli.main", "replicator", "--http-port", "0"]
+        command += ["--metadata-uri", self.cluster.metadata_uri]
+        process = ManagedProcess.start(name, command, log_path=self.home / f"{name}.log")
+        self.replicators[name] = Served(process, "")
+        line = await process.wait_for_line(r"metrics on (http://127\.0\.0\.1:\d+)$", DEADLINE_S)
+        self.replicators[name].url = line[1]
+
+
+@asynccontextmanager
+async def site_in(home: Path) -> AsyncIterator[Site]:
+    """A site with ledgers of every shape that survives the loss of one bookie."""
+    async with AsyncExitStack() as stack:
+        cluster = await EmbeddedCluster.start(
+            home,
+            bookies=BOOKIES,
+            is_zookeeper_durable=False,
+            serves_metrics=True,
+            session_timeout_s=SESSION_TIMEOUT_S,
+        )
+        await stack.enter_async_context(cluster)
+        client = await stack.enter_async_context(await connect(cluster.metadata_uri))
+        specs = [spec for spec in settled_ledgers(random.Random(1)) if spec.options.write_quorum > 1]
+        site = Site(cluster, client, home)
+        stack.push_async_callback(site.stop)
+        site.written = await write_and_close(client, specs[:LEDGERS], lambda _: None)
+        yield site

@@ -1,0 +1,60 @@
+"""A process that serves metrics and probes, asked for them."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from bookie.embedded.process import ManagedProcess
+
+DEADLINE_S = 90.0
+"""Never reached where the test passes."""
+
+
+@dataclass
+class Served:
+    """A process that serves metrics."""
+
+    process: ManagedProcess
+    url: str
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Status and text."""
+        return await asyncio.to_thread(_get, self.url + path)
+
+    async def values(self) -> Mapping[tuple[str, ...], float]:
+        """Every sample, by name and label values."""
+        _, text = await self.get("/metrics")
+        found = text_string_to_metric_families(text)
+        return {(one.name, *one.labels.values()): one.value for family in found for one in family.samples}
+
+    async def until_status(self, path: str, status: int) -> str:
+        """The text of the first answer with this status."""
+
+        async def is_there() -> bool:
+            return (await self.get(path))[0] == status
+
+        await self.process.wait_until(is_there, f"{status} from {path}", DEADLINE_S)
+        return (await self.get(path))[1]
+
+    async def until_value(self, at_least: float, *key: str) -> None:
+        """Wait until a sample has grown to this."""
+
+        async def is_there() -> bool:
+            return (await self.values())[key] >= at_least
+
+        await self.process.wait_until(is_there, f"{key} of {at_least}", DEADLINE_S)
+
+
+def _get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=DEADLINE_S) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()

@@ -1,0 +1,43 @@
+"""The forms of the tab in the Spark UI, as a browser sends them: with what the page has in them and nothing else."""
+
+from __future__ import annotations
+
+import html
+import http.client
+import re
+from urllib.parse import urlencode, urlsplit
+
+TIMEOUT_S = 60.0
+PAGE = "/auditor/"
+_FORM = re.compile(r'<form method="post" action="([^"]+)"[^>]*>(.*?)</form>', re.DOTALL)
+_FIELD = re.compile(r'<input type="hidden" name="([^"]+)" value="([^"]*)">')
+
+
+def forms_of(port: int) -> list[dict[str, str]]:
+    """The forms of the page: their hidden fields, and where they go as ``action``. None while there is no page yet."""
+    try:
+        status, page, _ = _ask(port, "GET", PAGE, None)
+    except (OSError, http.client.HTTPException):
+        return []
+    found = _FORM.findall(page) if status == 200 else []
+    return [
+        {"action": html.unescape(action)} | {name: html.unescape(value) for name, value in _FIELD.findall(inside)}
+        for action, inside in found
+    ]
+
+
+def post(port: int, path: str, form: dict[str, str]) -> tuple[int, str]:
+    """Status, and the path that the browser is sent to."""
+    status, _, location = _ask(port, "POST", path, urlencode(form))
+    return status, urlsplit(location).path
+
+
+def _ask(port: int, method: str, path: str, body: str | None) -> tuple[int, str, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    headers = {} if body is None else {"Content-Type": "application/x-www-form-urlencoded"}
+    try:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode(), response.getheader("Location", "")
+    finally:
+        connection.close()

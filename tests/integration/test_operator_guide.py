@@ -1,0 +1,240 @@
+"""The operator guide of the README, step by step, on real processes that are killed, restarted and cut off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from auditor.api.documents import rfc3339
+from bookie.metadata.ledgers import Versioned
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.clock import SystemClock
+from spark_jobs.report_files import PAGE
+from spark_jobs.summary import Verdict
+from tests.integration.auditors import when
+from tests.integration.guide_world import LONG_DELAY_S, Site, site_in
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.spark,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+SHORT_DELAY_S = 2
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    async with site_in(tmp_path_factory.mktemp("site")) as made:
+        yield made
+
+
+def assert_complete(run: RunRecord, verdict: Verdict) -> None:
+    assert (run.state, run.verdict) == (RunState.DONE, verdict.value), run
+    assert (Path(run.report).parent / PAGE).is_file()
+
+
+async def assert_repaired(site: Site, lost: BookieId, old: Mapping[LedgerId, Versioned]) -> set[LedgerId]:
+    """Wait for it; what was on the lost bookie is whole again elsewhere, and no other ledger was touched."""
+    await when(site.is_repaired)
+    await site.prove(lost)
+    now = await site.metadata()
+    changed = {ledger_id for ledger_id, found in now.items() if found != old[ledger_id]}
+    assert changed == {ledger_id for ledger_id, found in old.items() if lost in found.metadata.members()}
+    assert changed
+    return changed
+
+
+async def test_when_the_leading_auditor_is_killed_the_other_one_leads_by_the_vote_it_had(site: Site) -> None:
+    await site.whole()
+    leader = await site.leader()
+    before, nodes = await site.published(), await site.vote_names()
+    assert [await auditor.leads() for auditor in site.auditors.values()].count(True) == 1
+
+    site.auditors[leader].process.kill9()
+    other = await site.follow(leader)
+
+    (left,) = await site.vote_names()
+    assert left == nodes[1]
+    status = await site.auditors[other].status()
+    assert status["is_leader"]
+    assert await site.published() == before
+
+
+async def test_a_killed_bookie_is_seen_at_once_and_healed_and_reports_and_metrics_tell(site: Site) -> None:
+    await site.whole(delay_s=SHORT_DELAY_S)
+    leader = site.auditors[await site.leader()]
+    before = await site.published()
+    await site.press(RunKind.BOOKIES)
+    clean = await site.run_after(before, RunKind.BOOKIES, RunCause.SPARK_UI)
+    assert_complete(clean, Verdict.CLEAN)
+    assert clean.owner.startswith("anonymous from 127.0.0.1")
+
+    before, old = await site.published(), await site.metadata()
+    victim = site.cluster.bookies[0].bookie_id
+    counted = await Counted.of(site, victim)
+    detected_before = (await leader.served.values())["bkheal_time_to_detect_seconds_count",]
+    await site.cluster.bookies[0].kill9()
+    run = await site.run_after(before, RunKind.BOOKIES, RunCause.BOOKIE_LOSS)
+    assert_complete(run, Verdict.UNDER_REPLICATED)
+    assert {row["next_run"] for row in (await leader.status())["checks"].values()} == {None}  # no schedule
+
+    lost = await assert_repaired(site, victim, old)
+    assert (run.owner, run.tasks_changed) == (victim, len(lost))
+    shown = await site.bkheal("status")
+    assert (shown["bookies"]["down"], shown["underreplicated"]["ledgers"]) == ([victim], 0)
+    assert (await site.bkheal("underreplicated", "list"))["items"] == []
+    audits = (await site.bkheal("audit", "list"))["items"]
+    assert [item["cause"] for item in audits[:2]] == ["bookie loss", "spark ui"]
+    await until_metrics_tell(site, victim, counted, len(lost))
+    assert (await leader.served.values())["bkheal_time_to_detect_seconds_count",] == detected_before + 1
+
+    listed = [item["run_id"] for item in (await site.report("list"))["items"]]
+    assert listed[:2] == [run.run_id, clean.run_id]
+    shown = await site.report("show")
+    assert (shown["run_id"], shown["published"]["ledgers"]) == (run.run_id, len(lost))
+    assert (await leader.get(f"/reports/{run.run_id}/"))[0] == 200
+    changes = await site.report("diff")
+    assert (changes["old"], changes["new"], changes["bookies"]["lost"]) == (clean.run_id, run.run_id, [victim])
+
+    before = await site.published()
+    await site.press(RunKind.REPLICAS)
+    assert_complete(await site.run_after(before, RunKind.REPLICAS, RunCause.SPARK_UI), Verdict.CLEAN)
+    assert (await site.published()).tree_version == before.tree_version
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the metrics of replicators and bookies have counted since they were started."""
+
+    repaired_ledgers: float
+    copied_entries: float
+    added_entries: float
+
+    @classmethod
+    async def of(cls, site: Site, victim: BookieId) -> Counted:
+        replicators = [await served.values() for served in site.replicators.values()]
+        bookies = [await served.values() for bookie, served in site.bookies().items() if bookie != victim]
+        return cls(
+            sum(values["bkheal_replicator_tasks_total", "repaired"] for values in replicators),
+            sum(values["bkheal_replicator_copied_entries_total",] for values in replicators),
+            sum(values["bkheal_bookie_added_entries_total",] for values in bookies),
+        )
+
+
+async def until_metrics_tell(site: Site, victim: BookieId, before: Counted, ledgers: int) -> None:
+    """Replicators count what bookies stored, the leader sees one bookie lost and nothing marked, all have a session."""
+
+    async def is_counted() -> bool:
+        now = await Counted.of(site, victim)
+        assert now.repaired_ledgers - before.repaired_ledgers <= ledgers
+        return now.repaired_ledgers - before.repaired_ledgers == ledgers
+
+    await when(is_counted)
+    now = await Counted.of(site, victim)
+    assert now.copied_entries - before.copied_entries == now.added_entries - before.added_entries > 0
+    leader = await site.leader()
+
+    async def is_shown() -> bool:
+        values = await site.auditors[leader].served.values()
+        marked = [value for key, value in values.items() if key[0] == "bkheal_underreplicated_ledgers"]
+        return bool(marked) and not any(marked) and values["bkheal_bookies", "lost"] == 1
+
+    await when(is_shown)
+    leading = [(await auditor.served.values())["bkheal_auditor_leader",] for auditor in site.auditors.values()]
+    assert sorted(leading) == [0, 1]
+    for served in site.everything():
+        if served.process.is_running:
+            await served.until_value(1, "bkheal_zookeeper_session_connected")
+
+
+async def test_bookies_are_restarted_one_after_another_and_nothing_is_marked(site: Site) -> None:
+    await site.whole()
+    before, leader = await site.published(), site.auditors[await site.leader()]
+    for bookie in site.cluster.bookies:
+        assert (await site.bkheal("ok-to-stop", bookie.bookie_id))["ok"]
+        await bookie.stop()
+        await site.until_down(bookie.bookie_id)
+        await bookie.start()
+        await site.until_down()
+    assert (await leader.status())["bookies"]["lost"] == []
+    assert {row["state"] for row in (await site.bkheal("bookies"))["items"]} == {"writable"}
+    assert await site.published() == before
+
+
+async def test_a_delay_that_runs_is_neither_forgotten_nor_begun_anew_by_the_next_leader(site: Site) -> None:
+    await site.whole()
+    before, old = await site.published(), await site.metadata()
+    back, gone = site.cluster.bookies[1], site.cluster.bookies[2]
+    await asyncio.gather(back.kill9(), gone.kill9())
+    since = await site.until_down(back.bookie_id, gone.bookie_id)
+    leader = await site.leader()
+    site.auditors[leader].process.kill9()
+    other = site.auditors[await site.follow(leader)]
+
+    async def due() -> dict[BookieId, str]:
+        return {lost["bookie_id"]: lost["audit_due"] for lost in (await other.status())["bookies"]["lost"]}
+
+    async def is_due_as_it_was_for_the_leader_before() -> bool:
+        return await due() == {bookie: rfc3339(since_ms + LONG_DELAY_S * 1000) for bookie, since_ms in since.items()}
+
+    await when(is_due_as_it_was_for_the_leader_before)
+    assert await site.down() == since
+
+    await back.start()
+    assert await site.until_down(gone.bookie_id) == {gone.bookie_id: since[gone.bookie_id]}
+    assert await site.published() == before
+
+    delay_s = (SystemClock().epoch_ms() - since[gone.bookie_id]) // 1000 + SHORT_DELAY_S
+    await site.client.ports.tasks.set_lost_bookie_delay_s(delay_s)
+    due_ms = since[gone.bookie_id] + delay_s * 1000
+
+    async def is_due_since_it_went() -> bool:
+        return await due() == {gone.bookie_id: rfc3339(due_ms)}
+
+    await when(is_due_since_it_went)
+    run = await site.run_after(before, RunKind.BOOKIES, RunCause.BOOKIE_LOSS)
+    assert_complete(run, Verdict.UNDER_REPLICATED)
+    assert run.started_ms >= due_ms
+    assert run.owner == gone.bookie_id
+    await assert_repaired(site, gone.bookie_id, old)
+
+
+async def test_after_an_outage_of_zookeeper_everything_comes_back_and_nothing_was_taken_for_lost(site: Site) -> None:
+    await site.whole(delay_s=0)
+    before, old = await site.published(), await site.metadata()
+    registered = (await site.client.ports.registrations.list()).registered
+    processes = [served.process for served in site.everything()]
+    await site.outage()
+
+    async def is_connected() -> bool:
+        return site.client.store.session.is_connected
+
+    await when(is_connected)  # the test's own session may have ended as well
+    for served in site.everything():
+        await served.until_status("/readyz", 200)
+    await when(site.one_leads)
+
+    async def all_are_back() -> bool:
+        seen = await site.client.ports.registrations.list()
+        status = await site.auditors[await site.leader()].status()
+        return seen.registered == registered == set(status["bookies"]["writable"]) and not await site.down()
+
+    await when(all_are_back)
+    assert [served.process for served in site.everything()] == processes
+    assert all(process.is_running for process in processes)
+    assert await site.published() == before
+
+    victim = site.cluster.bookies[3]
+    await victim.kill9()
+    run = await site.run_after(before, RunKind.BOOKIES, RunCause.BOOKIE_LOSS)
+    assert_complete(run, Verdict.UNDER_REPLICATED)
+    assert run.owner == victim.bookie_id
+    await assert_repaired(site, victim.bookie_id, old)

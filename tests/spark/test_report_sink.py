@@ -1,0 +1,71 @@
+"""What of a report Spark computes, against plain Python over the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from bookie.model.severity import Severity
+from spark_jobs import report_sink
+from spark_jobs.checks.bookie_check import bookie_check, bookie_check_by_ledger
+from spark_jobs.datasource.ledger_schema import LEDGER_DDL
+from spark_jobs.session import ROWS_PER_BATCH
+
+pytestmark = pytest.mark.spark
+
+LIVE = ["a", "b", "c"]
+
+
+def row(ledger_id: int, *ensembles: str) -> tuple[Any, ...]:
+    """A closed ledger of ten entries per ensemble, each of which is a text of one-letter bookies."""
+    last = 10 * len(ensembles) - 1
+    fragments = [(10 * number, 10 * number + 9, list(members)) for number, members in enumerate(ensembles)]
+    return (ledger_id, "CLOSED", 2, 2, 2, last, 1000, "CRC32C", None, 3, fragments, None)
+
+
+def ledgers(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
+    return spark.createDataFrame(list(rows), LEDGER_DDL)
+
+
+def test_findings_judged_within_a_ledger_are_those_grouped_by_ledger(spark: SparkSession) -> None:
+    table = ledgers(
+        spark,
+        row(1, "ab", "ac"),
+        row(2, "ab", "xb", "yx", "xa"),
+        row(3, "yx", "ya"),
+        row(4, "xx"),
+        row(5, "zx", "ab", "bc", "zx"),
+    )
+    within = report_sink.ledgers_judged(bookie_check_by_ledger(table, LIVE, frozenset({"c"})))
+    grouped = report_sink.ledgers_found(bookie_check(table, LIVE, frozenset({"c"})))
+    assert within.dtypes == grouped.dtypes
+    found = sorted(within.collect())
+    assert found == sorted(grouped.collect())
+    assert [(each["ledger_id"], each["missing"], each["fragments"]) for each in found] == [
+        (1, ["c"], 1),
+        (2, ["x", "y"], 3),
+        (3, ["x", "y"], 2),
+        (4, ["x"], 1),
+        (5, ["c", "x", "z"], 3),
+    ]
+    assert report_sink.sums(within) == report_sink.sums(grouped)
+
+
+def test_markings_come_most_severe_first_and_all_of_them(spark: SparkSession) -> None:
+    count = 2 * ROWS_PER_BATCH + 7
+    made = spark.range(count, numPartitions=3).selectExpr(
+        "id AS ledger_id",
+        f"CAST(IF(id % 5 = 0, {Severity.NO_LIVE_COPY.value}, {Severity.CRITICAL.value}) AS int) AS severity_rank",
+        "IF(id % 5 = 0, array('x', 'y'), array('z')) AS missing",
+    )
+    expected: list[tuple[int, tuple[str, ...]]] = [(number, ("x", "y")) for number in range(0, count, 5)]
+    expected += [(number, ("z",)) for number in range(count) if number % 5]
+    assert list(report_sink.markings(made)) == expected
+
+
+def test_nothing_found_is_nothing_to_mark(spark: SparkSession) -> None:
+    found = report_sink.ledgers_judged(bookie_check_by_ledger(ledgers(spark, row(1, "ab")), LIVE))
+    assert list(report_sink.markings(found)) == []
+    assert report_sink.sums(found).severities == ()

@@ -1,0 +1,23 @@
+"""What was recorded from a real Apache cluster (``python -m tests.apache.record``), for tests without one."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_DATA = Path(__file__).parent.parent / "data" / "apache"
+
+
+@cache
+def rows(name: str) -> list[dict[str, Any]]:
+    """The rows of one recorded file."""
+    found: list[dict[str, Any]] = json.loads((_DATA / f"{name}.json").read_text())["rows"]
+    return found
+
+
+@cache
+def nodes() -> dict[str, bytes]:
+    """Every node of a cluster, by path."""
+    return {row["path"]: bytes.fromhex(row["data"]) for row in rows("nodes")}

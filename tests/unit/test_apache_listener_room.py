@@ -1,0 +1,124 @@
+"""Room that connections share: never more than there is, in a fair order, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.server.apache.frames import FrameBlocks
+from bookie.server.apache.room import Room
+from bookie.wire.apache.framing import FrameTooLargeError, MalformedFrameError, framed
+
+
+class Taker:
+    """Takes room for one job after the other, as soon as it gets it."""
+
+    def __init__(self, room: Room, jobs: list[int], begun: list[tuple[Taker, int]]) -> None:
+        self.room, self.jobs, self.begun = room, deque(jobs), begun
+
+    def go_on(self) -> None:
+        while self.jobs and self.room.take(self.go_on, self.jobs[0]):
+            self.begun.append((self, self.jobs.popleft()))
+
+
+def test_who_waits_longest_is_next_and_gets_one_turn_before_the_others() -> None:
+    room, begun = Room(10), list[tuple[Taker, int]]()
+    greedy, small, late = Taker(room, [10] * 4, begun), Taker(room, [2, 2, 2], begun), Taker(room, [1], begun)
+    for taker in (greedy, small, late):
+        taker.go_on()
+    order = []
+    while begun:
+        taker, size = begun.pop(0)
+        order.append(taker)
+        room.give(size)
+    assert order == [greedy, greedy, small, late, greedy, small, greedy, small]
+    assert (room.held, room.is_wanted) == (0, False)
+
+
+def test_more_than_there_is_is_had_alone_and_not_passed_by_smaller_ones() -> None:
+    room, begun = Room(10), list[tuple[Taker, int]]()
+    first, huge, small = (Taker(room, [size], begun) for size in (4, 50, 1))
+    for taker in (first, huge, small):
+        taker.go_on()
+    assert [taker for taker, _ in begun] == [first]
+    room.give(4)
+    assert [taker for taker, _ in begun] == [first, huge]
+    assert room.held == 50
+    room.give(50)
+    assert [taker for taker, _ in begun] == [first, huge, small]
+
+
+def test_who_leaves_the_line_or_wants_nothing_when_asked_lets_the_next_one_in() -> None:
+    room, begun = Room(10), list[tuple[Taker, int]]()
+    holder, leaving, content, next_one = (Taker(room, [size], begun) for size in (9, 5, 1, 1))
+    for taker in (holder, leaving, content, next_one):
+        taker.go_on()
+    content.jobs.clear()
+    room.leave(leaving.go_on)
+    assert [taker for taker, _ in begun] == [holder, next_one]
+    assert (room.held, room.is_wanted) == (10, False)
+
+
+def test_what_turned_out_to_be_more_is_counted() -> None:
+    room = Room(10)
+    assert room.take(lambda: None, 8)
+    room.give(-4)
+    assert room.held == 12
+    assert not room.take(lambda: None, 1)
+    room.give(12)
+    assert (room.held, room.is_wanted) == (0, False)
+
+
+@given(st.lists(st.lists(st.integers(1, 15), max_size=6), max_size=6), st.randoms())
+def test_everybody_is_served_and_no_more_is_held_than_there_is(jobs: list[list[int]], rng: random.Random) -> None:
+    room, begun = Room(10), list[tuple[Taker, int]]()
+    takers = [Taker(room, sizes, begun) for sizes in jobs]
+    for taker in takers:
+        taker.go_on()
+    while begun:
+        held = [size for _, size in begun]
+        assert room.held == sum(held)
+        assert room.held <= 10 or len(held) == 1
+        _, size = begun.pop(rng.randrange(len(begun)))
+        room.give(size)
+    assert not any(taker.jobs for taker in takers)
+    assert (room.held, room.is_wanted) == (0, False)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), max_size=12), st.data())
+def test_frames_are_found_however_the_stream_is_cut(bodies: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(map(framed, bodies))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    frames, found = FrameBlocks(1000), list[bytes]()
+    sent = 0
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        for block, at in frames.feed(stream[start:end]):
+            while (behind := frames.frame_end(block, at)) is not None:
+                found.append(block[at + 4 : behind])
+                at = behind
+            frames.keep(block, at)
+        sent = sum(map(len, map(framed, found)))
+        assert frames.rest_bytes == end - sent
+        if frames.rest_bytes >= 4:
+            assert frames.frame_bytes == len(framed(bodies[len(found)]))
+    assert found == bodies
+    assert (frames.rest_bytes, sent) == (0, len(stream))
+
+
+def used(frames: FrameBlocks, *pieces: bytes) -> None:
+    for piece in pieces:
+        for block, start in frames.feed(piece):
+            assert frames.frame_end(block, start) is None
+            frames.keep(block, start)
+
+
+@pytest.mark.parametrize("cut", range(1, 6))
+def test_a_length_that_means_nothing_is_refused_as_soon_as_it_is_there(cut: int) -> None:
+    for length, error in ((b"\x00\x00\x03\xe5", FrameTooLargeError), (b"\x00" * 4, MalformedFrameError)):
+        stream = length + b"...."
+        with pytest.raises(error):
+            used(FrameBlocks(1000), stream[:cut], stream[cut:])

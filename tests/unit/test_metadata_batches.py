@@ -1,0 +1,50 @@
+"""Operations cut into parts that fit into one multi."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bookie.metadata.nodes import batches, batches_of
+from bookie.metadata.port import MULTI_OPS_MAX, NODE_DATA_MAX, Create, Delete, Operation
+from bookie.metadata.request_limits import check_multi, operation_size
+
+
+def test_parts_hold_everything_in_order_and_fit_into_a_multi() -> None:
+    operations: list[Operation] = [Create(f"/n{number}", bytes(number * 7)) for number in range(1_200)]
+    parts = list(batches(operations))
+    assert [operation for part in parts for operation in part] == operations
+    assert len(parts) > 1_200 // MULTI_OPS_MAX
+    for part in parts:
+        check_multi(part)
+
+
+def test_many_bytes_make_a_new_part() -> None:
+    large = Create("/large", bytes(NODE_DATA_MAX // 2 - 100))
+    assert [len(part) for part in batches([large] * 5)] == [2, 2, 1]
+
+
+def test_a_group_stays_in_one_part() -> None:
+    groups = [(Create(f"/d{number}"), Create(f"/d{number}/a"), Create(f"/d{number}/b")) for number in range(400)]
+    parts = list(batches_of(groups))
+    assert [len(part) for part in parts] == [498, 498, 204]
+
+
+def test_nothing_makes_no_part() -> None:
+    assert list(batches([])) == []
+
+
+def test_a_part_is_given_out_before_the_later_ones_are_made() -> None:
+    made = 0
+
+    def operations() -> Iterator[Operation]:
+        nonlocal made
+        for number in range(10 * MULTI_OPS_MAX):
+            made += 1
+            yield Delete(f"/n{number}")
+
+    assert len(next(batches(operations()))) == MULTI_OPS_MAX
+    assert made == MULTI_OPS_MAX + 1
+
+
+def test_names_count_with_their_bytes() -> None:
+    assert operation_size(Create("/é", b"xy")) - operation_size(Delete("/a")) == 3

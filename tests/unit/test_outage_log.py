@@ -1,0 +1,99 @@
+"""What a process says while ZooKeeper is away: the first failure, then less and less, new reasons, and the return."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import pytest
+
+from bookie.metadata.outage import INTERVAL_S_MAX, REASONS_MAX, Outage, OutageLog
+
+REFUSED = "socket connection error: Connection refused"
+
+
+class World:
+    """kazoo's thread, by hand."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self.now_s = 1000.0
+        self._caplog = caplog
+        self._logger = logging.getLogger("kazoo.client")
+        caplog.set_level(logging.DEBUG, "kazoo.client")
+        self.log = OutageLog(self._logger, "zk1:2181,zk2:2181", lambda: self.now_s)
+
+    def fails(self, reason: object = REFUSED, times: int = 1) -> None:
+        for _ in range(times):
+            self.log.warning("Connection dropped: %s", reason)
+            self.now_s += 2
+
+    @property
+    def told(self) -> list[tuple[str, float]]:
+        return [(record.message, getattr(record, "away_s", -1.0)) for record in self._caplog.records]
+
+
+@pytest.fixture
+def world(caplog: pytest.LogCaptureFixture) -> World:
+    return World(caplog)
+
+
+def test_a_day_without_zookeeper_is_told_at_growing_intervals(world: World) -> None:
+    world.fails(times=43_200)
+    times = [away_s for _, away_s in world.told]
+    assert times[:6] == [0, 16, 46, 106, 226, 466]
+    assert len(times) < 86_400 / INTERVAL_S_MAX + 10
+    assert max(late - early for early, late in itertools.pairwise(times)) <= INTERVAL_S_MAX + 2
+
+
+def test_the_first_failure_and_the_return_say_where_why_and_how_long(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.fails(times=3)
+    world.log.connected()
+    first, back = caplog.records
+    assert (first.levelname, back.levelname) == ("WARNING", "WARNING")
+    assert (first.__dict__["reason"], first.__dict__["hosts"]) == (
+        f"Connection dropped: {REFUSED}",
+        "zk1:2181,zk2:2181",
+    )
+    assert (back.message, back.__dict__["away_s"], back.__dict__["attempts"]) == ("zookeeper is back", 6, 3)
+
+
+def test_the_next_outage_is_told_at_once_again(world: World) -> None:
+    for _ in range(2):
+        world.fails(times=5)
+        world.log.connected()
+    assert [message for message, _ in world.told] == ["zookeeper is away, tried again", "zookeeper is back"] * 2
+    world.log.connected()
+    assert len(world.told) == 4, "a connection that nobody missed is no news"
+
+
+def test_a_new_reason_is_told_at_once_and_many_are_bounded(world: World) -> None:
+    world.fails()
+    world.log.warning("Cannot resolve %s: %s", "zk1", "no such name")
+    world.log.warning("Connection time-out: %s", "late")
+    world.fails()
+    assert len(world.told) == 3
+    outage = Outage()
+    assert sum(outage.failed(str(number), 0.0) is not None for number in range(100)) == REASONS_MAX
+
+
+def test_everything_else_that_kazoo_says_passes(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.fails()
+    world.log.warning("Transition to CONNECTING")
+    try:
+        raise ValueError
+    except ValueError:
+        world.log.exception("Unhandled exception in connection loop")
+    world.log.warning("Session has expired")
+    world.log.warning("AUTH_FAILED closing: %s", "why")
+    world.log.info("Zookeeper session closed, state: %s", "CLOSED")
+    world.log.log(5, "Read response %s", "secret")
+    passed = [(record.levelname, record.message) for record in caplog.records[1:]]
+    assert passed == [
+        ("ERROR", "Unhandled exception in connection loop"),
+        ("WARNING", "Session has expired"),
+        ("WARNING", "AUTH_FAILED closing: why"),
+        ("INFO", "Zookeeper session closed, state: CLOSED"),
+    ]
+    assert caplog.records[1].exc_info is not None

@@ -1,0 +1,123 @@
+"""From a registration to an address: which protocol, and for how long an address stands."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from bookie.client.resolve import RegistrationResolver
+from bookie.metadata.cluster import format_cluster, open_cluster
+from bookie.metadata.memory import MemoryStore
+from bookie.metadata.memory_cell import MemoryCell
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.registration import Endpoint, Registrations, ServiceInfo
+from bookie.metadata.service_info import PROPERTY_INCARNATION
+from bookie.model.ids import BookieId
+from bookie.runtime.clock import SystemClock
+from bookie.wire.resolver import BookieAddress
+
+ROOT = "/ledgers"
+BOOKIE = BookieId("bookie-1:3181")
+GRPC = Endpoint("bookie", "host", 1, "bookie-grpc")
+APACHE = Endpoint("bookie", "host", 2, "bookie-rpc")
+HTTP = Endpoint("httpserver", "host", 3, "http")
+PROPERTIES = ((PROPERTY_INCARNATION, "disks"),)
+
+
+class HandClock(SystemClock):
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+async def registrations() -> AsyncIterator[Registrations]:
+    store = MemoryStore(MemoryCell())
+    await format_cluster(store, ROOT, rng=random.Random(1))
+    yield Registrations(store, await open_cluster(store, ROOT))
+    await store.close()
+
+
+async def register(registrations: Registrations, info: ServiceInfo) -> None:
+    await registrations.register(BOOKIE, info, is_read_only=False, takeover_deadline_s=1)
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        (ServiceInfo((GRPC,), PROPERTIES), BookieAddress("host", 1, "bookie-grpc", "disks")),
+        (ServiceInfo((HTTP, APACHE)), BookieAddress("host", 2, "bookie-rpc")),
+        (ServiceInfo((APACHE, GRPC), PROPERTIES), BookieAddress("host", 1, "bookie-grpc", "disks")),
+        (ServiceInfo((APACHE,), PROPERTIES), BookieAddress("host", 2, "bookie-rpc")),
+        (ServiceInfo((HTTP,)), None),
+    ],
+)
+async def test_grpc_is_preferred_to_apaches_protocol(
+    registrations: Registrations, info: ServiceInfo, expected: BookieAddress | None
+) -> None:
+    await register(registrations, info)
+    assert await RegistrationResolver(registrations, HandClock()).resolve(BOOKIE) == expected
+
+
+async def test_a_bookie_that_is_not_registered_has_no_address(registrations: Registrations) -> None:
+    assert await RegistrationResolver(registrations, HandClock()).resolve(BOOKIE) is None
+
+
+async def test_an_address_with_an_incarnation_outlives_its_registration(registrations: Registrations) -> None:
+    clock = HandClock()
+    resolver = RegistrationResolver(registrations, clock)
+    await register(registrations, ServiceInfo((GRPC,), PROPERTIES))
+    known = await resolver.resolve(BOOKIE)
+    await registrations.unregister(BOOKIE)
+    clock.now_s += 60
+    assert await resolver.resolve(BOOKIE) == known is not None
+
+
+class Silent(Registrations):
+    """No answer while ``is_silent``."""
+
+    is_silent = False
+
+    async def service_info(self, bookie: BookieId) -> ServiceInfo | None:
+        if self.is_silent:
+            raise StoreUnavailableError("no answer")
+        return await super().service_info(bookie)
+
+
+@pytest.mark.parametrize(("endpoint", "stands"), [(GRPC, True), (APACHE, False)])
+async def test_without_news_an_address_stands_for_long_only_with_an_incarnation(
+    endpoint: Endpoint, stands: bool
+) -> None:
+    store = MemoryStore(MemoryCell())
+    await format_cluster(store, ROOT, rng=random.Random(1))
+    registrations, clock = Silent(store, await open_cluster(store, ROOT)), HandClock()
+    resolver = RegistrationResolver(registrations, clock)
+    await register(registrations, ServiceInfo((endpoint,), PROPERTIES))
+    known = await resolver.resolve(BOOKIE)
+    registrations.is_silent = True
+    clock.now_s += 10
+    assert await resolver.resolve(BOOKIE) == known is not None
+    clock.now_s += 10
+    assert await resolver.resolve(BOOKIE) == known
+    for _ in range(5):
+        clock.now_s += 10
+        found = await resolver.resolve(BOOKIE)
+    assert (found == known) == stands
+    registrations.is_silent = False
+    clock.now_s += 10
+    assert await resolver.resolve(BOOKIE) == known
+    await store.close()
+
+
+async def test_an_apache_address_ends_with_its_registration(registrations: Registrations) -> None:
+    clock = HandClock()
+    resolver = RegistrationResolver(registrations, clock)
+    await register(registrations, ServiceInfo((APACHE,)))
+    assert await resolver.resolve(BOOKIE) is not None
+    await registrations.unregister(BOOKIE)
+    clock.now_s += 60
+    assert await resolver.resolve(BOOKIE) is None

@@ -1,0 +1,181 @@
+"""Why findings and tasks differ on one ledger, from a second look at it; and what earlier reports say of a loss."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from bookie.metadata.ledgers import Unreadable, Versioned
+from bookie.metadata.registration import Bookies
+from bookie.metadata.task_locks import Task
+from bookie.metadata.underreplication import UnreadableTask
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.run import RunKind
+from spark_jobs.bookie_state import BookieState
+from spark_jobs.publish import Published, PublishOutcome
+from spark_jobs.shadow_look import Loss, losses
+from spark_jobs.shadow_reasons import Around, Difference, Outcome, Reason, Second, judged
+from spark_jobs.summary import BookieCount, ClusterName, LedgerCounts, RunSummary
+
+LEDGER = LedgerId(7)
+
+
+def ids(text: str) -> frozenset[BookieId]:
+    return frozenset(map(BookieId, text))
+
+
+def ledger(members: str) -> Versioned:
+    fragment = Fragment(EntryId(0), tuple(map(BookieId, members)))
+    return Versioned(LEDGER, LedgerMetadata(len(members), 2, 2, (fragment,)).closed(EntryId(9), 100), 3)
+
+
+def task(missing: str, ctime_ms: int = 1_000) -> Task:
+    return Task(LEDGER, tuple(map(BookieId, missing)), ctime_ms, 0)
+
+
+def around(
+    registered: str = "abc",
+    draining: str = "",
+    waiting: str = "",
+    new: str = "",
+    lost_in_run: str = "",
+    *,
+    is_disabled: bool = False,
+    leader: str = "apache:3181",
+    registered_ms: int = 500,
+) -> Around:
+    bookies = Bookies(ids(registered), frozenset()).with_draining(ids(draining))
+    since = dict.fromkeys(ids(registered), registered_ms)
+    return Around(bookies, since, ids(waiting), ids(new), ids(lost_in_run), is_disabled, leader)
+
+
+def reason(
+    second: tuple[Versioned | Unreadable | None, Task | UnreadableTask | None],
+    cluster: Around,
+    first: Outcome = Outcome.ONLY_HERE,
+) -> tuple[Outcome, Reason] | None:
+    found = judged(first, Second(LEDGER, *second), cluster)
+    return None if found is None else (found.outcome, found.reason)
+
+
+def test_a_lost_bookie_that_an_auditor_should_have_marked_is_not_explained() -> None:
+    assert reason((ledger("abx"), None), around()) == (Outcome.ONLY_HERE, Reason.NOT_MARKED)
+    assert reason((ledger("abx"), task("y")), around()) == (Outcome.DIFFER, Reason.NOT_MARKED)
+    assert reason((ledger("abx"), task("")), around()) == (Outcome.DIFFER, Reason.NOT_MARKED)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "expected"),
+    [
+        (around(is_disabled=True), Reason.DISABLED),
+        (around(waiting="x"), Reason.WITHIN_DELAY),
+        (around(leader=""), Reason.NO_AUDITOR),
+        (around(new="x"), Reason.NEW_LOSS),
+        (around(waiting="x", is_disabled=True), Reason.DISABLED),
+        (around(waiting="y"), Reason.NOT_MARKED),
+    ],
+)
+def test_what_keeps_an_auditor_from_marking_explains_it(cluster: Around, expected: Reason) -> None:
+    assert reason((ledger("abx"), None), cluster) == (Outcome.ONLY_HERE, expected)
+
+
+def test_one_lost_bookie_of_two_whose_delay_is_over_is_not_explained() -> None:
+    assert reason((ledger("axy"), None), around(waiting="x")) == (Outcome.ONLY_HERE, Reason.NOT_MARKED)
+    assert reason((ledger("axy"), None), around(waiting="x", new="y")) == (Outcome.ONLY_HERE, Reason.NEW_LOSS)
+    assert reason((ledger("axy"), task("y")), around(waiting="x")) == (Outcome.DIFFER, Reason.WITHIN_DELAY)
+
+
+def test_what_has_resolved_itself_is_no_difference() -> None:
+    for first in (Outcome.ONLY_HERE, Outcome.DIFFER):
+        assert reason((ledger("abx"), task("x")), around(), first) is None  # marked meanwhile
+        assert reason((ledger("abx"), task("yx")), around(), first) is None  # a task may name more
+    assert reason((None, None), around()) is None  # deleted
+    assert reason((ledger("abc"), None), around()) is None  # the bookie is back, or the ledger was repaired
+    assert reason((ledger("abc"), None), around(), Outcome.ONLY_THERE) is None  # completed
+    assert reason((ledger("abx"), task("x")), around(), Outcome.ONLY_THERE) is None  # lost since the run
+
+
+def test_a_drained_bookie_is_a_thing_of_ours() -> None:
+    assert reason((ledger("abc"), None), around(draining="c")) == (Outcome.ONLY_HERE, Reason.DRAIN)
+    assert reason((ledger("abc"), task("")), around(draining="c")) == (Outcome.DIFFER, Reason.DRAIN)
+    assert reason((ledger("abc"), task("c")), around(draining="c"), Outcome.ONLY_THERE) is None
+    assert reason((ledger("acx"), task("x")), around(draining="c"), Outcome.DIFFER) is None
+
+
+@pytest.mark.parametrize(
+    ("members", "marked", "registered_ms", "expected"),
+    [
+        ("abc", task("c"), 2_000, Reason.BOOKIE_RETURNED),
+        ("abc", task("c", -1), 500, Reason.BOOKIE_RETURNED),
+        ("abc", task("c"), 500, Reason.MISSING_ENTRIES),
+        ("abc", task("x"), 500, Reason.HEALED),
+        ("abc", task(""), 500, Reason.PLACEMENT_MARK),
+    ],
+)
+def test_a_task_without_a_loss_has_a_reason(members: str, marked: Task, registered_ms: int, expected: Reason) -> None:
+    found = reason((ledger(members), marked), around(registered_ms=registered_ms), Outcome.ONLY_THERE)
+    assert found == (Outcome.ONLY_THERE, expected)
+    assert expected.is_explained
+
+
+def test_a_task_of_a_deleted_ledger_is_explained_and_one_of_unreadable_metadata_is_not() -> None:
+    there = Outcome.ONLY_THERE
+    assert reason((None, task("x")), around(), there) == (there, Reason.LEDGER_DELETED)
+    assert reason((Unreadable(LEDGER, "?"), task("x")), around(), there) == (there, Reason.UNREADABLE_METADATA)
+    assert not Reason.UNREADABLE_METADATA.is_explained
+
+
+def test_a_task_that_cannot_be_read_is_never_agreement() -> None:
+    broken = UnreadableTask(LEDGER, "?")
+    assert reason((ledger("abx"), broken), around()) == (Outcome.DIFFER, Reason.UNREADABLE_TASK)
+    assert reason((ledger("abc"), broken), around()) == (Outcome.ONLY_THERE, Reason.UNREADABLE_TASK)
+
+
+def test_a_loss_that_the_run_should_have_found_is_not_explained_away() -> None:
+    found = reason((ledger("abx"), task("x")), around(lost_in_run="x"), Outcome.ONLY_THERE)
+    assert found == (Outcome.ONLY_THERE, Reason.OVERLOOKED)
+    assert not Reason.OVERLOOKED.is_explained
+    assert reason((ledger("abx"), task("x")), around(lost_in_run="x"), Outcome.ONLY_HERE) is None
+
+
+def test_no_loss_without_a_task_that_names_it_is_ever_agreement() -> None:
+    """Over all small worlds: whatever the first look said."""
+    worlds = itertools.product(Outcome, ("abx", "axy"), (None, "", "x", "y", "a"), ("", "c"), ("", "x"), (True, False))
+    for first, members, named, draining, waiting, is_disabled in worlds:
+        cluster = around(draining=draining, waiting=waiting, is_disabled=is_disabled)
+        marked = None if named is None else task(named)
+        lost = ids(members) - ids("abc")
+        found = judged(first, Second(LEDGER, ledger(members), marked), cluster)
+        assert (found is None) == (marked is not None and lost <= set(marked.missing))
+
+
+def test_a_difference_says_who_is_missing_and_what_is_marked() -> None:
+    found = judged(Outcome.DIFFER, Second(LEDGER, ledger("ayx"), task("z")), around())
+    assert found == Difference(
+        LEDGER, Outcome.DIFFER, Reason.NOT_MARKED, (BookieId("x"), BookieId("y")), (BookieId("z"),), 1_000
+    )
+
+
+def report(number: int, registered: str, *, problem: str = "", instance: str = "i") -> RunSummary:
+    """Run ``number`` lasted from 10 times its number on for 5."""
+    states = {bookie: BookieState.WRITABLE if bookie in registered else BookieState.UNREGISTERED for bookie in "abx"}
+    return RunSummary(
+        f"run{number}", ClusterName("zk://h/l", instance), number * 10, number * 10 + 5,
+        LedgerCounts(1, 1, 0, 0, 0, 0, 1), (),
+        tuple(BookieCount(bookie, state, True, 0, 0, 0, 0) for bookie, state in states.items()), (),
+        Published(PublishOutcome.DRY_RUN), problems=(problem,) if problem else (), kind=RunKind.BOOKIES,
+    )  # fmt: skip
+
+
+def test_reports_tell_since_when_a_bookie_is_down() -> None:
+    runs = [report(5, "ab"), report(4, "ab"), report(3, "ab"), report(2, "abx"), report(1, "ab")]
+    assert losses(runs, "i") == {"x": Loss(since_ms=35, seen_ms=20)}
+
+
+def test_reports_of_other_clusters_and_partial_ones_tell_nothing() -> None:
+    runs = [report(3, "ab"), report(2, "ab", problem="?"), report(1, "abx", instance="other")]
+    assert losses(runs, "i") == {"x": Loss(since_ms=35)}
+    assert losses([], "i") == {}
+    assert losses([report(1, "abx")], "i") == {}
