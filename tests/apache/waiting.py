@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+from tests.apache.driver import JavaError
+
 DEADLINE_S: Final = 60.0
 """Never reached where the test passes."""
 _AGAIN_S: Final = 0.1
@@ -16,14 +18,23 @@ T = TypeVar("T")
 async def until(
     look: Callable[[], Awaitable[T]], holds: Callable[[T], bool], what: str, deadline_s: float = DEADLINE_S
 ) -> T:
-    """Return what ``look`` sees once it ``holds``; ``what`` names that state in the failure."""
-    seen: list[T] = []
+    """Return what ``look`` sees once it ``holds``; ``what`` names that state in the failure.
+
+    An error of Apache's client tells nothing of the state, so it is looked at again: a bookie that is asked for a
+    ledger while it throws that ledger away answers that reading failed.
+    """
+    seen: list[T | JavaError] = []
     try:
         async with asyncio.timeout(deadline_s):
             while True:
-                seen[:] = [await look()]
-                if holds(seen[0]):
-                    return seen[0]
+                try:
+                    found = await look()
+                except JavaError as error:
+                    seen[:] = [error]
+                else:
+                    seen[:] = [found]
+                    if holds(found):
+                        return found
                 await asyncio.sleep(_AGAIN_S)
     except TimeoutError:
         raise AssertionError(f"not within {deadline_s:g} s: {what}; last seen: {seen or 'nothing'}") from None
