@@ -50,6 +50,12 @@ bench: $(VENV)/.installed ## Run every benchmark; each prints ratios against a b
 spark-matrix: $(VENV)/.installed-dev ## Run the tests of the Spark UI tab with each supported PySpark (400 MB each, kept)
 	$(BIN)/python .ci/spark_matrix.py
 
+IMAGE_STORE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/bkheal/image
+.PHONY: image-test
+image-test: $(VENV)/.installed-dev ## Build the image without Docker, run the chart's pods from it (root, buildah, podman)
+	.ci/build_image.sh $(IMAGE_STORE)
+	BKHEAL_IMAGE_STORE=$(IMAGE_STORE) $(BIN)/python -m pytest tests/chart/test_image_runs.py
+
 .PHONY: docs
 docs: $(VENV)/.installed-dev ## Generate docs/configuration.md, docs/metrics.md, the chart's schema and table of values
 	$(BIN)/python .ci/generate_configuration_doc.py

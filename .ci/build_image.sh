@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Builds the image where there is no Docker and no registry of images, and keeps it in DIRECTORY for its tests:
+#
+#   .ci/build_image.sh DIRECTORY
+#   BKHEAL_IMAGE_STORE=DIRECTORY python -m pytest tests/chart/test_image_runs.py
+#
+# Needs root, and Debian's packages buildah and mmdebstrap; the tests need podman, crun and iproute2.
+# What the recipe starts FROM is made of Debian's packages as well: Debian 12 and its Python 3.11 stand for the official
+# image of the same name, which is Debian 12 with a Python 3.11 of its own. All other lines of the recipe run as they are.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+directory=$(mkdir -p "$1" && cd "$1" && pwd)
+base=docker.io/library/python:3.11-slim-bookworm
+export BUILDAH_ISOLATION=chroot
+images() { buildah --root "$directory/store" --runroot "$directory/run" --storage-driver overlay "$@"; }
+
+if ! images inspect --type image "$base" > /dev/null 2>&1; then
+    packages=python3,python3-venv,python3-pip,ca-certificates
+    mmdebstrap --variant=minbase --include="$packages" bookworm "$directory/base.tar" http://deb.debian.org/debian
+    container=$(images from scratch)
+    images add --quiet "$container" "$directory/base.tar" /
+    images run "$container" sh -c '
+        rm -f /usr/lib/python3.11/EXTERNALLY-MANAGED
+        cd /usr/local/bin && ln -s /usr/bin/python3 python && ln -s /usr/bin/python3 python3 && ln -s /usr/bin/pip3 pip'
+    images commit --quiet "$container" "$base"
+    images rm "$container" > /dev/null
+    rm "$directory/base.tar"
+fi
+
+authorities=/etc/ssl/certs/ca-certificates.crt
+images build --pull-never --format docker --volume "$authorities:$authorities:ro" \
+    --build-arg REVISION="$(git rev-parse HEAD)" --tag localhost/bkheal:built .
+images images

@@ -1,0 +1,184 @@
+"""The image, built from its recipe, runs: its entry point, and a cluster of the chart's pods that loses a bookie.
+
+Needs root, podman, crun, iproute2, and BKHEAL_IMAGE_STORE, where ``.ci/build_image.sh`` left the image.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.chart.kubelet import DEADLINE_S, NEEDED, STORE, Container, Node, node, port_of
+from tests.chart.rendering import Pod, Release, load_values, pods, render
+
+HAVE: Final = bool(STORE) and os.geteuid() == 0 and all(shutil.which(name) for name in NEEDED)
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not HAVE, reason=f"needs BKHEAL_IMAGE_STORE, root, {', '.join(NEEDED)}"),
+]
+ROOT: Final = Path(__file__).parents[2]
+BOOKIES: Final = tuple(f"bkheal-bookie-{number}.bkheal-bookie.bk.svc.cluster.local" for number in range(4))
+URI: Final = "zk+hierarchical://zookeeper:2181/bkheal-ledgers"
+AUDITOR: Final = "bkheal-auditor-0"
+NAMES: Final = ("zookeeper", "client", AUDITOR, "bkheal-replicator-0", "bkheal-audit-0", *BOOKIES)
+LEDGERS, ENTRIES = 3, 200
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with node(tmp_path_factory.mktemp("node"), NAMES) as made:
+        yield made
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The pods of a release that runs bookies of its own."""
+
+    machine: Node
+    release: Release
+    bookies: list[Container]
+    auditor: Container
+    replicator: Container
+
+    def bkheal(self, *arguments: str) -> str:
+        """What a command in a pod of its own says; it has to succeed."""
+        made = self.machine.run("client", *arguments, variables={"BKHEAL_METADATA_URI": URI})
+        assert made.wait() == 0, made.log
+        return made.output
+
+    def api(self, path: str) -> Any:
+        return json.loads(self.auditor.get(8080, f"/api/v1/{path}"))
+
+
+def pod_of(made: Release, component: str) -> Pod:
+    [pod] = [pod for pod in pods(made) if pod.is_long_running and pod.spec["containers"][0]["name"] == component]
+    return pod
+
+
+@pytest.fixture(scope="module")
+def cluster(machine: Node) -> Cluster:
+    values = load_values("own-cluster")
+    values["bookies"]["replicas"] = len(BOOKIES)
+    values["placement"]["topology"] = {name: f"/r{number}" for number, name in enumerate(BOOKIES)}
+    made = render(values)
+    data = machine.directory / "zookeeper"
+    data.mkdir()
+    shutil.chown(data, 185, 185)
+    jars = "/opt/bkheal/lib/python3.11/site-packages/pyspark/jars/*"
+    server = ("-cp", jars, "org.apache.zookeeper.server.ZooKeeperServerMain", "2181", "/data")
+    machine.run("zookeeper", *server, entrypoint="java", mounts={"/data": (data, False)})
+    bookies = [machine.start(made, pod_of(made, "bookie"), name) for name in BOOKIES]
+    auditor = machine.start(made, pod_of(made, "auditor"), AUDITOR)
+    replicator = machine.start(made, pod_of(made, "replicator"), "bkheal-replicator-0")
+    components = {"auditor": [auditor], "replicator": [replicator], "bookie": bookies}
+    for component, containers in components.items():
+        pod = pod_of(made, component)
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            asked = pod.spec["containers"][0][probe]["httpGet"]
+            for container in containers:
+                container.get(port_of(pod, asked["port"]), asked["path"])
+    return Cluster(machine, made, bookies, auditor, replicator)
+
+
+def wait_until(what: str, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
+        time.sleep(0.5)
+
+
+def test_it_says_its_version_and_refuses_what_it_does_not_know(machine: Node) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    said = machine.run("client", "--version")
+    assert said.wait() == 0
+    assert said.output.split() == ["bkheal", version]
+    assert machine.run("client", "no-such-command").wait() == 2
+
+
+def test_nothing_but_the_mounts_can_be_written_and_nobody_is_root(machine: Node) -> None:
+    told = machine.run(
+        "client", "-c", "id -u; touch /here 2>/dev/null || touch /tmp/here || echo nowhere", entrypoint="/bin/sh"
+    )
+    assert told.wait() == 0
+    first, last = told.output.splitlines()
+    assert (first, last) == ("185", "nowhere")
+
+
+def test_an_executor_of_spark_on_kubernetes_starts_and_looks_for_its_driver(machine: Node) -> None:
+    variables = {
+        "SPARK_EXECUTOR_MEMORY": "256m",
+        "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@client:1",
+        "SPARK_EXECUTOR_ID": "1",
+        "SPARK_EXECUTOR_CORES": "1",
+        "SPARK_APPLICATION_ID": "app",
+        "SPARK_EXECUTOR_POD_IP": machine.address("client"),
+        "SPARK_RESOURCE_PROFILE_ID": "0",
+        "SPARK_EXECUTOR_POD_NAME": "pod-1",
+    }
+    home = machine.directory / "executor"
+    home.mkdir()
+    shutil.chown(home, 185, 185)
+    made = machine.run("client", "executor", variables=variables, mounts={"/tmp": (home, False)})
+    assert made.wait() != 0
+    assert f"Failed to connect to client/{machine.address('client')}:1" in made.output + made.log
+
+
+def test_a_cluster_of_its_pods_loses_a_bookie_and_is_healed(cluster: Cluster) -> None:
+    shape = ("-e", "3", "-w", "3", "-a", "2", "-n", str(ENTRIES), "-o", "json")
+    ledgers = [int(json.loads(cluster.bkheal("ledger", "write", *shape))["ledger_id"]) for _ in range(LEDGERS)]
+
+    def members(ledger: int) -> set[str]:
+        shown = json.loads(cluster.bkheal("ledger", "show", str(ledger), "-o", "json"))
+        return {bookie for fragment in shown["fragments"] for bookie in fragment["members"]}
+
+    def is_off(ledger: int) -> bool:
+        return lost not in members(ledger)
+
+    lost = f"{BOOKIES[0]}:3181"
+    on_it = [ledger for ledger in ledgers if lost in members(ledger)]
+    assert on_it, "each ledger is on three of four bookies, so one of three at least is on this one"
+    cluster.bookies[0].kill9()
+    for ledger in on_it:
+        wait_until(f"ledger {ledger} is off the bookie", partial(is_off, ledger))
+    wait_until("no mark is left", lambda: cluster.api("underreplicated")["items"] == [])
+    for ledger in ledgers:
+        assert len(cluster.bkheal("ledger", "read", str(ledger), "-f", "json").splitlines()) == ENTRIES
+
+
+def test_a_bookie_that_starts_again_on_its_volumes_is_the_same_one(cluster: Cluster) -> None:
+    again = cluster.machine.start(cluster.release, pod_of(cluster.release, "bookie"), BOOKIES[0])
+    again.get(8000, "/readyz")
+    states = {each["bookie_id"]: each["state"] for each in cluster.api("bookies")["items"]}
+    assert states[f"{BOOKIES[0]}:3181"] == "writable"
+
+
+def test_an_audit_of_the_cron_job_finds_nothing_left(cluster: Cluster) -> None:
+    values = load_values("cron-local")
+    values["bookkeeper"]["metadataServiceUri"] = URI
+    made = render(values)
+    [pod] = [pod for pod in pods(made) if pod.owner["metadata"]["name"].endswith("-audit-bookies")]
+    audit = cluster.machine.start(made, pod, "bkheal-audit-0")
+    assert audit.wait() == 0, audit.log
+
+
+def test_every_pod_ends_within_its_grace(cluster: Cluster) -> None:
+    for component, container in (("replicator", cluster.replicator), ("auditor", cluster.auditor)):
+        container.process.send_signal(signal.SIGTERM)
+        grace_s = pod_of(cluster.release, component).spec["terminationGracePeriodSeconds"]
+        assert container.wait(grace_s) in (0, 128 + signal.SIGTERM), container.log[-3000:]
+    for bookie in cluster.bookies[1:]:
+        bookie.process.send_signal(signal.SIGTERM)
+        grace_s = pod_of(cluster.release, "bookie").spec["terminationGracePeriodSeconds"]
+        assert bookie.wait(grace_s) in (0, 128 + signal.SIGTERM), bookie.log[-3000:]
