@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -72,26 +72,53 @@ class Reply:
     body: str
 
 
+def connect(spark: SparkSession) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(urlsplit(spark.sparkContext.uiWebUrl or "").netloc, timeout=DEADLINE_S)
+
+
+@contextmanager
+def crowd(spark: SparkSession, size: int) -> Iterator[list[http.client.HTTPConnection]]:
+    """Connections on which an answer has come already.
+
+    Spark's server lets one new connection or two wait; of many at once, Linux may reset some before Spark sees them.
+    """
+    with ExitStack() as stack:
+        connections = [stack.enter_context(closing(connect(spark))) for _ in range(size)]
+        for connection in connections:
+            assert exchange(connection, STATUS).status == 200
+        yield connections
+
+
 def ask(spark: SparkSession, path: str, *, method: str = "GET", body: Any = None, **headers: str) -> Reply:
+    """One request on a connection of its own."""
+    with closing(connect(spark)) as connection:
+        return exchange(connection, path, method=method, body=body, **headers)
+
+
+def exchange(
+    connection: http.client.HTTPConnection, path: str, *, method: str = "GET", body: Any = None, **headers: str
+) -> Reply:
     """One request as it is; redirects are not followed. Underscores in header names stand for hyphens."""
-    address = urlsplit(spark.sparkContext.uiWebUrl or "").netloc
-    connection = http.client.HTTPConnection(address, timeout=DEADLINE_S)
-    try:
-        is_chunked = not isinstance(body, str | bytes | None)
-        names = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request(method, path, body, names, encode_chunked=is_chunked)
-        response = connection.getresponse()
-        return Reply(response.status, dict(response.getheaders()), response.read().decode())
-    finally:
-        connection.close()
+    is_chunked = not isinstance(body, str | bytes | None)
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body, names, encode_chunked=is_chunked)
+    response = connection.getresponse()
+    return Reply(response.status, dict(response.getheaders()), response.read().decode())
 
 
 def press(spark: SparkSession, path: str = RUNS, *, token: str | None = None, **headers: str) -> Reply:
     """Post the form of a button, with the token of the page unless given."""
     if token is None:
         token = json.loads(ask(spark, "/auditor/api/v1/token").body).get("csrf_token", "")
+    with closing(connect(spark)) as connection:
+        return press_on(connection, path, token=token, **headers)
+
+
+def press_on(connection: http.client.HTTPConnection, path: str = RUNS, *, token: str, **headers: str) -> Reply:
+    """The same, on a connection that is there."""
     form = urlencode({"token": token, "kind": "bookies"})
-    return ask(spark, path, method="POST", body=form, Content_Type="application/x-www-form-urlencoded", **headers)
+    headers["Content_Type"] = "application/x-www-form-urlencoded"
+    return exchange(connection, path, method="POST", body=form, **headers)
 
 
 @contextmanager
@@ -359,18 +386,23 @@ def test_a_callback_that_breaks_breaks_no_page_of_spark(
 
 
 def test_five_hundred_requests_at_once(spark: SparkSession, twin: AuditorTwin) -> None:
-    with attached(spark, twin), ThreadPoolExecutor(32) as crowd:
-        paths = ["/auditor/", STATUS, "/auditor/", "/auditor/api/v1/token"] * 125
-        replies = list(crowd.map(lambda path: ask(spark, path), paths))
-    assert {reply.status for reply in replies} == {200}
-    assert all("bookie-3" in reply.body for reply, path in zip(replies, paths, strict=True) if "token" not in path)
+    paths = ["/auditor/", STATUS, "/auditor/", "/auditor/api/v1/token"] * 4
+
+    def visit(connection: http.client.HTTPConnection) -> list[Reply]:
+        return [exchange(connection, path) for path in paths]
+
+    with attached(spark, twin), crowd(spark, 32) as connections, ThreadPoolExecutor(32) as threads:
+        visits = list(threads.map(visit, connections))
+    for replies in visits:
+        assert {reply.status for reply in replies} == {200}
+        assert all("bookie-3" in reply.body for reply, path in zip(replies, paths, strict=True) if "token" not in path)
 
 
 def test_of_many_presses_at_once_one_run_begins(spark: SparkSession, twin: AuditorTwin) -> None:
     twin.may_end.clear()
-    with attached(spark, twin), ThreadPoolExecutor(8) as crowd:
+    with attached(spark, twin), crowd(spark, 8) as connections, ThreadPoolExecutor(8) as threads:
         token = json.loads(ask(spark, "/auditor/api/v1/token").body)["csrf_token"]
-        replies = list(crowd.map(lambda _: press(spark, token=token), range(8)))
+        replies = list(threads.map(lambda connection: press_on(connection, token=token), connections))
         assert sorted(reply.status for reply in replies) == [303] + [409] * 7
         assert len(twin.snapshot().runs) == 1
 
