@@ -11,21 +11,17 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from tests.chart.rendering import Pod, Release
+from tests.chart.waiting import DEADLINE_S, wait_for_answer
 
 STORE: Final = os.environ.get("BKHEAL_IMAGE_STORE", "")
 IMAGE: Final = "localhost/bkheal:built"
 NEEDED: Final = ("podman", "crun", "ip", "unshare")
-DEADLINE_S: Final = 180.0
-_ANSWER_S: Final = 10.0
 _BRIDGE: Final = "bkheal-br0"
 _NETWORK: Final = "10.213.87"
 _SECURITY: Final[Mapping[str, Any]] = {
@@ -81,18 +77,7 @@ class Container:
 
     def get(self, port: int, path: str) -> str:
         """The text at ``path``, once there is one."""
-        deadline = time.monotonic() + DEADLINE_S
-        url = f"http://{self.address}:{port}{path}"
-        while True:
-            with (
-                contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError),
-                urllib.request.urlopen(url, timeout=_ANSWER_S) as got,
-            ):
-                text: str = got.read().decode()
-                return text
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"{url} did not answer:\n{self.log[-3000:]}")
-            time.sleep(0.2)
+        return wait_for_answer(f"http://{self.address}:{port}{path}", self.process, self.home / "log")
 
 
 @dataclass

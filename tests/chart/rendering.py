@@ -96,6 +96,12 @@ def pods(made: Release) -> Iterator[Pod]:
                 pass
 
 
+def pod_of(made: Release, component: str) -> Pod:
+    """The pod of a Deployment or StatefulSet, by the name of its container."""
+    [pod] = [pod for pod in pods(made) if pod.is_long_running and pod.spec["containers"][0]["name"] == component]
+    return pod
+
+
 def executor_template(made: Release) -> Object | None:
     """The pod template that Spark is given, if it is."""
     for item in made.of("ConfigMap"):

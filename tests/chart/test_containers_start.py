@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import tomllib
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,23 +20,16 @@ from typing import Any
 import pytest
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from tests.chart.rendering import Pod, Release, load_values, pods, release, render
+from tests.chart.rendering import Release, load_values, pod_of, pods, release, render
+from tests.chart.waiting import ANSWER_S, DEADLINE_S, wait_for_answer
 from tests.contract.test_grpc_tls import make_ca, make_certificate
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
-DEADLINE_S = 90.0
-ANSWER_S = 30.0
-"""For one request over HTTP."""
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def environment(zookeeper: EmbeddedZooKeeper, root: str) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "BKHEAL_METADATA_URI": f"zk://{zookeeper.connect_string}{root}"}
-
-
-def pod_of(made: Release, component: str) -> Pod:
-    [pod] = [pod for pod in pods(made) if pod.is_long_running and pod.spec["containers"][0]["name"] == component]
-    return pod
 
 
 def init_command() -> list[str]:
@@ -202,21 +194,6 @@ def running(
         finally:
             process.kill()
             process.wait()
-
-
-def wait_for_answer(url: str, process: subprocess.Popen[Any], log: Path) -> str:
-    """The text at ``url``, once there is one."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        with (
-            contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError),
-            urllib.request.urlopen(url, timeout=ANSWER_S) as got,
-        ):
-            text: str = got.read().decode()
-            return text
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(f"{url} did not answer:\n{log.read_text(errors='replace')[-3000:]}")
-        time.sleep(0.2)
 
 
 def free_port() -> int:

@@ -19,8 +19,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.chart.kubelet import DEADLINE_S, NEEDED, STORE, Container, Node, node, port_of
-from tests.chart.rendering import Pod, Release, load_values, pods, render
+from tests.chart.kubelet import NEEDED, STORE, Container, Node, node, port_of
+from tests.chart.rendering import Release, load_values, pod_of, pods, render
+from tests.chart.waiting import DEADLINE_S
 
 HAVE: Final = bool(STORE) and os.geteuid() == 0 and all(shutil.which(name) for name in NEEDED)
 pytestmark = [
@@ -60,11 +61,6 @@ class Cluster:
 
     def api(self, path: str) -> Any:
         return json.loads(self.auditor.get(8080, f"/api/v1/{path}"))
-
-
-def pod_of(made: Release, component: str) -> Pod:
-    [pod] = [pod for pod in pods(made) if pod.is_long_running and pod.spec["containers"][0]["name"] == component]
-    return pod
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,32 @@
+"""Wait for what a process that was started serves over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Final
+
+DEADLINE_S: Final = 180.0
+"""Never reached where the test passes."""
+ANSWER_S: Final = 30.0
+"""For one request."""
+_AGAIN_S: Final = 0.2
+
+
+def wait_for_answer(url: str, process: subprocess.Popen[Any], log: Path) -> str:
+    """The text at ``url``, once there is one."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        with (
+            contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError),
+            urllib.request.urlopen(url, timeout=ANSWER_S) as got,
+        ):
+            text: str = got.read().decode()
+            return text
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"{url} did not answer:\n{log.read_text(errors='replace')[-3000:]}")
+        time.sleep(_AGAIN_S)
