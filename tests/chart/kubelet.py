@@ -1,7 +1,7 @@
 """Runs the pods of a release from the image as a kubelet would: podman for containers, a bridge for their addresses.
 
-What a pod's template says is done or refused: arguments, variables, mounts, users, read-only roots, capabilities.
-Not done: limits of memory and CPU, seccomp profiles other than podman's own, ``preStop``, restarts.
+What a pod's template says of arguments, variables, volumes, users, read-only roots and capabilities is done or refused.
+Not done: limits of memory and CPU, ``preStop``, restarts; the seccomp profile is podman's own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ exec podman "$@"
 
 
 class RefusedError(Exception):
-    """A template asks for what is not understood here; nothing is left out silently."""
+    """A security context, variable or volume of a kind that is not understood here."""
 
 
 @dataclass
@@ -106,7 +106,19 @@ class Node:
         options = [
             *("--log-level", "error", "--cgroup-manager", "cgroupfs", "--events-backend", "none"),
             *("--root", f"{STORE}/store", "--runroot", f"{STORE}/run", "--storage-driver", "overlay"),
-            *("run", "--rm", "--runtime", "crun", "--cgroups=disabled", "--ulimit", "host", "--log-driver", "none"),
+            *(
+                "run",
+                "--rm",
+                "--pull",
+                "never",
+                "--runtime",
+                "crun",
+                "--cgroups=disabled",
+                "--ulimit",
+                "host",
+                "--log-driver",
+                "none",
+            ),
             *("--no-healthcheck", "--hostname", name.split(".")[0]),
             *("--network", f"ns:/run/netns/{self._namespace(name)}", "--volume", f"{self._hosts()}:/etc/hosts:ro"),
             *("--read-only", "--read-only-tmpfs=false", "--cap-drop", "all", "--security-opt", "no-new-privileges"),

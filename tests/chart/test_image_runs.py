@@ -167,6 +167,9 @@ def test_an_audit_of_the_cron_job_finds_nothing_left(cluster: Cluster) -> None:
     [pod] = [pod for pod in pods(made) if pod.owner["metadata"]["name"].endswith("-audit-bookies")]
     audit = cluster.machine.start(made, pod, "bkheal-audit-0")
     assert audit.wait() == 0, audit.log
+    run = max(json.loads(cluster.bkheal("audit", "list", "-o", "json"))["items"], key=lambda each: str(each["started"]))
+    assert (run["kind"], run["state"], run["verdict"]) == ("bookies", "done", "clean")
+    assert run["process"].startswith("bkheal-audit-0"), run
 
 
 def test_every_pod_ends_within_its_grace(cluster: Cluster) -> None:
