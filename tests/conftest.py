@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import shutil
 import signal
 import uuid
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.runtime.grpc_environment import prepare_grpc
+from tests.required import missing, why_missing
+from tests.rings import TESTS, load_rings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 prepare_grpc()
 
-# No deadline for an example: a loaded machine is no defect. In continuous integration the same examples each time, so
-# that a change is judged by what it changes; elsewhere new ones, which is where new defects are found.
-settings.register_profile("here", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "here")
+# The same examples in every run, so that a change is judged by what it changes. No deadline for an example: a loaded
+# machine is no defect. ``--search`` asks for new examples, ten times as many; that is where new defects are found.
+settings.register_profile("gate", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None, max_examples=10 * settings.get_profile("default").max_examples)
 
 
 # A shell ignores SIGINT in what it starts in the background, and so would every process that a test wants to interrupt.
@@ -30,14 +33,29 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the mark skips it
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--search", action="store_true", help="Hypothesis tries new examples instead of the recorded ones")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("search" if config.getoption("search") else "gate")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test the time limit of its ring, which ends a test that hangs; unit tests have pytest's own."""
+    limits = {ring.name: ring.test_limit_s for ring in load_rings()}
+    for item in items:
+        ring = item.path.relative_to(TESTS).parts[0]
+        if item.get_closest_marker("timeout") is None and ring in limits:
+            item.add_marker(pytest.mark.timeout(limits[ring]))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Where the ring with Apache's bookies is required, no test is skipped for want of ``openssl``."""
-    if "apache" not in os.environ.get("BKHEAL_REQUIRE", "").split(",") or shutil.which("openssl") is not None:
-        return
-    for mark in item.iter_markers("skipif"):
-        if (reason := str(mark.kwargs.get("reason"))).endswith("with openssl"):
-            pytest.fail(f"{reason}, which is required (BKHEAL_REQUIRE) and not on the path")
+    """Skip a test that needs a program which this machine lacks, or fail it if the program is required."""
+    for mark in item.iter_markers("needs"):
+        [name] = mark.args
+        if why := why_missing(name):
+            missing(name, why)
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +82,18 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooK
 def fresh_root() -> str:
     """A ledgers root that no other test uses; neither it nor its parent exists yet."""
     return f"/t-{uuid.uuid4().hex}/ledgers"
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One local Spark session for the whole test session, two cores, the UI on, the data sources registered.
+
+    Starting one takes seconds and a warm audit in it one; a test that does not judge the start of a process uses this.
+    """
+    from spark_jobs.datasource.register import register  # seconds of imports, wanted by some rings only
+    from spark_jobs.session import SessionSettings, spark_session
+
+    made = SessionSettings(master="local[2]", shuffle_partitions=2, is_ui_enabled=True, extra=(("spark.ui.port", "0"),))
+    with spark_session(made) as session:
+        register(session)
+        yield session

@@ -202,7 +202,7 @@ def _write_configuration(launch: _Launch) -> None:
         "minSessionTimeout": 2000,
         "maxSessionTimeout": 60_000,
         "admin.enableServer": "false",
-        "4lw.commands.whitelist": "srvr,ruok",
+        "4lw.commands.whitelist": "srvr,ruok,cons",
         "preAllocSize": 4096,  # KiB of zeros per transaction log; the default of 64 MiB makes small clusters large
         "autopurge.snapRetainCount": 3,
         "autopurge.purgeInterval": 1,
@@ -214,10 +214,13 @@ def _write_configuration(launch: _Launch) -> None:
 
 def _command(launch: _Launch) -> list[str]:
     collector = "-XX:+UseParallelGC" if launch.heap_mib >= _PARALLEL_HEAP_MIB_MIN else "-XX:+UseSerialGC"
+    # A server with a small heap lives for minutes: the optimizing compiler would not pay for itself.
+    compiler = () if launch.heap_mib >= _PARALLEL_HEAP_MIB_MIN else ("-XX:TieredStopAtLevel=1",)
     return [
         str(launch.java.executable),
         f"-Xmx{launch.heap_mib}m",
         collector,
+        *compiler,
         "-XX:-UsePerfData",
         f"-Dzookeeper.forceSync={'yes' if launch.is_durable else 'no'}",
         f"-Dlog4j2.configurationFile={launch.directory.resolve() / 'log4j2.properties'}",

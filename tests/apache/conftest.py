@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -23,6 +22,7 @@ from bookie.metadata.cluster import Cluster, open_cluster
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.runtime.java import Java, JavaNotFoundError, find_java
 from tests.apache.driver import JavaDriver, compile_java, find_javac
+from tests.required import missing
 
 BOOKIES_SORTED = 3
 BOOKIES_DB = 2
@@ -46,9 +46,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if "apache" not in item.path.parts or item.get_closest_marker("apache") is None:
         return
     if why := _missing():
-        if "apache" in os.environ.get("BKHEAL_REQUIRE", "").split(","):
-            pytest.fail(why)
-        pytest.skip(why)
+        missing("apache", why)
 
 
 @pytest.fixture(scope="session")

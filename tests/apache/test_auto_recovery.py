@@ -14,7 +14,7 @@ from tests.apache.driver import expected, payloads
 from tests.apache.waiting import until
 from tests.apache.worlds import QUICK
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.apache
 
 SIZES = (100, 0, 3000)
 CONTENTS = payloads("repair", range(50), SIZES)

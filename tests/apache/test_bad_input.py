@@ -24,7 +24,7 @@ from tests.apache.programs import Replicator, bkheal
 from tests.apache.waiting import until
 from tests.apache.worlds import LOADED_S, PASSWORD, SIZES, Ledger, all_is_well, extend, gone
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.apache
 
 Take = Callable[[ApacheBookie], Awaitable[None]]
 OLD = "keeps no passwords"

@@ -26,7 +26,6 @@ async def _bench(tmp_path: Path, *options: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(DEADLINE_S)
 async def test_both_auditors_mark_the_same_ledgers(tmp_path: Path) -> None:
     figures = await _bench(tmp_path, "--part", "audit", "--ledgers", "300", "--no-tuned")
     rounds = figures["audit"][0]["rounds"]
@@ -36,7 +35,6 @@ async def test_both_auditors_mark_the_same_ledgers(tmp_path: Path) -> None:
     assert all(each["requests"] > 0 for those in rounds.values() for each in those)
 
 
-@pytest.mark.timeout(DEADLINE_S)
 async def test_both_workers_repair_all_and_ours_writes_no_more_than_was_lost(tmp_path: Path) -> None:
     options = ["--part", "repair", "--shape", "3/2/2", "--megabytes", "0.2", "--no-tuned"]
     results = (await _bench(tmp_path, *options))["repair"][0]["results"]
@@ -44,7 +42,6 @@ async def test_both_workers_repair_all_and_ours_writes_no_more_than_was_lost(tmp
     assert results["apache"]["written_per_lost"] >= 1
 
 
-@pytest.mark.timeout(DEADLINE_S)
 async def test_both_bookies_take_adds(tmp_path: Path) -> None:
     figures = await _bench(tmp_path, "--part", "add", "--megabytes", "0.2")
     for add in figures["add"]:

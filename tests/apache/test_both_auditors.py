@@ -35,7 +35,7 @@ from tests.apache.worlds import (
     written,
 )
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.apache
 
 SESSION_TIMEOUT_S = 4
 LONG_S = 4321

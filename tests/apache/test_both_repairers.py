@@ -35,7 +35,7 @@ from tests.apache.worlds import (
     written,
 )
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.apache
 
 SHAPES = ((3, 3, 3), (3, 2, 2), (4, 2, 2), (2, 2, 2))
 """Acknowledged by all who keep a copy, so that nothing is short but what the tests take away."""

@@ -17,7 +17,7 @@ from tests.apache.conftest import BOOKIES_SORTED
 from tests.apache.driver import JavaDriver, JavaError, expected, payload, payloads
 from tests.apache.waiting import until
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.apache
 
 DIGESTS = {"CRC32": DigestType.CRC32, "MAC": DigestType.HMAC, "CRC32C": DigestType.CRC32C, "DUMMY": DigestType.DUMMY}
 SIZES = (0, 1, 31, 32, 1000, 40_000)

@@ -20,7 +20,7 @@ from tests.apache.programs import audit
 from tests.apache.waiting import until
 from tests.apache.worlds import LOADED_S, PASSWORD, QUICK, Ledger, World, all_is_well, gone, held, seen, world, written
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.apache
 
 COLLECTS_OFTEN = {
     # Without a table in memory, in which the collector would not see a ledger before there are megabytes of it.

@@ -18,7 +18,7 @@ from bookie.model.ids import BookieId, LedgerId
 from tests.apache.driver import JavaDriver, JavaError, expected
 from tests.apache.programs import bkheal
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.apache
 
 LINES = [b"one", b"", b"\xff\xfe", b"x" * 3000, b"five"]
 UNAVAILABLE_NAME = "nowhere:3181"

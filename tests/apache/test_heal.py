@@ -22,7 +22,7 @@ from tests.apache.shell_answers import as_printed, entries_of, printed_entries, 
 from tests.apache.waiting import until
 from tests.apache.worlds import each
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.apache
 
 DIGESTS = ("CRC32", "MAC", "CRC32C", "DUMMY")
 SHAPES = ((3, 3, 2), (3, 2, 2), (4, 2, 1))

@@ -15,7 +15,7 @@ from tests.apache.programs import Replicator, bkheal
 from tests.apache.waiting import until
 from tests.apache.worlds import PASSWORD, gone, held
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.apache
 
 FRAME_BYTES = 20 << 20
 LARGE = 9_000_000

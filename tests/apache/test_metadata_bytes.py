@@ -19,7 +19,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 from tests.apache.driver import JavaDriver, JavaError
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.apache
 
 DIGESTS = {"CRC32": DigestType.CRC32, "MAC": DigestType.HMAC, "CRC32C": DigestType.CRC32C, "DUMMY": DigestType.DUMMY}
 ALL_BYTES = bytes(range(256))

@@ -44,7 +44,7 @@ from tests.apache.worlds import (
     written,
 )
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.apache
 
 REFUSED = 78
 SHAPES = ((3, 3, 3), (3, 2, 2))

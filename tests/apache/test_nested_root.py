@@ -39,7 +39,7 @@ from tests.apache.worlds import (
     world,
 )
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.apache
 
 PARENT, ROOT = "/pulsar/bk", "/pulsar/bk/ledgers"
 BOOKIES = [f"bk-of-pulsar-{number}" for number in (1, 2, 3, 4)]

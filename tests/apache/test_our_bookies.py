@@ -25,7 +25,7 @@ from tests.apache.driver import JavaDriver, JavaError, expected, payloads
 from tests.apache.test_security import certificate, client_tls
 from tests.apache.waiting import DEADLINE_S, until
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.apache
 
 SEED = "all ours"
 SIZES = (1, 0, 100, 5_000)
@@ -184,7 +184,7 @@ async def encrypted(here: Ours, tmp_path: Path) -> AsyncIterator[tuple[str, TlsS
         yield uri, client
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+@pytest.mark.needs("openssl")
 async def test_apaches_client_works_behind_tls_and_is_not_served_in_the_clear(
     java: JavaDriver, encrypted: tuple[str, TlsSettings]
 ) -> None:

@@ -15,7 +15,7 @@ from bookie.model.ids import LedgerId
 from bookie.model.metadata import LedgerState
 from tests.apache.driver import JavaDriver, JavaError, expected, payloads
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.apache
 
 SIZES = (0, 1, 100, 5_000)
 ENTRIES = 40

@@ -25,7 +25,7 @@ from bookie.wire.port import AddBatch, AddReply, Status
 from tests.apache.driver import JavaDriver, JavaError, JavaHandle, expected, payloads
 from tests.apache.waiting import until
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.apache
 
 SIZES = (1, 0, 100, 3_000)
 SEED = "in flight"

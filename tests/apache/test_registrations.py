@@ -25,7 +25,7 @@ from tests.apache.conftest import OwnCluster
 from tests.apache.driver import JavaDriver
 from tests.apache.waiting import until
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.apache
 
 
 async def test_the_root_that_apaches_shell_made(apache_store: ZooKeeperStore, apache_metadata: Cluster) -> None:

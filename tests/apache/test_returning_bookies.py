@@ -38,7 +38,7 @@ from tests.apache.worlds import (
     written,
 )
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.apache
 
 NAMES = ("bk-plain-1", "bk_2", "bookie-3.bookies.svc.cluster.local")
 SHAPES = ((3, 3, 2), (3, 2, 2))

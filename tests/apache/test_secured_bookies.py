@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -32,8 +31,7 @@ from tests.contract.test_grpc_tls import make_ca, make_certificate, openssl
 
 pytestmark = [
     pytest.mark.apache,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl"),
+    pytest.mark.needs("openssl"),
 ]
 
 NAME, SECRET = "keeper", 'pa"ss, word\\1'

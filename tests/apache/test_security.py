@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from bookie.wire.tls import TlsSettings
 from tests.apache.conftest import OwnCluster
 from tests.apache.driver import JavaDriver, JavaError, expected, payloads
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.apache
 
 SIZES = (100, 0, 70_000)
 CONTENTS = payloads("secure", range(12), SIZES)
@@ -62,7 +61,7 @@ async def is_refused(uri: str, security: BookieSecurity, ledger_id: int) -> None
             await reader.read(EntryId(0))
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+@pytest.mark.needs("openssl")
 async def test_tls_with_certificates_on_both_sides(own_cluster: OwnCluster, tmp_path: Path) -> None:
     bookie, client = (certificate(tmp_path, name, "IP:127.0.0.1") for name in ("bookie", "client"))
     assert bookie.cert

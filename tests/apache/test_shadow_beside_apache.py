@@ -17,7 +17,7 @@ from tests.apache.programs import Ended, bkheal
 from tests.apache.waiting import until
 from tests.apache.worlds import LOADED_S, QUICK, World, gone, world, written
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.apache
 
 LEDGERS = 4
 

@@ -16,7 +16,7 @@ from tests.apache.test_both_auditors import Auditor, candidates, leader
 from tests.apache.waiting import until
 from tests.apache.worlds import LOADED_S, QUICK, World, held, no_work_left, world
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.apache
 
 LONG_S = 4321
 """Much longer than any test."""

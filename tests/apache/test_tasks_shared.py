@@ -23,7 +23,7 @@ from tests.apache.driver import JavaDriver, JavaError
 from tests.apache.waiting import until
 from tests.apache.worlds import QUICK
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.apache
 
 A, B = BookieId("bk1:3181"), BookieId("bk-2.example:3181")
 SESSION_TIMEOUT_S = 10.0

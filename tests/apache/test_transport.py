@@ -25,7 +25,7 @@ from tests.apache.driver import JavaDriver, payload
 from tests.apache.recording_proxy import Frame, RecordingProxy
 from tests.apache.waiting import until
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.apache
 
 BOOKIE = BookieId("the-bookie")
 KEY, WRONG_KEY = master_key(b"right"), master_key(b"wrong")

@@ -22,7 +22,7 @@ from tests.apache.programs import Replicator, audit
 from tests.apache.test_heal import PASSWORD, SIZES, damaged_by_apaches_checker, members, write_everything
 from tests.apache.waiting import until
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.apache
 
 NO_SUCH_LEDGER = LedgerId(1 << 40)
 

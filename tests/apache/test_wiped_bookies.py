@@ -20,7 +20,7 @@ from tests.apache.driver import JavaDriver, JavaHandle
 from tests.apache.programs import Replicator
 from tests.apache.worlds import SIZES, Ledger, all_is_well, begin, extend, gone, held
 
-pytestmark = [pytest.mark.apache, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.apache
 
 ENTRIES = 20
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import shutil
 import subprocess
@@ -12,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
 import yaml
 
 from auditor.metrics_catalog import CATALOG
 from bookie.runtime.metric_definitions import Definition, MetricType
+from tests.required import missing
 
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "helm" / "bkheal"
@@ -81,10 +80,7 @@ def find_program(name: str) -> str:
     """A program of Debian's package prometheus; without it the test is skipped, or fails where it is required."""
     found = shutil.which(name)
     if found is None:
-        why = f"no {name}: install Debian's package prometheus"
-        if "prometheus" in os.environ.get("BKHEAL_REQUIRE", "").split(","):
-            pytest.fail(f"{why}; BKHEAL_REQUIRE asks for it")
-        pytest.skip(why)
+        missing(name, f"no {name}: install Debian's package prometheus")
     return found
 
 

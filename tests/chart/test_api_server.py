@@ -20,14 +20,14 @@ from typing import Final
 
 import pytest
 
-from tests.chart.api_server import APISERVER, ETCD, ApiServer, KubectlError, api_server
+from tests.chart.api_server import ApiServer, KubectlError, api_server
 from tests.chart.kubernetes_schemas import CUSTOM
 from tests.chart.rendering import CHART, ROOT, VALUES, Object, load_values, pods, render
 
-HAVE: Final = bool(APISERVER and ETCD and shutil.which("kubectl") and shutil.which("openssl"))
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(not HAVE, reason="needs BKHEAL_KUBE_APISERVER, BKHEAL_ETCD, kubectl and openssl"),
+    pytest.mark.needs("apiserver"),
+    pytest.mark.long,
 ]
 
 RELEASE: Final = "demo-bkheal"

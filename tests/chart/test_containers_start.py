@@ -24,7 +24,7 @@ from tests.chart.rendering import Release, load_values, pod_of, pods, release, r
 from tests.chart.waiting import ANSWER_S, DEADLINE_S, wait_for_answer
 from tests.contract.test_grpc_tls import make_ca, make_certificate
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 
 def environment(zookeeper: EmbeddedZooKeeper, root: str) -> dict[str, str]:
@@ -105,7 +105,7 @@ def test_a_cron_job_audits_and_shows_its_metrics_meanwhile(
     assert any((tmp_path / "reports").iterdir())
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+@pytest.mark.needs("openssl")
 def test_auditors_and_replicators_call_bookies_over_tls(
     zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
 ) -> None:

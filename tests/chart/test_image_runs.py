@@ -6,7 +6,6 @@ Needs root, podman, crun, iproute2, and BKHEAL_IMAGE_STORE, where ``.ci/build_im
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import time
@@ -19,15 +18,14 @@ from typing import Any, Final
 
 import pytest
 
-from tests.chart.kubelet import NEEDED, STORE, Container, Node, node, port_of
+from tests.chart.kubelet import Container, Node, node, port_of
 from tests.chart.rendering import Release, load_values, pod_of, pods, render
 from tests.chart.waiting import DEADLINE_S
 
-HAVE: Final = bool(STORE) and os.geteuid() == 0 and all(shutil.which(name) for name in NEEDED)
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not HAVE, reason=f"needs BKHEAL_IMAGE_STORE, root, {', '.join(NEEDED)}"),
+    pytest.mark.needs("image"),
+    pytest.mark.long,
 ]
 ROOT: Final = Path(__file__).parents[2]
 BOOKIES: Final = tuple(f"bkheal-bookie-{number}.bkheal-bookie.bk.svc.cluster.local" for number in range(4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from auditor.metrics_catalog import CATALOG
 from tests.chart.rendering import render
 from tests.chart.rule_files import alerts, groups, promtool, recorded_in, write_rules
+from tests.required import missing
 
 OF_LEADER = {one.name for one in CATALOG["auditor"] if one.is_leader_only}
 IMMEDIATE = {
@@ -150,7 +152,8 @@ def test_the_texts_of_an_alert_are_expanded(alert: str, tmp_path: Path) -> None:
 
 
 def test_the_chart_makes_of_the_files_what_the_tests_make() -> None:
-    pytest.importorskip("helm_python", reason="the chart needs a real helm: the extra chart")
+    if importlib.util.find_spec("helm_python") is None:
+        missing("helm", "helm-python-sdk is not installed; run pip install -e '.[dev]'")
     values = {"bookkeeper": {"metadataServiceUri": "zk://zk/ledgers"}, "metrics": {"prometheusRule": {"enabled": True}}}
     [made] = render(values).of("PrometheusRule")
     assert made["spec"]["groups"] == list(groups())

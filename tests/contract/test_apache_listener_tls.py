@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from tests.contract.scripted_apache_bookie import BOOKIE, Directory, batch
 from tests.contract.test_grpc_tls import make_ca, make_certificate
 from tests.unit.apache_listener_world import KEY, LEDGER, add, entry, read, request
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+pytestmark = pytest.mark.needs("openssl")
 
 
 @pytest.fixture(scope="module")

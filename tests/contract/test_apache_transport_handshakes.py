@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import logging
 import re
-import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -36,7 +35,7 @@ from tests.contract.scripted_apache_bookie import (
 )
 from tests.contract.test_grpc_tls import make_ca, make_certificate
 
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+needs_openssl = pytest.mark.needs("openssl")
 
 PASSWORD = "tr0ub4dor"
 DIGEST_MD5 = BookieSecurity(sasl=SaslCredentials("bookkeeper", PASSWORD))

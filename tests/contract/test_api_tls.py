@@ -23,7 +23,7 @@ from auditor.api.tls import ReloadingContext
 from bookie.wire.tls import TlsFilesError
 from tests.unit.api_world import ManualClock, TwinControl, TwinOperations, running, settings_in
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+pytestmark = pytest.mark.needs("openssl")
 
 DEADLINE_S = 20.0
 """Reached only by a test that fails."""

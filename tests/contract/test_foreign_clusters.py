@@ -28,7 +28,7 @@ from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 _DEADLINE_S = 240.0
 _OWNER = "apache", "canary-secret"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from bookie.wire.port import Status
 from bookie.wire.resolver import BookieAddress
 from bookie.wire.tls import TlsFilesError, TlsSettings, channel_credentials, server_credentials
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+pytestmark = pytest.mark.needs("openssl")
 
 BOOKIE = BookieId("b")
 DEADLINE_S = 20.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,6 +13,8 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.required import missing
 
 DEADLINE_S = 180.0
 """Never reached where the test passes; two audits side by side on a cold Spark take their time."""
@@ -34,12 +35,10 @@ FLAGS = (
 def programs() -> tuple[str, str]:
     """Paths of Chromium and its driver; the test is skipped without them unless they are required."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is not None and driver is not None:
-        return chromium, driver
-    missing = "chromium" if chromium is None else "chromedriver"
-    if {"chromium", "browser"} & set(os.environ.get("BKHEAL_REQUIRE", "").split(",")):
-        pytest.fail(f"{missing} is required (BKHEAL_REQUIRE) and not on the path")
-    pytest.skip(f"{missing} is not on the path; on Debian: apt-get install chromium chromium-driver")
+    if chromium is None or driver is None:
+        absent = "chromium" if chromium is None else "chromedriver"
+        missing("browser", f"{absent} is not on the path; on Debian: apt-get install chromium chromium-driver")
+    return chromium, driver
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.run import RunCause, RunState
 from tests.integration.auditors import DEADLINE_S, SESSION_TIMEOUT_S, AuditorProcess, votes, when
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 
 async def test_a_killed_leader_is_followed_and_a_killed_bookie_leads_to_tasks(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from bookie.embedded.cluster import EmbeddedCluster
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.runtime.java import find_java, java_environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +94,7 @@ def test_bookies_and_status_agree(cluster: EmbeddedCluster) -> None:
     assert "no ledger is marked" in bkheal("underreplicated", "list", uri=uri).stdout
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+@pytest.mark.needs("openssl")
 def test_bookies_that_do_not_answer_are_told(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     """Here because they do not speak TLS."""
     make = (

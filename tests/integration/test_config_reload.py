@@ -22,7 +22,7 @@ from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import format_cluster
 from bookie.metadata.zookeeper import ZooKeeperStore
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 DEADLINE_S = 90.0
 """Never reached where the test passes."""

@@ -24,7 +24,7 @@ from tests.integration.chromium import DEADLINE_S, browser, click, eventually, p
 
 __all__ = ["browser"]
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 TOLD_LINES_MAX = 60
 

@@ -18,7 +18,7 @@ from bookie.metadata.drains import Drains
 from bookie.model.ids import BookieId, LedgerId
 from tests.integration.commands import bkheal
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 LEDGERS = 12
 ENTRIES = 30

@@ -27,7 +27,7 @@ from bookie.metadata.log_lists import NoSuchLogError
 from bookie.model.ids import LedgerId
 from bookie.model.metadata import LedgerState
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")

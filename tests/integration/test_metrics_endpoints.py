@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import shutil
 import subprocess
@@ -28,8 +27,9 @@ from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.metrics import render
 from tests.integration.served import DEADLINE_S, Served
+from tests.required import missing
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 ENTRIES = 500
 SESSION_TIMEOUT_S = 4
@@ -182,7 +182,5 @@ def _lint(text: str) -> tuple[int, str]:
 def _promtool() -> str:
     found = shutil.which("promtool")
     if found is None:
-        if {"prometheus", "promtool"} & set(os.environ.get("BKHEAL_REQUIRE", "").split(",")):
-            pytest.fail("promtool is required (BKHEAL_REQUIRE) and not on the path")
-        pytest.skip("no promtool: install Debian's package prometheus")
+        missing("promtool", "no promtool: install Debian's package prometheus")
     return found

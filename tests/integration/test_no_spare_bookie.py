@@ -15,7 +15,7 @@ from bookie.embedded.process import ManagedProcess
 from bookie.metadata.own_state import ParkReason
 from bookie.model.ids import BookieId, LedgerId
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 LEDGERS = 6
 ENTRIES = 40

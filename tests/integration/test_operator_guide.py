@@ -23,7 +23,6 @@ from tests.integration.guide_world import LONG_DELAY_S, Site, site_in
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.spark,
-    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -28,7 +28,7 @@ from bookie.embedded.process import ManagedProcess
 from bookie.model.ids import BookieId
 from tests.chart.rule_files import CHART, find_program, write_rules
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 BOOKIES: Final = 4
 LEDGERS: Final = 5

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 _TOUR = [sys.executable, "-m", "auditor.cli.main", "quickstart"]
 _PREFIX = "bkheal-quickstart-"

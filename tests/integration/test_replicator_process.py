@@ -15,7 +15,7 @@ from bookie.embedded.cluster import EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.model.ids import BookieId, LedgerId
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 ENTRIES = 4000
 _DEADLINE_S = 90.0

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.required import missing
 from tests.unit import report_world as world
 
 pytestmark = pytest.mark.integration
@@ -103,10 +104,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     if chromium is None or driver is None:
-        reason = "needs chromium and chromedriver (Debian: chromium, chromium-driver); they are not on this machine"
-        if {"chromium", "browser"} & set(os.environ.get("BKHEAL_REQUIRE", "").split(",")):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        missing("browser", "no chromium or no chromedriver; on Debian: apt-get install chromium chromium-driver")
     with chromedriver(driver) as port:
         started = Browser(port, tmp_path_factory.mktemp("profile"), chromium)
         try:

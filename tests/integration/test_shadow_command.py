@@ -16,7 +16,7 @@ from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.model.ids import BookieId, LedgerId
 from tests.spark.audit_world import Place, closed, opened
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from bookie.storage.rocks import RocksIndex
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.integration
 
 CHILD = Path(__file__).with_name("storage_kill9_child.py")
 LIVES = 3

@@ -13,7 +13,7 @@ import pytest
 
 from bookie.embedded.cluster import EmbeddedCluster
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", TUTORIAL.read_text(), flags=re.MULTILINE | re.DOTALL)

@@ -18,7 +18,7 @@ from tests.integration.chromium import DEADLINE_S, browser, click, eventually, p
 
 __all__ = ["browser"]
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,14 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.simulation.command import CORPUS
 from tests.simulation.defects import DEFECTS
 from tests.simulation.detection import TABLE, read_found, table
 from tests.simulation.profiles import PROFILES
-
-pytestmark = pytest.mark.timeout(1500)
 
 HISTORIES = int(os.environ.get("BKHEAL_HISTORIES", "2000"))
 ROOT = Path(__file__).parents[2]

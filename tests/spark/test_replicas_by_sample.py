@@ -23,7 +23,7 @@ from spark_jobs.summary import SampledBookie, Verdict
 from tests.contract.scripted_apache_bookie import Received, entry, scripted_bookie
 from tests.spark.audit_world import Place, closed, opened
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 LAST = 9
 A, B, C = map(BookieId, ("a:3181", "b:3181", "c:3181"))

@@ -25,7 +25,7 @@ from spark_jobs.audit import AuditResult, run_check
 from spark_jobs.settings import AuditSettings, ExitCode
 from spark_jobs.summary import Verdict
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 ENTRIES = 20
 _DEADLINE_S = 120.0

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 PROGRAM = """
 import asyncio, subprocess, sys, threading
 
@@ -39,7 +37,6 @@ finally:
 """
 
 
-@pytest.mark.timeout(320)
 def test_a_child_forked_beside_a_server_lives_to_become_its_program(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
     ended = subprocess.run(

@@ -178,7 +178,7 @@ def test_what_cannot_work_is_said() -> None:
         StatusServer(StatusServerSettings(0, cert=nothing, key=nothing), metrics, Health())
 
 
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+needs_openssl = pytest.mark.needs("openssl")
 
 
 @pytest.fixture(scope="module")

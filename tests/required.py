@@ -1,0 +1,72 @@
+"""Programs from outside Python that some tests need: without one a test is skipped, unless it is required.
+
+``BKHEAL_REQUIRE`` names what the machine must have, separated by commas, for example ``apache,helm``. A missing program
+that is named there fails the test, so that a run that is meant to be complete cannot pass by skipping.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn
+
+import pytest
+
+VARIABLE: Final = "BKHEAL_REQUIRE"
+NAMES: Final = ("browser", "promtool", "prometheus", "helm", "apache", "openssl", "apiserver", "image")
+
+
+def required() -> frozenset[str]:
+    """What this machine must have.
+
+    Raises:
+        pytest.UsageError: a name that no test asks for.
+    """
+    named = frozenset(name for name in os.environ.get(VARIABLE, "").split(",") if name)
+    if unknown := named - set(NAMES):
+        raise pytest.UsageError(f"{VARIABLE} names {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}")
+    return named
+
+
+def why_missing(name: str) -> str:
+    """Why this machine lacks what the mark ``needs(name)`` asks for; empty if it is there.
+
+    Raises:
+        pytest.UsageError: a name without a rule here.
+    """
+    if name not in _FOUND_BY:
+        raise pytest.UsageError(f"no rule says how to find {name!r}; choose from {', '.join(_FOUND_BY)}")
+    return _FOUND_BY[name]()
+
+
+def missing(name: str, why: str) -> NoReturn:
+    """Skip the running test for the reason ``why``, or fail it if ``name`` is required."""
+    if name in required():
+        pytest.fail(f"{why} ({name} is required by {VARIABLE})", pytrace=False)
+    pytest.skip(why)
+
+
+def _openssl() -> str:
+    return _not_on_path("openssl")
+
+
+def _api_server() -> str:
+    for name in ("BKHEAL_KUBE_APISERVER", "BKHEAL_ETCD"):
+        if not os.environ.get(name):
+            return f"{name} is not set: .ci/build_kube_apiserver.sh builds one"
+    return _not_on_path("kubectl", "openssl")
+
+
+def _image() -> str:
+    if not os.environ.get("BKHEAL_IMAGE_STORE"):
+        return "BKHEAL_IMAGE_STORE is not set: make image-test builds the image"
+    return "podman needs root here" if os.geteuid() else _not_on_path("podman", "crun", "ip", "unshare")
+
+
+def _not_on_path(*programs: str) -> str:
+    absent = [name for name in programs if shutil.which(name) is None]
+    return f"{', '.join(absent)} not on the path" if absent else ""
+
+
+_FOUND_BY: Final[Mapping[str, Callable[[], str]]] = {"openssl": _openssl, "apiserver": _api_server, "image": _image}

@@ -1,0 +1,113 @@
+"""End the ZooKeeper sessions of another process at once, as if their timeout had passed.
+
+After a SIGKILL the server keeps the session, and with it the registration, locks and votes of the process, until the
+session times out. Tests give sessions a timeout that no loaded machine exceeds, so that a stall loses nothing. A test
+that needs the end of a session ends it here. The server then does what it does at a timeout: it deletes the ephemeral
+nodes, and refuses the session to a process that comes back with it (one that was paused, for example).
+
+A session belongs to whoever presents its id and its password. The server lists the ids with the connections that they
+came over (``cons``), and derives the password from the id (``ZooKeeperServer.generatePasswd``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import psutil
+from kazoo.client import KazooClient
+
+from bookie.embedded.process import ManagedProcess
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+
+LONG_SESSION_S: Final = 60.0
+"""The longest that the embedded ZooKeeper grants: longer than a stall of a loaded machine."""
+_DEADLINE_S: Final = 30.0
+_PASSWORD_SECRET: Final = 0xB3415C00
+_PASSWORD_BYTES: Final = 16
+_CONNECTION: Final = re.compile(r"^ /127\.0\.0\.1:(\d+)\[.*\bsid=0x([0-9a-f]+)", re.MULTILINE)
+
+
+class Killable(Protocol):
+    """A server of an embedded cluster, ours or Apache's."""
+
+    @property
+    def running(self) -> ManagedProcess:
+        """The process that was started last."""
+
+
+async def sessions_of(zookeeper: EmbeddedZooKeeper, process: ManagedProcess) -> Sequence[int]:
+    """Ids of the sessions that ``process`` and its children are connected with."""
+    ports = await asyncio.to_thread(_local_ports, process.pid)
+    connections = _CONNECTION.findall(await _ask(zookeeper, b"cons"))
+    return [int(session, 16) for port, session in connections if int(port) in ports and int(session, 16)]
+
+
+async def end_sessions(zookeeper: EmbeddedZooKeeper, sessions: Sequence[int]) -> None:
+    """End these sessions; on return their ephemeral nodes are gone. One that has ended already is no error."""
+    await asyncio.gather(*(asyncio.to_thread(_end, zookeeper.connect_string, session) for session in sessions))
+
+
+async def expire(zookeeper: EmbeddedZooKeeper, process: ManagedProcess) -> None:
+    """End the sessions of a process that lives on, paused or not."""
+    await end_sessions(zookeeper, await sessions_of(zookeeper, process))
+
+
+async def kill9(zookeeper: EmbeddedZooKeeper, *killed: Killable | ManagedProcess) -> None:
+    """SIGKILL these at once; when this returns they are gone, and so is all that their sessions held."""
+    processes = [one if isinstance(one, ManagedProcess) else one.running for one in killed]
+    sessions = [session for process in processes for session in await sessions_of(zookeeper, process)]
+    for process in processes:
+        process.kill9()
+    for process in processes:
+        await process.wait(_DEADLINE_S)
+    await end_sessions(zookeeper, sessions)
+
+
+def _local_ports(pid: int) -> set[int]:
+    parent = psutil.Process(pid)
+    ports: set[int] = set()
+    for process in (parent, *parent.children(recursive=True)):
+        try:
+            ports.update(connection.laddr.port for connection in process.net_connections("tcp"))
+        except psutil.NoSuchProcess:  # a child that has ended since holds no session
+            continue
+    return ports
+
+
+async def _ask(zookeeper: EmbeddedZooKeeper, word: bytes) -> str:
+    async with asyncio.timeout(_DEADLINE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", zookeeper.port)
+        try:
+            writer.write(word)
+            return (await reader.read()).decode()
+        finally:
+            writer.close()
+
+
+def _end(connect_string: str, session: int) -> None:
+    client = KazooClient(
+        connect_string, client_id=(_signed(session), _password(session)), timeout=LONG_SESSION_S, read_only=False
+    )
+    try:
+        client.start(timeout=_DEADLINE_S)
+        # A session that had ended is refused, and the client opens one of its own: it is ended in its place.
+    finally:
+        client.stop()
+        client.close()
+
+
+def _signed(session: int) -> int:
+    return session - (1 << 64) if session >= 1 << 63 else session
+
+
+def _password(session: int) -> bytes:
+    """What ``java.util.Random`` makes of the id: 16 bytes, four of each 32-bit number, the lowest first."""
+    state = (session ^ _PASSWORD_SECRET ^ 0x5DEECE66D) & ((1 << 48) - 1)
+    numbers = bytearray()
+    while len(numbers) < _PASSWORD_BYTES:
+        state = (state * 0x5DEECE66D + 0xB) & ((1 << 48) - 1)
+        numbers += (state >> 16).to_bytes(4, "little")
+    return bytes(numbers)
