@@ -1,121 +1,79 @@
 """Clusters that are not ours to handle: other drivers and layouts, and nodes whose ACL keeps us out.
 
-Each is refused or reported in a sentence that says what to do, with an exit code and without a traceback, and nothing
-is changed in the cluster.
+Each is refused in a sentence that says what to do, with an exit code and without a traceback, and nothing is changed in
+the cluster. What is noticed by a run in Spark is in the ring of Spark.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from kazoo.client import KazooClient
-from kazoo.security import ACL, make_acl, make_digest_acl
 
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.cluster import format_cluster, open_cluster
-from bookie.metadata.layout import LayoutKind, bookie_path, ledger_path
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.zookeeper import ZooKeeperStore
-from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.metadata.layout import LayoutKind, ledger_path
+from spark_jobs import one_shot
+from tests.contract.foreign_world import (
+    COMMANDS,
+    Bkheal,
+    Foreign,
+    a_cluster,
+    checked,
+    environment,
+    in_this_process,
+    others_read,
+    owners_alone,
+)
+from tests.deadlines import PROGRAM_S, STATE_S
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.integration
-
-_DEADLINE_S = 240.0
-_OWNER = "apache", "canary-secret"
-COMMANDS = {
-    "audit": ("audit", "run"),
-    "shadow": ("audit", "shadow"),
-    "replicator": ("replicator",),
-    "auditor": ("auditor", "--http-port", "0", "--grpc-port", "0", "--no-ui-enabled"),
-    "read": ("ledger", "read", "1"),
-}
-
-
-def owners_alone() -> list[ACL]:
-    """Nobody but Apache's own identity may do anything."""
-    return [make_digest_acl(*_OWNER, all=True)]
-
-
-def others_read() -> list[ACL]:
-    return [*owners_alone(), make_acl("world", "anyone", read=True)]
-
-
-class Foreign:
-    """A cluster with one closed ledger that lost a bookie, as its owner sees it."""
-
-    def __init__(self, client: KazooClient, hosts: str, root: str, directory: Path) -> None:
-        self.client = client
-        self.root = root
-        self.uri = f"zk://{hosts}{root}"
-        self.directory = directory
-
-    def lock(self, name: str, acl: list[ACL]) -> None:
-        self.client.set_acls(f"{self.root}/{name}".rstrip("/"), acl)
-
-    def tree(self, path: str | None = None) -> dict[str, tuple[bytes, int, int]]:
-        """Everything below the ledgers root."""
-        path = path or self.root
-        data, stat = self.client.get(path)
-        found = {path: (data, stat.version, stat.czxid)}
-        for name in self.client.get_children(path):
-            found |= self.tree(f"{path}/{name}")
-        return found
 
 
 @pytest.fixture
 def foreign(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Foreign]:
-    yield from a_cluster(zookeeper.connect_string, fresh_root, tmp_path)
+    with a_cluster(zookeeper.connect_string, fresh_root, tmp_path) as made:
+        yield made
 
 
-def a_cluster(hosts: str, root: str, directory: Path) -> Iterator[Foreign]:
-    async def create() -> None:
-        store = await ZooKeeperStore.connect(hosts)
-        try:
-            await format_cluster(store, root, rng=random.Random(root))
-            cluster = await open_cluster(store, root)
-            fragment = Fragment(EntryId(0), (BookieId("a:1"), BookieId("x:1")))
-            ledger = LedgerMetadata(2, 2, 2, (fragment,)).closed(EntryId(9), 100)
-            await LedgerStore(store, cluster, random.Random(1)).create(LedgerId(1), ledger)
-        finally:
-            await store.close()
+@pytest.fixture
+def bkheal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bkheal:
+    """The command's entry point, in this process. A command that starts Spark fails."""
 
-    asyncio.run(create())
-    client = KazooClient(hosts, auth_data=[("digest", ":".join(_OWNER))])
-    client.start()
-    try:
-        for bookie in ("a:1", "b:1"):
-            client.create(bookie_path(root, BookieId(bookie), is_read_only=False), ephemeral=True)
-        yield Foreign(client, hosts, root, directory)
-    finally:
-        client.stop()
-        client.close()
+    def session(settings: object) -> AbstractContextManager[SparkSession]:
+        pytest.fail("Spark was started")
+
+    monkeypatch.setattr(one_shot, "spark_session", session)
+    return in_this_process(monkeypatch, capsys)
 
 
-def environment(uri: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BKHEAL_")}
-    return kept | {"BKHEAL_METADATA_URI": uri}
-
-
-def bkheal(command: str, uri: str, directory: Path) -> tuple[int, str]:
-    """Exit code, and everything that was said."""
-    arguments = [sys.executable, "-m", "auditor.cli.main", *COMMANDS[command]]
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"auditor"}))
+def test_the_process_of_a_command_exits_with_the_code_and_the_sentence(command: str, foreign: Foreign) -> None:
+    """The auditor's process has a test below."""
+    foreign.lock("LAYOUT", owners_alone())
+    before = foreign.tree()
     result = subprocess.run(
-        arguments, env=environment(uri), cwd=directory, capture_output=True, text=True, timeout=_DEADLINE_S
+        [sys.executable, "-m", "auditor.cli.main", *COMMANDS[command]],
+        env=environment(foreign.uri),
+        cwd=foreign.directory,
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
     )
-    said = result.stdout + result.stderr
-    assert "Traceback" not in said, said
-    assert "canary-secret" not in said
-    return result.returncode, said
+    code, said = checked(result.returncode, result.stdout + result.stderr)
+    assert (code, f"{foreign.root} cannot be opened" in said) == (78, True), said
+    assert foreign.tree() == before
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -127,7 +85,7 @@ def bkheal(command: str, uri: str, directory: Path) -> tuple[int, str]:
     ],
 )
 def test_another_metadata_driver_is_refused_before_anything_is_connected(
-    command: str, uri: str, says: str, tmp_path: Path
+    command: str, uri: str, says: str, tmp_path: Path, bkheal: Bkheal
 ) -> None:
     code, said = bkheal(command, uri, tmp_path)
     assert code == 78, said
@@ -140,7 +98,7 @@ _PACKAGE = "org.apache.bookkeeper.meta."
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_metastore_layout_is_refused(command: str, foreign: Foreign) -> None:
+def test_a_metastore_layout_is_refused(command: str, foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.set(f"{foreign.root}/LAYOUT", f"2\n{_PACKAGE}MSLedgerManagerFactory:1".encode())
     before = foreign.tree()
     code, said = bkheal(command, foreign.uri, foreign.directory)
@@ -161,7 +119,9 @@ def test_a_metastore_layout_is_refused(command: str, foreign: Foreign) -> None:
         (b"", "not one this version reads"),
     ],
 )
-def test_a_layout_that_is_not_known_is_refused_and_named(layout: bytes, says: str, foreign: Foreign) -> None:
+def test_a_layout_that_is_not_known_is_refused_and_named(
+    layout: bytes, says: str, foreign: Foreign, bkheal: Bkheal
+) -> None:
     foreign.client.set(f"{foreign.root}/LAYOUT", layout)
     before = foreign.tree()
     code, said = bkheal("audit", foreign.uri, foreign.directory)
@@ -172,7 +132,9 @@ def test_a_layout_that_is_not_known_is_refused_and_named(layout: bytes, says: st
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_cluster_of_pulsars_driver_is_named_where_the_uri_says_no_layout(command: str, foreign: Foreign) -> None:
+def test_a_cluster_of_pulsars_driver_is_named_where_the_uri_says_no_layout(
+    command: str, foreign: Foreign, bkheal: Bkheal
+) -> None:
     foreign.client.delete(f"{foreign.root}/LAYOUT")
     before = foreign.tree()
     code, said = bkheal(command, foreign.uri, foreign.directory)
@@ -184,7 +146,9 @@ def test_a_cluster_of_pulsars_driver_is_named_where_the_uri_says_no_layout(comma
 
 
 @pytest.mark.parametrize("layout", ["longhierarchical", "flat"])
-def test_pulsars_driver_has_one_layout_and_no_other_is_taken_for_it(layout: str, foreign: Foreign) -> None:
+def test_pulsars_driver_has_one_layout_and_no_other_is_taken_for_it(
+    layout: str, foreign: Foreign, bkheal: Bkheal
+) -> None:
     foreign.client.delete(f"{foreign.root}/LAYOUT")
     before = foreign.tree()
     code, said = bkheal("audit", foreign.uri.replace("zk://", f"zk+{layout}://"), foreign.directory)
@@ -194,32 +158,17 @@ def test_pulsars_driver_has_one_layout_and_no_other_is_taken_for_it(layout: str,
     assert foreign.tree() == before
 
 
-def test_a_cluster_that_lost_its_layout_is_not_taken_for_one_of_pulsars_driver(foreign: Foreign) -> None:
+def test_a_cluster_that_lost_its_layout_is_not_taken_for_one_of_pulsars_driver(
+    foreign: Foreign, bkheal: Bkheal
+) -> None:
     foreign.client.delete(f"{foreign.root}/LAYOUT")
     foreign.client.ensure_path(f"{foreign.root}/000/0000/0000/0000")
     code, said = bkheal("audit", foreign.uri.replace("zk://", "zk+hierarchical://"), foreign.directory)
     assert (code, "Its LAYOUT was lost" in said) == (78, True), said
 
 
-def test_a_cluster_of_pulsars_driver_is_audited_and_read_and_gets_no_layout(foreign: Foreign) -> None:
-    foreign.client.delete(f"{foreign.root}/LAYOUT")
-    foreign.client.delete(f"{foreign.root}/available/readonly")  # as long as no bookie is read-only
-    before = foreign.tree()
-    uri = foreign.uri.replace("zk://", "zk+hierarchical://")
-    code, said = bkheal("shadow", uri, foreign.directory)
-    assert code in (0, 1), said
-    assert foreign.tree() == before
-    code, said = bkheal("audit", uri, foreign.directory)
-    assert code == 0, said
-    after = foreign.tree()
-    assert {path for path in after if path not in before} == {
-        path for path in after if path.startswith(f"{foreign.root}/underreplication")
-    }
-    assert any(path.endswith("/urL0000000001") for path in after)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_cluster_that_may_not_be_opened_is_refused(command: str, foreign: Foreign) -> None:
+def test_a_cluster_that_may_not_be_opened_is_refused(command: str, foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.lock("LAYOUT", owners_alone())
     before = foreign.tree()
     code, said = bkheal(command, foreign.uri, foreign.directory)
@@ -229,54 +178,14 @@ def test_a_cluster_that_may_not_be_opened_is_refused(command: str, foreign: Fore
     assert foreign.tree() == before
 
 
-def test_a_ledger_that_may_not_be_read_is_named_by_a_read(foreign: Foreign) -> None:
+def test_a_ledger_that_may_not_be_read_is_named_by_a_read(foreign: Foreign, bkheal: Bkheal) -> None:
     path = ledger_path(LayoutKind.HIERARCHICAL, foreign.root, 1)
     foreign.client.set_acls(path, owners_alone())
     code, said = bkheal("read", foreign.uri, foreign.directory)
     assert (code, path in said, "world:anyone" in said) == (78, True, True), said
 
 
-def test_a_ledger_that_may_not_be_read_is_a_finding_of_an_audit_and_no_more(foreign: Foreign) -> None:
-    foreign.client.set_acls(ledger_path(LayoutKind.HIERARCHICAL, foreign.root, 1), owners_alone())
-    before = foreign.tree()
-    code, said = bkheal("audit", foreign.uri, foreign.directory)
-    assert code == 0, said
-    assert "unreadable  1" in said
-    assert foreign.tree() == before
-
-
-def test_an_audit_that_may_not_mark_says_so_and_changes_nothing(foreign: Foreign) -> None:
-    foreign.client.create(f"{foreign.root}/underreplication")
-    foreign.lock("underreplication", others_read())
-    before = foreign.tree()
-    code, said = bkheal("audit", foreign.uri, foreign.directory)
-    assert code == 78, said
-    for text in (f"create {foreign.root}/underreplication", "world:anyone"):
-        assert text in said
-    assert foreign.tree() == before
-
-
-def test_shadow_mode_needs_no_more_than_reading(foreign: Foreign) -> None:
-    foreign.client.ensure_path(f"{foreign.root}/underreplication/ledgers")
-    for name in ("underreplication/ledgers", "underreplication", "available/readonly", "available", "00", "LAYOUT", ""):
-        foreign.lock(name, others_read())
-    before = foreign.tree()
-    code, said = bkheal("shadow", foreign.uri, foreign.directory)
-    assert code == 0, said
-    assert "no auditor leads" in said
-    assert foreign.tree() == before
-
-
-def test_shadow_mode_that_may_not_read_the_tasks_says_so(foreign: Foreign) -> None:
-    foreign.client.ensure_path(f"{foreign.root}/underreplication/ledgers")
-    foreign.lock("underreplication/ledgers", owners_alone())
-    code, said = bkheal("shadow", foreign.uri, foreign.directory)
-    assert code == 78, said
-    for text in (f"{foreign.root}/underreplication/ledgers", "world:anyone"):
-        assert text in said
-
-
-def test_a_replicator_that_may_not_lock_is_refused(foreign: Foreign) -> None:
+def test_a_replicator_that_may_not_lock_is_refused(foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.create(f"{foreign.root}/underreplication")
     foreign.lock("underreplication", others_read())
     before = foreign.tree()
@@ -285,7 +194,9 @@ def test_a_replicator_that_may_not_lock_is_refused(foreign: Foreign) -> None:
     assert foreign.tree() == before
 
 
-def test_a_replicator_that_may_not_list_bookies_is_refused_before_it_says_that_it_is_ready(foreign: Foreign) -> None:
+def test_a_replicator_that_may_not_list_bookies_is_refused_before_it_says_that_it_is_ready(
+    foreign: Foreign, bkheal: Bkheal
+) -> None:
     foreign.client.ensure_path(f"{foreign.root}/available")
     foreign.lock("available", owners_alone())
     code, said = bkheal("replicator", foreign.uri, foreign.directory)
@@ -309,20 +220,20 @@ def test_an_auditor_that_may_not_vote_says_so_and_waits(foreign: Foreign, tmp_pa
             async def has_said() -> bool:
                 return "underreplication/auditorelection: its ACL does not allow this" in log.read_text()
 
-            await process.wait_until(has_said, "to say what it may not do", _DEADLINE_S)
+            await process.wait_until(has_said, "to say what it may not do", STATE_S)
             os.kill(process.pid, signal.SIGTERM)
-            return await process.wait(_DEADLINE_S)
+            return await process.wait(STATE_S)
 
     assert asyncio.run(watched()) == 0
     assert "Traceback" not in log.read_text()
     assert foreign.tree() == before
 
 
-def test_a_root_of_our_own_that_may_not_be_made_is_named(tmp_path: Path) -> None:
+def test_a_root_of_our_own_that_may_not_be_made_is_named(tmp_path: Path, bkheal: Bkheal) -> None:
     """In a ZooKeeper of its own, as that root is the same for all clusters."""
     server = asyncio.run(EmbeddedZooKeeper.start(tmp_path / "zookeeper", is_durable=False))
     try:
-        for foreign in a_cluster(server.connect_string, "/ledgers", tmp_path):
+        with a_cluster(server.connect_string, "/ledgers", tmp_path) as foreign:
             foreign.client.create("/bkheal", acl=others_read())
             before = foreign.tree()
             code, said = bkheal("audit", foreign.uri, foreign.directory)

@@ -1,0 +1,92 @@
+"""What a run in Spark notices of a cluster that is not ours: it is said, and no more is changed than is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.layout import LayoutKind, ledger_path
+from spark_jobs import one_shot
+from tests.contract.foreign_world import Bkheal, Foreign, a_cluster, in_this_process, others_read, owners_alone
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+
+@pytest.fixture
+def foreign(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Foreign]:
+    with a_cluster(zookeeper.connect_string, fresh_root, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def bkheal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spark: SparkSession) -> Bkheal:
+    """The command's entry point, in this process and its Spark session."""
+
+    @contextmanager
+    def session(settings: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(one_shot, "spark_session", session)
+    return in_this_process(monkeypatch, capsys)
+
+
+def test_a_cluster_of_pulsars_driver_is_audited_and_read_and_gets_no_layout(foreign: Foreign, bkheal: Bkheal) -> None:
+    foreign.client.delete(f"{foreign.root}/LAYOUT")
+    foreign.client.delete(f"{foreign.root}/available/readonly")  # as long as no bookie is read-only
+    before = foreign.tree()
+    uri = foreign.uri.replace("zk://", "zk+hierarchical://")
+    code, said = bkheal("shadow", uri, foreign.directory)
+    assert (code, "no auditor leads" in said) == (0, True), said
+    assert foreign.tree() == before
+    code, said = bkheal("audit", uri, foreign.directory)
+    assert code == 0, said
+    after = foreign.tree()
+    assert {path for path in after if path not in before} == {
+        path for path in after if path.startswith(f"{foreign.root}/underreplication")
+    }
+    assert any(path.endswith("/urL0000000001") for path in after)
+
+
+def test_a_ledger_that_may_not_be_read_is_a_finding_of_an_audit_and_no_more(foreign: Foreign, bkheal: Bkheal) -> None:
+    foreign.client.set_acls(ledger_path(LayoutKind.HIERARCHICAL, foreign.root, 1), owners_alone())
+    before = foreign.tree()
+    code, said = bkheal("audit", foreign.uri, foreign.directory)
+    assert code == 0, said
+    assert "unreadable  1" in said
+    assert foreign.tree() == before
+
+
+def test_an_audit_that_may_not_mark_says_so_and_changes_nothing(foreign: Foreign, bkheal: Bkheal) -> None:
+    foreign.client.create(f"{foreign.root}/underreplication")
+    foreign.lock("underreplication", others_read())
+    before = foreign.tree()
+    code, said = bkheal("audit", foreign.uri, foreign.directory)
+    assert code == 78, said
+    for text in (f"create {foreign.root}/underreplication", "world:anyone"):
+        assert text in said
+    assert foreign.tree() == before
+
+
+def test_shadow_mode_needs_no_more_than_reading(foreign: Foreign, bkheal: Bkheal) -> None:
+    foreign.client.ensure_path(f"{foreign.root}/underreplication/ledgers")
+    for name in ("underreplication/ledgers", "underreplication", "available/readonly", "available", "00", "LAYOUT", ""):
+        foreign.lock(name, others_read())
+    before = foreign.tree()
+    code, said = bkheal("shadow", foreign.uri, foreign.directory)
+    assert code == 0, said
+    assert "no auditor leads" in said
+    assert foreign.tree() == before
+
+
+def test_shadow_mode_that_may_not_read_the_tasks_says_so(foreign: Foreign, bkheal: Bkheal) -> None:
+    foreign.client.ensure_path(f"{foreign.root}/underreplication/ledgers")
+    foreign.lock("underreplication/ledgers", owners_alone())
+    code, said = bkheal("shadow", foreign.uri, foreign.directory)
+    assert code == 78, said
+    for text in (f"{foreign.root}/underreplication/ledgers", "world:anyone"):
+        assert text in said
