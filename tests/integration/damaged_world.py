@@ -1,0 +1,127 @@
+"""Real bookies of which some lose a bit on their disks while they are dead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from bookie.client.bookkeeper import LedgerOptions
+from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
+from bookie.model.ids import LedgerId
+from bookie.server.directories import CURRENT
+from bookie.storage.index_format import pack_entry_key
+from bookie.storage.rocks import RocksIndex
+from tests.sessions import LONG_SESSION_S, kill9
+
+ENTRIES = 20
+THREE = LedgerOptions(3, 3, 2)
+
+T = TypeVar("T")
+
+
+def payload(ledger_id: LedgerId, entry: int) -> bytes:
+    """Long enough that it is found in a file only where the entry is stored."""
+    return f"payload of ledger {ledger_id}, entry {entry}; ".encode() * 4
+
+
+@dataclass
+class World:
+    """A cluster of three bookies and a client, both on the loop of ``runner``."""
+
+    runner: asyncio.Runner
+    cluster: EmbeddedCluster
+    client: ConnectedBookKeeper
+
+    @classmethod
+    async def start(cls, directory: Path, runner: asyncio.Runner) -> Self:
+        cluster = await EmbeddedCluster.start(
+            directory, bookies=3, is_zookeeper_durable=False, session_timeout_s=LONG_SESSION_S
+        )
+        try:
+            return cls(runner, cluster, await connect(cluster.metadata_uri, session_timeout_s=LONG_SESSION_S))
+        except BaseException:
+            await cluster.stop()
+            raise
+
+    async def stop(self) -> None:
+        try:
+            await self.client.close()
+        finally:
+            await self.cluster.stop()
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    @property
+    def bookies(self) -> Sequence[EmbeddedBookie]:
+        return self.cluster.bookies
+
+    async def written(self, *, entries: int = ENTRIES) -> LedgerId:
+        """A closed ledger on all three bookies."""
+        async with self.client.create_ledger(THREE) as writer:
+            for entry in range(entries):
+                await writer.submit(payload(writer.ledger_id, entry))
+        return writer.ledger_id
+
+    async def abandoned(self) -> LedgerId:
+        """An open ledger on all three bookies; every entry is acknowledged, and its writer is gone."""
+        writer = await self.client.create_ledger(THREE)
+        acknowledged = [await writer.submit(payload(writer.ledger_id, entry)) for entry in range(ENTRIES)]
+        await asyncio.gather(*acknowledged)
+        await writer.abandon()
+        return writer.ledger_id
+
+    async def read(self, ledger_id: LedgerId) -> list[bytes]:
+        return [entry.payload async for entry in (await self.client.open_ledger(ledger_id)).read_all()]
+
+    async def kill(self, *bookies: EmbeddedBookie) -> None:
+        await kill9(self.cluster.zookeeper, *bookies)
+
+    async def start_again(self, *bookies: EmbeddedBookie) -> None:
+        for bookie in bookies:
+            bookie.launch()
+        for bookie in bookies:
+            await bookie.wait_ready()
+
+    async def settle(self, *bookies: EmbeddedBookie) -> None:
+        """Kill bookies, let them replay their journals into entry logs and index, and kill them again."""
+        await self.kill(*bookies)
+        await self.start_again(*bookies)
+        await self.kill(*bookies)
+
+
+def current(bookie: EmbeddedBookie) -> Path:
+    return bookie.directory / "ledgers" / CURRENT
+
+
+def flip(path: Path, offset: int) -> None:
+    """One bit is another; to be undone by the same call."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def damage_entry(bookie: EmbeddedBookie, ledger_id: LedgerId, entry: int) -> None:
+    """Flip a bit of the payload of an entry, wherever an entry log of a dead bookie has it."""
+    wanted, found = payload(ledger_id, entry), 0
+    for path in (current(bookie) / "entries").glob("*.log"):
+        offset = path.read_bytes().find(wanted)
+        if offset >= 0:
+            flip(path, offset + len(wanted) // 2)
+            found += 1
+    assert found, f"{bookie.name} has no copy of entry {entry} of ledger {ledger_id}"
+
+
+async def forget_entry(bookie: EmbeddedBookie, ledger_id: LedgerId, entry: int) -> None:
+    """Take an entry out of the index of a dead bookie."""
+    index = await RocksIndex.open(current(bookie) / "index")
+    try:
+        key = pack_entry_key(ledger_id, entry)
+        assert (await index.get_many([key]))[0] is not None, "it held the entry"
+        await index.write([], [key])
+    finally:
+        await index.close()

@@ -1,0 +1,212 @@
+"""A bit flips on the disk of a killed bookie: in an entry, in the index, in the files that say whose the disk is.
+
+No such bit may turn an entry into one that was never stored, or reach a reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from bookie.client.errors import RecoveryImpossibleNowError
+from bookie.embedded.cluster import EmbeddedBookie
+from bookie.embedded.process import ManagedProcess
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.metadata import LedgerState
+from bookie.model.run import RunKind
+from bookie.server.directories import CURRENT
+from bookie.server.exit_codes import ExitCode
+from bookie.storage.index_format import pack_entry_key
+from bookie.wire.port import Status
+from spark_jobs.audit import AuditResult, run_check
+from spark_jobs.settings import AuditSettings
+from spark_jobs.settings import ExitCode as AuditExitCode
+from spark_jobs.summary import Verdict
+from tests.deadlines import PROGRAM_S, STATE_S
+from tests.integration.damaged_world import ENTRIES, World, current, damage_entry, flip, forget_entry, payload
+
+pytestmark = pytest.mark.integration
+
+DAMAGED = EntryId(10)
+FORGOTTEN = DAMAGED
+NO_LEDGER = LedgerId(-1)
+INDEXED = 1000
+"""Entries whose keys fill many pages of the index."""
+WHOSE = ("VERSION", "incarnation")
+"""Files that say whose a directory is."""
+
+
+@dataclass
+class Damaged(World):
+    """Bookies 0 and 1 have lost a bit of an entry of three ledgers, and bookie 2 has all that it was given."""
+
+    unclosed: LedgerId = NO_LEDGER
+    closed: LedgerId = NO_LEDGER
+    short: tuple[LedgerId, ...] = ()
+    """Bookie 0 has a damaged copy of an entry that bookie 2 lacks."""
+    indexed: LedgerId = NO_LEDGER
+
+    async def damage(self) -> None:
+        self.unclosed = await self.abandoned()
+        self.closed = await self.written()
+        self.short = (await self.written(), await self.written())
+        self.indexed = await self.written(entries=INDEXED)
+        first, second, third = self.bookies
+        await self.settle(first, second, third)
+        for bookie in (first, second):
+            damage_entry(bookie, self.unclosed, DAMAGED)
+            damage_entry(bookie, self.closed, DAMAGED)
+        for ledger_id in self.short:
+            damage_entry(first, ledger_id, DAMAGED)
+            await forget_entry(third, ledger_id, FORGOTTEN)
+        await self.start_again(first, second, third)
+
+    def check(self, spark: SparkSession, ledger_id: LedgerId) -> AuditResult:
+        """The replicas check of one ledger."""
+        settings = AuditSettings(
+            self.cluster.metadata_uri,
+            self.cluster.directory / "reports",
+            ledger_min=ledger_id,
+            ledger_max=ledger_id,
+        )
+        return run_check(spark, RunKind.REPLICAS, settings)
+
+    async def marked(self) -> set[LedgerId]:
+        return {task.ledger_id for task in await self.client.ports.tasks.list()}
+
+    async def statuses(
+        self, bookie: EmbeddedBookie, ledger_id: LedgerId, entry: int
+    ) -> tuple[Status, tuple[Status, ...]]:
+        """What a bookie says of an entry: of the request, and of the entry where it tells."""
+        reply = await self.client.ports.transport.read(bookie.bookie_id, ledger_id, [EntryId(entry)], STATE_S)
+        return reply.status, tuple(result.status for result in reply.results)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
+    with asyncio.Runner() as runner:
+        world = runner.run(Damaged.start(tmp_path_factory.mktemp("damaged"), runner))
+        try:
+            runner.run(world.damage())
+            yield world
+        finally:
+            runner.run(world.stop())
+
+
+def test_a_damaged_copy_is_no_proof_of_absence_for_a_recovery(world: Damaged) -> None:
+    first, second, third = world.bookies
+    world.do(world.kill(third))
+    with pytest.raises(RecoveryImpossibleNowError) as refused:
+        world.do(world.client.recover_ledger(world.unclosed))
+    found = {bookie: refused.value.evidence[bookie] for bookie in (first.bookie_id, second.bookie_id)}
+    assert found == dict.fromkeys(found, Status.CORRUPT)
+    assert not world.do(world.client.ports.ledgers.read(world.unclosed)).metadata.is_closed
+    world.do(world.start_again(third))
+    metadata = world.do(world.client.recover_ledger(world.unclosed))
+    assert (metadata.state, metadata.last_entry_id) == (LedgerState.CLOSED, ENTRIES - 1)
+    assert world.do(world.read(world.unclosed)) == [payload(world.unclosed, entry) for entry in range(ENTRIES)]
+
+
+def test_readers_get_the_entry_from_the_bookie_whose_copy_is_intact(world: Damaged) -> None:
+    assert [world.do(world.statuses(bookie, world.closed, DAMAGED)) for bookie in world.bookies] == [
+        (Status.OK, (Status.CORRUPT,)),
+        (Status.OK, (Status.CORRUPT,)),
+        (Status.OK, (Status.OK,)),
+    ]
+    assert world.do(world.read(world.closed)) == [payload(world.closed, entry) for entry in range(ENTRIES)]
+
+
+def test_the_replicas_check_takes_a_listed_entry_for_a_stored_one(spark: SparkSession, world: Damaged) -> None:
+    """Bookies list what their index names. No check reads the bytes, so only a reader or a repair finds the damage."""
+    result = world.check(spark, world.closed)
+    assert (result.summary.verdict, result.summary.is_complete) == (Verdict.CLEAN, True)
+    assert world.closed not in world.do(world.marked())
+
+
+def test_a_repair_passes_over_a_damaged_copy_and_reports_it(world: Damaged) -> None:
+    first, _, third = world.bookies
+    tasks = world.client.ports.tasks
+    world.do(tasks.initialize())
+    for ledger_id in world.short:
+        assert world.do(world.statuses(third, ledger_id, FORGOTTEN)) == (Status.OK, (Status.NO_ENTRY,))
+        world.do(tasks.mark(ledger_id, [third.bookie_id]))
+    log = world.cluster.directory / "replicator.log"
+    words = ["--metadata-uri", world.cluster.metadata_uri, "--once", "--poll-interval", "0.2", "--output", "json"]
+    replicator = ManagedProcess.start("replicator", [sys.executable, "-m", "replicator", *words], log_path=log)
+    assert world.do(replicator.wait(PROGRAM_S)) == 0, replicator.log_tail()
+    assert world.do(world.marked()).isdisjoint(world.short)
+    for ledger_id in world.short:
+        assert world.do(world.statuses(third, ledger_id, FORGOTTEN)) == (Status.OK, (Status.OK,))
+        assert world.do(world.read(ledger_id)) == [payload(ledger_id, entry) for entry in range(ENTRIES)]
+    events = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"event": "copy_corrupt"')]
+    # The holders take turns from one ledger to the next at being asked first, so one of the two begins with the damage.
+    [event] = events
+    assert (event["bookie_id"], event["entry_id"]) == (first.bookie_id, DAMAGED)
+    assert event["ledger_id"] in world.short
+
+
+def test_a_damaged_page_of_the_index_hides_no_entry(spark: SparkSession, world: Damaged) -> None:
+    third = world.bookies[2]
+    world.do(world.kill(third))
+    world.do(world.start_again(third))  # this turns the log of the index into a table
+    world.do(world.kill(third))
+    table = max((current(third) / "index").glob("*.sst"), key=lambda path: path.stat().st_size)
+    place = table.stat().st_size // 2
+    flip(table, place)
+    world.do(world.start_again(third))
+    said = [world.do(world.statuses(third, world.indexed, entry)) for entry in range(INDEXED)]
+    assert set(said) == {(Status.OK, (Status.OK,)), (Status.IO_ERROR, ())}
+    assert world.do(world.read(world.indexed)) == [payload(world.indexed, entry) for entry in range(INDEXED)]
+    result = world.check(spark, world.indexed)
+    assert (result.summary.is_complete, result.exit_code()) == (False, AuditExitCode.PARTIAL)
+    assert f"{third.bookie_id} for 1 ledgers (IO_ERROR" in result.summary.problems[0]
+    assert world.indexed not in world.do(world.marked())
+    world.do(world.kill(third))
+    flip(table, place)
+    world.do(world.start_again(third))
+
+
+def test_a_bookie_does_not_start_on_directories_whose_owner_is_unreadable(world: Damaged) -> None:
+    second = world.bookies[1]
+    world.do(world.kill(second))
+    for directory in ("journal", "ledgers"):
+        for name in WHOSE:
+            path = second.directory / directory / CURRENT / name
+            place = path.stat().st_size // 2
+            flip(path, place)
+            assert world.do(refused(second)) == ExitCode.REFUSED, path
+            flip(path, place)
+    world.do(world.start_again(second))
+    assert world.do(world.statuses(second, world.indexed, 0)) == (Status.OK, (Status.OK,))
+
+
+def test_a_bookie_does_not_start_on_an_index_that_lost_what_was_durable(world: Damaged, tmp_path: Path) -> None:
+    second = world.bookies[1]
+    ledger_id = world.do(world.written())
+    world.do(world.settle(second))
+    index = current(second) / "index"
+    shutil.copytree(index, tmp_path / "index")
+    [log] = index.glob("*.log")
+    place = log.read_bytes().find(pack_entry_key(ledger_id, DAMAGED))
+    assert place >= 0, "the log holds the entries"
+    flip(log, place)
+    assert world.do(refused(second)) == ExitCode.STORAGE_FAILED
+    assert world.do(refused(second)) == ExitCode.STORAGE_FAILED, "nor when it is tried again"
+    shutil.rmtree(index)
+    shutil.copytree(tmp_path / "index", index)
+    world.do(world.start_again(second))
+    assert world.do(world.statuses(second, ledger_id, DAMAGED)) == (Status.OK, (Status.OK,))
+
+
+async def refused(bookie: EmbeddedBookie) -> int:
+    """Start a bookie that must not start."""
+    bookie.launch()
+    return await bookie.running.wait(STATE_S)
