@@ -1,8 +1,8 @@
-# Targets are documented by `make help`. Everything happens in .venv; nothing is installed elsewhere.
+# Targets are documented by `make help`. Everything happens in VENV (.venv by default); nothing is installed elsewhere.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -19,17 +19,28 @@ demo: $(VENV)/.installed ## A cluster with the auditor service, Spark UI tab and
 	$(BIN)/bkheal demo
 
 .PHONY: test
-test: $(VENV)/.installed-dev ## Set everything up, then run all tests
-	$(BIN)/python -m pytest
+test: $(VENV)/.installed-dev ## Set everything up, then run every ring of tests once, side by side
+	$(BIN)/python -m tests.rings gate
 
 .PHONY: check
-check: $(VENV)/.installed-dev ## Fast gate for each commit: format, types, imports, spelling, unit tests
+check: lint ## Fast gate for each commit: lint, then the unit tests
+	$(BIN)/python -m tests.rings gate --only unit --lanes 2
+
+.PHONY: test-long
+test-long: $(VENV)/.installed-dev ## Run the suites that search, measure or build (SUITES="a b" runs some, see tests/rings/suites.toml)
+	$(BIN)/python -m tests.rings long $(SUITES)
+
+.PHONY: test-stress
+test-stress: $(VENV)/.installed-dev ## Run the rings that start processes three times beside two busy loops
+	$(BIN)/python -m tests.rings stress
+
+.PHONY: lint
+lint: $(VENV)/.installed-dev ## Check format, types, imports and spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell auditor bookie replicator spark_jobs tests docs helm *.md Makefile Dockerfile
-	$(BIN)/python -m pytest tests/unit -q
 
 SEEDS ?= 2000
 .PHONY: simulate
@@ -54,7 +65,7 @@ IMAGE_STORE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/bkheal/image
 .PHONY: image-test
 image-test: $(VENV)/.installed-dev ## Build the image without Docker, run the chart's pods from it (root, buildah, podman)
 	.ci/build_image.sh $(IMAGE_STORE)
-	BKHEAL_IMAGE_STORE=$(IMAGE_STORE) $(BIN)/python -m pytest tests/chart/test_image_runs.py
+	BKHEAL_IMAGE_STORE=$(IMAGE_STORE) $(BIN)/python -m pytest -m long tests/chart/test_image_runs.py
 
 .PHONY: docs
 docs: $(VENV)/.installed-dev ## Generate docs/configuration.md, docs/metrics.md, the chart's schema and table of values

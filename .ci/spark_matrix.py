@@ -59,7 +59,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--versions", type=lambda text: text.split(","), default=VERSIONS, metavar="V,V")
     parser.add_argument(
-        "--cache", type=Path, default=ROOT / ".venv" / "spark-matrix", help="directory of the environments"
+        "--cache", type=Path, default=Path(sys.prefix) / "spark-matrix", help="directory of the environments"
     )
     parser.add_argument("tests", nargs="*", default=TESTS, help="what pytest runs instead")
     return parser.parse_args()

@@ -14,8 +14,9 @@ from hypothesis import settings
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.runtime.grpc_environment import prepare_grpc
+from tests.class_archive import spark_environment
 from tests.required import missing, why_missing
-from tests.rings import TESTS, load_rings
+from tests.rings.plan import TESTS, load_rings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +86,16 @@ def fresh_root() -> str:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def quick_spark(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Spark in this process and in all that are started from here on begins with its classes loaded."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in spark_environment(zookeeper, tmp_path_factory.mktemp("class-archive")).items():
+            environment.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session")
+def spark(quick_spark: None) -> Iterator[SparkSession]:
     """One local Spark session for the whole test session, two cores, the UI on, the data sources registered.
 
     Starting one takes seconds and a warm audit in it one; a test that does not judge the start of a process uses this.

@@ -1,0 +1,144 @@
+"""Runs pytest processes side by side, a bounded number at a time, and reads their reports while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.rings.plan import Part
+from tests.rings.results import Failure, PartResult, take_report
+
+LANES: Final = 3
+"""Rings that start processes wait half of the time; three processes keep two cores busy."""
+_LOOK_AGAIN_S: Final = 0.5
+_TELL_EVERY_S: Final = 60.0
+_END_GRACE_S: Final = 20.0
+"""For pytest to end its fixtures after an interrupt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """How the processes of one run are started.
+
+    Attributes:
+        directory: takes a folder for each process: its log, its report, and pytest's temporary files.
+        count: how many processes run at a time.
+        options: further arguments of each pytest.
+        tell: takes lines of progress.
+    """
+
+    directory: Path
+    count: int = LANES
+    options: Sequence[str] = ()
+    tell: Callable[[str], None] = print
+
+    async def run(self, parts: Sequence[Part]) -> Sequence[PartResult]:
+        """Run every part; the results in the order of ``parts``. When cancelled, ends what it started."""
+        free = asyncio.Semaphore(self.count)
+        began_s = time.monotonic()
+        progress = {part.name: PartResult(part.name, part.ring) for part in parts}
+
+        async def one(part: Part) -> PartResult:
+            async with free:
+                self.tell(f"{_clock(began_s)} {part.name}: started, {len(part.files)} files")
+                result = await self._run_part(part, progress[part.name])
+                counts = ", ".join(f"{result.count(name)} {name}" for name in ("passed", "failed", "skipped"))
+                self.tell(f"{_clock(began_s)} {part.name}: {counts} in {result.wall_s:.0f} s")
+                return result
+
+        telling = asyncio.create_task(self._tell_progress(progress, began_s))
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(one(part)) for part in parts]
+        finally:
+            telling.cancel()
+        return [task.result() for task in running]
+
+    async def _run_part(self, part: Part, result: PartResult) -> PartResult:
+        home = self.directory / part.name
+        home.mkdir(parents=True)
+        report = home / "report.jsonl"
+        command = [
+            *(sys.executable, "-m", "pytest", "-q", f"--basetemp={home / 'tmp'}", f"--report-log={report}"),
+            *("-p", "no:cacheprovider", *self.options, *map(str, part.files)),
+        ]
+        began_s = time.monotonic()
+        with (home / "pytest.log").open("wb") as log:
+            # A session of its own, so that an interrupt in the terminal reaches the runner alone.
+            process = subprocess.Popen(  # noqa: ASYNC220  # asyncio would wait for it, and lose its CPU time
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        reading = _Reading(report, result)
+        waiting = asyncio.create_task(_wait4(process.pid))
+        try:
+            while not waiting.done():
+                for failure in reading.go_on():
+                    self.tell(f"{part.name}: FAILED {failure.test}")
+                await asyncio.wait([waiting], timeout=_LOOK_AGAIN_S)
+        except asyncio.CancelledError:
+            await _end(process.pid, waiting)
+            raise
+        reading.go_on()
+        status, result.cpu_s = waiting.result()
+        result.wall_s = time.monotonic() - began_s
+        result.exit_code = process.returncode = os.waitstatus_to_exitcode(status)
+        if not result.has_failed:
+            await asyncio.to_thread(shutil.rmtree, home / "tmp", ignore_errors=True)
+        return result
+
+    async def _tell_progress(self, progress: Mapping[str, PartResult], began_s: float) -> None:
+        while True:
+            await asyncio.sleep(_TELL_EVERY_S)
+            running = [f"{r.name} {len(r.outcomes)}" for r in progress.values() if r.outcomes and not r.wall_s]
+            self.tell(f"{_clock(began_s)} tests done: {', '.join(running) or 'none yet, collecting'}")
+
+
+class _Reading:
+    """Reads whole lines of a growing report."""
+
+    def __init__(self, path: Path, result: PartResult) -> None:
+        self._path = path
+        self._result = result
+        self._offset = 0
+
+    def go_on(self) -> Sequence[Failure]:
+        """Read what is new; the failures in it."""
+        if not self._path.exists():
+            return []
+        before = len(self._result.failures)
+        with self._path.open("rb") as report:
+            report.seek(self._offset)
+            found = report.read()
+        whole = found[: found.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        take_report(self._result, whole.decode(errors="replace").splitlines())
+        return self._result.failures[before:]
+
+
+async def _wait4(pid: int) -> tuple[int, float]:
+    """Status and CPU seconds of a child and of all that it waited for."""
+    _, status, usage = await asyncio.to_thread(os.wait4, pid, 0)
+    return status, usage.ru_utime + usage.ru_stime
+
+
+async def _end(pid: int, waiting: asyncio.Task[tuple[int, float]]) -> None:
+    """Interrupt a process and its group, and kill them if they do not end."""
+    for sent, grace_s in ((signal.SIGINT, _END_GRACE_S), (signal.SIGKILL, _END_GRACE_S)):
+        if waiting.done():
+            return
+        os.killpg(pid, sent)
+        await asyncio.wait([waiting], timeout=grace_s)
+
+
+def _clock(began_s: float) -> str:
+    minutes, seconds = divmod(int(time.monotonic() - began_s), 60)
+    return f"[{minutes:3}:{seconds:02}]"

@@ -1,0 +1,21 @@
+"""Busy loops that compete with the tests for the processor, as other jobs of a shared machine do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Run ``count`` processes that do nothing but compute."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+        for loop in loops:
+            loop.wait()

@@ -1,0 +1,62 @@
+"""Which pytest processes make up a run: a ring is one process, or several that share its files."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+TESTS: Final = Path(__file__).parents[1]
+RINGS: Final = Path(__file__).with_name("rings.toml")
+OVER_BUDGET: Final = 1.5
+"""A ring that takes more than this many times its budget fails the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """One folder of tests."""
+
+    name: str
+    budget_s: float
+    """Wall time of all its processes together, beside the other rings, on two cores."""
+    test_limit_s: float
+    """A test that takes longer is ended as hanging."""
+    parts: int = 1
+    """How many processes share its files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One pytest process: some files of one ring."""
+
+    ring: str
+    number: int
+    files: Sequence[Path]
+
+    @property
+    def name(self) -> str:
+        """Unique in a run, fit for a file name."""
+        return f"{self.ring}-{self.number}"
+
+
+def load_rings(path: Path = RINGS) -> Sequence[Ring]:
+    """Every ring, in the order in which their processes are to start."""
+    return [Ring(name, **table) for name, table in tomllib.loads(path.read_text()).items()]
+
+
+def parts_of(ring: Ring, files: Sequence[Path]) -> Sequence[Part]:
+    """Deal ``files``, in order, to the processes of ``ring``; a process without a file is left out.
+
+    Args:
+        ring: how many processes there are to be.
+        files: the test files of the ring.
+    """
+    dealt = [Part(ring.name, number + 1, list(files[number :: ring.parts])) for number in range(ring.parts)]
+    return [part for part in dealt if part.files]
+
+
+def files_of(ring: str, tests: Path = TESTS) -> Sequence[Path]:
+    """The test files of a ring, sorted by path."""
+    return sorted((tests / ring).rglob("test_*.py"))
