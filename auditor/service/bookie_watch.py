@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -97,7 +98,8 @@ class BookieWatch:
         self._poked = Signal()
         self._pokes = 0
         self._epoch: int | None = None
-        self._settle_until_ms = 0
+        self._settle_until_s = 0.0
+        """On the monotonic clock, as whatever is waited for in this process: the date may jump."""
         self._switches: _Switches | None = None
         self._noted: Mapping[BookieId, Down] = {}
         self._watched_to = ""
@@ -105,7 +107,7 @@ class BookieWatch:
         self._reopened: set[BookieId] = set()
         self._is_asked = False
         self._tried: frozenset[BookieId] = frozenset()
-        self._next_try_ms = 0
+        self._next_try_s = 0.0
         self._retry_s = _AUDIT_RETRY_S
         self._refusals = GrowingPause(_RETRY_S, _REFUSED_RETRY_S_MAX)
         self.seen = ClusterSeen()
@@ -140,7 +142,12 @@ class BookieWatch:
             session = await store.wait_session_changed(session)
 
     def _settle(self) -> None:
-        self._settle_until_ms = self._ports.clock.epoch_ms() + int(self._settle_s * 1000)
+        self._settle_until_s = self._ports.clock.monotonic_s() + self._settle_s
+
+    def _settled_ms(self, now_ms: int) -> int:
+        """The date at which bookies have had their moment to register again; 0 if that is over."""
+        left_s = self._settle_until_s - self._ports.clock.monotonic_s()
+        return now_ms + math.ceil(left_s * 1000) if left_s > 0 else 0
 
     async def _look_and_wait(self) -> None:
         while True:
@@ -169,12 +176,12 @@ class BookieWatch:
         now_ms = self._ports.clock.epoch_ms()
         lost = lost_now(known, bookies.registered)
         noted = await self._note(lost, now_ms, switches, version)
-        watched = Watched(known, bookies.registered, noted, switches.delay_s, self._settle_until_ms)
+        watched = Watched(known, bookies.registered, noted, switches.delay_s, self._settled_ms(now_ms))
         decision = decide(watched, now_ms, self._missing_share_max)
         if self.seen.held_because and not decision.held_because:
             _log.warning("the mass-loss brake is released")
             self._settle()
-            watched = Watched(known, bookies.registered, noted, switches.delay_s, self._settle_until_ms)
+            watched = Watched(known, bookies.registered, noted, switches.delay_s, self._settled_ms(now_ms))
             decision = decide(watched, now_ms, self._missing_share_max)
         if decision.held_because and decision.held_because != self.seen.held_because:
             _log.error("the mass-loss brake holds, nothing is marked", extra={"reason": decision.held_because})
@@ -284,12 +291,12 @@ class BookieWatch:
         self._is_asked = False
         if is_due:
             self._tried |= decision.due
-            self._next_try_ms = self._ports.clock.epoch_ms() + int(self._retry_s * 1000)
+            self._next_try_s = self._ports.clock.monotonic_s() + self._retry_s
             self._retry_s = min(self._retry_s * 2, _AUDIT_RETRY_S_MAX)
         return False
 
     def _may_try(self, decision: Decision) -> bool:
-        return bool(decision.due - self._tried) or self._ports.clock.epoch_ms() >= self._next_try_ms
+        return bool(decision.due - self._tried) or self._ports.clock.monotonic_s() >= self._next_try_s
 
     async def _wait(self, bookies: Bookies, decision: Decision, pokes: int, is_busy: bool) -> None:
         """Until anything changes, or the next delay is over."""
@@ -309,11 +316,11 @@ class BookieWatch:
                 await first_to_end(*works)
 
     def _wait_s(self, decision: Decision) -> float:
-        now_ms = self._ports.clock.epoch_ms()
-        due = [] if decision.next_look_ms is None else [decision.next_look_ms]
+        clock = self._ports.clock
+        left_s = [] if decision.next_look_ms is None else [(decision.next_look_ms - clock.epoch_ms()) / 1000]
         if decision.due and not decision.due - self._tried:
-            due.append(self._next_try_ms)
-        soonest_s = min(((due_ms - now_ms) / 1000 for due_ms in due if due_ms > now_ms), default=LOOK_INTERVAL_S)
+            left_s.append(self._next_try_s - clock.monotonic_s())
+        soonest_s = min((left for left in left_s if left > 0), default=LOOK_INTERVAL_S)
         return min(LOOK_INTERVAL_S, soonest_s + _ROUNDING_S)
 
     async def _changed(self, bookies: Bookies) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
+from auditor.service.bookie_watch import SETTLE_SESSIONS
 from bookie.metadata.first_seen_down import FirstSeenDown
 from bookie.metadata.layout import cookie_path, disable_path
 from bookie.metadata.nodes import ensure_path
 from bookie.model.run import RunCause, RunKind
 from tests.unit.service_world import BOOKIES, ROOT, SESSION_TIMEOUT_S, World
-from tests.unit.virtual_time import in_virtual_time, until
+from tests.unit.virtual_time import VirtualClock, in_virtual_time, until
 
 A, B, C, D, _ = BOOKIES
+DAY_MS = 86_400_000
 
 
 async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
@@ -366,4 +370,67 @@ async def test_a_loss_that_a_wrong_clock_noted_in_the_future_waits_for_the_delay
     start_s = world.clock.monotonic_s()
     await when(lambda: bool(world.marked))
     assert world.marked[0].at_s - start_s < 303
+    await world.close()
+
+
+class JumpingClock(VirtualClock):
+    """A date that may be wrong. The monotonic time never jumps."""
+
+    def __init__(self) -> None:
+        self.skew_ms = 0
+
+    def epoch_ms(self) -> int:
+        return super().epoch_ms() + self.skew_ms
+
+
+@pytest.mark.parametrize("jump_ms", [-30 * DAY_MS, -60_000, DAY_MS])
+@in_virtual_time
+async def test_a_clock_that_jumps_after_an_outage_keeps_no_loss_waiting(jump_ms: int) -> None:
+    world = await World.create()
+    world.clock = clock = JumpingClock()
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    auditor.store.suspend()
+    await asyncio.sleep(SESSION_TIMEOUT_S * 0.6)
+    await world.down(A)
+    auditor.store.resume()
+    resumed_s = clock.monotonic_s()
+    await asyncio.sleep(1)
+    clock.skew_ms += jump_ms
+    await when(lambda: bool(world.marked), 3600)
+    assert SETTLE_SESSIONS * SESSION_TIMEOUT_S <= world.marked[0].at_s - resumed_s < 60
+    await world.close()
+
+
+@pytest.mark.parametrize("jump_ms", [-30 * DAY_MS, DAY_MS])
+@in_virtual_time
+async def test_a_clock_that_jumps_after_a_failed_audit_keeps_no_loss_waiting(jump_ms: int) -> None:
+    world = await World.create()
+    world.clock = clock = JumpingClock()
+    world.failures = [RuntimeError("no luck")]
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    await world.down(A)
+    await when(lambda: len(auditor.runner.requests) == 1)
+    failed_s = clock.monotonic_s()
+    await asyncio.sleep(1)
+    clock.skew_ms += jump_ms
+    await when(lambda: bool(world.marked), 3600)
+    assert 25 < world.marked[0].at_s - failed_s < 60
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_clock_that_jumps_back_during_a_delay_begins_it_again_at_most() -> None:
+    world = await World.create()
+    world.clock = clock = JumpingClock()
+    await world.set_delay(300)
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    await world.down(A)
+    await asyncio.sleep(100)
+    clock.skew_ms -= DAY_MS
+    jumped_s = clock.monotonic_s()
+    await when(lambda: bool(world.marked), 3600)
+    assert 200 <= world.marked[0].at_s - jumped_s < 330
     await world.close()
