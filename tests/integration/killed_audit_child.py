@@ -1,0 +1,33 @@
+"""``bkheal audit`` that stands still once half of what it found is marked, until it is killed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+
+from bookie.runtime.grpc_environment import prepare_grpc
+from spark_jobs.audit import main
+from spark_jobs.cluster_view import ClusterView
+from spark_jobs.publish import Marking
+
+STANDS_STILL = "half of the findings are marked"
+
+
+def _mark_half_of_it() -> None:
+    mark = ClusterView.mark
+
+    def mark_half(self: ClusterView, batch: Sequence[Marking]) -> int | None:
+        mark(self, batch[: len(batch) // 2])
+        sys.stdout.write(f"{STANDS_STILL}\n")
+        sys.stdout.flush()
+        threading.Event().wait()
+        return None
+
+    ClusterView.mark = mark_half  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    prepare_grpc()
+    _mark_half_of_it()
+    sys.exit(main(sys.argv[1:]))
