@@ -1,30 +1,112 @@
-"""The command line, as an operator uses it."""
+"""The command line, as an operator uses it: as a process, or in this one, where starting Python is not what is judged.
+
+Both run ``auditor.cli.main.main`` with the same arguments, environment and streams.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
+import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from typing import Any
 
-DEADLINE_S = 100.0
-"""Never reached where the test passes."""
+import pytest
+
+from auditor.cli.main import main
+from tests.deadlines import PROGRAM_S
+
+Ended = subprocess.CompletedProcess[bytes]
+
+
+def command(*arguments: str) -> list[str]:
+    """What starts ``bkheal`` with these arguments."""
+    return [sys.executable, "-m", "auditor.cli.main", *arguments]
+
+
+def environment(uri: str | None) -> dict[str, str]:
+    """Of a person who has named this cluster, or none, and nothing else."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BKHEAL_")}
+    return kept if uri is None else {**kept, "BKHEAL_METADATA_URI": uri}
+
+
+def started(uri: str | None, *arguments: str, stdin: bytes = b"") -> Ended:
+    """Run a command to its end, as a process."""
+    return subprocess.run(
+        command(*arguments), env=environment(uri), input=stdin, capture_output=True, timeout=PROGRAM_S, check=False
+    )
+
+
+def typed(uri: str | None, *arguments: str, stdin: bytes = b"") -> Ended:
+    """Run a command to its end in this process; what a process would have printed, and its exit code."""
+    out, err = io.TextIOWrapper(io.BytesIO(), write_through=True), io.TextIOWrapper(io.BytesIO(), write_through=True)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile() as given:
+        given.write(stdin)
+        given.seek(0)
+        _set_environment(patch, environment(uri))
+        patch.setattr(sys, "argv", ["bkheal", *arguments])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(given))
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        code = _exit_code()
+    return Ended(arguments, code, _written(out), _written(err))
+
+
+def output(ended: Ended) -> str:
+    """What a command that succeeded printed."""
+    assert ended.returncode == 0, (ended.args, ended.stderr.decode())
+    return ended.stdout.decode()
+
+
+def document(ended: Ended) -> dict[str, Any]:
+    """The JSON document that a command printed that succeeded."""
+    parsed = json.loads(output(ended))
+    assert isinstance(parsed, dict)
+    assert parsed["apiVersion"] == "bkheal/v1"
+    return parsed
 
 
 async def bkheal(uri: str, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """Run one command as an operator does; its JSON document, if it was to have one."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BKHEAL_")}
+    """Run one command as a process; its JSON document, or what it says where it prints none."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "auditor.cli.main", *arguments, "--output", "json"),
-        env={**kept, "BKHEAL_METADATA_URI": uri},
+        *command(*arguments, "--output", "json"),
+        env=environment(uri),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PROGRAM_S):
         out, err = await process.communicate()
-    assert process.returncode == code, (arguments, out.decode(), err.decode())
-    document = json.loads(out) if out else {"error": err.decode()}
-    assert isinstance(document, dict)
-    return document
+    return answer(Ended(arguments, process.returncode or 0, out, err), code)
+
+
+def answer(ended: Ended, code: int = 0) -> dict[str, Any]:
+    """The JSON document of a command that ended with ``code``, or what it says where it prints none."""
+    assert ended.returncode == code, (ended.args, ended.stdout.decode(), ended.stderr.decode())
+    parsed = json.loads(ended.stdout) if ended.stdout else {"error": ended.stderr.decode()}
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def _set_environment(patch: pytest.MonkeyPatch, wanted: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - wanted.keys():
+        patch.delenv(name)
+    for name, value in wanted.items():
+        patch.setenv(name, value)
+
+
+def _exit_code() -> int:
+    try:
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def _written(stream: io.TextIOWrapper) -> bytes:
+    assert isinstance(stream.buffer, io.BytesIO)
+    return stream.buffer.getvalue()

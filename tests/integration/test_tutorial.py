@@ -6,7 +6,6 @@ import ast
 import asyncio
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,8 @@ TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", TUTORIAL.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    started = asyncio.run(EmbeddedCluster.start(tmp_path_factory.mktemp("cluster"), bookies=3))
-    yield started
-    asyncio.run(started.stop())
-
-
-def test_every_block_of_the_tutorial_runs(cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BKHEAL_METADATA_URI", cluster.metadata_uri)
+def test_every_block_of_the_tutorial_runs(shared_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BKHEAL_METADATA_URI", shared_cluster.metadata_uri)
     assert len(BLOCKS) >= 8
     names: dict[str, object] = {}
     for number, block in enumerate(BLOCKS):

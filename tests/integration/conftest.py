@@ -1,0 +1,19 @@
+"""Fixtures that files of this ring share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from bookie.embedded.cluster import EmbeddedCluster
+from tests.integration.clusters import start_cluster
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    """Three bookies for every test that stops none; ledgers and logs of other tests are there as well."""
+    started = asyncio.run(start_cluster(tmp_path_factory.mktemp("shared-cluster"), 3))
+    yield started
+    asyncio.run(started.stop())
