@@ -1,0 +1,71 @@
+"""What a script sees: the exit codes of commands that found something, or left something undone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from auditor.cli import audit as audit_cli
+from bookie.embedded.process import ManagedProcess
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.model.ids import BookieId, LedgerId
+from replicator.main import ExitCode as ReplicatorExitCode
+from spark_jobs import one_shot
+from spark_jobs.settings import ExitCode
+from tests.deadlines import PROGRAM_S
+from tests.spark.audit_world import Place, closed, opened
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
+    with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
+        place.register("a:1", "b:1", "c:1")
+        yield place
+
+
+def audit(place: Place, *options: str) -> int:
+    """``bkheal audit run`` in this process."""
+    words = ["run", "--metadata-uri", place.uri, "--report-dir", str(place.report_dir), *options]
+    return CliRunner().invoke(audit_cli.app, words).exit_code
+
+
+def test_an_audit_says_by_its_exit_code_what_it_found(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def session(settings: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(one_shot, "spark_session", session)
+    place.create({1: closed("x:1", "y:1")})
+    assert audit(place, "--fail-on", "no-live-copy", "--missing-share-max", "1") == ExitCode.FINDINGS
+    assert audit(place, "--missing-share-max", "1") == ExitCode.OK
+    assert place.marked() == {1: ["x:1", "y:1"]}
+    assert audit(place, "--missing-share-max", "0.1") == ExitCode.HELD
+
+
+async def replicate_once(place: Place, directory: Path, name: str) -> int:
+    words = [sys.executable, "-m", "replicator", "--metadata-uri", place.uri, "--once"]
+    return await ManagedProcess.start(name, words, log_path=directory / f"{name}.log").wait(PROGRAM_S)
+
+
+def test_a_replicator_touches_nothing_while_repair_is_disabled_and_says_that_work_is_left(
+    place: Place, tmp_path: Path
+) -> None:
+    deleted = LedgerId(7)  # a task that would be over at once
+    place.do(place.tasks.initialize())
+    place.do(place.tasks.mark(deleted, [BookieId("x:1")]))
+    place.do(place.tasks.disable())
+    assert place.do(replicate_once(place, tmp_path, "disabled")) == ReplicatorExitCode.UNSETTLED
+    assert place.marked() == {deleted: ["x:1"]}
+    place.do(place.tasks.enable())
+    assert place.do(replicate_once(place, tmp_path, "enabled")) == ReplicatorExitCode.OK
+    assert place.marked() == {}
