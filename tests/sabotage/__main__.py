@@ -1,0 +1,8 @@
+"""``python -m tests.sabotage [NAME ...]``: break a copy of the product in known ways and see that the gate notices."""
+
+import sys
+
+from tests.sabotage.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Applies one sabotage to a copy of the tree, and runs the tests that have to notice it.
+
+The copy has every file that git tracks or would add. The tests run in a pytest process of their own, with the
+interpreter of this process, in the copy. A check beforehand makes sure that the product's packages come from the copy
+and not from where they are installed. A sabotage is caught if each of its tests fails in its own code. A test that was
+not run, was skipped or failed while it was set up proves nothing about the gate: then the table is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree
+
+from bookie.embedded.process import ManagedProcess
+from tests.sabotage.table import ROOT, Sabotage, StaleTableError, broken
+
+DEADLINE_S: Final = 1800.0
+"""For the tests of one sabotage: most fail at once, some only at the deadline for a state that never comes."""
+_PACKAGES: Final = ("auditor", "bookie", "replicator", "spark_jobs", "tests.sabotage")
+_WHERE: Final = (
+    "import importlib, json, pathlib\n"
+    f"print(json.dumps([str(pathlib.Path(importlib.import_module(name).__file__)) for name in {_PACKAGES!r}]))\n"
+)
+_SHOWN_LINES: Final = 40
+
+
+class Outcome(enum.Enum):
+    """What became of a sabotage."""
+
+    CAUGHT = "caught"
+    SURVIVED = "survived"
+    """A test passed that should fail: what it is to protect is not protected."""
+    ERROR = "error"
+    """The table does not fit the tree, or the tests could not be run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How one sabotage ended."""
+
+    sabotage: Sabotage
+    outcome: Outcome
+    seconds: float
+    detail: str = ""
+    log: str = ""
+    """Last lines of pytest's output; empty for one that was caught."""
+
+
+def run(sabotage: Sabotage, root: Path = ROOT) -> Result:
+    """Try one sabotage."""
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=f"sabotage-{sabotage.name}-") as directory:
+        outcome, detail, log = _run_in(sabotage, root, Path(directory))
+    return Result(sabotage, outcome, time.monotonic() - started_s, detail, "" if outcome is Outcome.CAUGHT else log)
+
+
+def _run_in(sabotage: Sabotage, root: Path, directory: Path) -> tuple[Outcome, str, str]:
+    tree, report = directory / "tree", directory / "report.xml"
+    try:
+        changed = broken(sabotage, root)
+        _copy(root, tree)
+        (tree / sabotage.file).write_text(changed)
+        _check_imports(tree)
+        log = asyncio.run(_pytest(sabotage.tests, tree, directory, report))
+    except (StaleTableError, OSError, subprocess.CalledProcessError) as error:
+        return Outcome.ERROR, str(error), ""
+    except TimeoutError:
+        return Outcome.ERROR, f"its tests did not end within {DEADLINE_S:g} s", _tail(directory / "log.txt")
+    if not report.is_file():
+        return Outcome.ERROR, "pytest ended without a report", log
+    return *judge(sabotage.tests, ElementTree.parse(report).getroot()), log
+
+
+def judge(tests: Sequence[str], report: ElementTree.Element) -> tuple[Outcome, str]:
+    """What pytest's report says about a sabotage whose ``tests`` had to fail, and why."""
+    passed: list[str] = []
+    for test in tests:
+        cases = [case for case in report.iter("testcase") if _is_case_of(case, test)]
+        kinds = {kind for case in cases for kind in ("failure", "error", "skipped") if case.find(kind) is not None}
+        if "failure" in kinds:
+            continue
+        if not cases:
+            return Outcome.ERROR, f"{test} was not run"
+        if "error" in kinds:
+            return Outcome.ERROR, f"{test} could not be set up"
+        if "skipped" in kinds:
+            return Outcome.ERROR, f"{test} was skipped"
+        passed.append(test)
+    if passed:
+        return Outcome.SURVIVED, f"passed: {', '.join(passed)}"
+    return Outcome.CAUGHT, f"failed: {', '.join(test.partition('::')[2] for test in tests)}"
+
+
+def _is_case_of(case: ElementTree.Element, test: str) -> bool:
+    file, _, name = test.partition("::")
+    return case.get("file") == file and str(case.get("name")).partition("[")[0] == name
+
+
+def _copy(root: Path, tree: Path) -> None:
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0")
+    for name in filter(None, names):
+        if (root / name).is_file():  # one that was deleted and not committed is listed as well
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, tree / name)
+
+
+def _without_settings() -> list[str]:
+    """Begins a command that does not inherit what this process was told about the product and about pytest."""
+    names = [name for name in os.environ if name.startswith(("BKHEAL_", "PYTEST_"))]
+    return ["env", *(word for name in names for word in ("-u", name))]
+
+
+def _check_imports(tree: Path) -> None:
+    """Make sure that the copy is what is tested.
+
+    Raises:
+        StaleTableError: a package is imported from elsewhere.
+        CalledProcessError: it cannot be imported.
+    """
+    printed = subprocess.run(
+        [sys.executable, "-c", _WHERE],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    for place in json.loads(printed):
+        if not Path(place).is_relative_to(tree):
+            raise StaleTableError(f"{place} would be tested, not the copy in {tree}")
+
+
+async def _pytest(tests: Sequence[str], tree: Path, directory: Path, report: Path) -> str:
+    """Run tests in the copy; the end of their output.
+
+    Raises:
+        TimeoutError: they did not end.
+    """
+    words = [
+        *_without_settings(),
+        *(sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"),
+        *("-o", "junit_family=xunit1", f"--junitxml={report}", f"--basetemp={directory / 'basetemp'}"),
+        *tests,
+    ]
+    log = directory / "log.txt"
+    where = {"PYTHONPATH": str(tree)}
+    async with ManagedProcess.start("pytest", words, log_path=log, environment=where, directory=tree) as process:
+        await process.wait(DEADLINE_S)
+    return _tail(log)
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]) if log.is_file() else ""
