@@ -16,12 +16,10 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id
 from bookie.metadata.memory import MemoryCell, MemoryStore
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.zookeeper import ZooKeeperStore
+from tests.deadlines import STATE_S
 from tests.simulation.loop import Process
 from tests.simulation.store import SimCell, SimStore, StoreFaults
 from tests.simulation.trace import Trace
-
-DEADLINE_S = 30.0
-"""Bounds what must happen soon; reached only by a test that fails."""
 
 
 class Backend(Protocol):
@@ -116,7 +114,7 @@ class ZooKeeperBackend:
         assert isinstance(store, ZooKeeperStore)
         seen = store.session
         await asyncio.to_thread(self._take_over, store._connection._client.client_id)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(STATE_S):
             while store.session.epoch == seen.epoch or not store.session.is_connected:
                 await store.wait_session_changed(store.session)
 
@@ -125,7 +123,7 @@ class ZooKeeperBackend:
         client = store._connection._client
         client._call(_CONNECTION_DROP, client.handler.async_result())
         seen = store.session
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(STATE_S):
             await store.wait_session_changed(seen)
             while not store.session.is_connected:
                 await store.wait_session_changed(store.session)
@@ -160,7 +158,7 @@ class raw_client:  # noqa: N801  # reads as a function
         self._client = KazooClient(hosts, **options)
 
     def __enter__(self) -> KazooClient:
-        self._client.start(timeout=DEADLINE_S)
+        self._client.start(timeout=STATE_S)
         return self._client
 
     def __exit__(self, *error: object) -> None:
@@ -201,4 +199,4 @@ async def base(store: MetadataStore) -> str:
 @pytest.fixture
 def soon() -> Callable[[Awaitable[Any]], Awaitable[Any]]:
     """Awaits with a deadline, so that a lost wake-up fails instead of hanging."""
-    return lambda awaitable: asyncio.wait_for(awaitable, DEADLINE_S)
+    return lambda awaitable: asyncio.wait_for(awaitable, STATE_S)

@@ -15,13 +15,15 @@ from bookie.model.metadata import DigestType
 from bookie.model.packet import pack
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.framing import FrameSplitter, framed
-from bookie.wire.port import AddBatch
+from bookie.wire.apache.transport import ApacheTransport
+from bookie.wire.port import AddBatch, Status
 from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress
+from tests.deadlines import STATE_S
 
 BOOKIE = BookieId("b:1")
 LEDGER = LedgerId(7)
 KEY = b"k" * 20
-DEADLINE_S = 20.0
+DEADLINE_S = STATE_S
 """Never reached where the test passes."""
 SOON_S = 0.2
 """For calls that must time out."""
@@ -171,6 +173,13 @@ class ScriptedApacheBookie:
         received = await self.requests.get()
         assert received.operation == operation, received.request
         return received
+
+
+async def connect(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
+    """A round trip. A call that must time out goes over this connection; it might not be sent if it had to connect."""
+    info = asyncio.create_task(transport.info(BOOKIE, DEADLINE_S))
+    (await bookie.next(pb.GET_BOOKIE_INFO)).answer()
+    assert (await info).status is Status.OK
 
 
 @asynccontextmanager

@@ -21,7 +21,16 @@ from bookie.wire.apache.transport import ApacheTransport
 from bookie.wire.port import READ_BYTES_MAX, AddReply, EntryResult, ReadReply, Status
 from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress
 from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials, SaslMechanism
-from tests.contract.scripted_apache_bookie import BOOKIE, DEADLINE_S, LEDGER, SOON_S, Directory, batch, entry
+from tests.contract.scripted_apache_bookie import (
+    AFTER_AN_ANSWER_S,
+    BOOKIE,
+    DEADLINE_S,
+    LEDGER,
+    SOON_S,
+    Directory,
+    batch,
+    entry,
+)
 
 STORED = {entry_id: entry(entry_id) for entry_id in range(100)}
 
@@ -262,7 +271,7 @@ async def test_a_bookie_without_batch_reads_reads_one_by_one(bookie: Bookie, tra
 @pytest.mark.parametrize("wanted", [range(50), range(0, 50, 2)])
 async def test_silence_in_version_2_is_met_once(bookie: Bookie, transport: ApacheTransport, wanted: range) -> None:
     bookie.on_v2 = lambda peer, request: None
-    assert (await read(transport, wanted, SOON_S)).status is Status.TIMEOUT
+    assert (await read(transport, wanted, AFTER_AN_ANSWER_S)).status is Status.TIMEOUT
     bookie.on_v2 = bookie.serve
     assert await read(transport, wanted) == ReadReply(Status.OK, found(wanted))
 
@@ -365,7 +374,7 @@ async def test_that_nothing_goes_in_bulk_any_more_is_said_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     bookie.on_v2 = lambda peer, request: None
-    replies = await asyncio.gather(*(read(transport, range(first, 80, 4), SOON_S) for first in range(4)))
+    replies = await asyncio.gather(*(read(transport, range(first, 80, 4), AFTER_AN_ANSWER_S) for first in range(4)))
     assert {reply.status for reply in replies} == {Status.TIMEOUT}
     said = [record for record in caplog.records if "no bulk transfer" in record.message]
     assert [record.__dict__["address"] for record in said] == [f"127.0.0.1:{bookie.port}"]

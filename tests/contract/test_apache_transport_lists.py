@@ -20,6 +20,7 @@ from tests.contract.scripted_apache_bookie import (
     SOON_S,
     Directory,
     ScriptedApacheBookie,
+    connect,
     entry,
     scripted_bookie,
 )
@@ -146,6 +147,7 @@ async def test_a_list_that_comes_late_shows_that_the_bookie_lists(
 async def test_a_bookie_that_answers_nothing_is_silent_and_nothing_else(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
+    await connect(transport, bookie)
     assert (await listing(transport, SOON_S)).status is Status.TIMEOUT
     await bookie.next(pb.GET_LIST_OF_ENTRIES_OF_LEDGER)
     await bookie.next(pb.READ_ENTRY)

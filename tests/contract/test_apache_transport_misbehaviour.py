@@ -28,6 +28,7 @@ from tests.contract.scripted_apache_bookie import (
     Received,
     ScriptedApacheBookie,
     batch,
+    connect,
     entry,
     scripted_bookie,
 )
@@ -175,6 +176,7 @@ async def test_answers_that_match_no_request_are_dropped(
 async def test_a_late_answer_is_not_taken_for_the_next_request(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
+    await connect(transport, bookie)
     assert (await transport.add(BOOKIE, batch(0), SOON_S)).status is Status.TIMEOUT
     late = await bookie.next(pb.ADD_ENTRY)
     call = adding(transport, batch(0))
@@ -344,9 +346,7 @@ async def test_requests_on_a_broken_connection_are_unreachable_and_the_next_one_
 async def test_adds_wait_for_room_in_their_order(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
     large, blocked, small = (adding(transport, batch(n, payload=bytes(size))) for n, size in enumerate((600, 600, 1)))
     first = await bookie.next(pb.ADD_ENTRY)
-    info = asyncio.create_task(transport.info(BOOKIE, DEADLINE_S))
-    (await bookie.next(pb.GET_BOOKIE_INFO)).answer()  # a round trip in which anything that was sent would have arrived
-    await info
+    await connect(transport, bookie)  # a round trip in which anything that was sent would have arrived
     assert bookie.requests.empty()
     first.answer()
     rest = [await bookie.next(pb.ADD_ENTRY) for _ in range(2)]

@@ -21,12 +21,11 @@ from auditor.api.http import HttpFace
 from auditor.api.settings import ServerTls
 from auditor.api.tls import ReloadingContext
 from bookie.wire.tls import TlsFilesError
+from tests.deadlines import STATE_S
 from tests.unit.api_world import ManualClock, TwinControl, TwinOperations, running, settings_in
 
 pytestmark = pytest.mark.needs("openssl")
 
-DEADLINE_S = 20.0
-"""Reached only by a test that fails."""
 NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
@@ -87,7 +86,7 @@ def connector(folder: Path, client: str | None, ca: str = "our-ca") -> aiohttp.T
 async def http_answers(tmp_path: Path, folder: Path, tls: ServerTls, client: str | None, ca: str = "our-ca") -> bool:
     async with running(tmp_path, connector=connector(folder, client, ca), tls=tls) as world:
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(STATE_S):
                 reply = await world.ask("GET", "/api/v1/status")
         except aiohttp.ClientError:
             return False
@@ -106,7 +105,7 @@ async def grpc_answers(tmp_path: Path, folder: Path, tls: ServerTls, client: str
     channel = grpc.aio.secure_channel(f"127.0.0.1:{face.port}", credentials)
     try:
         stub: Any = rpc.AuditorServiceStub(channel)  # type: ignore[no-untyped-call]
-        await stub.GetStatus(pb.GetStatusRequest(), timeout=DEADLINE_S)
+        await stub.GetStatus(pb.GetStatusRequest(), timeout=STATE_S)
         return True
     except grpc.aio.AioRpcError as error:
         if error.code() is not grpc.StatusCode.UNAVAILABLE:
@@ -157,7 +156,7 @@ def test_files_that_cannot_be_used_are_named(folder: Path, tmp_path: Path) -> No
 
 async def served_certificate(port: int) -> bytes:
     """What a port shows to a client that believes everything."""
-    pem = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=DEADLINE_S)
+    pem = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=STATE_S)
     return ssl.PEM_cert_to_DER_cert(pem)
 
 
@@ -217,7 +216,7 @@ async def test_http_face_follows_its_certificate(tmp_path: Path, folder: Path) -
         assert await served_certificate(face.port) == der(folder / "server.pem")
         shutil.copyfile(folder / "renewed.pem", cert)
         shutil.copyfile(folder / "renewed.key", key)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(STATE_S):
             while await served_certificate(face.port) != der(folder / "renewed.pem"):
                 pass
     finally:

@@ -17,9 +17,9 @@ from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.topology import InvalidTopologyError, TopologyStore
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
+from tests.deadlines import STATE_S
 
 BK1 = BookieId("bk1:3181")
-DEADLINE_S = 30.0
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def topologies(where: tuple[str, str]) -> AsyncIterator[TopologyStore]:
 
 
 async def until_located(client: ConnectedBookKeeper, rack: str) -> None:
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(STATE_S):
         while client.ports.placement.topology.location_of(BK1) != rack:  # noqa: ASYNC110 (nothing tells when)
             await asyncio.sleep(0.01)
 

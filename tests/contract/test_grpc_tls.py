@@ -20,12 +20,11 @@ from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.port import Status
 from bookie.wire.resolver import BookieAddress
 from bookie.wire.tls import TlsFilesError, TlsSettings, channel_credentials, server_credentials
+from tests.deadlines import STATE_S
 
 pytestmark = pytest.mark.needs("openssl")
 
 BOOKIE = BookieId("b")
-DEADLINE_S = 20.0
-"""Never reached where the test passes."""
 
 
 def openssl(*arguments: str, directory: Path) -> None:
@@ -83,7 +82,7 @@ async def info_status(service: BookieService, server_tls: TlsSettings, client_tl
     await server.start(service)
     transport = GrpcTransport(Directory(port), tls=client_tls, is_plaintext=client_tls is None)
     try:
-        return (await transport.info(BOOKIE, DEADLINE_S)).status
+        return (await transport.info(BOOKIE, STATE_S)).status
     finally:
         await transport.close()
         await server.stop()

@@ -21,10 +21,11 @@ from bookie.wire.grpc_transport import GrpcTransport, InsecureTransportError
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status
 from bookie.wire.resolver import BookieAddress
 from bookie.wire.tls import TlsSettings
+from tests.deadlines import STATE_S
 
 BOOKIE = BookieId("b:1")
 LEDGER = LedgerId(7)
-DEADLINE_S = 20.0
+DEADLINE_S = STATE_S
 """Never reached where the test passes."""
 SOON_S = 0.2
 """For calls that must time out."""
@@ -198,6 +199,7 @@ async def test_acks_that_match_no_request_are_dropped(transport: GrpcTransport, 
 
 
 async def test_a_late_ack_is_not_taken_for_the_next_adds(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
+    await transport.info(BOOKIE, DEADLINE_S)  # connects: a call that times out before that is never sent
     assert (await transport.add(BOOKIE, batch(), SOON_S)).status is Status.TIMEOUT
     late = await bookie.adds.get()
     call = adding(transport, batch())
@@ -228,7 +230,8 @@ async def test_adds_on_a_broken_stream_are_unreachable_and_the_next_add_opens_an
 async def test_adds_wait_for_room_in_their_order(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
     large, blocked, small = (adding(transport, batch(bytes(size))) for size in (600, 600, 1))
     first = await bookie.adds.get()
-    await transport.info(BOOKIE, SOON_S)  # a round trip in which anything that was sent would have arrived
+    # A round trip in which anything that was sent would have arrived.
+    assert (await transport.info(BOOKIE, DEADLINE_S)).status is Status.OK
     assert bookie.adds.empty()
     await first.ack()
     rest = [await bookie.adds.get() for _ in range(2)]

@@ -28,8 +28,7 @@ from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.ports import free_loopback_port
 from bookie.runtime.retry import Backoff, retry_transient
-
-DEADLINE_S = 30.0
+from tests.deadlines import STATE_S
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def _impatient(store: ZooKeeperStore, timeout_s: float) -> Iterator[None]:
 
 
 async def _reconnected(store: ZooKeeperStore) -> None:
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(STATE_S):
         while not store.session.is_connected:
             await store.wait_session_changed(store.session)
 
@@ -92,7 +91,7 @@ async def test_close_while_the_server_is_gone_leaves_no_thread(
     store = await ZooKeeperStore.connect(own_server.connect_string)
     seen = store.session
     await own_server.process.stop(0)
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(STATE_S):
         await store.wait_session_changed(seen)
     await store.close()
     assert set(threading.enumerate()) <= threads_before
@@ -104,7 +103,7 @@ async def test_session_survives_a_restart_of_the_server(own_server: EmbeddedZooK
     await store.create("/e", is_ephemeral=True)
     seen = store.session
     own_server.kill()
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(STATE_S):
         assert (await store.wait_session_changed(seen)).state is SessionState.SUSPENDED
     pending = asyncio.create_task(store.create("/later"))
     await own_server.restart()
@@ -129,7 +128,7 @@ async def test_an_outage_of_the_server_is_told_by_its_reasons_and_its_end(
     logging.getLogger("kazoo.client").addFilter(count)
     try:
         own_server.kill()
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(STATE_S):
             await store.wait_session_changed(seen)
         await own_server.restart()
         await _reconnected(store)
@@ -166,7 +165,7 @@ async def test_write_while_disconnected_is_surely_not_sent(own_server: EmbeddedZ
     store = await ZooKeeperStore.connect(own_server.connect_string, session_timeout_s=40)
     seen = store.session
     own_server.kill()
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(STATE_S):
         await store.wait_session_changed(seen)
     with _impatient(store, 0.3), pytest.raises(StoreUnavailableError):
         await store.create("/a")
@@ -181,7 +180,7 @@ async def test_many_requests_while_disconnected_do_not_block_the_loop(own_server
     store = await ZooKeeperStore.connect(own_server.connect_string, session_timeout_s=40)
     client = _client(store)
     own_server.kill()
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(STATE_S):
         await store.wait_session_changed(store.session)
     answers = [client.exists_async("/") for _ in range(2000)]
     await own_server.restart()
@@ -209,7 +208,7 @@ async def test_write_whose_deadline_passes_in_the_queue_is_withdrawn(
     client = _client(store)
     held = threading.Event()
     original = client._connection._send_request
-    monkeypatch.setattr(client._connection, "_send_request", lambda *a: (held.wait(DEADLINE_S), original(*a))[1])
+    monkeypatch.setattr(client._connection, "_send_request", lambda *a: (held.wait(STATE_S), original(*a))[1])
     with _impatient(store, 0.2), pytest.raises(StoreUnavailableError):
         await store.create("/a")
     held.set()
@@ -261,7 +260,7 @@ async def test_connection_comes_back_after_a_failure_inside_kazoo(
     seen = store.session
     client = _client(store)
     client._call(Poison(), client.handler.async_result())
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(STATE_S):
         await store.wait_session_changed(seen)
         while not store.session.is_connected:
             await store.wait_session_changed(store.session)

@@ -27,12 +27,13 @@ from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status, Transport
 from bookie.wire.resolver import APACHE_PROTOCOL, GRPC_PROTOCOL, BookieAddress
+from tests.deadlines import STATE_S
 
 BOOKIE = BookieId("bookie-1")
 LEDGER = LedgerId(7)
 KEY = b"k" * 20
 INCARNATION = "0b5c7e9e-0000-4000-8000-000000000001"
-DEADLINE_S = 20.0
+DEADLINE_S = STATE_S
 """Never reached where the test passes."""
 SOON_S = 0.2
 """For calls that must time out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -38,6 +39,9 @@ BOOKIES = tuple(BookieId(f"b{i}") for i in range(4))
 SETTINGS = ClientSettings(add_timeout_s=2, read_timeout_s=2, close_timeout_s=4, busy_backoff_s=0.001)
 SMALL = LogOptions(LedgerOptions(3, 3, 2), ledger_bytes_max=100, ledger_age_s_max=60)
 
+decoded = functools.lru_cache(maxsize=1024)(decode)
+"""Every request has the world looked at, so the same bytes are decoded many times."""
+
 FaultHook = Callable[[str, str], Awaitable[Fault | None]]
 
 
@@ -66,10 +70,12 @@ class LogWorld:
         self.registrar = MemoryStore(self.cell)
         self.open_at_once_max = 0
         self.cluster: Cluster
+        self.ledgers: LedgerStore
 
     async def start(self) -> None:
         await format_cluster(self.registrar, ROOT, rng=random.Random(1))
         self.cluster = await open_cluster(self.registrar, ROOT)
+        self.ledgers = LedgerStore(self.registrar, self.cluster, random.Random(1))
         registrations = Registrations(self.registrar, self.cluster)
         for port, bookie in enumerate(BOOKIES, start=1):
             disk = MemoryDisk()
@@ -119,12 +125,11 @@ class LogWorld:
             return None
 
     def ledger_now(self, ledger_id: LedgerId) -> Versioned | None:
-        path = LedgerStore(self.registrar, self.cluster, random.Random()).path(ledger_id)
         try:
-            node = self.cell.get(path)
+            node = self.cell.get(self.ledgers.path(ledger_id))
         except NoNodeError:
             return None
-        return Versioned(ledger_id, decode(node.data), node.stat.version)
+        return Versioned(ledger_id, decoded(node.data), node.stat.version)
 
     async def log_ledgers(self) -> list[LedgerId]:
         """Every ledger in the store that was made for the log."""

@@ -1,4 +1,4 @@
-"""Large frames of many connections: those that came wholly keep their room until what they ask for has begun."""
+"""What connections share, on virtual time: the room of large frames and of answers, and who is closed for it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from bookie.server.apache.answering import Answering
 from bookie.server.apache.connection import ApacheConnection
 from bookie.server.apache.grouping import AddGroup
 from bookie.server.apache.limits import ListenerLimits
+from bookie.server.apache.requests import Read
 from bookie.server.apache.room import SharedRoom
 from bookie.wire.apache import v2
 from bookie.wire.apache.framing import framed
@@ -106,6 +107,9 @@ class World(Answering):
         while self.waiting:
             await self.store()
             await self.arrive()
+
+    async def reads(self, reads: Sequence[Read]) -> tuple[list[bytes], list[Read]]:
+        return [frame(0)] * len(reads), []
 
     @property
     def in_memory(self) -> int:
@@ -223,3 +227,37 @@ async def test_a_client_that_fetches_no_answers_keeps_the_room_of_its_frames_for
     await asyncio.sleep(world.limits.frame_s + 1)
     assert world.held_back.is_closing()
     assert not world.next_one.is_paused
+
+
+@in_virtual_time
+async def test_who_says_nothing_is_closed_in_the_end_and_who_has_spoken_may_be_silent() -> None:
+    world = World(ListenerLimits(silent_s=60))
+    silent, talking = Socket(world), Socket(world, frame(0))
+    talking.arrive()
+    await asyncio.sleep(59)
+    assert not silent.is_closing()
+    await asyncio.sleep(1000)
+    assert (silent.is_closing(), talking.is_closing()) == (True, False)
+
+
+@in_virtual_time
+async def test_of_those_who_hold_the_room_of_answers_only_who_fetches_nothing_is_closed() -> None:
+    world = World(ListenerLimits(all_answer_bytes_max=1, unsent_bytes_max=2 << 20, unfetched_s=30))
+    one_read = framed(v2.encode_request(v2.ReadV2(LEDGER, 0)))
+    slow, stuck, waiting = Socket(world, one_read), Socket(world, one_read), Socket(world, one_read)
+    slow.unfetched = stuck.unfetched = 30 << 20
+    slow.arrive()
+    slow.protocol.pause_writing()
+    await asyncio.sleep(1)
+    for socket in (stuck, waiting):
+        socket.arrive()
+    for _ in range(10):  # it fetches just enough
+        slow.unfetched -= 2 << 20
+        await asyncio.sleep(30)
+    assert not slow.is_closing()
+    slow.unfetched = 0
+    slow.protocol.resume_writing()
+    stuck.protocol.pause_writing()
+    await asyncio.sleep(31)
+    assert (stuck.is_closing(), slow.is_closing(), waiting.is_closing()) == (True, False, False)
+    assert (world.room.answers.held, world.room.answers.is_wanted) == (0, False)

@@ -21,10 +21,9 @@ from auditor.api.grpc_messages import KINDS, STATES
 from auditor.api.grpc_servicer import peer_address
 from auditor.api.tokens import Role
 from bookie.model.run import RunKind, RunState
+from tests.deadlines import STATE_S
 from tests.unit.api_world import EVIL, NOW_MS, ManualClock, TwinControl, settings_in
 
-DEADLINE_S = 20.0
-"""Reached only by a test that fails."""
 NONE: tuple[tuple[str, str], ...] = ()
 
 
@@ -51,7 +50,7 @@ async def serving(directory: Path, **changes: Any) -> AsyncIterator[GrpcWorld]:
     read, operate = ((("authorization", f"Bearer {tokens[role].token}"),) for role in (Role.READ, Role.OPERATE))
     stub: Any = rpc.AuditorServiceStub(channel)  # type: ignore[no-untyped-call]
     try:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(STATE_S):
             yield GrpcWorld(face, control, clock, channel, stub, read, operate)
     finally:
         await channel.close(None)

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from auditor.api.idempotency import KEPT_S, KEYS_MAX, Intents, KeyReusedError, LostFirstError
 from auditor.api.rate_limit import RateLimit
 from auditor.api.tokens import Role
+from tests.deadlines import STATE_S
 from tests.unit.api_world import ManualClock, running
-
-DEADLINE_S = 20.0
-"""Reached only by a test that fails."""
 
 
 async def test_client_that_asks_too_much_is_told_when_to_come_back(tmp_path: Path) -> None:
@@ -125,7 +123,7 @@ async def raw(port: int, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(STATE_S):
             return await reader.read()
     finally:
         writer.close()
@@ -133,13 +131,13 @@ async def raw(port: int, data: bytes) -> bytes:
 
 
 async def test_requests_at_once_are_bounded_and_probes_are_not(tmp_path: Path) -> None:
-    async with running(tmp_path, in_flight_max=2, request_deadline_s=DEADLINE_S) as world:
+    async with running(tmp_path, in_flight_max=2, request_deadline_s=STATE_S) as world:
         world.control.may_start.clear()
         stuck = [
             asyncio.ensure_future(world.operate("POST", "/api/v1/runs", json={"kind": kind}))
             for kind in ("bookies", "replicas")
         ]
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(STATE_S):
             reply = await world.ask("GET", "/api/v1/status")
             while reply.status != 503:
                 reply = await world.ask("GET", "/api/v1/status")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -136,18 +137,11 @@ async def test_refusals_say_why(world: World) -> None:
     assert refused.value.status == 404
 
 
-def test_nobody_there(free_port: int) -> None:
-    with pytest.raises(RemoteUnavailableError, match=r"no answer from http://127\.0\.0\.1"):
-        Remote(RemoteSettings(f"http://127.0.0.1:{free_port}")).status()
-
-
-@pytest.fixture
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def test_nobody_there() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # the port stays taken, and connections to it are refused
+        with pytest.raises(RemoteUnavailableError, match=r"no answer from http://127\.0\.0\.1"):
+            Remote(RemoteSettings(f"http://127.0.0.1:{silent.getsockname()[1]}")).status()
 
 
 @pytest.mark.parametrize("body", [b"<html>hello", b"[1]"])

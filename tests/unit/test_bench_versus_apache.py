@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +92,14 @@ def _audited(tasks: Tasks) -> Round:
     return Round(1.0, None, 1, 1, tasks)
 
 
-def test_audits_that_marked_the_same_compare() -> None:
-    same = Tasks(3, "a")
-    check_same_tasks({"apache": [_audited(same)], "ours": [_audited(same), _audited(same)]})
+def test_audits_compare_if_every_round_marked_the_same() -> None:
+    same, other = _audited(Tasks(3, "a")), _audited(Tasks(3, "b"))
+    accepted = []
+    for rounds in itertools.product((same, other), repeat=3):
+        with suppress(DifferentTasksError):
+            check_same_tasks({"apache": rounds[:1], "ours": rounds[1:]})
+            accepted.append(rounds)
+    assert accepted == [(same,) * 3, (other,) * 3]
 
 
 @pytest.mark.parametrize("ours", [Tasks(2, "b"), Tasks(3, "b")])

@@ -20,13 +20,12 @@ from bookie.storage.port import DiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, AddReply, EntryResult, LacReply, ReadReply, Status
+from tests.deadlines import STATE_S
 from tests.unit.virtual_time import VirtualClock, in_virtual_time
 
 LEDGER = LedgerId(3)
 KEY = b"key"
 DIGEST = digest_for(DigestType.CRC32C, b"")
-DEADLINE_S = 20.0
-"""Never reached where the test passes."""
 
 
 class Gate:
@@ -58,7 +57,7 @@ class Bookie:
     def adding(self, entry_id: int, size: int = 10) -> asyncio.Task[AddReply]:
         return asyncio.create_task(self.add(entry_id, size))
 
-    async def wait_lac(self, beyond: int, wait_s: float = DEADLINE_S) -> LacReply:
+    async def wait_lac(self, beyond: int, wait_s: float = STATE_S) -> LacReply:
         return await self.service.wait_lac("uuid", LEDGER, EntryId(beyond), wait_s)
 
     async def waiting(self, beyond: int) -> asyncio.Task[LacReply]:
@@ -102,7 +101,7 @@ async def test_a_drain_waits_for_what_was_begun(bookie: Bookie) -> None:
     assert (await bookie.add(1)).status is Status.SHUTTING_DOWN
     assert not await bookie.service.drain(deadline_s=0.0)
     gate.open()
-    assert await bookie.service.drain(DEADLINE_S)
+    assert await bookie.service.drain(STATE_S)
     assert (await add).status is Status.OK
     assert await bookie.service.drain(deadline_s=0.0)
 
@@ -115,7 +114,7 @@ async def test_a_request_whose_caller_is_gone_ends_all_the_same(bookie: Bookie) 
     with pytest.raises(asyncio.CancelledError):
         await fence
     gate.open()
-    assert await bookie.service.drain(DEADLINE_S)
+    assert await bookie.service.drain(STATE_S)
     assert (await bookie.add(0)).status is Status.FENCED
 
 
@@ -127,7 +126,7 @@ async def test_room_is_given_back_whatever_became_of_the_add(bookie: Bookie) -> 
     waiting[0].cancel()
     gate.open()
     assert (await waiting[1]).status is Status.OK
-    assert await bookie.service.drain(DEADLINE_S)
+    assert await bookie.service.drain(STATE_S)
     assert (await bookie.add(2, size=400)).status is Status.OK
     assert (await bookie.add(3, size=5000)).status is Status.OK  # what is alone is never over the limit
 
@@ -263,7 +262,7 @@ async def test_an_add_that_failed_wakes_nobody(bookie: Bookie) -> None:
 async def test_a_drain_does_not_wait_for_long_polls(bookie: Bookie) -> None:
     poll = await bookie.waiting(NO_ENTRY)
     bookie.service.refuse_everything()
-    assert await bookie.service.drain(DEADLINE_S)
+    assert await bookie.service.drain(STATE_S)
     assert (await poll).status is Status.SHUTTING_DOWN
     assert (await bookie.wait_lac(NO_ENTRY)).status is Status.SHUTTING_DOWN
 

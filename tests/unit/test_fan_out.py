@@ -35,7 +35,10 @@ async def test_the_first_error_is_raised_alone_and_ends_the_others(at_once: Begi
 
 @pytest.mark.parametrize("at_once", [all_or_first_error, all_begun_in_turn])
 async def test_nothing_to_do_is_done(at_once: Begin) -> None:
-    await at_once(iter([]))
+    before = asyncio.all_tasks()
+    for _ in at_once(iter([])).__await__():
+        pytest.fail("it waits")
+    assert asyncio.all_tasks() == before
 
 
 async def test_each_has_begun_before_the_next_is_made() -> None:

@@ -5,22 +5,41 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import TypeAlias
 
 import pytest
 from typer.testing import CliRunner
 
-from auditor.cli.main import app
+from auditor.cli.main import app, main
+from tests.deadlines import PROGRAM_S
+
+Shown: TypeAlias = Callable[..., str]
+"""What a command prints on a terminal with this many columns."""
 
 
-def shown(columns: int, *words: str) -> str:
-    environment = os.environ | {"COLUMNS": str(columns), "TERM": "dumb"}
-    command = [sys.executable, "-m", "auditor.cli.main", *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    return done.stdout + done.stderr
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shown:
+    def show(columns: int, *words: str) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("TERM", "dumb")
+        monkeypatch.setattr(sys, "argv", ["bkheal", *words])
+        with pytest.raises(SystemExit):
+            main()
+        return "".join(capsys.readouterr())
+
+    return show
+
+
+def test_the_process_shows_the_same(shown: Shown) -> None:
+    environment = os.environ | {"COLUMNS": "80", "TERM": "dumb"}
+    command = [sys.executable, "-m", "auditor.cli.main", "bookie", "--help"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROGRAM_S)
+    assert done.stdout.partition("\n\n")[2] == shown(80, "bookie", "--help").partition("\n\n")[2]  # behind the usage
 
 
 @pytest.mark.parametrize("words", [("auditor",), ("drain", "status"), ("bookie",)])
-def test_help_on_a_narrow_terminal_is_whole_and_wrapped(words: tuple[str, ...]) -> None:
+def test_help_on_a_narrow_terminal_is_whole_and_wrapped(shown: Shown, words: tuple[str, ...]) -> None:
     text = shown(80, *words, "--help")
     assert "│" not in text
     assert "…" not in text
@@ -28,17 +47,17 @@ def test_help_on_a_narrow_terminal_is_whole_and_wrapped(words: tuple[str, ...]) 
     assert "$BKHEAL_METADATA_URI" in text
 
 
-def test_paragraphs_on_a_narrow_terminal_are_filled() -> None:
+def test_paragraphs_on_a_narrow_terminal_are_filled(shown: Shown) -> None:
     paragraph = shown(80, "auditor", "--help").split("\n\n")[2].splitlines()
     assert len(paragraph) > 3
     assert min(len(line) for line in paragraph[:-1]) >= 60
 
 
-def test_a_wide_terminal_has_boxes() -> None:
+def test_a_wide_terminal_has_boxes(shown: Shown) -> None:
     assert "│" in shown(140, "drain", "status", "--help")
 
 
-def test_the_list_of_commands_is_not_cut_off() -> None:
+def test_the_list_of_commands_is_not_cut_off(shown: Shown) -> None:
     text = shown(80, "--help")
     assert "proved whole." in text
     assert "…" not in text

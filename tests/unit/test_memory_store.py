@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 
 import pytest
 
@@ -156,4 +158,13 @@ def test_bridge_to_a_closed_loop_drops_what_nobody_waits_for() -> None:
     loop = asyncio.new_event_loop()
     bridge = LoopBridge(loop)
     loop.close()
-    bridge.push(print, "never")
+    called: list[str] = []
+
+    def callback(text: str) -> None:
+        called.append(text)
+
+    dropped = weakref.ref(callback)
+    bridge.push(callback, "never")
+    del callback
+    gc.collect()
+    assert (dropped(), called) == (None, [])

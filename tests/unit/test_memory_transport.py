@@ -14,10 +14,9 @@ from bookie.runtime.fault_points import deciding_by
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, AddReply, FenceReply, InfoReply, LacReply, ListReply, ReadReply, Status
 from bookie.wire.resolver import BookieAddress
+from tests.deadlines import STATE_S
 
 BOOKIE = BookieId("b")
-DEADLINE_S = 20.0
-"""Never reached where the test passes."""
 SOON_S = 0.1
 """For calls that must time out."""
 
@@ -103,7 +102,7 @@ def transport(bookie: RecordingBookie, directory: Directory) -> MemoryTransport:
     return MemoryTransport(directory, network)
 
 
-async def add(transport: MemoryTransport, payload: bytes = b"x", timeout_s: float = DEADLINE_S) -> Status:
+async def add(transport: MemoryTransport, payload: bytes = b"x", timeout_s: float = STATE_S) -> Status:
     return (await transport.add(BOOKIE, AddBatch(LedgerId(1), b"", [payload]), timeout_s)).status
 
 
@@ -173,13 +172,13 @@ async def test_a_resolver_that_cannot_tell_is_an_answer(transport: MemoryTranspo
 async def test_a_pinned_incarnation_goes_before_the_registered_one(
     transport: MemoryTransport, bookie: RecordingBookie
 ) -> None:
-    await transport.add(BOOKIE, AddBatch(LedgerId(1), b"", [b"x"], incarnation="pinned"), DEADLINE_S)
+    await transport.add(BOOKIE, AddBatch(LedgerId(1), b"", [b"x"], incarnation="pinned"), STATE_S)
     assert bookie.incarnations == {"pinned"}
 
 
 async def test_a_long_poll_ends_with_its_caller(transport: MemoryTransport, bookie: RecordingBookie) -> None:
     bookie.may_answer.clear()
-    poll = asyncio.create_task(transport.wait_lac(BOOKIE, LedgerId(1), EntryId(0), DEADLINE_S, DEADLINE_S))
+    poll = asyncio.create_task(transport.wait_lac(BOOKIE, LedgerId(1), EntryId(0), STATE_S, STATE_S))
     await bookie.has_received.wait()
     assert bookie.polls == 1
     poll.cancel()
@@ -188,7 +187,7 @@ async def test_a_long_poll_ends_with_its_caller(transport: MemoryTransport, book
     await asyncio.sleep(0)
     assert bookie.polls == 0
     bookie.may_answer.set()
-    reply = await transport.wait_lac(BOOKIE, LedgerId(1), EntryId(0), DEADLINE_S, DEADLINE_S)
+    reply = await transport.wait_lac(BOOKIE, LedgerId(1), EntryId(0), STATE_S, STATE_S)
     assert reply.status is Status.OK
 
 

@@ -24,11 +24,10 @@ from bookie.storage.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from tests.clocks import SteppingClock
+from tests.deadlines import STATE_S
 
 BOOKIE = BookieId("bookie-1")
 INFO = service_info("host", 3181, "uuid")
-DEADLINE_S = 20.0
-"""Never reached where the test passes."""
 NOBODY = Bookies(frozenset(), frozenset())
 WRITABLE = Bookies(frozenset({BOOKIE}), frozenset())
 READ_ONLY = Bookies(frozenset(), frozenset({BOOKIE}))
@@ -45,7 +44,7 @@ class World:
 
     async def until(self, bookies: Bookies) -> None:
         seen = await self.watcher.list()
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(STATE_S):
             while seen != bookies:
                 seen = await self.watcher.wait_changed(seen)
 
@@ -60,7 +59,7 @@ async def world() -> AsyncIterator[World]:
     keeper = make_keeper(store, cluster, clock)
     yield World(store, cluster, Registrations(other, cluster), keeper, clock)
     store.fault_hook = None
-    await keeper.stop(DEADLINE_S)
+    await keeper.stop(STATE_S)
     await store.close()
     await other.close()
 
@@ -130,7 +129,7 @@ async def test_switching_never_makes_the_bookie_look_lost(world: World) -> None:
 
     watching = asyncio.create_task(watch())
     for is_read_only in (True, False, True):
-        assert await world.keeper.switch(is_read_only=is_read_only, deadline_s=DEADLINE_S)
+        assert await world.keeper.switch(is_read_only=is_read_only, deadline_s=STATE_S)
         assert await world.watcher.list() == (READ_ONLY if is_read_only else WRITABLE)
     watching.cancel()
     assert set(seen) <= {WRITABLE, READ_ONLY}
@@ -150,14 +149,14 @@ async def test_an_id_that_another_process_uses_is_refused_at_the_start(world: Wo
     second = make_keeper(store, world.cluster, SteppingClock(turns=20))
     with pytest.raises(BookieIdInUseError):
         await second.start(is_read_only=False)
-    await second.stop(DEADLINE_S)
+    await second.stop(STATE_S)
     assert await world.watcher.list() == WRITABLE  # the other's registration is not ours to end
     await store.close()
 
 
 async def test_stopping_unregisters_and_never_fails(world: World) -> None:
     await world.keeper.start(is_read_only=True)
-    await world.keeper.stop(DEADLINE_S)
+    await world.keeper.stop(STATE_S)
     assert await world.watcher.list() == NOBODY
     world.store.expire()
     await world.keeper.stop(0.05)

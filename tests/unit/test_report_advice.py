@@ -16,6 +16,7 @@ from spark_jobs.report_advice import environment, next_steps
 from spark_jobs.summary import ClusterName, RunSummary
 from tests.unit import report_world as world
 
+COMMANDS = typer.main.get_command(app)
 DISABLED = replace(world.UNDER_REPLICATED, published=Published(PublishOutcome.DISABLED, 9, 9))
 DRY_RUN = replace(world.UNDER_REPLICATED, is_dry_run=True, published=Published(PublishOutcome.DRY_RUN))
 UNREADABLE = replace(world.CLEAN, counts=replace(world.CLEAN.counts, unreadable=2))
@@ -74,7 +75,7 @@ def test_every_command_that_is_told_exists_with_its_options(summary: RunSummary)
         for line in step.commands:
             program, *words = shlex.split(line)
             assert program == "bkheal"
-            command, context = typer.main.get_command(app), None
+            command, context = COMMANDS, None
             while isinstance(command, TyperGroup):
                 context = typer.Context(command, parent=context, info_name=program)
                 found = command.get_command(context, words.pop(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,12 +35,17 @@ WORLD = {"time", "threading", "socket", "os", "subprocess", "concurrent", "multi
 
 def sources(*packages: str) -> Iterator[tuple[str, ast.Module]]:
     for package in packages:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if "_pb2" not in path.name:
-                yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+        yield from parsed(package)
 
 
-def imported(module: ast.Module) -> set[str]:
+@functools.cache
+def parsed(package: str) -> tuple[tuple[str, ast.Module], ...]:
+    paths = [path for path in sorted((ROOT / package).rglob("*.py")) if "_pb2" not in path.name]
+    return tuple((str(path.relative_to(ROOT)), ast.parse(path.read_text())) for path in paths)
+
+
+@functools.cache
+def imported(module: ast.Module) -> frozenset[str]:
     """Top-level names of everything imported, wherever in the module."""
     names: set[str] = set()
     for node in ast.walk(module):
@@ -47,7 +53,7 @@ def imported(module: ast.Module) -> set[str]:
             names.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module.split(".")[0])
-    return names
+    return frozenset(names)
 
 
 @pytest.mark.parametrize("library", USERS)

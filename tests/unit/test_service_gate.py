@@ -11,8 +11,7 @@ import pytest
 from auditor.service.run_gate import RunGate, Stop
 from bookie.model.run import RunState
 from spark_jobs.gate import RunStoppedError
-
-DEADLINE_S = 10.0
+from tests.deadlines import STATE_S
 
 
 @contextmanager
@@ -30,7 +29,7 @@ def passing(gate: RunGate) -> Iterator[tuple[threading.Event, list[str]]]:
     thread = threading.Thread(target=run)
     thread.start()
     yield is_through, stopped
-    thread.join(DEADLINE_S)
+    thread.join(STATE_S)
     assert not thread.is_alive()
 
 
@@ -47,7 +46,7 @@ def test_a_paused_run_waits_until_it_is_resumed() -> None:
         assert not is_through.wait(0.05)
         assert gate.stop_reason() is None
         gate.resume()
-        assert is_through.wait(DEADLINE_S)
+        assert is_through.wait(STATE_S)
     assert stopped == []
 
 
@@ -57,7 +56,7 @@ def test_a_paused_run_can_be_stopped_and_the_first_reason_stays() -> None:
     with passing(gate) as (is_through, stopped):
         gate.stop(Stop("cancelled by me", RunState.CANCELLED))
         gate.stop(Stop("something else", RunState.ABANDONED))
-        assert is_through.wait(DEADLINE_S)
+        assert is_through.wait(STATE_S)
     assert stopped == ["cancelled by me"]
     assert gate.stop_reason() == "cancelled by me"
     assert gate.stopped == Stop("cancelled by me", RunState.CANCELLED)
@@ -69,7 +68,7 @@ def test_a_run_that_lost_its_right_stops_for_good_also_while_paused() -> None:
     gate.pause()
     with passing(gate) as (is_through, stopped):
         reasons[0] = "no leader any more"
-        assert is_through.wait(DEADLINE_S)
+        assert is_through.wait(STATE_S)
     reasons[0] = ""
     with pytest.raises(RunStoppedError, match="no leader any more"):
         gate.pass_through()

@@ -99,7 +99,12 @@ async def test_no_run_begins_while_the_service_stops() -> None:
 async def test_a_scheduled_run_that_failed_is_tried_again_long_before_the_next_one() -> None:
     world = await World.create()
     world.failures = [StoreUnavailableError("away"), RuntimeError("Java gateway process exited")]
-    auditor = await world.auditor(bookies_schedule="24h", misfire_grace_s=3600)
+    auditor = await world.auditor(
+        bookies_schedule="24h",
+        misfire_grace_s=3600,
+        session_timeout_s=40.0,  # a leader looks at its vote ten times as often, and a day goes by
+        backlog_interval_s=3600.0,
+    )
     await when(lambda: auditor.leads)
     await asyncio.sleep(1800)
     assert [record.state for record in auditor.counted.ended] == [RunState.FAILED, RunState.FAILED, RunState.DONE]
