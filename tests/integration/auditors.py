@@ -13,12 +13,11 @@ from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.metadata.election import election_path
 from bookie.metadata.port import MetadataStore
+from tests.deadlines import PROGRAM_S, STATE_S
 from tests.integration.served import Served
 
-DEADLINE_S = 120.0
-"""Never reached where the test passes."""
-SESSION_TIMEOUT_S = 10
-"""Long enough that a loaded machine ends no term and loses no bookie: tests count leaders and runs."""
+SESSION_TIMEOUT_S = 40
+"""The longest that an auditor takes: a loaded machine ends no term, as tests count leaders and runs."""
 READY = r"^auditor ready on (http://\S+) and grpc (\S+)$"
 
 
@@ -51,7 +50,7 @@ class AuditorProcess:
 
     async def ready(self) -> AuditorProcess:
         """Wait until it has reached ZooKeeper and serves."""
-        self.base = (await self.process.wait_for_line(READY, DEADLINE_S))[1]
+        self.base = (await self.process.wait_for_line(READY, STATE_S))[1]
         return self
 
     async def get(self, path: str) -> tuple[int, str]:
@@ -75,7 +74,7 @@ class AuditorProcess:
         return "bkheal_auditor_leader 1.0" in body
 
 
-async def when(condition: Callable[[], Awaitable[bool]], seconds: float = DEADLINE_S) -> None:
+async def when(condition: Callable[[], Awaitable[bool]], seconds: float = PROGRAM_S) -> None:
     """Wait until other processes have made something true."""
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110  # other processes set no event here

@@ -14,10 +14,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
+from tests.deadlines import PROGRAM_S
 from tests.required import missing
 
-DEADLINE_S = 180.0
-"""Never reached where the test passes; two audits side by side on a cold Spark take their time."""
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -52,7 +51,7 @@ def browser() -> Iterator[Chrome]:
             options.add_argument(flag)
         made = Chrome(options=options, service=Service(executable_path=driver))
         try:
-            made.set_page_load_timeout(DEADLINE_S)
+            made.set_page_load_timeout(PROGRAM_S)
             yield made
         finally:
             made.quit()
@@ -62,10 +61,10 @@ def eventually(browser: Chrome, condition: Callable[[Chrome], bool]) -> None:
     """Wait for what a page will show; it loads itself again meanwhile, so elements come and go."""
     gone = (NoSuchElementException, StaleElementReferenceException)
     try:
-        WebDriverWait(browser, DEADLINE_S, poll_frequency=0.1, ignored_exceptions=gone).until(condition)
+        WebDriverWait(browser, PROGRAM_S, poll_frequency=0.1, ignored_exceptions=gone).until(condition)
     except TimeoutException:
         shown = browser.find_element(By.TAG_NAME, "body").text
-        pytest.fail(f"not seen within {DEADLINE_S} s; {browser.current_url} shows:\n{shown}")
+        pytest.fail(f"not seen within {PROGRAM_S} s; {browser.current_url} shows:\n{shown}")
 
 
 def click(browser: Chrome, row: str, label: str) -> None:

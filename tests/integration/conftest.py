@@ -9,6 +9,7 @@ import pytest
 
 from bookie.embedded.cluster import EmbeddedCluster
 from tests.integration.clusters import start_cluster
+from tests.integration.command_process import CommandProcess
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +18,11 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedde
     started = asyncio.run(start_cluster(tmp_path_factory.mktemp("shared-cluster"), 3))
     yield started
     asyncio.run(started.stop())
+
+
+@pytest.fixture(scope="session")
+def command_process() -> Iterator[CommandProcess]:
+    """Runs commands of tests that have a loop of their own."""
+    process = CommandProcess()
+    yield process
+    process.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from auditor.quickstart.proof import prove_copies
 from auditor.quickstart.workload import WrittenLedger, write_and_close
 from auditor.quickstart.workload_plan import settled_ledgers
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
@@ -31,10 +31,14 @@ from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord
 from bookie.runtime.ports import free_loopback_port
-from tests.integration.auditors import DEADLINE_S, SESSION_TIMEOUT_S, AuditorProcess, votes, when
-from tests.integration.commands import bkheal
+from tests.deadlines import STATE_S
+from tests.integration.auditors import AuditorProcess, votes, when
+from tests.integration.clusters import connected, start_cluster
+from tests.integration.command_process import CommandProcess
+from tests.integration.commands import answer, bkheal
 from tests.integration.served import Served
 from tests.integration.tab_forms import forms_of, post
+from tests.sessions import Killable, end_sessions, kill9, sessions_of
 
 BOOKIES = 6
 LEDGERS = 40
@@ -59,6 +63,7 @@ class Site:
     cluster: EmbeddedCluster
     client: ConnectedBookKeeper
     home: Path
+    command_process: CommandProcess
     written: list[WrittenLedger] = field(default_factory=list)
     auditors: dict[str, AuditorProcess] = field(default_factory=dict)
     ui_ports: dict[str, int] = field(default_factory=dict)
@@ -87,11 +92,16 @@ class Site:
         """End what was started here."""
         processes = [auditor.process for auditor in self.auditors.values()]
         processes += [served.process for served in self.replicators.values()]
-        await asyncio.gather(*(process.stop() for process in processes))
+        codes = await asyncio.gather(*(process.stop(STATE_S) for process in processes if process.is_running))
+        assert set(codes) <= {0}, codes
 
     async def bkheal(self, *arguments: str, code: int = 0) -> dict[str, Any]:
         """What an operator types."""
         return await bkheal(self.cluster.metadata_uri, *arguments, code=code)
+
+    async def asked(self, *arguments: str) -> dict[str, Any]:
+        """The same without a process for each command."""
+        return answer(await self.command_process.run(self.cluster.metadata_uri, *arguments, "--output", "json"))
 
     async def report(self, *arguments: str) -> dict[str, Any]:
         """``bkheal report``, of the auditors' reports."""
@@ -112,7 +122,7 @@ class Site:
     async def follow(self, killed: str) -> str:
         """Wait until the other auditor leads, by the vote that it has had all along; its name."""
         (other,) = self.auditors.keys() - {killed}
-        await when(self.auditors[other].leads, 10 * SESSION_TIMEOUT_S)
+        await when(self.auditors[other].leads)
         assert await self.leader() == other
         return other
 
@@ -183,15 +193,27 @@ class Site:
         path = form.pop("action")
         assert await asyncio.to_thread(post, port, path, form) == (303, "/auditor/")
 
-    async def outage(self) -> None:
-        """End ZooKeeper until every session is over, and start it again where it was.
+    async def kill9(self, *killed: Killable | ManagedProcess) -> None:
+        """SIGKILL these at once; the sessions that they had are over when this returns."""
+        await kill9(self.cluster.zookeeper, *killed)
 
-        Sessions end only where a server runs. So it runs elsewhere meanwhile, on the same data, where nobody finds it.
+    async def outage(self, during: Callable[[], Awaitable[None]]) -> None:
+        """End ZooKeeper until the session of every process is over, and start it again where it was.
+
+        Sessions end only where a server runs. So one runs on the same data at another port for a moment.
+
+        Args:
+            during: what is judged while no server runs.
         """
         directory, port = self.home / "zookeeper", self.cluster.zookeeper.port
+        sessions = [
+            session for one in self.everything() for session in await sessions_of(self.cluster.zookeeper, one.process)
+        ]
         await self.cluster.zookeeper.stop()
+        await during()
         async with await EmbeddedZooKeeper.start(directory, is_durable=False) as elsewhere:
             assert elsewhere.port != port
+            await end_sessions(elsewhere, sessions)
             store = await ZooKeeperStore.connect(elsewhere.connect_string)
             try:
                 for parent in (f"{LEDGERS_ROOT}/{AVAILABLE}", election_path(LEDGERS_ROOT)):
@@ -215,8 +237,8 @@ class Site:
 
     async def _delay(self, seconds: int) -> None:
         """Set the lost-bookie delay, but not to what it is: that asks for an audit."""
-        if (await self.bkheal("recovery", "delay"))["lost_bookie_delay_seconds"] != seconds:
-            await self.bkheal("recovery", "delay", str(seconds))
+        if (await self.asked("recovery", "delay"))["lost_bookie_delay_seconds"] != seconds:
+            await self.asked("recovery", "delay", str(seconds))
 
     async def _since(self, before: Published, kind: RunKind, cause: RunCause) -> list[RunRecord]:
         new = [run for run in await self.runs() if run.run_id not in before.run_ids]
@@ -246,25 +268,18 @@ class Site:
         command += ["--metadata-uri", self.cluster.metadata_uri]
         process = ManagedProcess.start(name, command, log_path=self.home / f"{name}.log")
         self.replicators[name] = Served(process, "")
-        line = await process.wait_for_line(r"metrics on (http://127\.0\.0\.1:\d+)$", DEADLINE_S)
+        line = await process.wait_for_line(r"metrics on (http://127\.0\.0\.1:\d+)$", STATE_S)
         self.replicators[name].url = line[1]
 
 
 @asynccontextmanager
-async def site_in(home: Path) -> AsyncIterator[Site]:
+async def site_in(home: Path, command_process: CommandProcess) -> AsyncIterator[Site]:
     """A site with ledgers of every shape that survives the loss of one bookie."""
     async with AsyncExitStack() as stack:
-        cluster = await EmbeddedCluster.start(
-            home,
-            bookies=BOOKIES,
-            is_zookeeper_durable=False,
-            serves_metrics=True,
-            session_timeout_s=SESSION_TIMEOUT_S,
-        )
-        await stack.enter_async_context(cluster)
-        client = await stack.enter_async_context(await connect(cluster.metadata_uri))
+        cluster = await stack.enter_async_context(await start_cluster(home, BOOKIES, serves_metrics=True))
+        client = await stack.enter_async_context(await connected(cluster))
         specs = [spec for spec in settled_ledgers(random.Random(1)) if spec.options.write_quorum > 1]
-        site = Site(cluster, client, home)
+        site = Site(cluster, client, home, command_process)
         stack.push_async_callback(site.stop)
         site.written = await write_and_close(client, specs[:LEDGERS], lambda _: None)
         yield site

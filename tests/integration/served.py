@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from bookie.embedded.process import ManagedProcess
-
-DEADLINE_S = 90.0
-"""Never reached where the test passes."""
+from tests.deadlines import STATE_S
 
 
 @dataclass
@@ -39,7 +37,7 @@ class Served:
         async def is_there() -> bool:
             return (await self.get(path))[0] == status
 
-        await self.process.wait_until(is_there, f"{status} from {path}", DEADLINE_S)
+        await self.process.wait_until(is_there, f"{status} from {path}", STATE_S)
         return (await self.get(path))[1]
 
     async def until_value(self, at_least: float, *key: str) -> None:
@@ -48,12 +46,12 @@ class Served:
         async def is_there() -> bool:
             return (await self.values())[key] >= at_least
 
-        await self.process.wait_until(is_there, f"{key} of {at_least}", DEADLINE_S)
+        await self.process.wait_until(is_there, f"{key} of {at_least}", STATE_S)
 
 
 def _get(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=DEADLINE_S) as reply:
+        with urllib.request.urlopen(url, timeout=STATE_S) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:

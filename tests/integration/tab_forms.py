@@ -7,7 +7,8 @@ import http.client
 import re
 from urllib.parse import urlencode, urlsplit
 
-TIMEOUT_S = 60.0
+from tests.deadlines import STATE_S
+
 PAGE = "/auditor/"
 _FORM = re.compile(r'<form method="post" action="([^"]+)"[^>]*>(.*?)</form>', re.DOTALL)
 _FIELD = re.compile(r'<input type="hidden" name="([^"]+)" value="([^"]*)">')
@@ -33,7 +34,7 @@ def post(port: int, path: str, form: dict[str, str]) -> tuple[int, str]:
 
 
 def _ask(port: int, method: str, path: str, body: str | None) -> tuple[int, str, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=STATE_S)
     headers = {} if body is None else {"Content-Type": "application/x-www-form-urlencoded"}
     try:
         connection.request(method, path, body, headers)

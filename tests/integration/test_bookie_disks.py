@@ -17,7 +17,9 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.clock import SystemClock
 from bookie.server.exit_codes import ExitCode
 from bookie.wire.port import Status
-from tests.integration.test_bookie_process import DEADLINE_S, LEDGER, READY, Machine, entry, machine
+from tests.deadlines import STATE_S
+from tests.integration.test_bookie_process import LEDGER, READY, Machine, entry, machine
+from tests.sessions import LONG_SESSION_S
 
 __all__ = ["machine"]
 
@@ -29,14 +31,14 @@ def naming(bookie: str) -> LedgerMetadata:
 
 
 async def lists(machine: Machine, bookie: BookieId) -> Status:
-    async with asyncio.timeout(DEADLINE_S):
-        while (reply := await machine.transport.list_entries(bookie, LEDGER, DEADLINE_S)).status.value >= 100:
+    async with asyncio.timeout(STATE_S):
+        while (reply := await machine.transport.list_entries(bookie, LEDGER, STATE_S)).status.value >= 100:
             pass
     return reply.status
 
 
 async def first_read(machine: Machine, bookie: BookieId) -> Status:
-    reply = await machine.transport.read(bookie, LEDGER, [EntryId(0)], DEADLINE_S)
+    reply = await machine.transport.read(bookie, LEDGER, [EntryId(0)], STATE_S)
     return reply.results[0].status
 
 
@@ -51,12 +53,22 @@ async def test_lost_disks_need_the_flag_and_then_nothing_counts_as_never_written
         shutil.rmtree(machine.home / name)
     assert "--new-incarnation" in await machine.refused(ExitCode.REFUSED, bookie_id="disks")
     uri = f"zk+hierarchical://{machine.hosts}{machine.root}"
-    words = ["--metadata-uri", uri, "--port", "0", "--bookie-id", "disks", "--new-incarnation"]
+    words = [
+        "--metadata-uri",
+        uri,
+        "--port",
+        "0",
+        "--bookie-id",
+        "disks",
+        "--new-incarnation",
+        "--session-timeout",
+        str(LONG_SESSION_S),
+    ]
     words += ["--journal-dir", str(machine.home / "journal"), "--ledger-dir", str(machine.home / "ledgers")]
     command = [sys.executable, "-m", "bookie.server", *words]
     process = ManagedProcess.start("bookie", command, log_path=machine.home / "log-new")
     machine.stack.push_async_callback(process.stop)
-    await process.wait_for_line(READY, DEADLINE_S)
+    await process.wait_for_line(READY, STATE_S)
     assert await lists(machine, bookie) is Status.LIMBO
     [task] = await UnderReplication(machine.store, machine.cluster, SystemClock()).list()
     assert (task.ledger_id, task.missing) == (LEDGER, (bookie,))
@@ -72,7 +84,7 @@ async def test_a_closed_ledger_that_moved_elsewhere_is_collected(machine: Machin
     assert await machine.add(bookie, entry(0), entry(1)) is Status.OK
     moved = naming("elsewhere:1").closed(EntryId(1), 14)
     await ledgers.write(LEDGER, moved, created.version)
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(STATE_S):
         while await first_read(machine, bookie) is Status.OK:  # noqa: ASYNC110 (another process)
             await asyncio.sleep(0.2)
     assert await lists(machine, bookie) is Status.OK

@@ -30,14 +30,13 @@ from bookie.model.packet import pack
 from bookie.runtime.clock import SystemClock
 from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.port import AddBatch, Status
+from tests.deadlines import STATE_S
+from tests.sessions import LONG_SESSION_S, end_sessions, expire, kill9, sessions_of
 
 pytestmark = pytest.mark.integration
 
 LEDGER = LedgerId(7)
 KEY = b"k" * 20
-DEADLINE_S = 60.0
-"""Never reached where the test passes."""
-SESSION_TIMEOUT_S = 4
 READY = r"^bookie (\S+) ready on (\S+):(\d+)$"
 
 
@@ -50,7 +49,7 @@ def entry(entry_id: int, payload: bytes = b"payload") -> bytes:
 class Machine:
     """A cluster and the directories of one bookie."""
 
-    hosts: str
+    zookeeper: EmbeddedZooKeeper
     root: str
     home: Path
     store: ZooKeeperStore
@@ -58,6 +57,10 @@ class Machine:
     stack: AsyncExitStack
     starts: int = 0
     transport: GrpcTransport = field(init=False)
+
+    @property
+    def hosts(self) -> str:
+        return self.zookeeper.connect_string
 
     def __post_init__(self) -> None:
         self.registrations = Registrations(self.store, self.cluster)
@@ -71,7 +74,7 @@ class Machine:
             "ledger_dir": self.home / "ledgers",
             "port": 0,
             "read_only_below_bytes": 0,
-            "session_timeout": SESSION_TIMEOUT_S,
+            "session_timeout": LONG_SESSION_S,
             **options,
         }
         words = [word for name, value in arguments.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -84,49 +87,49 @@ class Machine:
 
     async def ready(self, **options: object) -> tuple[ManagedProcess, BookieId]:
         process = self.start(**options)
-        return process, BookieId((await process.wait_for_line(READY, DEADLINE_S))[1])
+        return process, BookieId((await process.wait_for_line(READY, STATE_S))[1])
 
     async def refused(self, exit_code: int, **options: object) -> str:
         """Start a bookie that must not start; returns what it says."""
         process = self.start(**options)
-        assert await process.wait(DEADLINE_S) == exit_code
+        assert await process.wait(STATE_S) == exit_code
         *logs, line = process.log_tail().splitlines()
         assert line.startswith("bookie: ")
         assert all(" WARNING " in log for log in logs), logs
         return line
 
     async def add(self, bookie: BookieId, *entries: bytes) -> Status:
-        reply = await self.transport.add(bookie, AddBatch(LEDGER, KEY, entries), DEADLINE_S)
+        reply = await self.transport.add(bookie, AddBatch(LEDGER, KEY, entries), STATE_S)
         return reply.status
 
     async def read_all(self, bookie: BookieId, count: int) -> list[bytes]:
         """Entries 0 to ``count - 1``, through the transport that knew the bookie before it was started again."""
         entry_ids = [EntryId(entry_id) for entry_id in range(count)]
-        async with asyncio.timeout(DEADLINE_S):
-            while (reply := await self.transport.read(bookie, LEDGER, entry_ids, DEADLINE_S)).status is not Status.OK:
+        async with asyncio.timeout(STATE_S):
+            while (reply := await self.transport.read(bookie, LEDGER, entry_ids, STATE_S)).status is not Status.OK:
                 assert reply.status is Status.UNREACHABLE
         return [result.packet for result in reply.results]
 
     async def until(self, is_reached: Callable[[Bookies], bool]) -> None:
         seen = await self.registrations.list()
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(STATE_S):
             while not is_reached(seen):
                 seen = await self.registrations.wait_changed(seen)
 
 
-async def machine_on(hosts: str, root: str, home: Path) -> AsyncIterator[Machine]:
+async def machine_on(zookeeper: EmbeddedZooKeeper, root: str, home: Path) -> AsyncIterator[Machine]:
     async with AsyncExitStack() as stack:
-        store = await ZooKeeperStore.connect(hosts)
+        store = await ZooKeeperStore.connect(zookeeper.connect_string, session_timeout_s=LONG_SESSION_S)
         stack.push_async_callback(store.close)
         await format_cluster(store, root, rng=random.Random())
-        machine = Machine(hosts, root, home, store, await open_cluster(store, root), stack)
+        machine = Machine(zookeeper, root, home, store, await open_cluster(store, root), stack)
         stack.push_async_callback(machine.transport.close)
         yield machine
 
 
 @pytest.fixture
 async def machine(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> AsyncIterator[Machine]:
-    async for machine in machine_on(zookeeper.connect_string, fresh_root, tmp_path):
+    async for machine in machine_on(zookeeper, fresh_root, tmp_path):
         yield machine
 
 
@@ -138,16 +141,15 @@ async def own_zookeeper(tmp_path: Path) -> AsyncIterator[EmbeddedZooKeeper]:
 
 @pytest.fixture
 async def fragile_machine(own_zookeeper: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[Machine]:
-    async for machine in machine_on(own_zookeeper.connect_string, "/ledgers", tmp_path):
+    async for machine in machine_on(own_zookeeper, "/ledgers", tmp_path):
         yield machine
 
 
 async def test_a_killed_bookie_comes_back_with_its_entries_and_fences(machine: Machine) -> None:
     process, bookie = await machine.ready()
     assert await machine.add(bookie, *(entry(n) for n in range(100))) is Status.OK
-    assert (await machine.transport.fence(bookie, LEDGER, KEY, DEADLINE_S)).status is Status.OK
-    process.kill9()
-    await process.wait(DEADLINE_S)
+    assert (await machine.transport.fence(bookie, LEDGER, KEY, STATE_S)).status is Status.OK
+    await kill9(machine.zookeeper, process)
     assert await machine.add(bookie, entry(100)) is Status.UNREACHABLE
 
     _, again = await machine.ready()
@@ -158,6 +160,7 @@ async def test_a_killed_bookie_comes_back_with_its_entries_and_fences(machine: M
 
 async def test_nothing_acknowledged_is_lost_by_a_kill_under_load(machine: Machine) -> None:
     process, bookie = await machine.ready()
+    sessions = await sessions_of(machine.zookeeper, process)
     acknowledged: list[int] = []
 
     async def keep_adding(first: int) -> None:
@@ -169,7 +172,8 @@ async def test_nothing_acknowledged_is_lost_by_a_kill_under_load(machine: Machin
                 process.kill9()
 
     await asyncio.gather(*(keep_adding(first) for first in range(16)))
-    await process.wait(DEADLINE_S)
+    await process.wait(STATE_S)
+    await end_sessions(machine.zookeeper, sessions)
     await machine.ready()
     packets = await machine.read_all(bookie, max(acknowledged) + 1)
     assert [packets[entry_id] for entry_id in acknowledged] == [entry(entry_id) for entry_id in acknowledged]
@@ -179,7 +183,7 @@ async def test_a_stopped_bookie_unregisters_and_ends_well(machine: Machine) -> N
     process, bookie = await machine.ready()
     assert await machine.registrations.list() == Bookies(frozenset({bookie}), frozenset())
     assert await machine.add(bookie, entry(0)) is Status.OK  # leaves an add stream open
-    assert await process.stop(DEADLINE_S) == 0
+    assert await process.stop(STATE_S) == 0
     assert await machine.registrations.list() == Bookies(frozenset(), frozenset())
     lines = process.log_tail().splitlines()
     assert sum(re.fullmatch(READY, line) is not None for line in lines) == 1, lines
@@ -202,7 +206,7 @@ async def test_a_bookie_serves_while_zookeeper_is_away_and_is_registered_afterwa
     process, bookie = await machine.ready()
     assert await machine.add(bookie, entry(0)) is Status.OK
     own_zookeeper.kill()
-    await own_zookeeper.process.wait(DEADLINE_S)
+    await own_zookeeper.process.wait(STATE_S)
     assert await machine.add(bookie, entry(1)) is Status.OK
     await own_zookeeper.restart()
     await machine.until(lambda bookies: bookie in bookies.writable)
@@ -215,15 +219,16 @@ async def test_a_bookie_ends_well_while_zookeeper_is_away(
 ) -> None:
     process, _ = await fragile_machine.ready()
     own_zookeeper.kill()
-    await own_zookeeper.process.wait(DEADLINE_S)
-    assert await process.stop(DEADLINE_S) == 0
+    await own_zookeeper.process.wait(STATE_S)
+    assert await process.stop(STATE_S) == 0
     await own_zookeeper.restart()
 
 
 async def test_a_bookie_that_lost_its_session_registers_again(machine: Machine) -> None:
     process, bookie = await machine.ready()
     process.pause()
-    await machine.until(lambda bookies: bookie not in bookies.registered)
+    await expire(machine.zookeeper, process)
+    assert bookie not in (await machine.registrations.list()).registered
     process.resume()
     await machine.until(lambda bookies: bookie in bookies.writable)
     assert await machine.add(bookie, entry(0)) is Status.OK
@@ -239,7 +244,7 @@ async def test_a_failing_disk_ends_the_process(machine: Machine) -> None:
     process, bookie = await machine.ready()
     psutil.Process(process.pid).rlimit(psutil.RLIMIT_FSIZE, (100_000, 100_000))  # writes beyond it fail with EFBIG
     assert await machine.add(bookie, entry(0, bytes(200_000))) is not Status.OK
-    assert await process.wait(DEADLINE_S) == 74
+    assert await process.wait(STATE_S) == 74
     assert process.log_tail().splitlines()[-1].startswith("bookie: ")
     assert "Traceback" not in process.log_tail()
     assert await machine.registrations.list() == Bookies(frozenset(), frozenset())
@@ -249,8 +254,7 @@ async def test_a_damaged_journal_is_not_served(machine: Machine) -> None:
     process, bookie = await machine.ready()
     for n in range(3):
         assert await machine.add(bookie, entry(n)) is Status.OK
-    process.kill9()
-    await process.wait(DEADLINE_S)
+    await kill9(machine.zookeeper, process)
     [journal] = (machine.home / "journal" / "current" / "journal").glob("*.journal")
     data = bytearray(journal.read_bytes())
     data[data.index(entry(0)) + 40] ^= 1

@@ -12,14 +12,16 @@ from kazoo.client import KazooClient
 from bookie.embedded.process import EmbeddedProcessError
 from bookie.embedded.zookeeper import EmbeddedZooKeeper, ZooKeeperJarsMissingError
 from bookie.runtime.java import JavaOrigin, find_java
+from tests.deadlines import STATE_S
+from tests.sessions import LONG_SESSION_S
 
 pytestmark = pytest.mark.integration
 
 
 @contextmanager
 def client(zookeeper: EmbeddedZooKeeper) -> Iterator[KazooClient]:
-    kazoo = KazooClient(zookeeper.connect_string, timeout=10)
-    kazoo.start(timeout=20)
+    kazoo = KazooClient(zookeeper.connect_string, timeout=LONG_SESSION_S)
+    kazoo.start(timeout=STATE_S)
     try:
         yield kazoo
     finally:
@@ -54,7 +56,7 @@ async def test_stop_leaves_no_process_and_frees_port_and_directory(tmp_path: Pat
     server = psutil.Process(zookeeper.pid)
     family = [server, *server.children(recursive=True)]
     await zookeeper.stop()
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=STATE_S)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     await zookeeper.stop()
     async with await EmbeddedZooKeeper.start(tmp_path, port=zookeeper.port, is_durable=False) as again:

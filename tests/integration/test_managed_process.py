@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
+from tests.deadlines import STATE_S
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_S = 20.0
 SLEEP = ["sleep", "600"]
 # Says when its handler is in place; on SIGTERM it ends with code 7.
 POLITE_PROGRAM = """
@@ -52,13 +52,13 @@ def _session(pid: int) -> int | None:
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=DEADLINE_S)
+    _, alive = psutil.wait_procs(processes, timeout=STATE_S)
     assert [other for other in alive if other.status() != psutil.STATUS_ZOMBIE] == []
 
 
 async def test_a_line_of_its_log_is_found_with_its_groups(tmp_path: Path) -> None:
     async with ManagedProcess.start("polite", POLITE, log_path=tmp_path / "logs" / "log") as process:
-        found = await process.wait_for_line(r"ready on (\S+):(\d+)$", DEADLINE_S)
+        found = await process.wait_for_line(r"ready on (\S+):(\d+)$", STATE_S)
         assert found.groups() == ("127.0.0.1", "4711")
         assert process.log_path.read_text() == "ready on 127.0.0.1:4711\n"
 
@@ -67,7 +67,7 @@ async def test_lines_of_an_earlier_run_in_the_same_log_do_not_count(tmp_path: Pa
     log = tmp_path / "log"
     log.write_text("ready on 127.0.0.1:1\n")
     async with ManagedProcess.start("polite", POLITE, log_path=log) as process:
-        assert (await process.wait_for_line(r"ready on \S+:(\d+)", DEADLINE_S))[1] == "4711"
+        assert (await process.wait_for_line(r"ready on \S+:(\d+)", STATE_S))[1] == "4711"
 
 
 async def test_it_has_the_environment_and_directory_it_was_given(tmp_path: Path) -> None:
@@ -76,42 +76,42 @@ async def test_it_has_the_environment_and_directory_it_was_given(tmp_path: Path)
     process = ManagedProcess.start(
         "echo", command, log_path=tmp_path / "log", environment=environment, directory=tmp_path
     )
-    assert await process.wait(DEADLINE_S) == 0
+    assert await process.wait(STATE_S) == 0
     assert process.log_tail() == f"blue {tmp_path}"
 
 
 async def test_stop_lets_it_end_by_itself_and_leaves_nothing(tmp_path: Path) -> None:
     process = ManagedProcess.start("polite", POLITE, log_path=tmp_path / "log")
-    await process.wait_for_line("ready", DEADLINE_S)
+    await process.wait_for_line("ready", STATE_S)
     group = group_of(process)
-    assert await process.stop(DEADLINE_S) == 7
+    assert await process.stop(STATE_S) == 7
     assert_gone(group)
     assert await process.stop() == 7, "a second stop only reports"
 
 
 async def test_stop_ends_a_paused_process_in_good_order(tmp_path: Path) -> None:
     process = ManagedProcess.start("polite", POLITE, log_path=tmp_path / "log")
-    await process.wait_for_line("ready", DEADLINE_S)
+    await process.wait_for_line("ready", STATE_S)
     process.pause()
     assert process.is_running
     assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
-    assert await process.stop(DEADLINE_S) == 7
+    assert await process.stop(STATE_S) == 7
     process.pause()  # of no effect on one that has ended
 
 
 async def test_stop_kills_what_does_not_listen(tmp_path: Path) -> None:
     process = ManagedProcess.start("deaf", [sys.executable, "-c", DEAF_PROGRAM], log_path=tmp_path / "log")
-    await process.wait_for_line("deaf", DEADLINE_S)
+    await process.wait_for_line("deaf", STATE_S)
     assert await process.stop(grace_s=0.05) == -signal.SIGKILL
 
 
 async def test_kill_takes_what_it_started_along(tmp_path: Path) -> None:
     process = ManagedProcess.start("family", ["sh", "-c", "sleep 600 & echo on; wait"], log_path=tmp_path / "log")
-    await process.wait_for_line("on", DEADLINE_S)
+    await process.wait_for_line("on", STATE_S)
     group = group_of(process)
     assert len(group) == 3
     process.kill9()
-    assert await process.wait(DEADLINE_S) == -signal.SIGKILL
+    assert await process.wait(STATE_S) == -signal.SIGKILL
     assert_gone(group)
 
 
@@ -122,10 +122,10 @@ async def test_what_it_leaves_behind_ends_with_it(tmp_path: Path) -> None:
         log_path=tmp_path / "log",
         directory=_with_fifo(tmp_path),
     )
-    await process.wait_for_line("on", DEADLINE_S)
+    await process.wait_for_line("on", STATE_S)
     group = group_of(process)
     (tmp_path / "fifo").write_text("go\n")
-    assert await process.wait(DEADLINE_S) == 0
+    assert await process.wait(STATE_S) == 0
     assert_gone(group)
 
 
@@ -137,7 +137,7 @@ def _with_fifo(directory: Path) -> Path:
 async def test_an_early_end_is_an_error_that_quotes_the_log(tmp_path: Path) -> None:
     process = ManagedProcess.start("broken", ["sh", "-c", "echo no disk; exit 3"], log_path=tmp_path / "log")
     with pytest.raises(EmbeddedProcessError) as caught:
-        await process.wait_for_line("ready", DEADLINE_S)
+        await process.wait_for_line("ready", STATE_S)
     assert "broken" in str(caught.value)
     assert "exit code 3" in str(caught.value)
     assert f"{tmp_path / 'log'} ends with:\nno disk" in str(caught.value)
@@ -146,7 +146,7 @@ async def test_an_early_end_is_an_error_that_quotes_the_log(tmp_path: Path) -> N
 async def test_a_program_that_does_not_exist_is_an_error_that_names_it(tmp_path: Path) -> None:
     process = ManagedProcess.start("ghost", ["/no/such/program"], log_path=tmp_path / "log")
     with pytest.raises(EmbeddedProcessError, match="/no/such/program"):
-        await process.wait_for_line("ready", DEADLINE_S)
+        await process.wait_for_line("ready", STATE_S)
 
 
 async def test_silence_ends_at_the_deadline(tmp_path: Path) -> None:

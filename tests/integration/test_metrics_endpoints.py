@@ -26,13 +26,15 @@ from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.metrics import render
-from tests.integration.served import DEADLINE_S, Served
+from tests.deadlines import PROGRAM_S, STATE_S
+from tests.integration.clusters import PATIENT
+from tests.integration.served import Served
 from tests.required import missing
+from tests.sessions import LONG_SESSION_S, kill9
 
 pytestmark = pytest.mark.integration
 
 ENTRIES = 500
-SESSION_TIMEOUT_S = 4
 
 
 @dataclass
@@ -46,21 +48,21 @@ class Machine:
     async def bookie(self, name: str) -> tuple[Served, BookieId]:
         folder = self.home / name
         where = ("--journal-dir", str(folder / "journal"), "--ledger-dir", str(folder / "ledgers"))
-        pace = ("--read-only-below-bytes", "0", "--session-timeout", str(SESSION_TIMEOUT_S))
+        pace = ("--read-only-below-bytes", "0", "--session-timeout", str(LONG_SESSION_S))
         served = await self._start(name, "bookie.server", *where, *pace, "--port", "0")
-        ready = await served.process.wait_for_line(r"^bookie (\S+) ready on", DEADLINE_S)
+        ready = await served.process.wait_for_line(r"^bookie (\S+) ready on", STATE_S)
         return served, BookieId(ready[1])
 
     async def replicator(self, *options: str) -> Served:
         served = await self._start("replicator", "replicator", "--poll-interval", "0.5", *options)
-        await served.process.wait_for_line("^replicator ready$", DEADLINE_S)
+        await served.process.wait_for_line("^replicator ready$", STATE_S)
         return served
 
     async def _start(self, name: str, module: str, *options: str) -> Served:
         command = [sys.executable, "-m", module, "--metadata-uri", self.uri, "--http-port", "0", *options]
         process = ManagedProcess.start(name, command, log_path=self.home / f"{name}.log")
         self.stack.push_async_callback(process.stop)
-        line = await process.wait_for_line(r"metrics on (http://127\.0\.0\.1:\d+)$", DEADLINE_S)
+        line = await process.wait_for_line(r"metrics on (http://127\.0\.0\.1:\d+)$", STATE_S)
         return Served(process, line[1])
 
 
@@ -79,9 +81,9 @@ async def machine(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path)
         yield machine
 
 
-async def test_a_repair_is_counted_by_those_who_did_it(machine: Machine) -> None:
+async def test_a_repair_is_counted_by_those_who_did_it(zookeeper: EmbeddedZooKeeper, machine: Machine) -> None:
     bookies = {bookie: served for served, bookie in [await machine.bookie(f"bookie-{n}") for n in range(3)]}
-    async with await connect(machine.uri) as client:
+    async with await connect(machine.uri, PATIENT, session_timeout_s=LONG_SESSION_S) as client:
         async with await client.create_ledger(LedgerOptions(2, 2, 2)) as writer:
             for entry in range(ENTRIES):
                 await writer.submit(b"%d" % entry)
@@ -97,11 +99,7 @@ async def test_a_repair_is_counted_by_those_who_did_it(machine: Machine) -> None
                 await bookies[bookie].until_value(1, f"bkheal_{name}")
             assert await bookies[bookie].until_status("/readyz?verbose", 200) == "[+]registered ok\nok\n"
         lost = members[0]
-        bookies[lost].process.kill9()
-        seen = await client.ports.registrations.list()
-        async with asyncio.timeout(DEADLINE_S):
-            while lost in seen.registered:
-                seen = await client.ports.registrations.wait_changed(seen)
+        await kill9(zookeeper, bookies[lost].process)
         await client.ports.tasks.initialize()
         await client.ports.tasks.mark(writer.ledger_id, [lost])
         replicator = await machine.replicator("--compat-metrics")
@@ -133,7 +131,7 @@ async def test_without_zookeeper_processes_are_alive_and_not_ready(
         bookie, _ = await machine.bookie("bookie")
         replicator = await machine.replicator()
         own_zookeeper.kill()
-        await own_zookeeper.process.wait(DEADLINE_S)
+        await own_zookeeper.process.wait(STATE_S)
         assert "[-]registered: not registered" in await bookie.until_status("/readyz", 503)
         assert "[-]store: no connected session" in await replicator.until_status("/readyz", 503)
         for served in (bookie, replicator):
@@ -152,7 +150,7 @@ async def test_a_port_in_use_is_a_matter_of_configuration(machine: Machine) -> N
     for module, options in (("replicator", ()), ("bookie.server", ("--journal-dir", "j", "--ledger-dir", "l"))):
         command = [sys.executable, "-m", module, "--metadata-uri", machine.uri, "--http-port", taken, *options]
         ended = await asyncio.to_thread(
-            subprocess.run, command, cwd=machine.home, capture_output=True, text=True, timeout=DEADLINE_S
+            subprocess.run, command, cwd=machine.home, capture_output=True, text=True, timeout=PROGRAM_S
         )
         assert (ended.returncode, f":{taken}" in ended.stderr) == (78, True), ended.stderr
 
@@ -175,7 +173,7 @@ def _text(registry: CollectorRegistry) -> str:
 
 def _lint(text: str) -> tuple[int, str]:
     command = [_promtool(), "check", "metrics"]
-    linted = subprocess.run(command, input=text, capture_output=True, text=True, timeout=DEADLINE_S)
+    linted = subprocess.run(command, input=text, capture_output=True, text=True, timeout=PROGRAM_S)
     return linted.returncode, linted.stdout + linted.stderr
 
 

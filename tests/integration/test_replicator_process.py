@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +9,17 @@ from pathlib import Path
 import pytest
 
 from bookie.client.bookkeeper import LedgerOptions
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.cluster import EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.model.ids import BookieId, LedgerId
+from tests.deadlines import PROGRAM_S, STATE_S
+from tests.integration.clusters import connected, kill_bookies, start_cluster
+from tests.sessions import kill9
 
 pytestmark = pytest.mark.integration
 
 ENTRIES = 4000
-_DEADLINE_S = 90.0
 
 
 def payload(entry: int) -> bytes:
@@ -31,11 +32,7 @@ async def marked_ledger(cluster: EmbeddedCluster, client: ConnectedBookKeeper) -
         for entry in range(ENTRIES):
             await writer.submit(payload(entry))
     lost = next(bookie for bookie in cluster.bookies if bookie.bookie_id in writer.metadata.members())
-    await lost.kill9()
-    async with asyncio.timeout(_DEADLINE_S):
-        seen = await client.ports.registrations.list()
-        while lost.bookie_id in seen.registered:
-            seen = await client.ports.registrations.wait_changed(seen)
+    await kill_bookies(cluster, lost)
     await client.ports.tasks.initialize()
     await client.ports.tasks.mark(writer.ledger_id, [lost.bookie_id])
     return writer.ledger_id, lost.bookie_id
@@ -50,32 +47,31 @@ async def wait_locked(client: ConnectedBookKeeper, process: ManagedProcess, ledg
     async def is_locked() -> bool:
         return ledger_id in await client.ports.tasks.locked()
 
-    await process.wait_until(is_locked, "to lock the ledger", _DEADLINE_S)
+    await process.wait_until(is_locked, "to lock the ledger", STATE_S)
 
 
 async def test_what_one_replicator_leaves_undone_the_next_one_finishes(tmp_path: Path) -> None:
     async with (
-        await EmbeddedCluster.start(tmp_path, bookies=4) as cluster,
-        await connect(cluster.metadata_uri) as client,
+        await start_cluster(tmp_path, 4) as cluster,
+        await connected(cluster) as client,
     ):
         ledger_id, lost = await marked_ledger(cluster, client)
         before = await client.ports.ledgers.read(ledger_id)
-        slow = ("--copy-bytes-per-second", "200000")
+        slow = ("--copy-bytes-per-second", "100000")
 
         polite = replicator(cluster, tmp_path, "polite", *slow, "--grace", "0")
         await wait_locked(client, polite, ledger_id)
-        assert await polite.stop(_DEADLINE_S) == 0
+        assert await polite.stop(STATE_S) == 0
         assert ledger_id not in await client.ports.tasks.locked()
         assert await client.ports.tasks.read(ledger_id) is not None
 
         killed = replicator(cluster, tmp_path, "killed", *slow)
         await wait_locked(client, killed, ledger_id)
-        killed.kill9()
-        await killed.wait(_DEADLINE_S)
+        await kill9(cluster.zookeeper, killed)
         assert await client.ports.ledgers.read(ledger_id) == before
 
         last = replicator(cluster, tmp_path, "last", "--once", "--poll-interval", "0.5")
-        assert await last.wait(_DEADLINE_S) == 0, last.log_tail()
+        assert await last.wait(PROGRAM_S) == 0, last.log_tail()
         after = await client.ports.ledgers.read(ledger_id)
         assert lost not in after.metadata.members()
         assert len(after.metadata.members()) == 3
@@ -89,7 +85,7 @@ def test_a_root_that_is_no_cluster_is_a_matter_of_configuration(
     zookeeper_uri_of_nothing: str,
 ) -> None:
     command = [sys.executable, "-m", "replicator", "--metadata-uri", zookeeper_uri_of_nothing, "--once"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_S)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S)
     assert result.returncode == 78, result.stderr
     assert "no cluster at /nothing/ledgers" in result.stderr
     assert result.stdout == ""
