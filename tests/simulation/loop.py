@@ -218,7 +218,11 @@ def give_way() -> Generator[None, None, None]:
 
 
 class SimClock:
-    """The loop's time, as one process sees it; its idea of the date may be wrong."""
+    """The loop's time, as one machine sees it; its idea of the date may be wrong, and may jump.
+
+    Attributes:
+        skew_ms: how far the date is ahead of the true one; changed at any time. The monotonic time never jumps.
+    """
 
     def __init__(self, loop: SimLoop, skew_ms: int = 0) -> None:
         self._loop = loop

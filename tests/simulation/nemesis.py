@@ -18,6 +18,8 @@ from tests.simulation.world import World
 LONGEST_S: Final = 6.0
 DOWN_MAX: Final = 2
 """Bookies that single faults take away at once; ``kill most bookies`` and power loss go beyond."""
+CLOCK_JUMP_MIN_MS: Final = 60_000
+CLOCK_JUMP_MAX_MS: Final = 3 * 86_400_000
 _LOCKS: Final = "/ledgers/underreplication/locks"
 
 
@@ -41,6 +43,7 @@ class Nemesis:
         self._faults: dict[str, Callable[[], bool]] = {
             "kill bookie": lambda: self._crash(is_power_lost=False),
             "power loss of one": lambda: self._crash(is_power_lost=True),
+            "power loss here": self._power_loss_here,
             "power loss of all": self._power_loss_of_all,
             "kill most bookies": self._kill_most,
             "wipe bookie": self._wipe,
@@ -68,6 +71,8 @@ class Nemesis:
             "stall disk": self._stall_disk,
             "fill disk": self._fill_disk,
             "rot": self._rot,
+            "rot and recover": self._rot_and_recover,
+            "jump clock": self._jump_clock,
         }
 
     async def run(self) -> None:
@@ -79,7 +84,7 @@ class Nemesis:
             if not self._world.is_healing:
                 self.strike(self._rng.choices(names, weights)[0])
 
-    def on_event(self, kind: str, ledger_id: LedgerId, where: str) -> None:
+    def on_event(self, kind: str, ledger_id: LedgerId | None, where: str) -> None:
         """An event at which a fault may strike; ``where`` names the bookie it happened at, if any."""
         for name, chance in self._profile.triggers.get(kind, ()):
             if self._rng.random() < chance:
@@ -112,6 +117,22 @@ class Nemesis:
         node = self._rng.choice(living)
         node.crash(is_power_lost=is_power_lost)
         world.start_later(node, self._down_s())
+        return True
+
+    def _power_loss_here(self) -> bool:
+        """The bookie that is about to make something durable loses its power before it has done so."""
+        world = self._world
+        node = world.bookies[self._where]
+        if not node.process.is_alive or len(world.living_bookies()) <= len(world.bookies) - DOWN_MAX:
+            return False
+
+        def strike() -> None:
+            if node.process.is_alive:
+                node.crash(is_power_lost=True)
+                world.start_later(node, self._down_s())
+
+        node.process.held_until_s = max(node.process.held_until_s, world.loop.time() + 0.002)
+        world.loop.call_later(0.001, strike)
         return True
 
     def _power_loss_of_all(self) -> bool:
@@ -341,6 +362,48 @@ class Nemesis:
         disk.flip_bit(path, self._rng.randrange(32 * 8, len(disk.content(path)) * 8))
         world.truth.rotten.add(node.bookie)
         self._note(f"rot in {path} of {node.process.name}")
+        return True
+
+    def _rot_and_recover(self) -> bool:
+        """A bookie of the open ledger that this is about restarts, which empties its cache; see ``_rot_the_end``."""
+        metadata = None if self._about is None else self._world.truth.metadata.get(self._about)
+        if metadata is None or metadata.is_closed:
+            return False
+        rotten = self._world.truth.rotten
+        members = [name for name in metadata.last_fragment.members if not rotten or name in rotten]
+        if not members:
+            return False
+        node = self._world.bookies[self._rng.choice(members)]
+        if node.process.is_alive:
+            node.crash(is_power_lost=False)
+            self._world.start_later(node, 0.3 * self._rng.random())
+        self._world.loop.call_later(0.8 + self._rng.random(), self._rot_the_end, self._about, node)
+        return True
+
+    def _rot_the_end(self, ledger_id: LedgerId, node: SimBookie) -> None:
+        """A bit of one of the ledger's last acknowledged entries changes on one bookie, and the ledger is recovered."""
+        world = self._world
+        ledger = world.truth.of(ledger_id)
+        if world.is_healing or not ledger.acked or (world.truth.rotten and node.bookie not in world.truth.rotten):
+            return
+        packet = ledger.packets[self._rng.choice(sorted(ledger.acked)[-2:])]
+        for path in node.disks[1].paths():
+            at = node.disks[1].content(path).find(packet) if path.startswith("entries/") else -1
+            if at >= 0:
+                node.disks[1].flip_bit(path, at * 8 + self._rng.randrange(len(packet) * 8))
+                world.truth.rotten.add(node.bookie)
+                self._note(f"an entry of {ledger_id} rots on {node.process.name}")
+                self._meddle("recover", ledger_id)
+                return
+
+    def _jump_clock(self) -> bool:
+        """The date of one machine jumps by minutes to days, ahead or back; its monotonic time goes on."""
+        bookies = [self._world.bookies[name] for name in sorted(self._world.bookies)]
+        machines: list[SimBookie | SimClient] = [*bookies, *self._living_clients()]
+        machine = self._rng.choice(machines)
+        jump_ms = int(CLOCK_JUMP_MIN_MS * (CLOCK_JUMP_MAX_MS / CLOCK_JUMP_MIN_MS) ** self._rng.random())
+        machine.clock.skew_ms += self._rng.choice((-jump_ms, jump_ms))
+        self._note(f"the clock of {machine.process.name} is wrong by {machine.clock.skew_ms} ms")
         return True
 
     def _any_bookie(self) -> SimBookie:

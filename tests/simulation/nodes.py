@@ -18,7 +18,6 @@ from bookie.metadata.registration import Registrations
 from bookie.metadata.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.runtime.clock import Clock
 from bookie.server.directories import Role
 from bookie.server.registration import RegistrationKeeper, service_info
 from bookie.server.service import BookieIdentity, BookieService
@@ -130,6 +129,7 @@ class SimBookie:
         self.bookie = BookieId(name)
         self.process = Process(name)
         self.process.is_alive = False
+        self.clock = SimClock(world.loop)
         self.faults = DiskFaults()
         self.is_listening = False
         self.is_retired = False
@@ -229,8 +229,7 @@ class SimBookie:
     async def _start_once(self) -> None:
         world = self.world
         self.store = world.session(self.process, self._rng)
-        clock = SimClock(world.loop)
-        self.storage, incarnation = await world.open_storage(self, clock)
+        self.storage, incarnation = await world.open_storage(self)
         self._witness_collection()
         await self._compare_with_truth()
         service = BookieService(self.storage, self._ledgers, BookieIdentity(incarnation, "sim"))
@@ -242,11 +241,11 @@ class SimBookie:
             Registrations(self.store, world.cluster),
             self.bookie,
             service_info(self.process.name, PORT, incarnation),
-            clock,
+            self.clock,
             takeover_deadline_s=3 * SESSION_S,
         )
         await keeper.start(is_read_only=False)
-        world.start_collector(self, clock)
+        world.start_collector(self)
 
     def _witness_collection(self) -> None:
         storage, truth, bookie = self.storage, self.world.truth, self.bookie
@@ -282,6 +281,8 @@ class SimBookie:
             await asyncio.sleep(0)
         elif draw < 0.15:
             await asyncio.sleep(self._rng.random() * 0.004)
+        if operation in (Operation.SYNC, Operation.INDEX_WRITE):
+            self.world.happened("storing", None, self.process.name)
         faults = self.faults
         if faults.stall_share and self._rng.random() < faults.stall_share:
             await asyncio.sleep(self._rng.random() * faults.stall_s)
@@ -316,7 +317,7 @@ class SimClient:
         self.world = world
         self.process = Process(name)
         self.rng = random.Random(world.rng.getrandbits(64))
-        self.clock: Clock = SimClock(world.loop, skew_ms=self.rng.randrange(-2000, 2000))
+        self.clock = SimClock(world.loop, skew_ms=self.rng.randrange(-2000, 2000))
         self.faults = StoreFaults()
         self.store = world.session(self.process, self.rng, self.faults)
         registrations = Registrations(self.store, world.cluster)

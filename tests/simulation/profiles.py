@@ -74,6 +74,7 @@ PROFILES: Final[tuple[Profile, ...]] = (
         {
             "acked": (("power loss of one", 0.01), ("power loss of all", 0.004)),
             "fenced": (("power loss of one", 0.15), ("power loss of all", 0.05)),
+            "storing": (("power loss here", 0.01),),
         },
     ),
     Profile(
@@ -127,8 +128,9 @@ PROFILES: Final[tuple[Profile, ...]] = (
     Profile(
         "rot",
         {"rot": 0.6, "kill bookie": 0.2, "recover": 0.2},
-        {"sent": (("recover", 0.02),)},
+        {"sent": (("recover", 0.02),), "acked": (("rot and recover", 0.005),), "idle": (("rot and recover", 0.7),)},
         quorums=SAFE,
+        is_idle=True,
     ),
     Profile(
         "full disk",
@@ -159,5 +161,27 @@ PROFILES: Final[tuple[Profile, ...]] = (
         {"acked": (("wipe bookie", 0.03),)},
         wipes_max=4,
         is_beyond_quorum=True,
+    ),
+    Profile(
+        "clock jumps",
+        {
+            "jump clock": 1.5,
+            "kill bookie": 0.3,
+            "power loss of one": 0.1,
+            "wipe bookie": 0.05,
+            "lose session": 0.2,
+            "lag store": 0.2,
+            "recover": 0.2,
+        },
+        {
+            "acked": (("jump clock", 0.02),),
+            "fenced": (("jump clock", 0.2),),
+            "copied": (("jump clock", 0.2), ("wipe soon", 0.1)),
+            "marked": (("jump clock", 0.2),),
+        },
+        quorums=SAFE,
+        wipes_max=1,
+        deletes=0.2,
+        collect_s=1.0,
     ),
 )

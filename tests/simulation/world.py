@@ -12,7 +12,6 @@ from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
-from bookie.runtime.clock import Clock
 from bookie.server.admission import Place, admit
 from bookie.server.collector import Collector, CollectorSettings
 from bookie.server.limbo import finish_start
@@ -50,7 +49,7 @@ class World:
         self.is_healing = False
         self.collect_s = 2.5
         self.open_ledgers: list[LedgerId] = []
-        self.on_event: Callable[[str, LedgerId, str], None] = lambda kind, ledger_id, where: None
+        self.on_event: Callable[[str, LedgerId | None, str], None] = lambda kind, ledger_id, where: None
 
     async def found(self, bookie_names: list[str]) -> None:
         """Format the cluster and start its first bookies."""
@@ -75,7 +74,7 @@ class World:
         self.clients.append(client)
         return client
 
-    async def open_storage(self, node: SimBookie, clock: Clock) -> tuple[LedgerStorage, str]:
+    async def open_storage(self, node: SimBookie) -> tuple[LedgerStorage, str]:
         """Decide who a starting bookie is and open its disks, as the real process does; its storage and incarnation."""
         disks = dict(zip(("journal", "ledgers"), node.disks, strict=True))
         places = [Place(role, path, disks[path.name]) for role, path in place_paths(node.process.name)]
@@ -86,30 +85,30 @@ class World:
             places,
             name,
             name,
-            clock,
+            node.clock,
             self.rng,
             may_be_new_incarnation=node.is_new_incarnation,
         )
-        storage = await LedgerStorage.open(*node.disks, node.index, STORAGE, clock)
+        storage = await LedgerStorage.open(*node.disks, node.index, STORAGE, node.clock)
         await finish_start(
             node.store,
             self.cluster,
             places,
             admitted,
             storage,
-            clock,
+            node.clock,
             self.rng,
             takeover_deadline_s=3 * SESSION_S,
         )
         return storage, admitted.incarnation
 
-    def start_collector(self, node: SimBookie, clock: Clock) -> None:
+    def start_collector(self, node: SimBookie) -> None:
         """Let a bookie collect what nobody needs, far too often."""
         pace = CollectorSettings(interval_s=self.collect_s, confirm_after_s=SESSION_S + 1.0, suspects_per_s=20.0)
-        collector = Collector(node.store, self.cluster, node.storage, node.bookie, clock, self.rng, pace)
+        collector = Collector(node.store, self.cluster, node.storage, node.bookie, node.clock, self.rng, pace)
         node.process.run("collect", collector.run())
 
-    def happened(self, kind: str, ledger_id: LedgerId, where: str = "") -> None:
+    def happened(self, kind: str, ledger_id: LedgerId | None, where: str = "") -> None:
         """Something happened, maybe at a bookie, at which a fault may strike."""
         if not self.is_healing:
             self.on_event(kind, ledger_id, where)
