@@ -42,7 +42,8 @@ async def test_a_writer_that_was_paused_through_a_recovery_acknowledges_nothing_
             assert end >= before[-1]
 
             async def is_over() -> bool:
-                return bool(writer.ended()) or writer.acknowledged()[ledger_id][-1] > end
+                is_ended = not writer.process.is_running or bool(writer.ended())
+                return is_ended or writer.acknowledged()[ledger_id][-1] > end
 
             writer.process.resume()
             await writer.process.wait_until(is_over, "the end of the writing", STATE_S)
