@@ -92,8 +92,9 @@ async def _write_through_the_kill(
     async def kill() -> None:
         await may_kill.wait()
         await left_open.submit_rest()
+        victim.running.kill9()
+        await left_open.die()  # before the end of the process is waited for: this writer must not replace the bookie
         await victim.kill9()
-        await left_open.die()
 
     async with asyncio.TaskGroup() as group:
         group.create_task(kill())

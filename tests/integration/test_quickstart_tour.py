@@ -12,7 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.integration
+from tests.deadlines import PROGRAM_S
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 _TOUR = [sys.executable, "-m", "auditor.cli.main", "quickstart"]
 _PREFIX = "bkheal-quickstart-"
@@ -34,8 +36,9 @@ def processes_using(directory: Path) -> list[str]:
     return found
 
 
+@pytest.mark.usefixtures("quick_spark")
 def test_the_tour_heals_a_cluster_and_leaves_nothing_behind(own_temp: dict[str, str], tmp_path: Path) -> None:
-    result = subprocess.run(_TOUR, env=own_temp, capture_output=True, text=True, timeout=580)
+    result = subprocess.run(_TOUR, env=own_temp, capture_output=True, text=True, timeout=PROGRAM_S)
     assert result.returncode == 0, result.stdout + result.stderr
     lines = result.stdout.strip().splitlines()
     healed = re.fullmatch(r"healed: (\d+) ledgers, (\d+) fragments, ([\d.]+) MiB in [\d.]+ s", lines[-1])
@@ -49,17 +52,19 @@ def test_the_tour_heals_a_cluster_and_leaves_nothing_behind(own_temp: dict[str, 
     assert processes_using(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_tour_cleans_up(own_temp: dict[str, str], tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGHUP, 2)])
+def test_an_interrupted_tour_cleans_up(
+    own_temp: dict[str, str], tmp_path: Path, number: signal.Signals, step: int
+) -> None:
     process = subprocess.Popen(
         _TOUR, env=own_temp, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("[2/"):
+        if line.startswith(f"[{step}/"):
             break
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=PROGRAM_S)
     assert process.returncode == 128 + number, stderr
     assert "Traceback" not in stderr
     assert not list(tmp_path.glob(f"{_PREFIX}*"))
@@ -70,7 +75,9 @@ def test_a_directory_that_is_not_empty_is_refused(own_temp: dict[str, str], tmp_
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "mine").write_text("precious")
-    result = subprocess.run([*_TOUR, "--keep", str(kept)], env=own_temp, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [*_TOUR, "--keep", str(kept)], env=own_temp, capture_output=True, text=True, timeout=PROGRAM_S
+    )
     assert result.returncode == 2
     assert "not empty" in result.stderr
     assert (kept / "mine").read_text() == "precious"
