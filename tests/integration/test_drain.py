@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bookie.client.bookkeeper import LedgerOptions
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.client.writer import LedgerWriter
-from bookie.embedded.cluster import EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.metadata.cookies import CookieStore
 from bookie.metadata.drains import Drains
 from bookie.model.ids import BookieId, LedgerId
-from tests.integration.commands import bkheal
+from tests.deadlines import PROGRAM_S, STATE_S
+from tests.integration.clusters import connected, start_cluster
+from tests.integration.command_process import CommandProcess
+from tests.integration.commands import answer, bkheal
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +44,7 @@ async def write(client: ConnectedBookKeeper) -> list[LedgerId]:
 
 async def open_ledger_on(client: ConnectedBookKeeper, bookie: BookieId) -> LedgerWriter:
     """A ledger that is written to, with this bookie in its ensemble."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(STATE_S):
         while True:
             writer = await client.create_ledger(LedgerOptions(4, 2, 2))
             if bookie in (await client.ports.ledgers.read(writer.ledger_id)).metadata.members():
@@ -54,14 +57,14 @@ async def read_all(client: ConnectedBookKeeper, ids: list[LedgerId]) -> list[lis
 
 
 async def wait_gone(client: ConnectedBookKeeper, bookie: BookieId) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(STATE_S):
         seen = await client.ports.registrations.list()
         while bookie in seen.registered:
             seen = await client.ports.registrations.wait_changed(seen)
 
 
 async def wait_read_only(client: ConnectedBookKeeper, bookie: BookieId, *, is_read_only: bool) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(STATE_S):
         seen = await client.ports.registrations.list()
         while (bookie in seen.read_only) is not is_read_only:
             seen = await client.ports.registrations.wait_changed(seen)
@@ -72,15 +75,22 @@ def replicate_once(uri: str, directory: Path) -> ManagedProcess:
     return ManagedProcess.start("replicator", command, log_path=directory / "r.log")
 
 
-async def test_a_bookie_is_drained_stopped_and_forgotten_and_every_entry_stays_readable(tmp_path: Path) -> None:
+async def test_a_bookie_is_drained_stopped_and_forgotten_and_every_entry_stays_readable(
+    command_process: CommandProcess, tmp_path: Path
+) -> None:
     async with (
-        await EmbeddedCluster.start(tmp_path, bookies=5) as cluster,
-        await connect(cluster.metadata_uri) as client,
+        await start_cluster(tmp_path, 5) as cluster,
+        await connected(cluster) as client,
     ):
         uri = cluster.metadata_uri
+
+        async def asked(*arguments: str, code: int = 0) -> dict[str, Any]:
+            """As ``bkheal``, without a process for each command."""
+            return answer(await command_process.run(uri, *arguments, "--output", "json"), code)
+
         ids = await write(client)
         once = replicate_once(uri, tmp_path)  # a writer marks what a slow bookie lacks
-        assert await once.wait(60) == 0, once.log_tail()
+        assert await once.wait(PROGRAM_S) == 0, once.log_tail()
         expected = [[payload(index, entry) for entry in range(ENTRIES)] for index in range(LEDGERS)]
         single = await client.ports.ledgers.read(ids[1])
         leaving = next(b for b in cluster.bookies if b.bookie_id in single.metadata.members())
@@ -96,7 +106,7 @@ async def test_a_bookie_is_drained_stopped_and_forgotten_and_every_entry_stays_r
         assert planned["ledgers"] > 0
         assert await client.ports.tasks.list() == []
 
-        begun = await bkheal(uri, "drain", "start", name, "--yes")
+        begun = await asked("drain", "start", name, "--yes")
         assert begun["ledgers"] == planned["ledgers"]
         assert await bkheal(uri, "drain", "status", name, code=1)
         for entry in range(4):  # so that one of them falls on the bookie, wherever it is in the ensemble of four
@@ -105,21 +115,21 @@ async def test_a_bookie_is_drained_stopped_and_forgotten_and_every_entry_stays_r
             "replicator", [sys.executable, "-m", "replicator", "--metadata-uri", uri], log_path=tmp_path / "r.log"
         )
         async with replicator:
-            status = await bkheal(uri, "drain", "status", name, "--wait", "--timeout", "60")
+            status = await asked("drain", "status", name, "--wait", "--timeout", str(STATE_S))
         assert status["bookies"][0]["state"] == "read-only"
         assert not (await client.ports.ledgers.read(still_open.ledger_id)).metadata.is_closed
         await still_open.close()
-        assert (await bkheal(uri, "ok-to-stop", name))["ok"]
+        assert (await asked("ok-to-stop", name))["ok"]
         assert await client.ports.tasks.list() == []
 
         await leaving.stop()
         await wait_gone(client, name)
-        assert (await bkheal(uri, "decommission", name, "--dry-run"))["bookies"][0]["cookie"]
-        done = await bkheal(uri, "decommission", name, "--yes")
+        assert (await asked("decommission", name, "--dry-run"))["bookies"][0]["cookie"]
+        done = await asked("decommission", name, "--yes")
         assert done["bookies"] == [{"bookie_id": name, "cookie": True, "drain": True, "noted_down": False}]
         assert await CookieStore(client.store, client.cluster).read(name) is None
         assert await Drains(client.store, client.cluster.root).read() == {}
-        assert not (await bkheal(uri, "decommission", name, "--yes"))["bookies"][0]["cookie"]
+        assert not (await asked("decommission", name, "--yes"))["bookies"][0]["cookie"]
 
         assert await read_all(client, ids) == expected
         assert await read_all(client, [still_open.ledger_id]) == [
@@ -129,47 +139,54 @@ async def test_a_bookie_is_drained_stopped_and_forgotten_and_every_entry_stays_r
             assert name not in (await client.ports.ledgers.read(ledger_id)).metadata.members()
 
 
-async def test_lost_bookies_are_given_up_and_parked_tasks_are_tried_again(tmp_path: Path) -> None:
+async def test_lost_bookies_are_given_up_and_parked_tasks_are_tried_again(
+    command_process: CommandProcess, tmp_path: Path
+) -> None:
     async with (
-        await EmbeddedCluster.start(tmp_path, bookies=3) as cluster,
-        await connect(cluster.metadata_uri) as client,
+        await start_cluster(tmp_path, 3) as cluster,
+        await connected(cluster) as client,
     ):
         uri = cluster.metadata_uri
+
+        async def asked(*arguments: str, code: int = 0) -> dict[str, Any]:
+            """As ``bkheal``, without a process for each command."""
+            return answer(await command_process.run(uri, *arguments, "--output", "json"), code)
+
         async with await client.create_ledger(LedgerOptions(3, 3, 2)) as writer:
             await writer.append(b"one")
         lost, there = cluster.bookies[0], cluster.bookies[1].bookie_id
-        assert "too few bookies" in (await bkheal(uri, "drain", "start", there, "--yes", code=1))["error"]
-        await bkheal(uri, "drain", "start", there, "--yes", "--force")
-        assert (await bkheal(uri, "drain", "start", there, "--yes", "--force"))["ledgers"] == 1
+        assert "too few bookies" in (await asked("drain", "start", there, "--yes", code=1))["error"]
+        await asked("drain", "start", there, "--yes", "--force")
+        assert (await asked("drain", "start", there, "--yes", "--force"))["ledgers"] == 1
         await wait_read_only(client, there, is_read_only=True)
         assert (await bkheal(uri, "drain", "stop", there, "--dry-run"))["stopped"] == [there]
-        assert (await bkheal(uri, "drain", "stop", there, "--yes"))["stopped"] == [there]
-        await bkheal(uri, "drain", "stop", there, "--yes", code=1)
+        assert (await asked("drain", "stop", there, "--yes"))["stopped"] == [there]
+        await asked("drain", "stop", there, "--yes", code=1)
         await wait_read_only(client, there, is_read_only=False)
         once = replicate_once(uri, tmp_path)
-        assert await once.wait(60) == 0, once.log_tail()
+        assert await once.wait(PROGRAM_S) == 0, once.log_tail()
         assert await client.ports.tasks.list() == []  # calling it off left nothing to do
         before = await bkheal(uri, "recovery", "delay", "3600")
         assert (before["before_seconds"], before["lost_bookie_delay_seconds"]) == (0, 3600)
         assert (await bkheal(uri, "recovery", "status"))["lost_bookie_delay_seconds"] == 3600
         await lost.stop()
         await wait_gone(client, lost.bookie_id)
-        assert (await bkheal(uri, "recover", lost.bookie_id, "--dry-run"))["ledgers"] == 1
+        assert (await asked("recover", lost.bookie_id, "--dry-run"))["ledgers"] == 1
         assert await client.ports.tasks.list() == []
         assert (await bkheal(uri, "recovery", "disable", "--dry-run"))["enabled"] is False
         assert not await client.ports.tasks.is_disabled()
-        assert (await bkheal(uri, "recover", lost.bookie_id, "--yes"))["fragments"] == 1
+        assert (await asked("recover", lost.bookie_id, "--yes"))["fragments"] == 1
         assert [task.missing for task in await client.ports.tasks.list()] == [(lost.bookie_id,)]
         once = replicate_once(uri, tmp_path)
-        assert await once.wait(60) == 0, once.log_tail()
+        assert await once.wait(PROGRAM_S) == 0, once.log_tail()
         (parked,) = (await bkheal(uri, "dead-letters", "list"))["items"]
         assert (parked["ledger_id"], parked["reason"]) == (writer.ledger_id, "no_candidate_bookie")
         assert (await bkheal(uri, "dead-letters", "show", str(writer.ledger_id)))["advice"]
         assert (await bkheal(uri, "dead-letters", "retry", "--all", "--dry-run"))["ledgers"] == [writer.ledger_id]
         assert await client.parked.get(writer.ledger_id) is not None
-        await bkheal(uri, "dead-letters", "retry", "--reason", "no_live_copy", "--yes")
+        await asked("dead-letters", "retry", "--reason", "no_live_copy", "--yes")
         assert await client.parked.get(writer.ledger_id) is not None
-        await bkheal(uri, "dead-letters", "retry", str(writer.ledger_id), "--yes")
+        await asked("dead-letters", "retry", str(writer.ledger_id), "--yes")
         assert await client.parked.get(writer.ledger_id) is None
-        await bkheal(uri, "decommission", lost.bookie_id, "--yes", code=1)
-        await bkheal(uri, "ok-to-stop", "no-such:1", code=1)
+        await asked("decommission", lost.bookie_id, "--yes", code=1)
+        await asked("ok-to-stop", "no-such:1", code=1)

@@ -7,19 +7,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from bookie.client.bookkeeper import LedgerOptions
-from bookie.client.connect import ConnectedBookKeeper, connect
-from bookie.embedded.cluster import EmbeddedCluster
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.process import ManagedProcess
 from bookie.metadata.own_state import ParkReason
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ids import LedgerId
+from spark_jobs.audit import run_audit
+from spark_jobs.settings import AuditSettings
+from tests.deadlines import STATE_S
+from tests.integration.clusters import connected, kill_bookies, start_cluster
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 LEDGERS = 6
 ENTRIES = 40
-_DEADLINE_S = 120.0
 
 
 def payload(ledger: int, entry: int) -> bytes:
@@ -40,16 +43,9 @@ async def read_all(client: ConnectedBookKeeper, ids: list[LedgerId]) -> list[lis
     return [[entry.payload async for entry in (await client.open_ledger(ledger_id)).read_all()] for ledger_id in ids]
 
 
-async def wait_gone(client: ConnectedBookKeeper, bookie: BookieId) -> None:
-    async with asyncio.timeout(_DEADLINE_S):
-        seen = await client.ports.registrations.list()
-        while bookie in seen.registered:
-            seen = await client.ports.registrations.wait_changed(seen)
-
-
 async def wait_reasons(client: ConnectedBookKeeper, expected: dict[LedgerId, ParkReason]) -> None:
     """Until exactly these ledgers are marked, each parked with its reason."""
-    async with asyncio.timeout(_DEADLINE_S):
+    async with asyncio.timeout(STATE_S):
         while True:
             marked = {task.ledger_id for task in await client.ports.tasks.list()}
             parked = {park.ledger_id: park.reason for park in await client.parked.list() if park.ledger_id in marked}
@@ -58,27 +54,20 @@ async def wait_reasons(client: ConnectedBookKeeper, expected: dict[LedgerId, Par
             await asyncio.sleep(0.1)
 
 
-async def audit(cluster: EmbeddedCluster, directory: Path) -> None:
-    arguments = [sys.executable, "-m", "spark_jobs.audit", "--metadata-uri", cluster.metadata_uri]
-    process = ManagedProcess.start(
-        "audit", [*arguments, "--report-dir", str(directory / "reports")], log_path=directory / "audit.log"
-    )
-    assert await process.wait(_DEADLINE_S) == 0, process.log_tail()
-
-
-async def test_tasks_wait_parked_until_a_sixth_bookie_heals_them(tmp_path: Path) -> None:
+async def test_tasks_wait_parked_until_a_sixth_bookie_heals_them(spark: SparkSession, tmp_path: Path) -> None:
     async with (
-        await EmbeddedCluster.start(tmp_path, bookies=5) as cluster,
-        await connect(cluster.metadata_uri) as client,
+        await start_cluster(tmp_path, 5) as cluster,
+        await connected(cluster) as client,
     ):
         ids = await write(client)
         expected = [[payload(index, entry) for entry in range(ENTRIES)] for index in range(LEDGERS)]
         dead = cluster.bookies[2]
-        await dead.kill9()
-        await wait_gone(client, dead.bookie_id)
+        await kill_bookies(cluster, dead)
         assert await read_all(client, ids) == expected
 
-        await audit(cluster, tmp_path)
+        settings = AuditSettings(cluster.metadata_uri, tmp_path / "reports")
+        audit = await asyncio.to_thread(run_audit, spark, settings)
+        assert audit.summary.published.ledgers == LEDGERS
         replicator = ManagedProcess.start(
             "replicator",
             [sys.executable, "-m", "replicator", "--metadata-uri", cluster.metadata_uri],
