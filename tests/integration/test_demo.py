@@ -8,8 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,13 +19,14 @@ import psutil
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.integration.chromium import DEADLINE_S, browser, click, eventually, programs, run_states
+from tests.deadlines import PROGRAM_S, STATE_S
+from tests.integration.chromium import browser, click, eventually, run_states
+from tests.integration.tab_forms import forms_of
 
 __all__ = ["browser"]
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("quick_spark")]
 
 TOLD_LINES_MAX = 60
 
@@ -44,13 +46,38 @@ class Demo:
         return self.found(r"^auditor ready on (http://\S+)")
 
     def status(self) -> Any:
-        with urllib.request.urlopen(f"{self.base}/api/v1/status", timeout=DEADLINE_S) as answer:
+        with urllib.request.urlopen(f"{self.base}/api/v1/status", timeout=STATE_S) as answer:
             return json.load(answer)
+
+    def kill_bookie(self) -> str:
+        """As it says one can; the bookie's id."""
+        os.kill(int(self.found(r"kill -9 (\d+)")), signal.SIGKILL)
+        return self.found(r"\(bookie (\S+)\)")
+
+    def kill_auditor(self) -> None:
+        """Wait until another auditor process answers in its place."""
+        parent = psutil.Process(self.process.pid)
+        living = [child for child in parent.children() if child.status() != psutil.STATUS_ZOMBIE]
+        (auditor,) = (child for child in living if "auditor" in child.cmdline())
+        auditor.kill()
+        self.until(lambda: self.status()["process"].rpartition(":")[2] not in ("", str(auditor.pid)))
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait; an auditor that is started again does not answer for a while."""
+        deadline_s = time.monotonic() + PROGRAM_S
+        while not self._holds(holds):
+            assert time.monotonic() < deadline_s, self.text
+            time.sleep(0.1)  # between two looks
+
+    def _holds(self, holds: Callable[[], bool]) -> bool:
+        try:
+            return holds()
+        except OSError:
+            return False
 
 
 @pytest.fixture
 def demo() -> Iterator[Demo]:
-    programs()
     command = [sys.executable, "-m", "auditor.cli.main", "demo", "--http-port", "0", "--ui-port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     try:
@@ -66,10 +93,10 @@ def demo() -> Iterator[Demo]:
         children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         process.terminate()
         try:
-            code = process.wait(DEADLINE_S)
+            code = process.wait(PROGRAM_S)
         finally:
             process.kill()
-            left = psutil.wait_procs(children, timeout=DEADLINE_S)[1]
+            left = psutil.wait_procs(children, timeout=STATE_S)[1]
             for child in left:
                 child.kill()
         assert process.stdout is not None
@@ -79,11 +106,29 @@ def demo() -> Iterator[Demo]:
 
 
 def have_ended(states: list[str], done: int) -> bool:
-    """Whether so many runs came to their end and none is under way; what a leader had to abandon is not counted."""
-    return states.count("done") == done and not {"waiting", "running", "paused"} & set(states)
+    """Whether at least so many runs came to their end and none is under way.
+
+    There may be more: the demo has short sessions, and audits a bookie that a loaded machine keeps still for long.
+    """
+    return states.count("done") >= done and not {"waiting", "running", "paused"} & set(states)
 
 
+def test_the_demo_runs_the_service_starts_again_what_ends_and_leaves_nothing_behind(demo: Demo) -> None:
+    """That it ends with its processes is judged where the fixture ends."""
+    demo.until(lambda: demo.status()["is_leader"] and len(demo.status()["bookies"]["writable"]) == 6)
+    tab = urlsplit(demo.found(r"tab Auditor +(\S+)"))
+    assert tab.port is not None
+    demo.until(lambda: "bookies" in [form.get("kind") for form in forms_of(tab.port or 0)])
+    demo.kill_auditor()
+    victim = demo.kill_bookie()
+    demo.until(lambda: victim in [lost["bookie_id"] for lost in demo.status()["bookies"]["lost"]])
+
+
+@pytest.mark.long
 def test_a_person_starts_an_audit_and_sees_a_lost_bookie_healed(demo: Demo, browser: Chrome) -> None:
+    """Long. The gate has its parts: the demo above, the tab in a browser in ``test_ui_browser.py``, and a killed bookie
+    that a service of the same processes heals in ``test_operator_guide.py``.
+    """
     tab = demo.found(r"tab Auditor +(\S+)")
 
     def shows_the_tab(page: Chrome) -> bool:
@@ -97,19 +142,18 @@ def test_a_person_starts_an_audit_and_sees_a_lost_bookie_healed(demo: Demo, brow
     click(browser, "auditor-kind-bookies", "Run audit")
     eventually(browser, lambda page: have_ended(run_states(page), 3))
     eventually(browser, lambda page: "anonymous" in page.find_element(By.ID, "auditor-runs").text)
-    assert demo.status()["backlog"]["ledgers"] == 0
+    demo.until(lambda: demo.status()["backlog"]["ledgers"] == 0)
 
-    os.kill(int(demo.found(r"kill -9 (\d+)")), signal.SIGKILL)
-    victim = demo.found(r"\(bookie (\S+)\)")
+    victim = demo.kill_bookie()
     eventually(browser, lambda page: f"lost bookies: {victim}" in page.find_element(By.TAG_NAME, "body").text)
     eventually(browser, lambda page: "bookie loss" in page.find_element(By.ID, "auditor-runs").text)
     eventually(browser, lambda page: have_ended(run_states(page), 4))
 
-    def is_healed(_: Chrome) -> bool:
+    def is_healed() -> bool:
         backlog = demo.status()["backlog"]
         return bool(backlog["ledgers"]) and backlog["parked"] == {"no_live_copy": backlog["ledgers"]}
 
-    WebDriverWait(browser, DEADLINE_S, poll_frequency=0.5).until(is_healed)
+    demo.until(is_healed)
     reports: set[str | None] = set()
 
     def is_linked(page: Chrome) -> bool:
@@ -123,15 +167,7 @@ def test_a_person_starts_an_audit_and_sees_a_lost_bookie_healed(demo: Demo, brow
     browser.get(report)
     text = browser.find_element(By.TAG_NAME, "body").text.lower()
     assert "no live copy" in text, (report, text)
-    with urllib.request.urlopen(f"{demo.base}/metrics", timeout=DEADLINE_S) as answer:
+    with urllib.request.urlopen(f"{demo.base}/metrics", timeout=STATE_S) as answer:
         metrics = answer.read().decode()
-    assert 'bkheal_bookies{state="lost"} 1.0' in metrics
-    assert "bkheal_time_to_detect_seconds_count 1.0" in metrics
-
-    parent = psutil.Process(demo.process.pid)
-    living = [child for child in parent.children() if child.status() != psutil.STATUS_ZOMBIE]
-    (auditor,) = (child for child in living if "auditor" in child.cmdline())
-    auditor.kill()
-    WebDriverWait(browser, DEADLINE_S, poll_frequency=0.5, ignored_exceptions=(OSError,)).until(
-        lambda _: demo.status()["process"].rpartition(":")[2] not in ("", str(auditor.pid))
-    )
+    assert re.search(r'^bkheal_bookies{state="lost"} [1-9]', metrics, re.MULTILINE)
+    assert re.search(r"^bkheal_time_to_detect_seconds_count [1-9]", metrics, re.MULTILINE)

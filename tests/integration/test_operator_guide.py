@@ -78,6 +78,7 @@ async def test_a_killed_bookie_is_seen_at_once_and_healed_and_reports_and_metric
     audits = (await site.bkheal("audit", "list"))["items"]
     assert [item["cause"] for item in audits[:2]] == ["bookie loss", "spark ui"]
     await until_metrics_tell(site, victim, counted, len(lost))
+    await leader.served.until_value(detected_before + 1, "bkheal_time_to_detect_seconds_count")
     assert (await leader.served.values())["bkheal_time_to_detect_seconds_count",] == detected_before + 1
 
     listed = [item["run_id"] for item in (await site.report("list"))["items"]]
@@ -147,7 +148,11 @@ async def test_bookies_are_restarted_one_after_another_and_nothing_is_marked(sit
         await site.until_down(bookie.bookie_id)
         await bookie.start()
         await site.until_down()
-    assert (await leader.status())["bookies"]["lost"] == []
+
+    async def none_is_lost() -> bool:
+        return not (await leader.status())["bookies"]["lost"]
+
+    await when(none_is_lost)
     assert {row["state"] for row in (await site.bkheal("bookies"))["items"]} == {"writable"}
     assert await site.published() == before
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
-import socket
 import sys
 import urllib.error
 import urllib.parse
@@ -22,34 +22,40 @@ import pytest
 import yaml
 
 from bookie.client.bookkeeper import LedgerOptions
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.cluster import EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.model.ids import BookieId
+from bookie.runtime.ports import free_loopback_port
 from tests.chart.rule_files import CHART, find_program, write_rules
+from tests.deadlines import PROGRAM_S, STATE_S
+from tests.integration.auditors import SESSION_TIMEOUT_S
+from tests.integration.clusters import connected, kill_bookies, start_cluster
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("quick_spark")]
 
 BOOKIES: Final = 4
 LEDGERS: Final = 5
 BOARDS: Final = ("overview", "run", "replicator", "bookie")
 MAY_BE_EMPTY: Final = re.compile(r"> 0")
 """Such queries leave out what is 0."""
-DEADLINE_S: Final = 90.0
-"""Never reached where the test passes."""
+SCRAPE_S: Final = 3
+"""Between two scrapes, and for one to be answered on a loaded machine."""
+WINDOW_S: Final = 4 * SCRAPE_S
+BACKLOG: Final = ("BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
+GONE: Final = ("BkhealBookiesLost", "BkhealTargetDown")
 QUICKLY: Final[Mapping[str, object]] = {
     **{f"for_{name}": "1s" for name in ("brief", "short", "medium", "long", "hours")},
-    "rate_window": "5s",
+    "rate_window": f"{WINDOW_S}s",
 }
 SETTINGS: Final[Mapping[str, object]] = {
     "bookies-schedule": "off",
-    "session-timeout-s": 4,
+    "session-timeout-s": SESSION_TIMEOUT_S,
     "backlog-interval-s": 1,
     "http-port": 0,
     "grpc-port": 0,
     "spark-master": "local[1]",
     "driver-memory": "512m",
-    "ui-port": 0,
 }
 
 
@@ -65,7 +71,11 @@ class Prometheus:
 
     def start(self) -> None:
         config = {
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "global": {
+                "scrape_interval": f"{SCRAPE_S}s",
+                "scrape_timeout": f"{SCRAPE_S}s",
+                "evaluation_interval": "1s",
+            },
             "rule_files": [str(path) for path in write_rules(self.directory, QUICKLY)],
             "scrape_configs": [
                 {
@@ -100,7 +110,7 @@ class Prometheus:
 
         def fetch() -> Any:
             try:
-                with urllib.request.urlopen(url, timeout=10) as answer:
+                with urllib.request.urlopen(url, timeout=STATE_S) as answer:
                     return json.load(answer)["data"]
             except (ConnectionError, TimeoutError):
                 return None
@@ -134,7 +144,7 @@ class Prometheus:
         return found
 
     async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
-        await self.running.wait_until(holds, what, DEADLINE_S)
+        await self.running.wait_until(holds, what, PROGRAM_S)
 
     async def until_fire(self, *names: str) -> dict[str, list[Any]]:
         """Wait until these fire, at one time, and return them."""
@@ -151,11 +161,12 @@ class Prometheus:
     async def until_clear(self, *names: str) -> None:
         """Wait until the newest evaluation has none of these."""
 
-        async def they_are_clear() -> bool:
-            firing = await self.firing()
-            return firing is not None and not set(names) & firing.keys()
+        await self.until(lambda: self.is_clear(*names), f"clearing {names}")
 
-        await self.until(they_are_clear, f"clearing {names}")
+    async def is_clear(self, *names: str) -> bool:
+        """Whether none of these fires."""
+        firing = await self.firing()
+        return firing is not None and not set(names) & firing.keys()
 
     @property
     def _targets_file(self) -> Path:
@@ -168,12 +179,6 @@ class Prometheus:
         fresh.replace(self._targets_file)
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 def launch(name: str, directory: Path, module: str, *words: str) -> ManagedProcess:
     return ManagedProcess.start(name, [sys.executable, "-m", module, *words], log_path=directory / f"{name}.log")
 
@@ -181,7 +186,7 @@ def launch(name: str, directory: Path, module: str, *words: str) -> ManagedProce
 def launch_auditor(cluster: EmbeddedCluster, directory: Path) -> ManagedProcess:
     options = {"metadata-uri": cluster.metadata_uri, "report-dir": directory / "reports", **SETTINGS}
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    return launch("auditor", directory, "auditor.cli.main", "auditor", *words)
+    return launch("auditor", directory, "auditor.cli.main", "auditor", "--no-ui-enabled", *words)
 
 
 def launch_replicator(cluster: EmbeddedCluster, directory: Path, *options: str) -> ManagedProcess:
@@ -194,7 +199,8 @@ def queries(board: str) -> list[str]:
     panels = json.loads((CHART / "files" / "dashboards" / f"{board}.json").read_text())["panels"]
     found = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     return [
-        re.sub(r"\$(cluster|namespace|instance|kind)\b", ".*", one.replace("$__rate_interval", "5s")) for one in found
+        re.sub(r"\$(cluster|namespace|instance|kind)\b", ".*", one.replace("$__rate_interval", f"{WINDOW_S}s"))
+        for one in found
     ]
 
 
@@ -209,12 +215,10 @@ async def write_ledgers(client: ConnectedBookKeeper) -> Sequence[BookieId]:
 
 async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaired(tmp_path: Path) -> None:
     find_program("prometheus")
-    prometheus = Prometheus(tmp_path, free_port())
+    prometheus = Prometheus(tmp_path, free_loopback_port(random.SystemRandom()))
     async with (
-        await EmbeddedCluster.start(
-            tmp_path, bookies=BOOKIES, is_zookeeper_durable=False, serves_metrics=True
-        ) as cluster,
-        await connect(cluster.metadata_uri) as client,
+        await start_cluster(tmp_path, BOOKIES, serves_metrics=True) as cluster,
+        await connected(cluster) as client,
         launch_auditor(cluster, tmp_path) as auditor,
     ):
         for bookie in cluster.bookies:
@@ -223,8 +227,8 @@ async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaire
         async with prometheus.running:
             members = await write_ledgers(client)
             once = launch_replicator(cluster, tmp_path, "--once")  # a writer marks what a slow bookie lacks
-            assert await once.wait(DEADLINE_S) == 0, once.log_tail()
-            ready = await auditor.wait_for_line(r"^auditor ready on (http://\S+) and grpc \S+$", DEADLINE_S)
+            assert await once.wait(PROGRAM_S) == 0, once.log_tail()
+            ready = await auditor.wait_for_line(r"^auditor ready on (http://\S+) and grpc \S+$", STATE_S)
             prometheus.scrape("auditor", ready[1])
 
             async def all_is_well() -> bool:
@@ -233,7 +237,7 @@ async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaire
                 scraped = await prometheus.value("count(bkheal_build_info)")
                 figures = (count, writable, scraped)
                 expected = (0.0, float(BOOKIES), float(len(prometheus.targets)))
-                return figures == expected and await prometheus.firing() == {}
+                return figures == expected and await prometheus.is_clear(*BACKLOG, *GONE)
 
             async def boards_have_values() -> bool:
                 asked = [query for board in BOARDS for query in queries(board) if not MAY_BE_EMPTY.search(query)]
@@ -242,10 +246,8 @@ async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaire
             await prometheus.until(all_is_well, "a healthy cluster without alerts")
 
             victim = next(bookie for bookie in cluster.bookies if bookie.bookie_id == members[0])
-            await victim.kill9()
-            backlog = ("BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
-            gone = ("BkhealBookiesLost", "BkhealTargetDown")
-            fired = await prometheus.until_fire(*backlog, *gone)
+            await kill_bookies(cluster, victim)
+            fired = await prometheus.until_fire(*BACKLOG, *GONE)
             for alert in (alert for alerts in fired.values() for alert in alerts):
                 texts = " ".join(alert["annotations"].values())
                 assert "error expanding" not in texts, texts
@@ -257,12 +259,12 @@ async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaire
             assert prometheus.targets[victim.name] in down
 
             async with launch_replicator(cluster, tmp_path) as replicator:
-                served = await replicator.wait_for_line(r"^replicator metrics on (http://\S+)$", DEADLINE_S)
+                served = await replicator.wait_for_line(r"^replicator metrics on (http://\S+)$", STATE_S)
                 prometheus.scrape("replicator", served[1])
-                await prometheus.until_clear(*backlog)
+                await prometheus.until_clear(*BACKLOG)
                 await prometheus.until(boards_have_values, "values in every panel")
                 assert [task.ledger_id for task in await client.ports.tasks.list()] == []
-                await prometheus.until_fire(*gone)
+                await prometheus.until_fire(*GONE)
 
                 await victim.start()
                 prometheus.scrape(victim.name, victim.metrics_url)

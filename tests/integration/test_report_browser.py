@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.deadlines import PROGRAM_S, STATE_S
 from tests.required import missing
 from tests.unit import report_world as world
 
@@ -95,7 +96,7 @@ class Browser:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self._base + path, data=data, headers=headers, method=method)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=PROGRAM_S) as answer:
             return json.load(answer)["value"]
 
 
@@ -130,7 +131,7 @@ def chromedriver(program: str) -> Iterator[int]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=20)
+        process.wait(timeout=STATE_S)
         process.stdout.close()
 
 
