@@ -11,7 +11,7 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,8 +21,15 @@ from bookie.embedded.apache_settings import ApacheOptions, ApacheStorage
 from bookie.metadata.cluster import Cluster, open_cluster
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.runtime.java import Java, JavaNotFoundError, find_java
-from tests.apache.driver import JavaDriver, compile_java, find_javac
+from tests.apache.class_data import quick_jvm
+from tests.apache.driver import JavaDriver, compile_java, compiled_driver, find_javac
+from tests.apache.programs import Audit, audit_in
+from tests.apache.worlds import World, as_at_first, connect, end_cluster, no_tasks_in, patient, start_cluster, world
 from tests.required import missing
+from tests.sessions import LONG_SESSION_S
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 BOOKIES_SORTED = 3
 BOOKIES_DB = 2
@@ -51,14 +58,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def apache_jvm() -> ApacheJvm:
-    return ApacheJvm(_java(), find_apache_lib())
+    """Programs that live for minutes, and start in two thirds of the time (``class_data``)."""
+    return quick_jvm(_java(), find_apache_lib())
 
 
 @pytest.fixture(scope="session")
 def java_classes(apache_jvm: ApacheJvm, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    classes = tmp_path_factory.mktemp("java-classes")
-    compile_java(apache_jvm.java, apache_jvm.lib, classes)
-    return classes
+    """The driver, compiled once for each state of its sources, or each time where the cache cannot be written."""
+    try:
+        return compiled_driver(apache_jvm.java, apache_jvm.lib)
+    except OSError:
+        classes = tmp_path_factory.mktemp("java-classes")
+        compile_java(apache_jvm.java, apache_jvm.lib, classes)
+        return classes
 
 
 @pytest.fixture(scope="session")
@@ -66,11 +78,9 @@ def apache_cluster(apache_jvm: ApacheJvm, tmp_path_factory: pytest.TempPathFacto
     """Five bookies of Apache's on a root that Apache's shell made; the last two keep their indexes in RocksDB."""
 
     async def start() -> ApacheCluster:
-        cluster = await ApacheCluster.start(
-            tmp_path_factory.mktemp("apache"), bookies=BOOKIES_SORTED, is_zookeeper_durable=False, java=apache_jvm.java
-        )
+        cluster = await start_cluster(tmp_path_factory.mktemp("apache"), apache_jvm, bookies=BOOKIES_SORTED)
         try:
-            await cluster.add_bookies(BOOKIES_DB, options=ApacheOptions(storage=ApacheStorage.DB))
+            await cluster.add_bookies(BOOKIES_DB, options=patient(ApacheOptions(storage=ApacheStorage.DB)))
         except BaseException:
             await cluster.stop()
             raise
@@ -78,7 +88,7 @@ def apache_cluster(apache_jvm: ApacheJvm, tmp_path_factory: pytest.TempPathFacto
 
     cluster = asyncio.run(start())
     yield cluster
-    asyncio.run(cluster.stop())
+    asyncio.run(end_cluster(cluster))
 
 
 @pytest.fixture(scope="session")
@@ -89,13 +99,50 @@ def java(
     where = tmp_path_factory.mktemp("java-driver")
     driver = asyncio.run(JavaDriver.start(where, apache_cluster, apache_jvm, java_classes))
     yield driver
-    asyncio.run(driver.stop())
+    asyncio.run(driver.kill9())
+
+
+@pytest.fixture(scope="session")
+def _lent(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with world(tmp_path_factory.mktemp("lent"), apache_jvm, java_classes, bookies=4) as made:
+        yield made
+
+
+@pytest.fixture
+async def lent(_lent: World) -> AsyncIterator[World]:
+    """Four bookies, without a ledger, for a test that may do with them as it likes: it is as if they were its own.
+
+    Each test gets them as the first one did: all running, nothing marked, every switch as it was.
+    """
+    await as_at_first(_lent)
+    yield _lent
+    for server in _lent.cluster.auto_recoveries:
+        if server.running.is_running:
+            await _lent.kill9(server)
+
+
+@pytest.fixture
+def audit(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Audit:
+    """Run a check in the Spark session of the tests; one test has the command itself run it (``audit_process``)."""
+    return audit_in(spark, monkeypatch)
+
+
+@pytest.fixture
+async def no_tasks(apache_cluster: ApacheCluster) -> AsyncIterator[None]:
+    """The shared cluster has no task before the test and none after it.
+
+    A writer of ours that did not wait for all copies marks its ledger when it is closed, and a recovery may as well.
+    """
+    async with await connect(apache_cluster.metadata_uri) as client:
+        await no_tasks_in(client)
+        yield
+        await no_tasks_in(client)
 
 
 @pytest.fixture
 async def apache_store(apache_cluster: ApacheCluster) -> AsyncIterator[ZooKeeperStore]:
     """Our connection to the shared cluster's ZooKeeper."""
-    store = await ZooKeeperStore.connect(apache_cluster.zookeeper.connect_string)
+    store = await ZooKeeperStore.connect(apache_cluster.zookeeper.connect_string, session_timeout_s=LONG_SESSION_S)
     yield store
     await store.close()
 
@@ -134,11 +181,10 @@ async def own_cluster(apache_jvm: ApacheJvm, java_classes: Path, tmp_path: Path)
         async def start(**arguments: Any) -> tuple[ApacheCluster, JavaDriver]:
             nonlocal count
             count += 1
-            given: dict[str, Any] = {"is_zookeeper_durable": False, "java": apache_jvm.java} | arguments
-            cluster = await ApacheCluster.start(tmp_path / f"cluster-{count}", **given)
-            stack.push_async_callback(cluster.stop)
+            cluster = await start_cluster(tmp_path / f"cluster-{count}", apache_jvm, **arguments)
+            stack.push_async_callback(end_cluster, cluster)
             driver = await JavaDriver.start(tmp_path / f"driver-{count}", cluster, apache_jvm, java_classes)
-            stack.push_async_callback(driver.stop)
+            stack.push_async_callback(driver.kill9)
             return cluster, driver
 
         yield start

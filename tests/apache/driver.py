@@ -21,10 +21,10 @@ from bookie.embedded.apache_jars import ApacheJvm
 from bookie.embedded.apache_settings import write_log_settings
 from bookie.embedded.process import ManagedProcess
 from bookie.runtime.java import Java
+from tests.apache.class_data import cache_folder, fingerprint, made_once
+from tests.deadlines import PROGRAM_S, STATE_S
 
 SOURCES: Final = Path(__file__).parent / "java"
-_COMPILE_DEADLINE_S: Final = 120.0
-_READY_DEADLINE_S: Final = 180.0
 _ANSWER_DEADLINE_S: Final = 150.0
 """Longer than the driver's own deadlines."""
 _ANSWER_BYTES_MAX: Final = 256 << 20
@@ -153,12 +153,11 @@ class JavaDriver:
         uri, jaas = (cluster, None) if isinstance(cluster, str) else (cluster.metadata_uri, cluster.jaas)
         logging = directory / "log4j2.properties"
         write_log_settings(logging, is_shell=False)
-        with_classes = ApacheJvm(jvm.java, jvm.lib, jvm.heap_mib, (*jvm.options, "-XX:TieredStopAtLevel=1"))
-        command = with_classes.command("bkheal.Driver", uri, properties=java_properties(logging, jaas))
+        command = jvm.command("bkheal.Driver", uri, properties=java_properties(logging, jaas))
         at = command.index("-cp") + 1
-        command[at] = f"{classes}:{command[at]}"
+        command[at] = f"{command[at]}:{classes}"  # at the end: the class path must begin as that of the archive
         process = ManagedProcess.start("java driver", command, log_path=directory / "log.txt")
-        ready = await process.wait_for_line(r"^driver ready on (\d+)$", _READY_DEADLINE_S)
+        ready = await process.wait_for_line(r"^driver ready on (\d+)$", STATE_S)
         return cls(process, int(ready[1]))
 
     async def stop(self) -> None:
@@ -168,7 +167,7 @@ class JavaDriver:
     async def kill9(self) -> None:
         """SIGKILL, and wait until it is gone; commands under way fail."""
         self.process.kill9()
-        await self.process.wait(_READY_DEADLINE_S)
+        await self.process.wait(STATE_S)
 
     def acknowledged(self, ledger_id: int) -> list[int]:
         """The entries of which the process has said so far that they are acknowledged; what it logs stands between."""
@@ -261,6 +260,19 @@ class JavaDriver:
             await handle.close()
 
 
+def compiled_driver(java: Java, lib: Path) -> Path:
+    """Folder with the driver's classes, in the cache; compiled if it is missing.
+
+    Raises:
+        OSError: nothing can be written there.
+        subprocess.CalledProcessError: it does not compile; its output says why.
+    """
+    sources = [path.read_text() for path in sorted(SOURCES.rglob("*.java"))]
+    classes = cache_folder() / f"apache-driver-{fingerprint(java, lib, *sources)}"
+    made_once(classes, lambda made: compile_java(java, lib, made))
+    return classes
+
+
 def compile_java(java: Java, lib: Path, classes: Path) -> None:
     """Compile the driver into ``classes``. Blocks for a few seconds.
 
@@ -270,7 +282,7 @@ def compile_java(java: Java, lib: Path, classes: Path) -> None:
     classes.mkdir(parents=True, exist_ok=True)
     sources = [str(path) for path in sorted(SOURCES.rglob("*.java"))]
     arguments = [str(find_javac(java)), "-proc:none", "-d", str(classes), "-cp", f"{lib}/*", *sources]
-    subprocess.run(arguments, check=True, timeout=_COMPILE_DEADLINE_S, stdin=subprocess.DEVNULL)
+    subprocess.run(arguments, check=True, timeout=PROGRAM_S, stdin=subprocess.DEVNULL)
 
 
 def find_javac(java: Java) -> Path | None:

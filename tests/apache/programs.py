@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
 
 from bookie.embedded.process import ManagedProcess
+from bookie.model.run import RunKind
+from spark_jobs import one_shot
+from spark_jobs.one_shot import OneShot
+from spark_jobs.session import SessionSettings
+from spark_jobs.settings import AuditSettings, ExitCode, FailOn
+from tests.deadlines import PROGRAM_S, STATE_S
 
-PROGRAM_DEADLINE_S: Final = 180.0
-_READY_DEADLINE_S: Final = 60.0
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class Ended:
         return found
 
 
-async def bkheal(*arguments: str, uri: str, deadline_s: float = PROGRAM_DEADLINE_S) -> Ended:
+async def bkheal(*arguments: str, uri: str, deadline_s: float = PROGRAM_S) -> Ended:
     """Run ``bkheal`` with these arguments to its end, killing it at the deadline."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "auditor.cli.main", *arguments, "--metadata-uri", uri),
@@ -49,8 +58,36 @@ async def bkheal(*arguments: str, uri: str, deadline_s: float = PROGRAM_DEADLINE
     return Ended(process.returncode or 0, printed.decode(errors="replace"), errors.decode(errors="replace"))
 
 
-async def audit(uri: str, directory: Path, *more: str) -> dict[str, Any]:
-    """Run the bookies check, which must succeed; its summary."""
+class Audit(Protocol):
+    """Runs a check in this process, as ``bkheal audit run`` does; see the fixture ``audit``."""
+
+    async def __call__(
+        self, uri: str, directory: Path, kind: RunKind = RunKind.BOOKIES, **settings: Any
+    ) -> dict[str, Any]:
+        """Run a check, which must succeed; its summary. Settings as for ``AuditSettings``."""
+
+
+def audit_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Audit:
+    """Checks that use a Spark session that is there; all else is done as by the command, marking included."""
+
+    @contextmanager
+    def session(settings: SessionSettings) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(one_shot, "spark_session", session)
+
+    async def audit(uri: str, directory: Path, kind: RunKind = RunKind.BOOKIES, **settings: Any) -> dict[str, Any]:
+        shot = OneShot(kind, AuditSettings(uri, directory / "reports", **settings), SessionSettings(), "the test")
+        result = await asyncio.to_thread(one_shot.run_one_shot, shot)
+        assert result.exit_code(FailOn.NEVER) == ExitCode.OK, result.summary
+        summary: dict[str, Any] = json.loads(json.dumps(result.summary.to_json()))
+        return summary
+
+    return audit
+
+
+async def audit_process(uri: str, directory: Path, *more: str) -> dict[str, Any]:
+    """Run ``bkheal audit run`` with these options, which must succeed; its summary."""
     where = str(directory / "reports")
     ended = await bkheal("audit", "run", "--report-dir", where, "--output", "json", *more, uri=uri)
     assert ended.exit_code == 0, ended.errors
@@ -70,7 +107,7 @@ class Replicator:
         program = ("replicator",) if config is None else ("auditor.cli.main", "replicator", "--config", str(config))
         command = [sys.executable, "-m", *program, "--metadata-uri", uri, "--output", "json", *more]
         process = ManagedProcess.start("replicator", command, log_path=directory / "log.txt")
-        await process.wait_for_line(r'"event": "ready"', _READY_DEADLINE_S)
+        await process.wait_for_line(r'"event": "ready"', STATE_S)
         return cls(process)
 
     def events(self) -> Sequence[Mapping[str, Any]]:
@@ -83,10 +120,10 @@ class Replicator:
         """Ledgers that it says it repaired, in order."""
         return [event["ledger_id"] for event in self.events() if event.get("ending") == "repaired"]
 
-    async def wait(self, deadline_s: float = PROGRAM_DEADLINE_S) -> int:
+    async def wait(self, deadline_s: float = PROGRAM_S) -> int:
         """Wait for its end; the exit code."""
         return await self.process.wait(deadline_s)
 
     async def stop(self) -> None:
         """SIGTERM and wait."""
-        await self.process.stop(30)
+        await self.process.stop(STATE_S)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.client.options import LedgerOptions
 from bookie.embedded.apache import ApacheCluster
 from bookie.model.ids import LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
-from tests.apache.conftest import OwnCluster
 from tests.apache.driver import expected, payloads
 from tests.apache.waiting import until
-from tests.apache.worlds import QUICK
+from tests.apache.worlds import QUICK, World, connect
 
 pytestmark = pytest.mark.apache
 
@@ -36,9 +35,9 @@ async def read(client: ConnectedBookKeeper, ledger_id: LedgerId) -> list[bytes]:
     return [entry.payload async for entry in reader.read_all()]
 
 
-async def test_apaches_auto_recovery_heals_what_we_wrote(own_cluster: OwnCluster) -> None:
+async def test_apaches_auto_recovery_heals_what_we_wrote(lent: World) -> None:
     """Closed ledgers of two digest types, and one that its writer left open with a lost bookie."""
-    cluster, java = await own_cluster(bookies=4)
+    cluster, java = lent.cluster, lent.java
     await cluster.start_auto_recovery({**QUICK, "openLedgerRereplicationGracePeriod": "500"})
     async with await connect(cluster.metadata_uri) as client:
         ledgers = [await write(client), await write(client, DigestType.HMAC)]
@@ -53,7 +52,7 @@ async def test_apaches_auto_recovery_heals_what_we_wrote(own_cluster: OwnCluster
         async def still_named() -> list[LedgerId]:
             return [one for one in ledgers if lost in (await metadata_of(client, one)).members()]
 
-        await until(still_named, lambda found: not found, "no ledger names the lost bookie any more", deadline_s=120)
+        await until(still_named, lambda found: not found, "no ledger names the lost bookie any more")
         await until(client.ports.tasks.list, lambda found: not found, "every task is done")
         for ledger_id in ledgers:
             assert (await metadata_of(client, ledger_id)).is_closed
@@ -61,8 +60,8 @@ async def test_apaches_auto_recovery_heals_what_we_wrote(own_cluster: OwnCluster
             assert (await java.call("check", ledger=ledger_id))["fragments"] == []
 
 
-async def test_apaches_recover_command_moves_what_we_wrote(own_cluster: OwnCluster) -> None:
-    cluster, java = await own_cluster(bookies=4)
+async def test_apaches_recover_command_moves_what_we_wrote(lent: World) -> None:
+    cluster, java = lent.cluster, lent.java
     async with await connect(cluster.metadata_uri) as client:
         ledger_id = await write(client)
         lost = (await metadata_of(client, ledger_id)).last_fragment.members[1]

@@ -6,16 +6,15 @@ import asyncio
 import json
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import LEDGERS_ROOT, ApacheBookie
-from bookie.embedded.apache_jars import ApacheJvm
 from bookie.embedded.process import ManagedProcess
 from bookie.metadata.election import current_auditor, election_path
 from bookie.metadata.layout import task_path
@@ -23,34 +22,29 @@ from bookie.model.ids import LedgerId
 from tests.apache.programs import bkheal
 from tests.apache.waiting import until
 from tests.apache.worlds import (
-    LOADED_S,
     QUICK,
     Ledger,
     World,
     all_is_well,
+    connect,
     gone,
     no_work_left,
     nothing_strange,
-    world,
     written,
 )
+from tests.deadlines import STATE_S
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("quick_spark")]
 
-SESSION_TIMEOUT_S = 4
+SESSION_TIMEOUT_S = 40
+"""The longest that an auditor takes; ``World.kill9`` ends sessions."""
 LONG_S = 4321
 """Much longer than any test."""
 
 
-@pytest.fixture(scope="module")
-def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with world(tmp_path_factory.mktemp("both-auditors"), apache_jvm, java_classes, bookies=3) as made:
-        yield made
-
-
 @pytest.fixture
-async def client(here: World) -> AsyncIterator[ConnectedBookKeeper]:
-    async with await connect(here.uri) as ours:
+async def client(lent: World) -> AsyncIterator[ConnectedBookKeeper]:
+    async with await connect(lent.uri) as ours:
         yield ours
 
 
@@ -80,7 +74,7 @@ class Auditor:
 
     async def ready(self) -> Auditor:
         """Wait until it serves."""
-        self.url = (await self.process.wait_for_line(r"^auditor ready on (http://\S+) and", LOADED_S))[1]
+        self.url = (await self.process.wait_for_line(r"^auditor ready on (http://\S+) and", STATE_S))[1]
         return self
 
     async def lost(self) -> list[str]:
@@ -91,15 +85,10 @@ class Auditor:
         """What it knows."""
 
         def get() -> Any:
-            with urllib.request.urlopen(f"{self.url}/api/v1/status", timeout=LOADED_S) as answer:
+            with urllib.request.urlopen(f"{self.url}/api/v1/status", timeout=STATE_S) as answer:
                 return json.load(answer)
 
         return await asyncio.to_thread(get)
-
-    async def kill9(self) -> None:
-        """Kill it and all that it started."""
-        self.process.kill9()
-        await self.process.wait(LOADED_S)
 
 
 async def leader(client: ConnectedBookKeeper) -> str:
@@ -120,23 +109,23 @@ async def all_agree_on(here: World, name: str) -> None:
 async def marked_once(here: World, client: ConnectedBookKeeper, ledgers: list[Ledger], lost: ApacheBookie) -> None:
     """Every ledger is marked for that bookie, and was marked by one and the same write."""
     wanted = {ledger.ledger_id: [lost.bookie_id] for ledger in ledgers}
-    await until(here.tasks, lambda found: found == wanted, "every ledger is marked", LOADED_S)
+    await until(here.tasks, lambda found: found == wanted, "every ledger is marked")
     for ledger in ledgers:
         assert (await client.store.get(task_path(LEDGERS_ROOT, LedgerId(ledger.ledger_id)))).stat.version == 0
 
 
 async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_meanwhile(
-    here: World, client: ConnectedBookKeeper, tmp_path: Path
+    lent: World, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     """Every bookie has a copy of every ledger, so that nobody can repair while one is away."""
-    cluster = here.cluster
-    ledgers = await written(here.java, ((3, 3, 3),), 3)
-    first, second, third = cluster.bookies
+    here, cluster = lent, lent.cluster
+    ledgers = await written(here.java, ((4, 4, 4),), 3)
+    first, second, third, _ = cluster.bookies
     ours = await Auditor.launch(here.uri, tmp_path / "ours").ready()
-    our_name = await until(lambda: leader(client), bool, "our auditor leads", LOADED_S)
+    our_name = await until(lambda: leader(client), bool, "our auditor leads")
     assert our_name.endswith(f":{ours.process.pid}")
     recovery = await cluster.start_auto_recovery(QUICK)
-    await until(lambda: candidates(client), lambda count: count == 2, "both stand for election", LOADED_S)
+    await until(lambda: candidates(client), lambda count: count == 2, "both stand for election")
     await all_agree_on(here, our_name)
 
     # Our auditor reads the delay that Apache's shell sets.
@@ -144,7 +133,7 @@ async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_
     delay = await bkheal("recovery", "delay", "--output", "json", uri=here.uri)
     assert delay.document["lost_bookie_delay_seconds"] == LONG_S
     await first.stop()
-    await until(ours.lost, lambda names: names == [first.bookie_id], "our auditor knows of the loss", LOADED_S)
+    await until(ours.lost, lambda names: names == [first.bookie_id], "our auditor knows of the loss")
     (waiting,) = (await ours.status())["bookies"]["lost"]
     assert waiting["audit_due"] is not None
     assert await here.tasks() == {}
@@ -153,9 +142,9 @@ async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_
     await first.start()
     await no_work_left(here, client)  # Apache's worker finds that nothing is missing any more
 
-    await ours.kill9()
+    await here.kill9(ours.process)
     await second.stop()
-    await until(lambda: leader(client), lambda name: name == recovery.address, "Apache's auditor leads", LOADED_S)
+    await until(lambda: leader(client), lambda name: name == recovery.address, "Apache's auditor leads")
     await marked_once(here, client, ledgers, second)
     await all_agree_on(here, recovery.address)
     await second.start()
@@ -173,18 +162,16 @@ async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_
     await no_work_left(here, client)
 
     again = await Auditor.launch(here.uri, tmp_path / "again").ready()
-    await until(lambda: candidates(client), lambda count: count == 2, "both stand for election again", LOADED_S)
+    await until(lambda: candidates(client), lambda count: count == 2, "both stand for election again")
     assert await leader(client) == recovery.address
-    await recovery.kill9()
+    await here.kill9(recovery)
     await first.stop()
-    await until(
-        lambda: leader(client), lambda name: name.endswith(f":{again.process.pid}"), "our auditor leads again", LOADED_S
-    )
+    await until(lambda: leader(client), lambda name: name.endswith(f":{again.process.pid}"), "our auditor leads again")
     await marked_once(here, client, ledgers, first)
     await all_agree_on(here, await leader(client))
     bookies = [bookie.bookie_id for bookie in cluster.bookies]
     await nothing_strange(client.store, LEDGERS_ROOT, bookies)  # while our auditor leads, and its marks are there
     await first.start()
-    await again.process.stop(LOADED_S)
+    await again.process.stop(STATE_S)
     await all_is_well(here.java, ledgers)
     await nothing_strange(client.store, LEDGERS_ROOT, bookies)

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import ApacheBookie, ApacheServer
 from bookie.embedded.apache_jars import ApacheJvm
 from tests.apache.driver import JavaHandle
-from tests.apache.programs import Replicator, audit, bkheal
+from tests.apache.programs import Audit, Replicator, bkheal
 from tests.apache.waiting import until
 from tests.apache.worlds import (
-    LOADED_S,
     QUICK,
     Ledger,
     Seen,
     World,
     all_is_well,
     begin,
+    connect,
     each,
     extend,
     gone,
@@ -34,13 +34,13 @@ from tests.apache.worlds import (
     world,
     written,
 )
+from tests.deadlines import STATE_S
 
 pytestmark = pytest.mark.apache
 
 SHAPES = ((3, 3, 3), (3, 2, 2), (4, 2, 2), (2, 2, 2))
 """Acknowledged by all who keep a copy, so that nothing is short but what the tests take away."""
 UNSETTLED = 75
-LETS_GO_SOON = {**QUICK, "lockReleaseOfFailedLedgerGracePeriod": "2000"}
 
 
 @pytest.fixture(scope="module")
@@ -90,19 +90,19 @@ async def waits_for_the_switch(here: World, recovery: ApacheServer) -> None:
 
     async def threads() -> str:
         command = [str(jstack), str(recovery.running.pid)]
-        dumped = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=LOADED_S)
+        dumped = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=STATE_S)
         return dumped.stdout
 
-    await until(threads, lambda text: "waitIfLedgerReplicationDisabled" in text, "Apache's worker waits", LOADED_S)
+    await until(threads, lambda text: "waitIfLedgerReplicationDisabled" in text, "Apache's worker waits")
 
 
 async def test_both_at_once_share_a_backlog_and_obey_each_others_switch(
-    here: World, client: ConnectedBookKeeper, tmp_path: Path
+    here: World, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     ledgers = await write_backlog(here, 72)
     victim = here.bookie(most_named(await seen(here.java, ledgers), here.running[:-1]))
     lost = victim.bookie_id
-    await victim.kill9()
+    await here.kill9(victim)
     await gone(client, lost)
     await audit(here.uri, tmp_path)
     before = await seen(here.java, ledgers)
@@ -117,7 +117,7 @@ async def test_both_at_once_share_a_backlog_and_obey_each_others_switch(
     assert idle.repaired == []
     await here.cluster.shell("autorecovery", "-enable")
     assert (await bkheal("recovery", "disable", uri=here.uri)).exit_code == 0
-    recovery = await here.cluster.start_auto_recovery(LETS_GO_SOON)
+    recovery = await here.cluster.start_auto_recovery(QUICK)
     await waits_for_the_switch(here, recovery)
     assert await here.tasks() == marked
     assert await seen(here.java, ledgers) == before
@@ -135,12 +135,12 @@ async def test_both_at_once_share_a_backlog_and_obey_each_others_switch(
 
     assert (await bkheal("recovery", "enable", uri=here.uri)).exit_code == 0
     # Ours stand still in their first or second ledger. Each may not have told yet of one that it has repaired.
-    await until(not_told_by_us, lambda done: len(done) > len(ours), "Apache's worker has repaired some", LOADED_S)
+    await until(not_told_by_us, lambda done: len(done) > len(ours), "Apache's worker has repaired some")
     throttle(config, 0)
     for replicator in ours:
         os.kill(replicator.process.pid, signal.SIGHUP)
     await no_work_left(here, client)
-    await asyncio.gather(*(replicator.stop() for replicator in ours), recovery.stop())
+    await asyncio.gather(*(replicator.stop() for replicator in ours), here.kill9(recovery))
 
     after = await seen(here.java, ledgers)
     by_us = [ledger_id for replicator in ours for ledger_id in replicator.repaired]
@@ -195,7 +195,7 @@ async def make_read_only(bookie: ApacheBookie) -> None:
 
 
 async def test_each_repairs_what_the_other_found_and_a_read_only_bookie_gives_and_takes_nothing(
-    here: World, client: ConnectedBookKeeper, tmp_path: Path
+    here: World, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     """No bookie is left over when Apache's auditor marks, so that its own worker cannot repair."""
     cluster, java = here.cluster, here.java
@@ -206,11 +206,11 @@ async def test_each_repairs_what_the_other_found_and_a_read_only_bookie_gives_an
     reader, first, second = here.running[:3]
     await make_read_only(reader)  # a copy that it has is the only one left of every fourth pair
 
-    await first.kill9()
-    recovery = await cluster.start_auto_recovery(LETS_GO_SOON)
+    await here.kill9(first)
+    recovery = await cluster.start_auto_recovery(QUICK)
     everything = {ledger.ledger_id for ledger in ledgers}
-    await until(here.tasks, lambda found: set(found) >= everything, "Apache's auditor has marked all", LOADED_S)
-    await recovery.stop()
+    await until(here.tasks, lambda found: set(found) >= everything, "Apache's auditor has marked all")
+    await here.kill9(recovery)
     assert {tuple(missing) for missing in (await here.tasks()).values()} == {(first.bookie_id,)}
     (spare,) = await cluster.add_bookies(1)
     (refusing,) = await cluster.add_bookies(1, extra={"forceReadOnlyBookie": "true"})
@@ -223,7 +223,7 @@ async def test_each_repairs_what_the_other_found_and_a_read_only_bookie_gives_an
     await no_work_left(here, client)
     await judged(here, ledgers, before, after, first.bookie_id)
 
-    await second.kill9()
+    await here.kill9(second)
     await gone(client, second.bookie_id)
     await audit(here.uri, tmp_path)
     assert {tuple(missing) for missing in (await here.tasks()).values()} == {(second.bookie_id,)}
@@ -231,7 +231,7 @@ async def test_each_repairs_what_the_other_found_and_a_read_only_bookie_gives_an
     before = after
     await recovery.start()
     await no_work_left(here, client)
-    await recovery.stop()
+    await here.kill9(recovery)
     after = await seen(java, ledgers)
     assert all(spare.bookie_id in found.members for found in after.values())
     assert all(refusing.bookie_id not in found.members for found in after.values())

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.client.errors import LedgerFencedError
 from bookie.client.options import LedgerOptions
 from bookie.embedded.apache import ApacheBookie, ApacheCluster
@@ -16,6 +16,7 @@ from bookie.model.packet import ENTRY_PAYLOAD_MAX
 from tests.apache.conftest import BOOKIES_SORTED
 from tests.apache.driver import JavaDriver, JavaError, expected, payload, payloads
 from tests.apache.waiting import until
+from tests.apache.worlds import connect
 
 pytestmark = pytest.mark.apache
 

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache_jars import ApacheJvm
 from bookie.embedded.apache_settings import ApacheOptions
 from bookie.embedded.process import ManagedProcess
 from bookie.model.ids import LedgerId
 from tests.apache.driver import JavaDriver, expected, payloads
-from tests.apache.programs import audit
+from tests.apache.programs import Audit
 from tests.apache.waiting import until
-from tests.apache.worlds import LOADED_S, PASSWORD, QUICK, Ledger, World, all_is_well, gone, held, seen, world, written
+from tests.apache.worlds import PASSWORD, QUICK, Ledger, World, all_is_well, connect, gone, held, seen, world, written
+from tests.deadlines import STATE_S
+from tests.sessions import LONG_SESSION_S
 
 pytestmark = pytest.mark.apache
 
@@ -89,7 +91,6 @@ async def collected(here: World, surplus: Sequence[Ledger], target: str) -> None
             functools.partial(held, here.java, target, ledger.ledger_id),
             lambda count: count == 0,
             "the surplus copy is collected",
-            LOADED_S,
         )
 
 
@@ -101,7 +102,7 @@ async def large_is_well(java: JavaDriver, ledger_id: int) -> None:
 
 
 async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
-    here: World, client: ConnectedBookKeeper, tmp_path: Path
+    here: World, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     """The copy stands still at one byte a second until the collector has been by, then goes on at full speed."""
     java = here.java
@@ -109,7 +110,7 @@ async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
     surplus = await surplus_for(here, client, lost.bookie_id)
     large = await write_large(java)
     (target,) = [bookie.bookie_id for bookie in await here.cluster.add_bookies(1)]
-    await lost.kill9()
+    await here.kill9(lost)
     await gone(client, lost.bookie_id)
     await audit(here.uri, tmp_path)
     assert await here.tasks() == {large: [lost.bookie_id]}
@@ -124,7 +125,7 @@ async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
         async def copied() -> int:
             return await held(java, target, large)
 
-        begun = await until(copied, lambda count: count > 0, "a part is copied", LOADED_S)
+        begun = await until(copied, lambda count: count > 0, "a part is copied")
         await collected(here, surplus[:PASSES], target)
         assert begun <= await copied() < ENTRIES
         assert await client.ports.tasks.locked() == {large}
@@ -133,7 +134,7 @@ async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
         made = file.with_suffix(".new")
         made.write_text("[replicator]\nbytes_per_second = 0\n")
         made.rename(file)
-        assert await replicator.wait(LOADED_S) == 0
+        assert await replicator.wait(STATE_S) == 0
     assert await here.tasks() == {}
     assert await client.ports.tasks.locked() == frozenset()
     await collected(here, surplus[PASSES:], target)
@@ -153,7 +154,7 @@ async def test_our_collector_leaves_what_apaches_slow_worker_copies(
     surplus = await surplus_for(here, client, lost.bookie_id)
     large = await write_large(java)
     places = ("--journal-dir", str(tmp_path / "journal"), "--ledger-dir", str(tmp_path / "ledgers"))
-    settings = ("--read-only-below-bytes", "1", "--collect-interval", "1", "--session-timeout", "4")
+    settings = ("--read-only-below-bytes", "1", "--collect-interval", "1", "--session-timeout", str(LONG_SESSION_S))
     ours = ManagedProcess.start(
         "bookie",
         [
@@ -163,22 +164,22 @@ async def test_our_collector_leaves_what_apaches_slow_worker_copies(
         log_path=tmp_path / "bookie.txt",
     )
     async with ours:
-        target = (await ours.wait_for_line(r"^bookie (\S+) ready on", LOADED_S))[1]
-        await lost.kill9()
+        target = (await ours.wait_for_line(r"^bookie (\S+) ready on", STATE_S))[1]
+        await here.kill9(lost)
         await gone(client, lost.bookie_id)
         slow = await here.cluster.start_auto_recovery({**QUICK, "replicationRateByBytes": str(SIZE)})
 
         async def copied() -> int:
             return await held(java, target, large)
 
-        begun = await until(copied, lambda count: count > 0, "a part is copied", LOADED_S)
+        begun = await until(copied, lambda count: count > 0, "a part is copied")
         await collected(here, surplus[:PASSES], target)
         assert begun <= await copied() < ENTRIES
         assert large in await client.ports.tasks.locked()
-        await slow.kill9()
+        await here.kill9(slow)
         quick = await here.cluster.start_auto_recovery(QUICK)
-        await until(here.tasks, lambda left: large not in left, "Apache's worker has healed the ledger", LOADED_S)
-        await quick.stop()
+        await until(here.tasks, lambda left: large not in left, "Apache's worker has healed the ledger")
+        await here.kill9(quick)
         await collected(here, surplus[PASSES:], target)
         assert await copied() == ENTRIES
         await large_is_well(java, large)

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from bookie.client.connect import connect
 from bookie.embedded.apache import ApacheCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.metadata.own_state import ParkedTask, ParkReason
 from bookie.model.ids import BookieId, LedgerId
 from tests.apache.driver import JavaDriver, JavaError, expected
 from tests.apache.programs import bkheal
+from tests.apache.worlds import connect
+from tests.deadlines import STATE_S
 
 pytestmark = pytest.mark.apache
 
@@ -93,10 +94,10 @@ async def test_ledger_tail_follows_apaches_writer_and_ledger_recover_ends_one_th
     assert (await handle.state()).is_closed
     assert len(await handle.read(0, 6)) == 7
 
-    await tail.wait_for_line(r'"entry_id": 0\b', 60)
+    await tail.wait_for_line(r'"entry_id": 0\b', STATE_S)
     await followed.write(3)
     await followed.close()
-    assert await tail.wait(60) == 0
+    assert await tail.wait(STATE_S) == 0
     rows = [json.loads(line) for line in tail.log_path.read_text().splitlines() if line.startswith("{")]
     assert [row["entry_id"] for row in rows] == list(range(5))
 

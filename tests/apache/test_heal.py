@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import ApacheBookie, ApacheCluster
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.schedule import stored_count
 from tests.apache.conftest import OwnCluster
 from tests.apache.driver import JavaDriver, JavaHandle, expected, payloads
-from tests.apache.programs import Replicator, audit, bkheal
+from tests.apache.programs import Audit, Replicator, bkheal
 from tests.apache.shell_answers import as_printed, entries_of, printed_entries, printed_metadata
-from tests.apache.waiting import until
-from tests.apache.worlds import each
+from tests.apache.worlds import connect, each, gone, on
+from tests.sessions import kill9
 
 pytestmark = pytest.mark.apache
 
@@ -76,10 +76,8 @@ async def write_everything(java: JavaDriver, cluster: ApacheCluster) -> tuple[li
     for handle, _ in open_handles:
         await handle.close()
     await java.new_client("dying")
-    ledger = Written(-1, "CRC32C", "v3", 25)
-    while ledger.ledger_id < 0 or victim.bookie_id not in await members(java, ledger):
-        left_open = await java.create(5, 4, 3, digest="CRC32C", password=PASSWORD, client="dying")
-        ledger.ledger_id = left_open.ledger_id
+    left_open = await on(java, {victim.bookie_id}, 5, 4, 3, digest="CRC32C", password=PASSWORD, client="dying")
+    ledger = Written(left_open.ledger_id, "CRC32C", "v3", 25)
     await left_open.write(25, seed=ledger.seed, sizes=SIZES)
     await java.drop_client("dying")
     return [ledger for _, ledger in open_handles] + [ledger], victim
@@ -109,22 +107,22 @@ def ids_in(printed: str) -> set[int]:
 
 
 async def test_a_bookie_lost_for_good_is_healed_and_apache_reads_everything(
-    own_cluster: OwnCluster, tmp_path: Path
+    own_cluster: OwnCluster, audit: Audit, tmp_path: Path
 ) -> None:
     cluster, java = await own_cluster(bookies=6)
     ledgers, victim = await write_everything(java, cluster)
     *closed, left_open = ledgers
     uri, lost = cluster.metadata_uri, victim.bookie_id
-    assert (await audit(uri, tmp_path, "--dry-run"))["verdict"] == "clean"
+    assert (await audit(uri, tmp_path, is_dry_run=True))["verdict"] == "clean"
     # What was acknowledged before its writer gave the stopped bookie up may be missing there, and nowhere else.
     assert await short_bookies(java, closed) <= {lost}
 
     async with await connect(uri) as client:
         await all_agree(cluster, client, ledgers)
 
-        await victim.kill9()
+        await kill9(cluster.zookeeper, victim)
         shutil.rmtree(victim.directory)
-        await until(client.ports.registrations.list, lambda found: lost not in found.registered, "the loss is known")
+        await gone(client, lost)
         summary = await audit(uri, tmp_path)
         before = {ledger.ledger_id: await members(java, ledger) for ledger in ledgers}
         hurt = {ledger_id for ledger_id, named in before.items() if lost in named}

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from bookie.client.connect import connect
 from bookie.model.ids import BookieId, LedgerId
 from bookie.wire.security import BookieSecurity
 from tests.apache.conftest import OwnCluster
 from tests.apache.driver import expected, payloads
 from tests.apache.programs import Replicator, bkheal
 from tests.apache.waiting import until
-from tests.apache.worlds import PASSWORD, gone, held
+from tests.apache.worlds import PASSWORD, connect, gone, held, on
+from tests.sessions import kill9
 
 pytestmark = pytest.mark.apache
 
@@ -35,14 +35,12 @@ async def test_large_entries_are_repaired_with_the_option_and_told_without(
         await java.new_client(name, v2=is_v2, settings=frames)
     ledgers: list[int] = []
     victim = cluster.bookies[0].bookie_id
-    while len(ledgers) < 2:
-        handle = await java.create(3, 2, 2, password=PASSWORD, client="v2-large")
-        if victim not in (await java.call("metadata", ledger=handle.ledger_id))["ensembles"]["0"]:
-            continue
+    for _ in range(2):
+        handle = await on(java, {victim}, 3, 2, 2, password=PASSWORD, client="v2-large")
         await handle.write(len(SIZES), seed="large", sizes=SIZES)
         await handle.close()
         ledgers.append(handle.ledger_id)
-    await cluster.bookies[0].kill9()
+    await kill9(cluster.zookeeper, cluster.bookies[0])
     option = ("--frame-bytes-max", str(FRAME_BYTES))
     contents = payloads("large", range(len(SIZES)), SIZES)
     async with await connect(uri, security=BookieSecurity(frame_bytes_max=FRAME_BYTES)) as client:

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.client.options import LedgerOptions
 from bookie.embedded.apache_jars import ApacheJvm
 from bookie.embedded.cluster import EmbeddedBookie
@@ -21,19 +22,20 @@ from bookie.model.digest import digest_for, master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import pack
+from bookie.model.run import RunKind
 from bookie.model.schedule import first_stored, write_set
 from bookie.wire.port import AddBatch, Status
 from tests.apache.driver import JavaDriver, JavaError, expected
-from tests.apache.programs import Replicator, audit, bkheal
+from tests.apache.programs import Audit, Replicator, bkheal
 from tests.apache.waiting import until
 from tests.apache.worlds import (
-    LOADED_S,
     PASSWORD,
     QUICK,
     Ledger,
     World,
     all_is_well,
     begin,
+    connect,
     extend,
     gone,
     held,
@@ -43,6 +45,8 @@ from tests.apache.worlds import (
     world,
     written,
 )
+from tests.deadlines import STATE_S
+from tests.sessions import LONG_SESSION_S
 
 pytestmark = pytest.mark.apache
 
@@ -97,7 +101,8 @@ def mixed(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.Te
     stack = AsyncExitStack()
 
     async def fill(here: World) -> Mixed:
-        ours = [EmbeddedBookie(f"ours-{n}", directory / f"ours-{n}", here.uri, speaks_apache=True) for n in (1, 2, 3)]
+        options: dict[str, Any] = {"speaks_apache": True, "session_timeout_s": LONG_SESSION_S}
+        ours = [EmbeddedBookie(f"ours-{n}", directory / f"ours-{n}", here.uri, **options) for n in (1, 2, 3)]
         for bookie in ours:
             stack.push_async_callback(bookie.stop)
         await start_all(ours)
@@ -137,7 +142,7 @@ async def test_apaches_client_writes_and_reads_on_our_bookies_and_on_both_kinds(
     await all_on_both(mixed, mixed.on_both)
     await all_is_well(mixed.java, mixed.ledgers)
     for ledger in mixed.ledgers:
-        async with asyncio.timeout(LOADED_S):
+        async with asyncio.timeout(STATE_S):
             reader = await client.open_ledger(ledger.ledger_id)  # type: ignore[arg-type]
             assert [entry.payload async for entry in reader.read_all()] == ledger.contents
 
@@ -181,7 +186,7 @@ async def test_a_bookie_of_ours_without_apaches_protocol_refuses_to_join_and_cha
     places = ("--journal-dir", str(tmp_path / "journal"), "--ledger-dir", str(tmp_path / "ledgers"))
     command = [sys.executable, "-m", "bookie.server", "--metadata-uri", mixed.world.uri, "--host", "127.0.0.1", *places]
     process = ManagedProcess.start("bookie", [*command, "--port", "0"], log_path=tmp_path / "log.txt")
-    assert await process.wait(LOADED_S) == REFUSED
+    assert await process.wait(STATE_S) == REFUSED
     (sentence,) = [line for line in process.log_tail().splitlines() if line.startswith("bookie: ")]
     assert "bookies of Apache BookKeeper" in sentence
     assert "start it with --apache-port" in sentence
@@ -239,7 +244,7 @@ async def with_a_hole(client: ConnectedBookKeeper, kind: set[BookieId]) -> tuple
         batch = AddBatch(writer.ledger_id, master_key(PASSWORD), [packet])
         for member in (members[each] for each in write_set(EntryId(entry_id), 4, 3)):
             if (entry_id, member) != (hole, lacking):
-                assert (await client.ports.transport.add(member, batch, LOADED_S)).status is Status.OK
+                assert (await client.ports.transport.add(member, batch, STATE_S)).status is Status.OK
     await client.ports.ledgers.write(
         writer.ledger_id, found.metadata.closed(EntryId(ledger.entries - 1), length), found.version
     )
@@ -247,12 +252,12 @@ async def with_a_hole(client: ConnectedBookKeeper, kind: set[BookieId]) -> tuple
 
 
 async def test_the_replicas_check_finds_nothing_on_both_kinds_but_the_entries_that_are_missing(
-    mixed: Mixed, client: ConnectedBookKeeper, tmp_path: Path
+    mixed: Mixed, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     here = mixed.world
     assert await here.tasks() == {}
     holes = [await with_a_hole(client, kind) for kind in (mixed.our_names, mixed.their_names)]
-    found = await audit(here.uri, tmp_path, "--kind", "replicas")
+    found = await audit(here.uri, tmp_path, RunKind.REPLICAS)
     assert (found["complete"], found["replicas"]["unknown"]) == (True, [])
     assert await here.tasks() == {ledger.ledger_id: [lacking] for ledger, lacking in holes}
     ours = await Replicator.start(here.uri, tmp_path / "ours", "--once")
@@ -264,12 +269,12 @@ async def test_the_replicas_check_finds_nothing_on_both_kinds_but_the_entries_th
 
 
 async def test_apaches_worker_heals_the_loss_of_our_bookie_and_ours_that_of_apaches(
-    mixed: Mixed, client: ConnectedBookKeeper, tmp_path: Path
+    mixed: Mixed, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     here, java = mixed.world, mixed.java
     lost = mixed.ours[0]
     before = await seen(java, mixed.ledgers)
-    await lost.kill9()
+    await here.kill9(lost)
     await gone(client, lost.bookie_id)
     recovery = await here.cluster.start_auto_recovery(QUICK)
 
@@ -278,9 +283,9 @@ async def test_apaches_worker_heals_the_loss_of_our_bookie_and_ours_that_of_apac
             ledger_id for ledger_id, one in (await seen(java, mixed.ledgers)).items() if lost.bookie_id in one.members
         }
 
-    await until(still_named, lambda left: not left, "Apache's worker has replaced our bookie", LOADED_S)
+    await until(still_named, lambda left: not left, "Apache's worker has replaced our bookie")
     await no_work_left(here, client)
-    await recovery.stop()
+    await here.kill9(recovery)
     healed = await seen(java, mixed.ledgers)
     for ledger in mixed.on_ours:  # the other two of ours were members already
         assert healed[ledger.ledger_id].members & mixed.their_names
@@ -290,7 +295,7 @@ async def test_apaches_worker_heals_the_loss_of_our_bookie_and_ours_that_of_apac
     await all_is_well(java, mixed.ledgers)
 
     gone_too = here.cluster.bookies[0]
-    await gone_too.kill9()
+    await here.kill9(gone_too)
     await gone(client, gone_too.bookie_id)
     await audit(here.uri, tmp_path)
     hurt = set(await here.tasks())  # those that other tests wrote among them
@@ -328,7 +333,7 @@ async def test_our_bookies_are_taken_out_again_and_apaches_have_everything(
 
     await done(uri, "drain", "start", *names, "--yes")
     replicator = await Replicator.start(uri, tmp_path / "replicator")
-    await done(uri, "drain", "status", *names, "--wait", "--timeout", str(LOADED_S))
+    await done(uri, "drain", "status", *names, "--wait", "--timeout", str(STATE_S))
     await replicator.stop()
     await done(uri, "ok-to-stop", *names)
     await asyncio.gather(*(bookie.stop() for bookie in alive))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import ApacheCluster
 from bookie.embedded.apache_jars import ApacheJvm
 from bookie.metadata.layout import LayoutKind
@@ -23,7 +23,7 @@ from bookie.metadata.nodes import ensure_path
 from bookie.metadata.port import Node
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, LedgerId
-from tests.apache.programs import Replicator, audit, bkheal
+from tests.apache.programs import Replicator, audit_process, bkheal
 from tests.apache.worlds import (
     PASSWORD,
     SIZES,
@@ -31,6 +31,7 @@ from tests.apache.worlds import (
     World,
     all_is_well,
     begin,
+    connect,
     extend,
     gone,
     names_below,
@@ -39,7 +40,7 @@ from tests.apache.worlds import (
     world,
 )
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("quick_spark")]
 
 PARENT, ROOT = "/pulsar/bk", "/pulsar/bk/ledgers"
 BOOKIES = [f"bk-of-pulsar-{number}" for number in (1, 2, 3, 4)]
@@ -161,10 +162,10 @@ async def test_a_loss_is_healed_and_nothing_else_is_changed(
     described = [await java.call("metadata", ledger=ledger.ledger_id) for ledger in nested.ledgers]
 
     lost = BookieId(LOST.decode())
-    await here.bookie(lost).kill9()
+    await here.kill9(here.bookie(lost))
     await add_bookie(here, SPARE.decode())  # the only one to take over
     await gone(client, lost)
-    await audit(here.uri, tmp_path)
+    await audit_process(here.uri, tmp_path)
     everything = [*nested.ledgers, *nested.old]
     assert await here.tasks() == {ledger.ledger_id: [lost] for ledger in everything}
     await nothing_strange(client.store, ROOT, BOOKIES)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache_jars import ApacheJvm
 from bookie.embedded.cluster import EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
@@ -23,7 +23,10 @@ from bookie.model.ids import LedgerId
 from bookie.wire.tls import TlsSettings
 from tests.apache.driver import JavaDriver, JavaError, expected, payloads
 from tests.apache.test_security import certificate, client_tls
-from tests.apache.waiting import DEADLINE_S, until
+from tests.apache.waiting import until
+from tests.apache.worlds import connect
+from tests.deadlines import STATE_S
+from tests.sessions import LONG_SESSION_S, kill9
 
 pytestmark = pytest.mark.apache
 
@@ -51,7 +54,12 @@ def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.Tem
 
     async def start() -> Ours:
         cluster = await EmbeddedCluster.start(
-            directory / "cluster", bookies=3, zookeeper_heap_mib=128, is_zookeeper_durable=False, speaks_apache=True
+            directory / "cluster",
+            bookies=3,
+            zookeeper_heap_mib=128,
+            is_zookeeper_durable=False,
+            speaks_apache=True,
+            session_timeout_s=LONG_SESSION_S,
         )
         stack.push_async_callback(cluster.stop)
         java = await JavaDriver.start(directory / "driver", cluster.metadata_uri, apache_jvm, java_classes)
@@ -115,8 +123,7 @@ async def test_what_was_forced_survives_the_death_of_every_bookie(here: Ours) ->
     writer = await java.create(3, 3, 2, deferred_sync=True)
     assert (await writer.write(5, seed=SEED, sizes=SIZES)).last_add_confirmed == -1  # before that nothing is durable
     assert (await writer.force()).last_add_confirmed == 4
-    for bookie in here.cluster.bookies:
-        await bookie.kill9()
+    await kill9(here.cluster.zookeeper, *here.cluster.bookies)
     await asyncio.gather(*(bookie.start() for bookie in here.cluster.bookies))
 
     async def recovered() -> int:
@@ -177,10 +184,10 @@ async def encrypted(here: Ours, tmp_path: Path) -> AsyncIterator[tuple[str, TlsS
                 "0",
             ]
             places = ["--journal-dir", str(disks / "journal"), "--ledger-dir", str(disks / "ledgers")]
-            small = ["--read-only-below-bytes", "1"]
+            small = ["--read-only-below-bytes", "1", "--session-timeout", str(LONG_SESSION_S)]
             process = ManagedProcess.start("bookie", [*command, *places, *small, *tls], log_path=disks / "log.txt")
             await stack.enter_async_context(process)
-            await process.wait_for_line(r"^bookie \S+ ready on ", DEADLINE_S)
+            await process.wait_for_line(r"^bookie \S+ ready on ", STATE_S)
         yield uri, client
 
 

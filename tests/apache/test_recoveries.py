@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.client.options import LedgerOptions
 from bookie.embedded.apache import ApacheCluster
 from bookie.model.errors import ConflictError, TransientError
 from bookie.model.ids import LedgerId
 from bookie.model.metadata import LedgerState
 from tests.apache.driver import JavaDriver, JavaError, expected, payloads
+from tests.apache.worlds import connect
 
 pytestmark = pytest.mark.apache
 

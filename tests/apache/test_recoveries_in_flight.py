@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.client.options import LedgerOptions
 from bookie.embedded.apache import ApacheBookie, ApacheCluster
 from bookie.embedded.apache_jars import ApacheJvm
@@ -24,13 +24,13 @@ from bookie.model.packet import pack
 from bookie.wire.port import AddBatch, AddReply, Status
 from tests.apache.driver import JavaDriver, JavaError, JavaHandle, expected, payloads
 from tests.apache.waiting import until
+from tests.apache.worlds import connect, paused
+from tests.deadlines import STATE_S
 
 pytestmark = pytest.mark.apache
 
 SIZES = (1, 0, 100, 3_000)
 SEED = "in flight"
-DEADLINE_S = 60.0
-"""Never reached where the test passes."""
 ACKNOWLEDGED = 40
 """Entries of an open ledger that all bookies have."""
 LEDGERS = 4
@@ -46,13 +46,8 @@ PAUSE_S = 0.001
 
 @pytest.fixture
 async def client(apache_cluster: ApacheCluster) -> AsyncIterator[ConnectedBookKeeper]:
-    """At the end of a test it takes away the tasks that recoveries left for members that lack copies: others look."""
     async with await connect(apache_cluster.metadata_uri) as ours:
         yield ours
-        for task in await ours.ports.tasks.list():
-            held = await ours.ports.tasks.lock(task.ledger_id, "the test")
-            assert held is not None
-            assert await ours.ports.tasks.complete(held)
 
 
 async def metadata_of(client: ConnectedBookKeeper, ledger_id: int) -> LedgerMetadata:
@@ -65,7 +60,7 @@ async def members_of(client: ConnectedBookKeeper, ledger_id: int) -> Sequence[Bo
 
 async def last_stored(client: ConnectedBookKeeper, bookie: BookieId, ledger_id: int) -> int:
     """The last entry that a bookie has, acknowledged or not; -1 for none."""
-    reply = await client.ports.transport.read_last(bookie, LedgerId(ledger_id), DEADLINE_S)
+    reply = await client.ports.transport.read_last(bookie, LedgerId(ledger_id), STATE_S)
     return reply.results[0].entry_id if reply.results and reply.results[0].status is Status.OK else -1
 
 
@@ -133,7 +128,7 @@ async def with_a_lonely_entry(
     digest, last = digest_for(DigestType.CRC32C, b""), len(confirmed)
     packet = pack(digest, ledger_id, EntryId(last), last - 1, whole, contents[-1])
     batch = AddBatch(ledger_id, master_key(b""), [packet])
-    assert await client.ports.transport.add(lonely, batch, DEADLINE_S) == AddReply(Status.OK)
+    assert await client.ports.transport.add(lonely, batch, STATE_S) == AddReply(Status.OK)
     return ledger_id
 
 
@@ -166,17 +161,11 @@ async def test_both_recover_at_once_and_agree_on_an_entry_that_one_bookie_alone_
 
 @asynccontextmanager
 async def silent(cluster: ApacheCluster, client: ConnectedBookKeeper, ledger_id: int) -> AsyncIterator[BookieId]:
-    """One member of the ledger takes what it is sent, and neither stores nor answers it before the end of the block.
-
-    Yields another member.
-    """
+    """One member of the ledger neither stores nor answers anything before the end of the block; yields another."""
     members = await members_of(client, ledger_id)
     quiet: ApacheBookie = next(bookie for bookie in cluster.bookies if bookie.bookie_id == members[0])
-    quiet.running.pause()
-    try:
+    async with paused(client, quiet):
         yield members[1]
-    finally:
-        quiet.running.resume()
 
 
 def line(number: int) -> bytes:

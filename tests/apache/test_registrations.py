@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from bookie.embedded.apache import ApacheBookie, ApacheCluster
+from bookie.embedded.apache import ApacheCluster
 from bookie.metadata.cluster import Cluster, decode_layout, encode_layout, open_cluster
 from bookie.metadata.cookies import CookieStore, decode_cookie, encode_cookie
 from bookie.metadata.layout import bookie_path, cookie_path
@@ -24,6 +24,8 @@ from bookie.model.ids import BookieId
 from tests.apache.conftest import OwnCluster
 from tests.apache.driver import JavaDriver
 from tests.apache.waiting import until
+from tests.apache.worlds import World, on
+from tests.sessions import LONG_SESSION_S
 
 pytestmark = pytest.mark.apache
 
@@ -94,9 +96,9 @@ async def test_apaches_programs_work_on_a_root_that_we_made(own_cluster: OwnClus
     assert "127.0.0.1" in await cluster.shell("listbookies", "-rw")
 
 
-async def test_a_bookie_that_turns_read_only_is_seen_as_such(own_cluster: OwnCluster) -> None:
-    cluster, java = await own_cluster(bookies=1)
-    store = await ZooKeeperStore.connect(cluster.zookeeper.connect_string)
+async def test_a_bookie_that_turns_read_only_is_seen_as_such(lent: World) -> None:
+    cluster, java = lent.cluster, lent.java
+    store = await ZooKeeperStore.connect(cluster.zookeeper.connect_string, session_timeout_s=LONG_SESSION_S)
     try:
         registrations = Registrations(store, await open_cluster(store, cluster.metadata_uri))
         bookie = cluster.bookies[0]
@@ -104,7 +106,7 @@ async def test_a_bookie_that_turns_read_only_is_seen_as_such(own_cluster: OwnClu
         bookie.settings |= {"forceReadOnlyBookie": "true"}
         await bookie.start()
         listed = await registrations.list()
-        assert not listed.writable
+        assert listed.writable == {other.bookie_id for other in cluster.bookies[1:]}
         assert listed.read_only == {bookie.bookie_id}
         data = (await store.get(bookie_path("/ledgers", bookie.bookie_id, is_read_only=True))).data
         assert decode_service_info(data, bookie.bookie_id).endpoints[0].port == bookie.port
@@ -115,14 +117,13 @@ async def test_a_bookie_that_turns_read_only_is_seen_as_such(own_cluster: OwnClu
         await store.close()
 
 
-async def test_a_killed_bookie_comes_back_with_its_id_and_its_entries(own_cluster: OwnCluster) -> None:
-    cluster, java = await own_cluster(bookies=1)
-    bookie: ApacheBookie = cluster.bookies[0]
-    handle = await java.create(1, 1, 1)
+async def test_a_killed_bookie_comes_back_with_its_id_and_its_entries(lent: World) -> None:
+    java, bookie = lent.java, lent.cluster.bookies[0]
+    handle = await on(java, {bookie.bookie_id}, 1, 1, 1)
     await handle.write(50)
     await handle.close()
     before = bookie.bookie_id
-    await bookie.kill9()
+    await lent.kill9(bookie)
     await bookie.start()
     assert bookie.bookie_id == before
     assert len(await java.read_all(handle.ledger_id)) == 50

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.client.errors import RecoveryImpossibleNowError
 from bookie.embedded.apache import ApacheBookie
 from bookie.embedded.apache_jars import ApacheJvm
@@ -24,12 +24,12 @@ from tests.apache.driver import JavaDriver
 from tests.apache.programs import Replicator
 from tests.apache.waiting import until
 from tests.apache.worlds import (
-    LOADED_S,
     PASSWORD,
     Ledger,
     World,
     all_is_well,
     begin,
+    connect,
     extend,
     held,
     no_work_left,
@@ -37,12 +37,12 @@ from tests.apache.worlds import (
     world,
     written,
 )
+from tests.deadlines import STATE_S
 
 pytestmark = pytest.mark.apache
 
 NAMES = ("bk-plain-1", "bk_2", "bookie-3.bookies.svc.cluster.local")
 SHAPES = ((3, 3, 2), (3, 2, 2))
-DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +85,7 @@ async def test_a_bookie_under_another_port_is_found_again_and_filled_up_in_place
     await extend(handle, "CRC32C", 10)
 
     async def first_entry() -> Status:
-        reply = await client.ports.transport.read(
-            moved.bookie_id, LedgerId(whole[0].ledger_id), [EntryId(0)], DEADLINE_S
-        )
+        reply = await client.ports.transport.read(moved.bookie_id, LedgerId(whole[0].ledger_id), [EntryId(0)], STATE_S)
         return reply.results[0].status if reply.results else reply.status
 
     assert await first_entry() is Status.OK
@@ -188,7 +186,7 @@ async def test_recoveries_that_got_stuck_are_parked_and_finished_when_the_bookie
     await mark(java, ledgers, *away)
     replicator = await Replicator.start(here.uri, tmp_path / "replicator", "--open-ledger-grace", "1")
     async with replicator.process:
-        parked = await until(client.parked.list, lambda parked: len(parked) == 2, "both are parked", LOADED_S)
+        parked = await until(client.parked.list, lambda parked: len(parked) == 2, "both are parked")
         for task, ledger in zip(parked, ledgers, strict=True):
             assert (task.ledger_id, task.reason) == (ledger.ledger_id, ParkReason.NEEDS_RECOVERY)
             assert all(bookie.bookie_id in task.detail for bookie in away), task.detail

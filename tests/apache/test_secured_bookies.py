@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bookie.client.connect import connect
 from bookie.client.errors import WrongDigestTypeError, WrongPasswordError
 from bookie.client.options import LedgerOptions
 from bookie.embedded.apache import ApacheBookie
@@ -24,8 +23,21 @@ from bookie.wire.port import Status
 from bookie.wire.security import BookieSecurity, SaslCredentials
 from bookie.wire.tls import TlsSettings
 from tests.apache.driver import JavaError, expected, payloads
-from tests.apache.programs import PROGRAM_DEADLINE_S, Ended, Replicator, audit, bkheal
-from tests.apache.worlds import PASSWORD, SIZES, Ledger, World, all_is_well, gone, no_work_left, seen, world, written
+from tests.apache.programs import Audit, Ended, Replicator, bkheal
+from tests.apache.waiting import until
+from tests.apache.worlds import (
+    PASSWORD,
+    SIZES,
+    Ledger,
+    World,
+    all_is_well,
+    connect,
+    gone,
+    no_work_left,
+    seen,
+    world,
+    written,
+)
 from tests.contract.scripted_apache_bookie import BOOKIE, DEADLINE_S, LEDGER, Directory, batch
 from tests.contract.test_grpc_tls import make_ca, make_certificate, openssl
 
@@ -193,6 +205,7 @@ async def test_a_login_that_is_wrong_missing_or_of_another_kind_is_told_in_one_s
     refused(Ended(writing.exit_code, writing.printed, sentence), UNAVAILABLE, f"login of '{NAME}'")
 
 
+@pytest.mark.usefixtures("quick_spark")
 async def test_a_replicas_check_that_may_not_ask_says_why_and_calls_nothing_missing(
     secured: Secured, tmp_path: Path
 ) -> None:
@@ -220,12 +233,17 @@ async def test_a_wrong_ledger_password_or_digest_is_refused(secured: Secured) ->
         await secured.world.java.open(ledger.ledger_id, digest=ledger.digest, password=b"guess", client=CLIENT)
 
 
+async def failures(replicator: Replicator) -> list[str]:
+    """Why it could not repair what it tried to."""
+    return [event["detail"] for event in replicator.events() if event.get("ending") == "failed"]
+
+
 async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_heals(
-    secured: Secured, tmp_path: Path
+    secured: Secured, audit: Audit, tmp_path: Path
 ) -> None:
     here = secured.world
     lost = here.running[0]
-    await lost.kill9()
+    await here.kill9(lost)
     async with await connect(here.uri) as client:
         await gone(client, lost.bookie_id)
         await audit(here.uri, tmp_path)
@@ -233,8 +251,10 @@ async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_
         hurt = {ledger.ledger_id for ledger in secured.ledgers} & set(await here.tasks())
         assert hurt
         wrong = ("--sasl-username", NAME, "--sasl-password-file", str(secured.directory / "wrong"))
-        stranger = await Replicator.start(here.uri, tmp_path / "stranger", "--once", *wrong)
-        assert await stranger.wait(2 * PROGRAM_DEADLINE_S) in (0, 75)
+        stranger = await Replicator.start(here.uri, tmp_path / "stranger", *wrong)
+        failed = await until(lambda: failures(stranger), bool, "the stranger has failed")
+        assert all("login" in detail for detail in failed), failed
+        await stranger.stop()
         assert stranger.repaired == []
         assert await unchanged(secured) == before
         await here.cluster.add_bookies(1)

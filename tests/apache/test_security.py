@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bookie.client.connect import connect
 from bookie.client.options import LedgerOptions
 from bookie.embedded.apache_settings import ApacheOptions, ApacheSasl, ApacheTls
 from bookie.model.errors import BkhealError
@@ -16,6 +15,7 @@ from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials
 from bookie.wire.tls import TlsSettings
 from tests.apache.conftest import OwnCluster
 from tests.apache.driver import JavaDriver, JavaError, expected, payloads
+from tests.apache.worlds import connect
 
 pytestmark = pytest.mark.apache
 

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bookie.client.connect import connect
 from bookie.embedded.apache import LEDGERS_ROOT
-from bookie.embedded.apache_jars import ApacheJvm
 from bookie.metadata.election import current_auditor
 from bookie.metadata.layout import task_path
 from bookie.model.ids import LedgerId
 from tests.apache.programs import Ended, bkheal
 from tests.apache.waiting import until
-from tests.apache.worlds import LOADED_S, QUICK, World, gone, world, written
+from tests.apache.worlds import QUICK, World, connect, gone, written
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("quick_spark")]
 
 LEDGERS = 4
-
-
-@pytest.fixture(scope="module")
-def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with world(tmp_path_factory.mktemp("shadow"), apache_jvm, java_classes, bookies=3) as made:
-        yield made
 
 
 async def shadow(here: World, reports: Path) -> Ended:
     """Compare; a loss is old enough to be marked as soon as it is seen."""
     words = ("audit", "shadow", "--report-dir", str(reports), "--settle-s", "0", "--master", "local[1]")
-    return await bkheal(*words, "--output", "json", uri=here.uri, deadline_s=2 * LOADED_S)
+    return await bkheal(*words, "--output", "json", uri=here.uri)
 
 
-async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_told(here: World, tmp_path: Path) -> None:
+async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_told(lent: World, tmp_path: Path) -> None:
     """Every bookie has a copy of every ledger, so that Apache's worker cannot repair while one is away."""
-    ledgers = [ledger.ledger_id for ledger in await written(here.java, ((3, 3, 2),), LEDGERS)]
+    here = lent
+    ledgers = [ledger.ledger_id for ledger in await written(here.java, ((4, 4, 4),), LEDGERS)]
     lost = here.cluster.bookies[0]
     recovery = await here.cluster.start_auto_recovery(QUICK)
     async with await connect(here.uri) as client:
@@ -44,11 +36,11 @@ async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_tol
         async def leader() -> str:
             return await current_auditor(client.store, LEDGERS_ROOT)
 
-        await until(leader, lambda name: name == recovery.address, "Apache's auditor leads", LOADED_S)
+        await until(leader, lambda name: name == recovery.address, "Apache's auditor leads")
         await lost.stop()
         await gone(client, lost.bookie_id)
         wanted = {ledger_id: [lost.bookie_id] for ledger_id in ledgers}
-        await until(here.tasks, lambda found: found == wanted, "Apache's auditor has marked every ledger", LOADED_S)
+        await until(here.tasks, lambda found: found == wanted, "Apache's auditor has marked every ledger")
 
         both = await shadow(here, tmp_path)
         assert both.exit_code == 0, both.errors

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import ApacheBookie
-from bookie.embedded.apache_jars import ApacheJvm
 from tests.apache.driver import expected, payloads
 from tests.apache.programs import Replicator
 from tests.apache.test_both_auditors import Auditor, candidates, leader
 from tests.apache.waiting import until
-from tests.apache.worlds import LOADED_S, QUICK, World, held, no_work_left, world
+from tests.apache.worlds import QUICK, World, connect, held, no_work_left, on
+from tests.deadlines import STATE_S
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("quick_spark")]
 
 LONG_S = 4321
 """Much longer than any test."""
@@ -25,26 +25,16 @@ BYTES_PER_SECOND = ENTRIES * ENTRY_BYTES // 60
 """At which a repair takes a minute."""
 
 
-@pytest.fixture(scope="module")
-def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with world(tmp_path_factory.mktemp("take-over"), apache_jvm, java_classes, bookies=3) as made:
-        yield made
-
-
 @pytest.fixture
-async def client(here: World) -> AsyncIterator[ConnectedBookKeeper]:
-    async with await connect(here.uri) as ours:
+async def client(lent: World) -> AsyncIterator[ConnectedBookKeeper]:
+    async with await connect(lent.uri) as ours:
         yield ours
 
 
 async def a_long_ledger(here: World, victim: ApacheBookie) -> tuple[int, ApacheBookie]:
     """A closed ledger with a copy on ``victim``, and the one bookie that has none."""
-    while True:
-        handle = await here.java.create(2, 2, 2)
-        members = set((await here.java.call("metadata", ledger=handle.ledger_id))["ensembles"]["0"])
-        if victim.bookie_id in members:
-            break
-        await handle.close()
+    handle = await on(here.java, {victim.bookie_id}, 3, 3, 3)
+    members = set((await here.java.call("metadata", ledger=handle.ledger_id))["ensembles"]["0"])
     await handle.write(ENTRIES, seed="long", sizes=(ENTRY_BYTES,))
     await handle.close()
     (spare,) = [bookie for bookie in here.cluster.bookies if bookie.bookie_id not in members]
@@ -55,28 +45,28 @@ async def stops_in_the_middle(here: World, ledger_id: int, spare: ApacheBookie, 
     """Our replicator copies a part of a ledger and is told to stop: it gives the task back."""
     slowly = ("--copy-bytes-per-second", str(BYTES_PER_SECOND), "--grace", "0.5", "--poll-interval", "1")
     ours = await Replicator.start(here.uri, directory, *slowly)
-    await until(lambda: held(here.java, spare.bookie_id, ledger_id), bool, "some entries are copied", LOADED_S)
+    await until(lambda: held(here.java, spare.bookie_id, ledger_id), bool, "some entries are copied")
     await ours.stop()
     assert ours.process.exit_code == 0
     assert ours.repaired == []
 
 
 async def test_each_part_is_given_back_by_stopping_ours(
-    here: World, client: ConnectedBookKeeper, tmp_path: Path
+    lent: World, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
-    cluster, victim = here.cluster, here.cluster.bookies[0]
+    here, cluster, victim = lent, lent.cluster, lent.cluster.bookies[0]
     auditor = Auditor.launch(here.uri, tmp_path / "auditor")
     ledger_id, spare = await a_long_ledger(here, victim)
     await auditor.ready()
-    await until(lambda: leader(client), bool, "our auditor leads", LOADED_S)
+    await until(lambda: leader(client), bool, "our auditor leads")
 
     # Our leader heeds Apache's `triggeraudit`: it waits no longer for the bookie.
     await client.ports.tasks.set_lost_bookie_delay_s(LONG_S)
-    await victim.kill9()
-    await until(auditor.lost, lambda names: names == [victim.bookie_id], "our auditor knows of the loss", LOADED_S)
+    await here.kill9(victim)
+    await until(auditor.lost, lambda names: names == [victim.bookie_id], "our auditor knows of the loss")
     assert await here.tasks() == {}
     await cluster.shell("triggeraudit")
-    await until(here.tasks, lambda found: found == {ledger_id: [victim.bookie_id]}, "the ledger is marked", LOADED_S)
+    await until(here.tasks, lambda found: found == {ledger_id: [victim.bookie_id]}, "the ledger is marked")
 
     before = await here.java.call("metadata", ledger=ledger_id)
     await stops_in_the_middle(here, ledger_id, spare, tmp_path / "ours")
@@ -92,10 +82,10 @@ async def test_each_part_is_given_back_by_stopping_ours(
     contents = payloads("long", range(ENTRIES), (ENTRY_BYTES,))
     assert await here.java.read_all(ledger_id) == expected(contents)
 
-    await until(lambda: candidates(client), lambda count: count == 2, "both stand for election", LOADED_S)
+    await until(lambda: candidates(client), lambda count: count == 2, "both stand for election")
     assert await leader(client) != recovery.address
-    await auditor.process.stop(LOADED_S)
+    await auditor.process.stop(STATE_S)
     assert auditor.process.exit_code == 0
-    await until(lambda: leader(client), lambda name: name == recovery.address, "Apache's auditor leads", LOADED_S)
+    await until(lambda: leader(client), lambda name: name == recovery.address, "Apache's auditor leads")
     assert await candidates(client) == 1
     assert (await here.java.call("auditor"))["auditor"] == recovery.address

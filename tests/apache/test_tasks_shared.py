@@ -18,15 +18,14 @@ from bookie.metadata.underreplication import UnderReplication
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import SystemClock
-from tests.apache.conftest import OwnCluster
 from tests.apache.driver import JavaDriver, JavaError
 from tests.apache.waiting import until
-from tests.apache.worlds import QUICK
+from tests.apache.worlds import QUICK, World
+from tests.sessions import LONG_SESSION_S
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("no_tasks")]
 
 A, B = BookieId("bk1:3181"), BookieId("bk-2.example:3181")
-SESSION_TIMEOUT_S = 10.0
 
 
 @pytest.fixture
@@ -163,7 +162,7 @@ async def test_switches_and_times_are_shared(
 
 @asynccontextmanager
 async def standing(store: ZooKeeperStore, root: str, name: str) -> AsyncIterator[Election]:
-    election = Election(store, root, name, SystemClock(), session_timeout_s=SESSION_TIMEOUT_S)
+    election = Election(store, root, name, SystemClock(), session_timeout_s=LONG_SESSION_S)
     running = asyncio.create_task(election.run())
     try:
         yield election
@@ -197,13 +196,13 @@ async def test_apaches_shell_names_our_auditor_and_lists_our_tasks(
     assert await tasks.complete(held)
 
 
-async def test_what_apaches_auditor_writes_is_read_by_us(own_cluster: OwnCluster) -> None:
+async def test_what_apaches_auditor_writes_is_read_by_us(lent: World) -> None:
     """A bookie stops, Apache's auditor marks; nobody can repair, as every bookie left has a copy already."""
-    cluster, java = await own_cluster(bookies=3)
-    handle = await java.create(3, 3, 2)
+    cluster, java = lent.cluster, lent.java
+    handle = await java.create(4, 4, 4)
     await handle.write(20)
     await handle.close()
-    store = await ZooKeeperStore.connect(cluster.zookeeper.connect_string)
+    store = await ZooKeeperStore.connect(cluster.zookeeper.connect_string, session_timeout_s=LONG_SESSION_S)
     try:
         ours = await shared_tasks(store, cluster)
         recovery = await cluster.start_auto_recovery(QUICK)
@@ -224,7 +223,7 @@ async def test_what_apaches_auditor_writes_is_read_by_us(own_cluster: OwnCluster
         async with standing(store, root, "ours") as election:
             await until(lambda: asyncio.sleep(0, election.state.leader), lambda name: name == auditor, "we know it")
             assert not election.is_leader()
-            await recovery.stop()
+            await lent.kill9(recovery)
             await until(lambda: asyncio.sleep(0, election.is_leader()), bool, "we take over")
         await lost.start()
         await recovery.start()

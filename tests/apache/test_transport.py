@@ -24,14 +24,13 @@ from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress
 from tests.apache.driver import JavaDriver, payload
 from tests.apache.recording_proxy import Frame, RecordingProxy
 from tests.apache.waiting import until
+from tests.deadlines import STATE_S
 
 pytestmark = pytest.mark.apache
 
 BOOKIE = BookieId("the-bookie")
 KEY, WRONG_KEY = master_key(b"right"), master_key(b"wrong")
 DIGEST = digest_for(DigestType.CRC32C, b"right")
-DEADLINE_S = 60.0
-"""Never reached where the test passes."""
 LONG_WAIT_S = 3600.0
 """Of a long poll that something must wake."""
 SOON_S = 0.2
@@ -64,29 +63,29 @@ class OneBookie:
 
     async def add_packets(self, packets: Sequence[bytes], key: bytes, *, is_recovery: bool) -> Status:
         batch = AddBatch(self.ledger_id, key, packets, is_recovery)
-        return (await self.transport.add(BOOKIE, batch, DEADLINE_S)).status
+        return (await self.transport.add(BOOKIE, batch, STATE_S)).status
 
     async def read(self, entry_ids: Sequence[int], fence_key: bytes | None = None) -> ReadReply:
         wanted = [EntryId(each) for each in entry_ids]
-        return await self.transport.read(BOOKIE, self.ledger_id, wanted, DEADLINE_S, fence_key=fence_key)
+        return await self.transport.read(BOOKIE, self.ledger_id, wanted, STATE_S, fence_key=fence_key)
 
     async def fence(self, key: bytes = KEY) -> FenceReply:
-        return await self.transport.fence(BOOKIE, self.ledger_id, key, DEADLINE_S)
+        return await self.transport.fence(BOOKIE, self.ledger_id, key, STATE_S)
 
     async def write_lac(self, last_add_confirmed: int, key: bytes = KEY) -> Status:
         packet = self.lac(last_add_confirmed)
-        return (await self.transport.write_lac(BOOKIE, self.ledger_id, key, packet, DEADLINE_S)).status
+        return (await self.transport.write_lac(BOOKIE, self.ledger_id, key, packet, STATE_S)).status
 
     async def explicit_lac(self) -> int | None:
-        reply = await self.transport.read_lac(BOOKIE, self.ledger_id, DEADLINE_S)
+        reply = await self.transport.read_lac(BOOKIE, self.ledger_id, STATE_S)
         assert reply.status is Status.OK
         return unpack_lac(DIGEST, reply.explicit, self.ledger_id) if reply.explicit else None
 
     async def listed(self) -> ListReply:
-        return await self.transport.list_entries(BOOKIE, self.ledger_id, DEADLINE_S)
+        return await self.transport.list_entries(BOOKIE, self.ledger_id, STATE_S)
 
     async def last(self) -> EntryResult:
-        reply = await self.transport.read_last(BOOKIE, self.ledger_id, DEADLINE_S)
+        reply = await self.transport.read_last(BOOKIE, self.ledger_id, STATE_S)
         assert reply.status is Status.OK
         [last] = reply.results
         return last
@@ -95,7 +94,7 @@ class OneBookie:
     async def polling(self, beyond: int) -> AsyncIterator[asyncio.Task[LacReply]]:
         """A long poll that is on its way to the bookie, and not answered while other requests are."""
         where = (BOOKIE, self.ledger_id, EntryId(beyond))
-        poll = asyncio.create_task(self.transport.wait_lac(*where, LONG_WAIT_S, LONG_WAIT_S + DEADLINE_S))
+        poll = asyncio.create_task(self.transport.wait_lac(*where, LONG_WAIT_S, LONG_WAIT_S + STATE_S))
         try:
             await until(self.long_polls, lambda polls: polls > 0, "the long poll is asked")
             await self.last()
@@ -147,8 +146,8 @@ async def test_a_ledger_that_the_bookie_never_heard_of(bookie: OneBookie) -> Non
     assert (reply.status, [result.status for result in reply.results]) == (Status.OK, [Status.NO_LEDGER] * 2)
     assert (await bookie.last()).status is Status.NO_LEDGER
     where = (BOOKIE, bookie.ledger_id)
-    assert (await bookie.transport.read_lac(*where, DEADLINE_S)).status is Status.NO_LEDGER
-    assert (await bookie.transport.wait_lac(*where, NO_ENTRY, SOON_S, DEADLINE_S)).status is Status.NO_LEDGER
+    assert (await bookie.transport.read_lac(*where, STATE_S)).status is Status.NO_LEDGER
+    assert (await bookie.transport.wait_lac(*where, NO_ENTRY, SOON_S, STATE_S)).status is Status.NO_LEDGER
     assert (await bookie.listed()).status is Status.NO_LEDGER
     assert {result.status for result in (await bookie.read(range(20))).results} == {Status.NO_LEDGER}
 
@@ -191,7 +190,7 @@ async def test_an_explicit_lac_is_read_as_it_was_written(bookie: OneBookie) -> N
     assert await bookie.add(0, 1) is Status.OK
     assert await bookie.explicit_lac() is None
     assert await bookie.write_lac(1) is Status.OK
-    reply = await bookie.transport.read_lac(BOOKIE, bookie.ledger_id, DEADLINE_S)
+    reply = await bookie.transport.read_lac(BOOKIE, bookie.ledger_id, STATE_S)
     assert (reply.explicit, reply.last_entry) == (bookie.lac(1), bookie.found([1])[0])
 
 
@@ -218,17 +217,17 @@ async def test_a_long_poll_waits_until_an_entry_confirms_the_one_before(bookie: 
 async def test_a_long_poll_ends_with_what_is_known(bookie: OneBookie) -> None:
     assert await bookie.add(0, 1) is Status.OK
     async with bookie.polling(beyond=5):
-        reply = await bookie.transport.wait_lac(BOOKIE, bookie.ledger_id, EntryId(5), SOON_S, DEADLINE_S)
+        reply = await bookie.transport.wait_lac(BOOKIE, bookie.ledger_id, EntryId(5), SOON_S, STATE_S)
         assert (reply.status, reply.explicit) == (Status.OK, b"")
         assert (reply.last_entry, reply.entry) == (bookie.found([1])[0], None)
 
 
 async def test_info_list_and_force(bookie: OneBookie) -> None:
-    info = (await bookie.transport.info(BOOKIE, DEADLINE_S)).info
+    info = (await bookie.transport.info(BOOKIE, STATE_S)).info
     assert info is not None
     assert 0 < info.disk_free_bytes <= info.disk_total_bytes
     assert await bookie.add(0, 1, 2, 7) is Status.OK
-    assert await bookie.transport.force(BOOKIE, bookie.ledger_id, DEADLINE_S) == AddReply(Status.OK)
+    assert await bookie.transport.force(BOOKIE, bookie.ledger_id, STATE_S) == AddReply(Status.OK)
     listed = await bookie.listed()
     if bookie.has_lists:
         assert (listed.status, listed.entries) == (Status.OK, EntryRuns(((0, 2), (7, 7))))

@@ -9,18 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.client.held_entries import HeldEntries
 from bookie.embedded.apache import ApacheCluster
 from bookie.embedded.apache_settings import ApacheOptions, ApacheStorage
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
 from bookie.wire.port import Status
 from tests.apache.conftest import BOOKIES_SORTED, OwnCluster
 from tests.apache.driver import JavaDriver, expected
-from tests.apache.programs import Replicator, audit
+from tests.apache.programs import Audit, Replicator
 from tests.apache.test_heal import PASSWORD, SIZES, damaged_by_apaches_checker, members, write_everything
-from tests.apache.waiting import until
+from tests.apache.worlds import connect, gone
+from tests.sessions import kill9
 
 pytestmark = pytest.mark.apache
 
@@ -55,22 +57,22 @@ async def test_what_a_bookie_without_lists_holds_is_found_by_reading(
 
 
 async def test_a_loss_among_bookies_without_lists_is_healed_and_checked_by_sample(
-    own_cluster: OwnCluster, tmp_path: Path
+    own_cluster: OwnCluster, audit: Audit, tmp_path: Path
 ) -> None:
     cluster, java = await own_cluster(bookies=6, options=ApacheOptions(storage=ApacheStorage.DB))
     ledgers, victim = await write_everything(java, cluster)
     uri = cluster.metadata_uri
-    before = await audit(uri, tmp_path, "--kind", "replicas", "--dry-run")
+    before = await audit(uri, tmp_path, RunKind.REPLICAS, is_dry_run=True)
     assert (before["complete"], before["replicas"]["unknown"]) == (True, [])
     # While it was away, an ack quorum of others may have confirmed the entry that showed the writer its absence.
     lacking = {bookie["bookie_id"] for bookie in before["bookies"] if bookie["ledgers_found"]}
     assert lacking <= {victim.bookie_id}
 
-    await victim.kill9()
+    await kill9(cluster.zookeeper, victim)
     shutil.rmtree(victim.directory)
     lost = victim.bookie_id
     async with await connect(uri) as client:
-        await until(client.ports.registrations.list, lambda found: lost not in found.registered, "the loss is known")
+        await gone(client, lost)
     hurt = {ledger.ledger_id for ledger in ledgers if lost in await members(java, ledger)}
     await audit(uri, tmp_path)
     assert {task["ledger"] for task in (await java.call("tasks"))["tasks"]} == hurt
@@ -92,7 +94,7 @@ async def test_a_loss_among_bookies_without_lists_is_healed_and_checked_by_sampl
             read = await java.read_all(ledger.ledger_id, digest=ledger.digest, password=PASSWORD, client=wire)
             assert read == expected(ledger.contents)
 
-    after = await audit(uri, tmp_path, "--kind", "replicas")
+    after = await audit(uri, tmp_path, RunKind.REPLICAS)
     assert (after["verdict"], after["complete"]) == ("clean", True)
     assert after["replicas"]["unknown"] == []
     named = [set(await members(java, ledger)) for ledger in ledgers if ledger.entries]

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import LEDGERS_ROOT, ApacheBookie, ApacheCluster
 from bookie.metadata.layout import cookie_path
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
-from tests.apache.conftest import OwnCluster
 from tests.apache.driver import JavaDriver, JavaHandle
 from tests.apache.programs import Replicator
-from tests.apache.worlds import SIZES, Ledger, all_is_well, begin, extend, gone, held
+from tests.apache.worlds import PASSWORD, SIZES, Ledger, World, all_is_well, connect, extend, gone, held, on
 
 pytestmark = pytest.mark.apache
 
@@ -45,20 +44,17 @@ async def state(java: JavaDriver, ledger_id: int) -> tuple[str, int]:
 
 async def an_open_ledger(java: JavaDriver, shape: tuple[int, int, int], victim: ApacheBookie) -> JavaHandle:
     """A ledger with entries on ``victim``."""
-    while True:
-        handle = await begin(java, shape)
-        found = await java.call("metadata", ledger=handle.ledger_id)
-        if victim.bookie_id in found["ensembles"]["0"]:
-            await extend(handle, "CRC32C", ENTRIES)
-            return handle
+    handle = await on(java, {victim.bookie_id}, *shape, password=PASSWORD)
+    await extend(handle, "CRC32C", ENTRIES)
+    return handle
 
 
-async def test_what_others_have_is_copied_back_and_the_writers_go_on(own_cluster: OwnCluster, tmp_path: Path) -> None:
-    cluster, java = await own_cluster(bookies=4)
+async def test_what_others_have_is_copied_back_and_the_writers_go_on(lent: World, tmp_path: Path) -> None:
+    cluster, java = lent.cluster, lent.java
     victim = cluster.bookies[1]
     left = [await an_open_ledger(java, shape, victim) for shape in ((3, 3, 2), (3, 2, 2))]
     idle = [await an_open_ledger(java, shape, victim) for shape in ((3, 3, 2), (2, 2, 2))]
-    await victim.kill9()
+    await lent.kill9(victim)
     for handle in left:  # which makes a second fragment
         await handle.write_past_a_loss(ENTRIES, seed="CRC32C", sizes=SIZES)
     async with await connect(cluster.metadata_uri) as client:

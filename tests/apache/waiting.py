@@ -7,21 +7,20 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from tests.apache.driver import JavaError
+from tests.deadlines import STATE_S
 
-DEADLINE_S: Final = 60.0
-"""Never reached where the test passes."""
 _AGAIN_S: Final = 0.1
 
 T = TypeVar("T")
 
 
 async def until(
-    look: Callable[[], Awaitable[T]], holds: Callable[[T], bool], what: str, deadline_s: float = DEADLINE_S
+    look: Callable[[], Awaitable[T]], holds: Callable[[T], bool], what: str, deadline_s: float = STATE_S
 ) -> T:
     """Return what ``look`` sees once it ``holds``; ``what`` names that state in the failure.
 
     An error of Apache's client tells nothing of the state, so it is looked at again: a bookie that is asked for a
-    ledger while it throws that ledger away answers that reading failed.
+    ledger while it deletes that ledger answers that reading failed.
     """
     seen: list[T | JavaError] = []
     try:

@@ -12,6 +12,8 @@ import org.apache.bookkeeper.meta.LedgerUnderreplicationManager;
 final class Clients {
     /** Longer than a bookie's disk is held up on a busy machine, shorter than the commands' own deadlines. */
     private static final int ANSWER_TIMEOUT_S = 40;
+    /** The longest that the tests' ZooKeeper grants. */
+    private static final int SESSION_TIMEOUT_MS = 60_000;
 
     private final String metadataUri;
     private final Map<String, BookKeeper> clients = new ConcurrentHashMap<>();
@@ -86,7 +88,7 @@ final class Clients {
         ClientConfiguration configuration = new ClientConfiguration();
         configuration.setMetadataServiceUri(request.path("uri").asText(metadataUri));
         configuration.setUseV2WireProtocol(request.path("v2").asBoolean(false));
-        configuration.setZkTimeout(10_000);
+        configuration.setZkTimeout(SESSION_TIMEOUT_MS);
         configuration.setAddEntryTimeout(ANSWER_TIMEOUT_S);
         configuration.setReadEntryTimeout(ANSWER_TIMEOUT_S);
         configuration.setNumIOThreads(1);
