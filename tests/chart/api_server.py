@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
+import random
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
+from bookie.runtime.ports import free_loopback_port
+from tests.deadlines import STATE_S
+
 APISERVER: Final = os.environ.get("BKHEAL_KUBE_APISERVER", "")
 ETCD: Final = os.environ.get("BKHEAL_ETCD", "")
-START_DEADLINE_S: Final = 90.0
-STOP_DEADLINE_S: Final = 20.0
 _POLL_S: Final = 0.2
 _ADMIN: Final = "admin-of-this-test"
 
@@ -59,7 +60,7 @@ class ApiServer:
 @contextlib.contextmanager
 def api_server(directory: Path) -> Iterator[ApiServer]:
     """Start etcd and kube-apiserver, wait until the server is ready, and stop both at the end."""
-    client, peer, secure = (_free_port() for _ in range(3))
+    client, peer, secure = (free_loopback_port(random.SystemRandom()) for _ in range(3))
     _prepare(directory)
     with contextlib.ExitStack() as stack:
         etcd = f"http://127.0.0.1:{client}"
@@ -117,26 +118,19 @@ def _start(stack: contextlib.ExitStack, log: Path, command: list[str]) -> None:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(STOP_DEADLINE_S)
+        process.wait(STATE_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(STOP_DEADLINE_S)
+        process.wait(STATE_S)
 
 
 def _wait_ready(server: ApiServer) -> None:
-    deadline = time.monotonic() + START_DEADLINE_S
+    deadline = time.monotonic() + STATE_S
     while True:
         with contextlib.suppress(KubectlError):
             if server.ca.exists() and server.kubectl("get", "--raw", "/readyz") == "ok":
                 return
         if time.monotonic() > deadline:
             log = (server.directory / "apiserver.log").read_text(errors="replace")
-            raise TimeoutError(f"kube-apiserver was not ready within {START_DEADLINE_S:g} s:\n{log[-4000:]}")
+            raise TimeoutError(f"kube-apiserver was not ready within {STATE_S:g} s:\n{log[-4000:]}")
         time.sleep(_POLL_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.chart.rendering import Pod, Release
-from tests.chart.waiting import DEADLINE_S, wait_for_answer
+from tests.chart.waiting import wait_for_answer
+from tests.deadlines import PROGRAM_S
 
 STORE: Final = os.environ.get("BKHEAL_IMAGE_STORE", "")
 IMAGE: Final = "localhost/bkheal:built"
@@ -64,7 +65,7 @@ class Container:
         """What it has said so far on its standard error."""
         return (self.home / "log").read_text(errors="replace")
 
-    def wait(self, deadline_s: float = DEADLINE_S) -> int:
+    def wait(self, deadline_s: float = PROGRAM_S) -> int:
         """Its exit code."""
         return self.process.wait(deadline_s)
 
@@ -73,7 +74,7 @@ class Container:
         if self.process.poll() is None:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 os.kill(int((self.home / "pid").read_text()), signal.SIGKILL)
-        self.process.wait(DEADLINE_S)
+        self.process.wait(PROGRAM_S)
 
     def get(self, port: int, path: str) -> str:
         """The text at ``path``, once there is one."""

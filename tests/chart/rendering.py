@@ -6,6 +6,7 @@ The sets are the files in ``helm/bkheal/ci``, where helm's chart testing looks f
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from typing import Any, Final, TypeAlias
 
 import yaml
 
+from tests.required import missing
+
+NEEDED: Final = ("helm_python", "kubernetes_validate", "jsonschema")
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "helm" / "bkheal"
 VALUES: Final = {path.name.removesuffix("-values.yaml"): path for path in sorted(CHART.glob("ci/*-values.yaml"))}
@@ -56,6 +60,12 @@ class Pod:
         return self.owner["kind"] in ("Deployment", "StatefulSet")
 
 
+def need_helm() -> None:
+    """Skip the running test where what it takes to render the chart is not installed, or fail it if it is required."""
+    if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        missing("helm", f"{', '.join(absent)} not installed; run pip install -e '.[dev]'")
+
+
 def load_values(name: str) -> dict[str, Any]:
     values: dict[str, Any] = yaml.safe_load(VALUES[name].read_text())
     return values
@@ -76,7 +86,7 @@ def render(values: Mapping[str, Any], name: str = "demo", chart: Path = CHART, n
     texts = _chart(chart).render(dict(values), name=name, namespace=namespace)
     notes = next((text for path, text in texts.items() if path.endswith("NOTES.txt")), "")
     manifests = [text for path, text in sorted(texts.items()) if path.endswith(".yaml")]
-    objects = [item for text in manifests for item in yaml.safe_load_all(text) if item]
+    objects = [item for text in manifests for item in yaml.load_all(text, yaml.CSafeLoader) if item]
     return Release(name, tuple(objects), notes)
 
 
@@ -106,7 +116,7 @@ def executor_template(made: Release) -> Object | None:
     """The pod template that Spark is given, if it is."""
     for item in made.of("ConfigMap"):
         if "executor.yaml" in item.get("data", {}):
-            template: Object = yaml.safe_load(item["data"]["executor.yaml"])
+            template: Object = yaml.load(item["data"]["executor.yaml"], yaml.CSafeLoader)
             return template
     return None
 

@@ -15,13 +15,13 @@ import yaml
 
 from auditor.metrics_catalog import CATALOG
 from bookie.runtime.metric_definitions import Definition, MetricType
+from tests.deadlines import PROGRAM_S
 from tests.required import missing
 
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "helm" / "bkheal"
 RULE_FILES: Final = tuple(sorted((CHART / "files" / "rules").glob("*.yaml")))
 TOKEN: Final = re.compile(r"@([a-z][a-z0-9_]*)@")
-DEADLINE_S: Final = 60.0
 TARGET_LABELS: Final = frozenset({"cluster", "namespace", "pod", "instance", "job"})
 """Labels that a scrape adds."""
 _USE: Final = re.compile(r"(?<![:\w])(bkheal_\w+)(?::|(\{[^}]*\})?)")
@@ -43,10 +43,11 @@ def filled_in(text: str, changed: Mapping[str, object] | None = None, selector: 
     return TOKEN.sub(lambda found: str(values[found[1]]), text)
 
 
-def groups(changed: Mapping[str, object] | None = None) -> Iterator[dict[str, Any]]:
-    """The groups of all files."""
-    for path in RULE_FILES:
-        yield from yaml.safe_load(filled_in(path.read_text(), changed))["groups"]
+@functools.cache
+def groups() -> list[dict[str, Any]]:
+    """The groups of all files, with the chart's defaults."""
+    texts = [filled_in(path.read_text()) for path in RULE_FILES]
+    return [group for text in texts for group in yaml.load(text, yaml.CSafeLoader)["groups"]]
 
 
 @functools.cache
@@ -87,7 +88,7 @@ def find_program(name: str) -> str:
 def promtool(*arguments: str | Path) -> tuple[bool, str]:
     """Whether promtool was content, and what it said."""
     command = [find_program("promtool"), *map(str, arguments)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S)
     return ended.returncode == 0, ended.stdout + ended.stderr
 
 

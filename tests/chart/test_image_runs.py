@@ -20,7 +20,7 @@ import pytest
 
 from tests.chart.kubelet import Container, Node, node, port_of
 from tests.chart.rendering import Release, load_values, pod_of, pods, render
-from tests.chart.waiting import DEADLINE_S
+from tests.deadlines import PROGRAM_S
 
 pytestmark = [
     pytest.mark.integration,
@@ -87,9 +87,9 @@ def cluster(machine: Node) -> Cluster:
 
 
 def wait_until(what: str, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PROGRAM_S
     while not holds():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
+        assert time.monotonic() < deadline, f"not within {PROGRAM_S:g} s: {what}"
         time.sleep(0.5)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart.rule_files import CHART, DEADLINE_S, ROOT, problems_of, promtool, uses
+from tests.chart.rule_files import CHART, ROOT, problems_of, promtool, uses
+from tests.deadlines import PROGRAM_S
 
 BOARDS = {path.stem: path for path in sorted((CHART / "files" / "dashboards").glob("*.json"))}
 VARIABLES = {"$__rate_interval": "5m", "$cluster": ".*", "$namespace": ".*", "$instance": ".*", "$kind": ".*"}
@@ -45,7 +46,7 @@ def test_the_boards_are_there() -> None:
 
 def test_the_files_are_those_of_the_definitions(tmp_path: Path) -> None:
     command = [sys.executable, ".ci/generate_dashboards.py", "--out", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=DEADLINE_S)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=PROGRAM_S)
     made = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert made == {path.name: path.read_text() for path in BOARDS.values()}, "run python .ci/generate_dashboards.py"
 

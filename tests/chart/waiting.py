@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import time
 import urllib.error
@@ -10,8 +11,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Final
 
-DEADLINE_S: Final = 180.0
-"""Never reached where the test passes."""
+from tests.deadlines import STATE_S
+
 ANSWER_S: Final = 30.0
 """For one request."""
 _AGAIN_S: Final = 0.2
@@ -19,7 +20,7 @@ _AGAIN_S: Final = 0.2
 
 def wait_for_answer(url: str, process: subprocess.Popen[Any], log: Path) -> str:
     """The text at ``url``, once there is one."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + STATE_S
     while True:
         with (
             contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError),
@@ -29,4 +30,13 @@ def wait_for_answer(url: str, process: subprocess.Popen[Any], log: Path) -> str:
             return text
         if process.poll() is not None or time.monotonic() > deadline:
             raise AssertionError(f"{url} did not answer:\n{log.read_text(errors='replace')[-3000:]}")
+        time.sleep(_AGAIN_S)
+
+
+def wait_for_line(pattern: str, process: subprocess.Popen[Any], log: Path) -> None:
+    """Return once the process has printed a line that begins so."""
+    deadline = time.monotonic() + STATE_S
+    while not re.search(f"^{pattern}", said := log.read_text(errors="replace"), re.MULTILINE):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"it did not say {pattern!r}:\n{said[-3000:]}")
         time.sleep(_AGAIN_S)

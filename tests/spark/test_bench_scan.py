@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from auditor.bench.scan_measurement import BenchSettings, run
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration]
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 
 
 def test_figures_are_given_for_each_way_of_reading(

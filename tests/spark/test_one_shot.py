@@ -30,11 +30,10 @@ from spark_jobs.run_keeper import RunKeeper
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import AuditSettings, ExitCode
 from spark_jobs.stop_gate import OneShotStoppedError, StopGate
+from tests.deadlines import STATE_S
 from tests.spark.audit_world import Place, closed, opened
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
-
-_DEADLINE_S = 90.0
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ def test_a_run_waits_for_its_turn(place: Place, running: None) -> None:
     waiting.start()
     assert place.marked() == {}
     place.do(lease.release())
-    waiting.join(_DEADLINE_S)
+    waiting.join(STATE_S)
     assert (ended, place.marked()) == ([ExitCode.OK], {1: ["x:1"]})
 
 
@@ -124,7 +123,7 @@ def test_a_signal_ends_the_wait(place: Place) -> None:
     runs = runs_of(place)
     place.do(runs.acquire(RunKind.BOOKIES, "the-other-run", "elsewhere:1"))
     settings = AuditSettings(place.uri, place.report_dir)
-    shot = OneShot(RunKind.BOOKIES, settings, SessionSettings(), "me", wait_s=_DEADLINE_S)
+    shot = OneShot(RunKind.BOOKIES, settings, SessionSettings(), "me", wait_s=STATE_S)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(OneShotStoppedError, match="SIGTERM") as stopped:
         run_one_shot(shot, lambda event: os.kill(os.getpid(), signal.SIGTERM) if event.phase is Phase.WAIT else None)
@@ -146,7 +145,7 @@ def test_a_request_in_the_store_stops_the_run(place: Place) -> None:
         place.do(runs.acquire(RunKind.REPLICAS, "second", "there:1"))
     asked = CliRunner().invoke(audit_cli.app, ["cancel", "a-run", "--metadata-uri", place.uri])
     assert (asked.exit_code, "here:1 is asked to end" in asked.stdout) == (0, True)
-    assert gate.stopped.wait(_DEADLINE_S)
+    assert gate.stopped.wait(STATE_S)
     assert str(gate.stop_reason()).startswith("cancelled by ")
     assert gate.error().exit_code == ExitCode.CANCELLED
     keeper.end(a_record(place), is_success=False)
@@ -161,7 +160,7 @@ def test_a_run_that_somebody_called_abandoned_ends(place: Place) -> None:
     place.do(place.store.delete(f"{own_path('runs', place.cluster.root)}/locks/replicas"))
     place.do(runs.abandon_orphans(5))
     keeper.told(ProgressEvent(Phase.ASK, 1, 2))
-    assert gate.stopped.wait(_DEADLINE_S)
+    assert gate.stopped.wait(STATE_S)
     assert gate.error().exit_code == ExitCode.STORE_UNREACHABLE
     keeper.end(a_record(place), is_success=False)
     record = place.do(runs.get("a-run"))
@@ -180,9 +179,9 @@ def test_a_signal_ends_a_run_cleanly(place: Place, tmp_path: Path) -> None:
             async def is_running() -> bool:
                 return bool(await runs.list(1))
 
-            await process.wait_until(is_running, "to record its run", _DEADLINE_S)
+            await process.wait_until(is_running, "to record its run", STATE_S)
             os.kill(process.pid, signal.SIGTERM)
-            return await process.wait(_DEADLINE_S)
+            return await process.wait(STATE_S)
 
     exit_code = place.do(ended())
     (record,) = place.do(runs.list(10))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.resolver import APACHE_PROTOCOL
 from spark_jobs.summary import SampledBookie, Verdict
 from tests.contract.scripted_apache_bookie import Received, entry, scripted_bookie
+from tests.deadlines import STATE_S
 from tests.spark.audit_world import Place, closed, opened
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -66,20 +66,12 @@ def serving(*bookies: Unlisted) -> Iterator[list[int]]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve(bookies)))
     thread.start()
     try:
-        assert is_ready.wait(30)
+        assert is_ready.wait(STATE_S)
         yield ports
     finally:
         loop.call_soon_threadsafe(over.set)
-        thread.join(30)
+        thread.join(STATE_S)
         loop.close()
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with asyncio.Runner() as runner:
-        zookeeper = runner.run(EmbeddedZooKeeper.start(tmp_path_factory.mktemp("zookeeper"), is_durable=False))
-        yield zookeeper.connect_string
-        runner.run(zookeeper.stop())
 
 
 def register(place: Place, ports: list[int]) -> None:
@@ -90,10 +82,10 @@ def register(place: Place, ports: list[int]) -> None:
 
 
 def test_ledgers_of_bookies_without_lists_are_judged_by_their_ends(
-    spark: SparkSession, hosts: str, tmp_path: Path
+    spark: SparkSession, zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
 ) -> None:
     served = [Unlisted(set()) for _ in range(3)]
-    with serving(*served) as ports, opened(hosts, f"/sampled-{random.getrandbits(32)}", tmp_path) as place:
+    with serving(*served) as ports, opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.create(LEDGERS)
         register(place, ports)
         whole = place.check(spark, RunKind.REPLICAS).summary

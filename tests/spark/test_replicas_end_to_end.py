@@ -24,11 +24,11 @@ from bookie.storage.rocks import RocksIndex
 from spark_jobs.audit import AuditResult, run_check
 from spark_jobs.settings import AuditSettings, ExitCode
 from spark_jobs.summary import Verdict
+from tests.deadlines import STATE_S
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 ENTRIES = 20
-_DEADLINE_S = 120.0
 
 
 def payload(ledger: int, entry: int) -> bytes:
@@ -72,7 +72,7 @@ async def check_time(cluster: EmbeddedCluster) -> int:
 async def repair(cluster: EmbeddedCluster, directory: Path) -> None:
     arguments = [sys.executable, "-m", "replicator", "--metadata-uri", cluster.metadata_uri, "--once"]
     process = ManagedProcess.start("replicator", arguments, log_path=directory / "replicator.log")
-    assert await process.wait(_DEADLINE_S) == 0, process.log_tail()
+    assert await process.wait(STATE_S) == 0, process.log_tail()
 
 
 async def read_all(cluster: EmbeddedCluster, ids: Sequence[LedgerId]) -> list[list[bytes]]:

@@ -23,16 +23,16 @@ from spark_jobs.ui.face import TabFace
 from spark_jobs.ui.port import ActionOutcome, ActionResult, Fact, TabState
 from spark_jobs.ui.settings import TabSettings
 from spark_jobs.ui.tab import AttachedTab, attach_tab
+from tests.deadlines import STATE_S
 from tests.spark.ui_twin import ENDLESS, AuditorTwin
 
 pytestmark = pytest.mark.spark
 
-DEADLINE_S = 60.0
 OPEN = TabSettings(
     is_trigger_enabled=True,
     is_anonymous_allowed=True,
-    snapshot_deadline_s=DEADLINE_S,
-    action_deadline_s=DEADLINE_S,
+    snapshot_deadline_s=STATE_S,
+    action_deadline_s=STATE_S,
 )
 RUNS = "/auditor/api/v1/runs"
 STATUS = "/auditor/api/v1/status"
@@ -73,7 +73,7 @@ class Reply:
 
 
 def connect(spark: SparkSession) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection(urlsplit(spark.sparkContext.uiWebUrl or "").netloc, timeout=DEADLINE_S)
+    return http.client.HTTPConnection(urlsplit(spark.sparkContext.uiWebUrl or "").netloc, timeout=STATE_S)
 
 
 @contextmanager
@@ -139,11 +139,11 @@ def twin(spark: SparkSession) -> Iterator[AuditorTwin]:
     for run in made.snapshot().runs:
         made.cancel(run.record.run_id, "", "")
     for thread in made.threads:
-        thread.join(DEADLINE_S)
+        thread.join(STATE_S)
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
+    deadline_s = time.monotonic() + STATE_S
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
@@ -352,11 +352,11 @@ class Slow(AuditorTwin):
         self.may_answer = threading.Event()
 
     def snapshot(self) -> TabState:
-        self.may_answer.wait(DEADLINE_S)
+        self.may_answer.wait(STATE_S)
         return super().snapshot()
 
     def run(self, kind: str, user: str, address: str) -> ActionResult:
-        self.may_answer.wait(DEADLINE_S)
+        self.may_answer.wait(STATE_S)
         return ActionResult(ActionOutcome.REFUSED, "too late")
 
 
