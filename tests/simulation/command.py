@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.simulation.defects import DEFECTS
-from tests.simulation.detection import REFRESH, differences, outdated, record, search
+from tests.simulation.detection import FOUND, REFRESH, differences, outdated, record, search
 from tests.simulation.history import Outcome
 from tests.simulation.profiles import PROFILES
 from tests.simulation.runner import Summary, run_one, run_seeds, with_progress
@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     defects.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     how = defects.add_mutually_exclusive_group()
     how.add_argument("--known", action="store_true", help="only check that each record holds exactly; writes nothing")
+    defects.add_argument("--records", type=Path, default=FOUND, help="with --known: the records (default %(default)s)")
     how.add_argument("--outdated", action="store_true", help="search only for those whose record does not hold")
     how.add_argument("--compare", action="store_true", help="search, write nothing, and fail if a record differs")
     defects.set_defaults(act=_defects)
@@ -128,7 +129,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 def _defects(options: argparse.Namespace) -> int:
     names = options.only or sorted(DEFECTS)
-    wrong = outdated(names, options.jobs) if options.known or options.outdated else {}
+    wrong = outdated(names, options.jobs, options.records) if options.known or options.outdated else {}
     for name, why in sorted(wrong.items()):
         print(f"{name}: {why}")
     if options.known:

@@ -79,13 +79,13 @@ def differences(results: dict[str, Found | None]) -> list[str]:
     ]
 
 
-def outdated(names: Sequence[str], jobs: int) -> dict[str, str]:
+def outdated(names: Sequence[str], jobs: int, records: Path = FOUND) -> dict[str, str]:
     """Defects whose record does not hold, with what is wrong.
 
     A record holds if its history breaks exactly the recorded rule with the defect, and none without it. No other seed
     makes up for it: the published table would be wrong. The seeds behind it are tried only to say more about it.
     """
-    known = read_found()
+    known = read_found(records)
     wrong = {name: "it was never found" for name in names if name not in known}
     recorded = [known[name] for name in names if name in known]
     again = dict(_in_parallel([(one.name, (one.seed,), one.profile) for one in recorded], jobs))
@@ -105,11 +105,9 @@ def outdated(names: Sequence[str], jobs: int) -> dict[str, str]:
     return wrong
 
 
-def read_found() -> dict[str, Found]:
+def read_found(records: Path = FOUND) -> dict[str, Found]:
     """What the last search found."""
-    if not FOUND.exists():
-        return {}
-    return {item["name"]: Found(**item) for item in json.loads(FOUND.read_text())}
+    return {item["name"]: Found(**item) for item in json.loads(records.read_text())}
 
 
 def table() -> str:

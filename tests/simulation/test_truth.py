@@ -77,6 +77,21 @@ def test_new_disks_may_deny_what_metadata_does_not_count_on_them_for() -> None:
         on_virtual_time(lambda truth, is_moved=is_moved: history(truth, is_moved=is_moved))  # type: ignore[misc]
 
 
+def test_new_disks_may_deny_what_was_deleted_before_they_came() -> None:
+    async def history(truth: Truth, *, is_deleted: bool) -> None:
+        set_ledger(truth, A, B, C, last=None, version=0)
+        truth.offered(LEDGER, EntryId(0), b"x")
+        store(truth, A, B, C)
+        if is_deleted:
+            truth.changed(1, f"{ROOT}/00/0000/L0000", b"", None, None)
+        truth.wiped(B)
+        truth.answered(B, LEDGER, frozenset(), [EntryResult(EntryId(0), Status.NO_LEDGER)], is_fencing=False)
+        assert [violation.rule for violation in truth.violations] == ([] if is_deleted else ["I13"])
+
+    for is_deleted in (False, True):
+        on_virtual_time(lambda truth, is_deleted=is_deleted: history(truth, is_deleted=is_deleted))  # type: ignore[misc]
+
+
 def test_beyond_the_quorums_ledgers_are_doomed_that_are_there_or_name_what_is_gone() -> None:
     async def history(truth: Truth) -> None:
         set_ledger(truth, A, B, last=None, version=0)

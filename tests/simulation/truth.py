@@ -401,8 +401,10 @@ class Truth:
 
         An entry whose write set names it no more was moved off it, though the ledger may name it elsewhere by now: the
         denial is that of a bookie which need not hold it, and whoever asks by older metadata has to read that again
-        first.
+        first. Nor does anybody need to hold what was deleted: new disks do not find such a ledger.
         """
+        if self.of(ledger_id).is_deleted:
+            return False
         metadata = self.metadata.get(ledger_id)
         if metadata is not None and bookie not in _write_set(metadata, entry_id):
             return False
