@@ -23,7 +23,7 @@ from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.runtime.java import Java, JavaNotFoundError, find_java
 from tests.apache.class_data import quick_jvm
 from tests.apache.driver import JavaDriver, compile_java, compiled_driver, find_javac
-from tests.apache.programs import Audit, audit_in
+from tests.apache.programs import Audit, Comparison, audit_in, shadow_in
 from tests.apache.worlds import World, as_at_first, connect, end_cluster, no_tasks_in, patient, start_cluster, world
 from tests.required import missing
 from tests.sessions import LONG_SESSION_S
@@ -125,6 +125,12 @@ async def lent(_lent: World) -> AsyncIterator[World]:
 def audit(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Audit:
     """Run a check in the Spark session of the tests; one test has the command itself run it (``audit_process``)."""
     return audit_in(spark, monkeypatch)
+
+
+@pytest.fixture
+def shadow(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Comparison:
+    """Compare with Apache's marks in the Spark session of the tests."""
+    return shadow_in(spark, monkeypatch)
 
 
 @pytest.fixture

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from auditor.cli.audit_shadow import exit_code
 from bookie.embedded.process import ManagedProcess
 from bookie.model.run import RunKind
+from bookie.runtime.clock import SystemClock
 from spark_jobs import one_shot
 from spark_jobs.one_shot import OneShot
 from spark_jobs.session import SessionSettings
@@ -23,6 +25,10 @@ from tests.deadlines import PROGRAM_S, STATE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from spark_jobs.audit import AuditResult
+    from spark_jobs.gate import Gate
+    from spark_jobs.shadow_run import Shadow
 
 
 @dataclass(frozen=True)
@@ -70,11 +76,7 @@ class Audit(Protocol):
 def audit_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Audit:
     """Checks that use a Spark session that is there; all else is done as by the command, marking included."""
 
-    @contextmanager
-    def session(settings: SessionSettings) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(one_shot, "spark_session", session)
+    _lend(spark, monkeypatch)
 
     async def audit(uri: str, directory: Path, kind: RunKind = RunKind.BOOKIES, **settings: Any) -> dict[str, Any]:
         shot = OneShot(kind, AuditSettings(uri, directory / "reports", **settings), SessionSettings(), "the test")
@@ -84,6 +86,43 @@ def audit_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Audit:
         return summary
 
     return audit
+
+
+class Comparison(Protocol):
+    """Compares with Apache's marks in this process, as ``bkheal audit shadow`` does; see the fixture ``shadow``."""
+
+    async def __call__(self, uri: str, directory: Path, settle_s: float) -> tuple[int, dict[str, Any]]:
+        """Exit code and document of a comparison, to which a loss is old enough after ``settle_s``."""
+
+
+def shadow_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Comparison:
+    """Comparisons that use a Spark session that is there; all else is done as by the command."""
+    _lend(spark, monkeypatch)
+
+    async def shadow(uri: str, directory: Path, settle_s: float) -> tuple[int, dict[str, Any]]:
+        settings = AuditSettings(uri, directory / "reports", is_dry_run=True)
+        found: list[Shadow] = []
+
+        def then(session: SparkSession, result: AuditResult, gate: Gate) -> None:
+            from spark_jobs.shadow_run import compare  # imports Spark
+
+            found.append(compare(session, result, settings, print, gate, SystemClock(), rows_max=20, settle_s=settle_s))
+
+        shot = OneShot(RunKind.BOOKIES, settings, SessionSettings(), "the test")
+        result = await asyncio.to_thread(one_shot.run_one_shot, shot, then=then)
+        [compared] = found
+        document: dict[str, Any] = json.loads(json.dumps(dict(compared.to_json())))
+        return exit_code(result, compared), document | {"ledgers": result.summary.counts.ledgers}
+
+    return shadow
+
+
+def _lend(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def session(settings: SessionSettings) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(one_shot, "spark_session", session)
 
 
 async def audit_process(uri: str, directory: Path, *more: str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from tests.apache.worlds import (
     World,
     all_is_well,
     connect,
+    each,
     gone,
     no_work_left,
     seen,
@@ -155,8 +156,10 @@ def refused(ended: Ended, code: int, *words: str) -> None:
 
 async def unchanged(secured: Secured) -> object:
     """What no failed attempt may change."""
-    listed = await bkheal("ledger", "list", "--output", "json", uri=secured.world.uri)
-    return listed.document["items"], await seen(secured.world.java, secured.ledgers), await secured.world.tasks()
+    java = secured.world.java
+    ledgers = sorted((await java.call("ledgers"))["ledgers"])
+    metadata = await each(ledgers, lambda ledger_id: java.call("metadata", ledger=ledger_id))
+    return ledgers, metadata, await secured.world.tasks()
 
 
 async def test_our_client_logs_in_and_reads_and_writes(secured: Secured, tmp_path: Path) -> None:
@@ -192,12 +195,16 @@ async def test_a_login_that_is_wrong_missing_or_of_another_kind_is_told_in_one_s
     before = await unchanged(secured)
     wrong = ("--sasl-username", NAME, "--sasl-password-file", str(where / "wrong"))
     stranger = ("--sasl-username", "stranger", "--sasl-password-file", str(where / "password"))
-    refused(await secured.read(wrong, ledger), UNAVAILABLE, f"login of '{NAME}'", "password")
-    refused(await secured.read(stranger, ledger), UNAVAILABLE, "login of 'stranger'")
-    refused(await secured.read((), ledger), UNAVAILABLE, "login")
     in_the_clear = (*secured.login, "--sasl-mechanism", "plain")
-    refused(await secured.read(in_the_clear, ledger), CONFIGURATION, "PLAIN sends the password")
-    refused(await secured.read((*secured.tls, *secured.login), ledger), UNAVAILABLE, "does not speak TLS")
+    over_tls = (*secured.tls, *secured.login)
+    by_wrong, by_stranger, by_none, by_plain, by_tls = await asyncio.gather(
+        *(secured.read(options, ledger) for options in (wrong, stranger, (), in_the_clear, over_tls))
+    )
+    refused(by_wrong, UNAVAILABLE, f"login of '{NAME}'", "password")
+    refused(by_stranger, UNAVAILABLE, "login of 'stranger'")
+    refused(by_none, UNAVAILABLE, "login")
+    refused(by_plain, CONFIGURATION, "PLAIN sends the password")
+    refused(by_tls, UNAVAILABLE, "does not speak TLS")
     assert await unchanged(secured) == before
     writing = await bkheal(*wrong, "ledger", "write", "-n", "3", uri=secured.world.uri)
     note, sentence = writing.errors.splitlines()  # a ledger is begun before any bookie is asked
@@ -213,8 +220,8 @@ async def test_a_replicas_check_that_may_not_ask_says_why_and_calls_nothing_miss
     where = ("--report-dir", str(tmp_path / "reports"))
     ended = await bkheal("audit", "run", "--kind", "replicas", *where, "--output", "json", uri=secured.world.uri)
     unknown = ended.document["replicas"]["unknown"]
-    assert {each["bookie_id"] for each in unknown} == {bookie.bookie_id for bookie in secured.world.running}
-    assert all(each["detail"] and "login" in each["detail"] for each in unknown)
+    assert {one["bookie_id"] for one in unknown} == {bookie.bookie_id for bookie in secured.world.running}
+    assert all(one["detail"] and "login" in one["detail"] for one in unknown)
     assert ended.document["replicas"]["absent"] == 0
     assert await secured.world.tasks() == {}
     assert await unchanged(secured) == before
@@ -288,13 +295,15 @@ async def test_tls_with_a_login_inside_and_every_way_to_get_it_wrong(secured: Se
         assert [entry.payload async for entry in reader.read_all()] == good.contents
         reader = await client.open_ledger(LedgerId(other.ledger_id))  # its other copy will do
         assert [entry.payload async for entry in reader.read_all()] == other.contents
-    assert (await secured.read(right, good)).exit_code == 0
-    wrong = ("--sasl-username", NAME, "--sasl-password-file", str(where / "wrong"))
-    refused(await secured.read((*secured.tls, *wrong), good), UNAVAILABLE, f"login of '{NAME}'")
-    refused(await secured.read(secured.tls, good), UNAVAILABLE, "login")
-    refused(
-        await secured.read((*secured.tls_of("strange-ca"), *secured.login), good), UNAVAILABLE, "TLS", "certificate"
+    wrong = (*secured.tls, "--sasl-username", NAME, "--sasl-password-file", str(where / "wrong"))
+    strange_ca = (*secured.tls_of("strange-ca"), *secured.login)
+    by_right, by_wrong, by_none, by_stranger = await asyncio.gather(
+        *(secured.read(options, good) for options in (right, wrong, secured.tls, strange_ca))
     )
+    assert by_right.exit_code == 0
+    refused(by_wrong, UNAVAILABLE, f"login of '{NAME}'")
+    refused(by_none, UNAVAILABLE, "login")
+    refused(by_stranger, UNAVAILABLE, "TLS", "certificate")
     for bookie in here.running[:-1]:
         await bookie.stop()
     position = str(list(found[other.ledger_id].ensembles["0"]).index(impostor))

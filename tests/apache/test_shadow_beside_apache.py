@@ -10,22 +10,18 @@ from bookie.embedded.apache import LEDGERS_ROOT
 from bookie.metadata.election import current_auditor
 from bookie.metadata.layout import task_path
 from bookie.model.ids import LedgerId
-from tests.apache.programs import Ended, bkheal
+from tests.apache.programs import Comparison
 from tests.apache.waiting import until
 from tests.apache.worlds import QUICK, World, connect, gone, written
 
-pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("quick_spark")]
+pytestmark = pytest.mark.apache
 
 LEDGERS = 4
 
 
-async def shadow(here: World, reports: Path) -> Ended:
-    """Compare; a loss is old enough to be marked as soon as it is seen."""
-    words = ("audit", "shadow", "--report-dir", str(reports), "--settle-s", "0", "--master", "local[1]")
-    return await bkheal(*words, "--output", "json", uri=here.uri)
-
-
-async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_told(lent: World, tmp_path: Path) -> None:
+async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_told(
+    lent: World, shadow: Comparison, tmp_path: Path
+) -> None:
     """Every bookie has a copy of every ledger, so that Apache's worker cannot repair while one is away."""
     here = lent
     ledgers = [ledger.ledger_id for ledger in await written(here.java, ((4, 4, 4),), LEDGERS)]
@@ -42,18 +38,16 @@ async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_tol
         wanted = {ledger_id: [lost.bookie_id] for ledger_id in ledgers}
         await until(here.tasks, lambda found: found == wanted, "Apache's auditor has marked every ledger")
 
-        both = await shadow(here, tmp_path)
-        assert both.exit_code == 0, both.errors
-        found = both.document
+        code, found = await shadow(here.uri, tmp_path, settle_s=0)
+        assert code == 0, found
         assert (found["auditor"], found["ledgers"], found["agree"]) == (recovery.address, LEDGERS, LEDGERS)
         assert (found["only_here"], found["only_there"], found["differ"], found["items"]) == (0, 0, 0, [])
         assert await here.tasks() == wanted
 
         taken = ledgers[1]
         await client.store.delete(task_path(LEDGERS_ROOT, LedgerId(taken)))
-        differing = await shadow(here, tmp_path)
-        assert differing.exit_code == 1, differing.errors
-        found = differing.document
+        code, found = await shadow(here.uri, tmp_path, settle_s=0)
+        assert code == 1, found
         assert (found["agree"], found["only_here"], found["unexplained"]) == (LEDGERS - 1, 1, 1)
         (item,) = found["items"]
         assert (item["ledger_id"], item["outcome"], item["reason"]) == (taken, "only here", "not marked")

@@ -38,8 +38,8 @@ QUICK: Final[Mapping[str, str]] = {
     "readEntryTimeoutSec": "40",
 }
 """For Apache's auto-recovery: it soon tries again what it could not repair."""
-CHOICES: Final = 100
-"""How often a test asks for a new ledger until one lands where it should: at one in three it never takes as many."""
+CHOICES: Final = 300
+"""How often a test asks for a new ledger until one lands where it should; one of ten, or of fewer, does."""
 _AT_A_TIME: Final = 8
 _TASK: Final = r"urL\d{10,19}"
 _KNOWN_TO_APACHE: Final = (
