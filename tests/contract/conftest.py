@@ -17,6 +17,7 @@ from bookie.metadata.memory import MemoryCell, MemoryStore
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.zookeeper import ZooKeeperStore
 from tests.deadlines import STATE_S
+from tests.sessions import LONG_SESSION_S
 from tests.simulation.loop import Process
 from tests.simulation.store import SimCell, SimStore, StoreFaults
 from tests.simulation.trace import Trace
@@ -107,7 +108,7 @@ class ZooKeeperBackend:
         self._denied: list[str] = []
 
     async def open(self, **options: Any) -> ZooKeeperStore:
-        self._stores.append(await ZooKeeperStore.connect(self.hosts, **options))
+        self._stores.append(await ZooKeeperStore.connect(self.hosts, **{"session_timeout_s": LONG_SESSION_S} | options))
         return self._stores[-1]
 
     async def expire(self, store: MetadataStore) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,8 @@ from bookie.metadata.registration import Registrations
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.wire.apache import protocol_pb2 as pb
 from tests.contract.apache_listener_world import Client
+from tests.deadlines import STATE_S
+from tests.sessions import LONG_SESSION_S
 from tests.unit.apache_listener_world import add, entry, read
 
 pytestmark = pytest.mark.integration
@@ -24,12 +27,15 @@ async def connect(port: int) -> Client:
 
 
 def page(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=20) as answer:
+    with urllib.request.urlopen(url, timeout=STATE_S) as answer:
         return str(answer.read().decode())
 
 
 async def test_a_bookie_process_speaks_apaches_protocol_beside_its_own(tmp_path: Path) -> None:
-    async with await EmbeddedCluster.start(tmp_path, bookies=1, serves_metrics=True, speaks_apache=True) as cluster:
+    settings: dict[str, Any] = {"is_zookeeper_durable": False, "session_timeout_s": LONG_SESSION_S}
+    async with await EmbeddedCluster.start(
+        tmp_path, bookies=1, serves_metrics=True, speaks_apache=True, **settings
+    ) as cluster:
         [bookie] = cluster.bookies
         port = bookie.apache_port
         assert bookie.bookie_id == f"127.0.0.1:{port}"

@@ -25,6 +25,7 @@ from bookie.runtime.clock import SystemClock
 from spark_jobs.audit import AuditResult, run_audit, run_check
 from spark_jobs.cluster_view import ClusterView
 from spark_jobs.settings import AuditSettings
+from tests.sessions import LONG_SESSION_S
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ class Place:
 @contextmanager
 def opened(hosts: str, root: str, path: Path) -> Iterator[Place]:
     async def prepare() -> tuple[ZooKeeperStore, Cluster]:
-        store = await ZooKeeperStore.connect(hosts)
+        store = await ZooKeeperStore.connect(hosts, session_timeout_s=LONG_SESSION_S)
         await format_cluster(store, root, rng=random.Random(root))
         return store, await open_cluster(store, root)
 

@@ -25,6 +25,7 @@ from spark_jobs.audit import AuditResult, run_check
 from spark_jobs.settings import AuditSettings, ExitCode
 from spark_jobs.summary import Verdict
 from tests.deadlines import STATE_S
+from tests.sessions import LONG_SESSION_S
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -82,7 +83,10 @@ async def read_all(cluster: EmbeddedCluster, ids: Sequence[LedgerId]) -> list[li
 
 def test_what_a_bookie_forgot_is_found_repaired_and_clean_afterwards(spark: SparkSession, tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
-        cluster = runner.run(EmbeddedCluster.start(tmp_path / "cluster", bookies=3))
+        started = EmbeddedCluster.start(
+            tmp_path / "cluster", bookies=3, is_zookeeper_durable=False, session_timeout_s=LONG_SESSION_S
+        )
+        cluster = runner.run(started)
         try:
             settings = AuditSettings(cluster.metadata_uri, tmp_path / "reports")
 
