@@ -268,7 +268,7 @@ class SimStore(MemoryStore):
         else:
             await give_way()
         if self._trace.is_recording:
-            self._trace.event(self._process.name, f"store {operation} {path}")
+            self._trace.detail(self._process.name, f"store {operation} {path}")
         fault = self._next_fault(operation)
         while tracker.current is not session or not session.is_connected:
             tracker.ensure(session)
