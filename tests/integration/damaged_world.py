@@ -11,10 +11,13 @@ from typing import Any, Self, TypeVar
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
+from bookie.embedded.process import POLL_INTERVAL_S
 from bookie.model.ids import LedgerId
 from bookie.server.directories import CURRENT
 from bookie.storage.index_format import pack_entry_key
 from bookie.storage.rocks import RocksIndex
+from bookie.wire.port import Status
+from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S, kill9
 
 ENTRIES = 20
@@ -68,10 +71,14 @@ class World:
         return writer.ledger_id
 
     async def abandoned(self) -> LedgerId:
-        """An open ledger on all three bookies; every entry is acknowledged, and its writer is gone."""
+        """An open ledger; every entry is acknowledged and on all three bookies, and its writer is gone."""
         writer = await self.client.create_ledger(THREE)
         acknowledged = [await writer.submit(payload(writer.ledger_id, entry)) for entry in range(ENTRIES)]
         await asyncio.gather(*acknowledged)
+        async with asyncio.timeout(STATE_S):
+            for bookie in self.bookies:
+                while await self._count(bookie, writer.ledger_id) < ENTRIES:  # noqa: ASYNC110 (another process)
+                    await asyncio.sleep(POLL_INTERVAL_S)
         await writer.abandon()
         return writer.ledger_id
 
@@ -86,6 +93,21 @@ class World:
             bookie.launch()
         for bookie in bookies:
             await bookie.wait_ready()
+        for bookie in bookies:
+            await self._reach(bookie)
+
+    async def _reach(self, bookie: EmbeddedBookie) -> None:
+        """Wait until the client is connected again to a bookie that was restarted."""
+        async with asyncio.timeout(STATE_S):
+            while not await self._answers(bookie):  # noqa: ASYNC110 (another process)
+                await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def _answers(self, bookie: EmbeddedBookie) -> bool:
+        return (await self.client.ports.transport.info(bookie.bookie_id, STATE_S)).status is Status.OK
+
+    async def _count(self, bookie: EmbeddedBookie, ledger_id: LedgerId) -> int:
+        """Entries of a ledger that a bookie has."""
+        return len((await self.client.ports.transport.list_entries(bookie.bookie_id, ledger_id, STATE_S)).entries)
 
     async def settle(self, *bookies: EmbeddedBookie) -> None:
         """Kill bookies, let them replay their journals into entry logs and index, and kill them again."""

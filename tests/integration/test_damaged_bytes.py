@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from bookie.client.errors import RecoveryImpossibleNowError
 from bookie.embedded.cluster import EmbeddedBookie
-from bookie.embedded.process import ManagedProcess
+from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.model.run import RunKind
@@ -36,10 +36,12 @@ from tests.integration.damaged_world import ENTRIES, World, current, damage_entr
 pytestmark = pytest.mark.integration
 
 DAMAGED = EntryId(10)
-FORGOTTEN = DAMAGED
+FORGOTTEN = (EntryId(10), EntryId(11))
 NO_LEDGER = LedgerId(-1)
 INDEXED = 1000
 """Entries whose keys fill many pages of the index."""
+INDEXED_STEP = 20
+"""A page has about a hundred keys."""
 WHOSE = ("VERSION", "incarnation")
 """Files that say whose a directory is."""
 
@@ -50,23 +52,23 @@ class Damaged(World):
 
     unclosed: LedgerId = NO_LEDGER
     closed: LedgerId = NO_LEDGER
-    short: tuple[LedgerId, ...] = ()
-    """Bookie 0 has a damaged copy of an entry that bookie 2 lacks."""
+    short: LedgerId = NO_LEDGER
+    """Bookie 2 lacks two entries. Bookie 0 has a damaged copy of the first, and bookie 1 of the second."""
     indexed: LedgerId = NO_LEDGER
 
     async def damage(self) -> None:
         self.unclosed = await self.abandoned()
         self.closed = await self.written()
-        self.short = (await self.written(), await self.written())
+        self.short = await self.written()
         self.indexed = await self.written(entries=INDEXED)
         first, second, third = self.bookies
         await self.settle(first, second, third)
         for bookie in (first, second):
             damage_entry(bookie, self.unclosed, DAMAGED)
             damage_entry(bookie, self.closed, DAMAGED)
-        for ledger_id in self.short:
-            damage_entry(first, ledger_id, DAMAGED)
-            await forget_entry(third, ledger_id, FORGOTTEN)
+        for bookie, entry in zip((first, second), FORGOTTEN, strict=True):
+            damage_entry(bookie, self.short, entry)
+            await forget_entry(third, self.short, entry)
         await self.start_again(first, second, third)
 
     def check(self, spark: SparkSession, ledger_id: LedgerId) -> AuditResult:
@@ -104,12 +106,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
 def test_a_damaged_copy_is_no_proof_of_absence_for_a_recovery(world: Damaged) -> None:
     first, second, third = world.bookies
     world.do(world.kill(third))
-    with pytest.raises(RecoveryImpossibleNowError) as refused:
-        world.do(world.client.recover_ledger(world.unclosed))
-    found = {bookie: refused.value.evidence[bookie] for bookie in (first.bookie_id, second.bookie_id)}
-    assert found == dict.fromkeys(found, Status.CORRUPT)
-    assert not world.do(world.client.ports.ledgers.read(world.unclosed)).metadata.is_closed
-    world.do(world.start_again(third))
+    try:
+        with pytest.raises(RecoveryImpossibleNowError, match=f"entry {DAMAGED} ") as refused:
+            world.do(world.client.recover_ledger(world.unclosed))
+        metadata = world.do(world.client.ports.ledgers.read(world.unclosed)).metadata
+    finally:
+        world.do(world.start_again(third))
+    said = {bookie: status for bookie, status in refused.value.evidence.items() if bookie != third.bookie_id}
+    assert said == {first.bookie_id: Status.CORRUPT, second.bookie_id: Status.CORRUPT}
+    assert metadata.state is LedgerState.IN_RECOVERY
     metadata = world.do(world.client.recover_ledger(world.unclosed))
     assert (metadata.state, metadata.last_entry_id) == (LedgerState.CLOSED, ENTRIES - 1)
     assert world.do(world.read(world.unclosed)) == [payload(world.unclosed, entry) for entry in range(ENTRIES)]
@@ -132,25 +137,26 @@ def test_the_replicas_check_takes_a_listed_entry_for_a_stored_one(spark: SparkSe
 
 
 def test_a_repair_passes_over_a_damaged_copy_and_reports_it(world: Damaged) -> None:
-    first, _, third = world.bookies
-    tasks = world.client.ports.tasks
+    first, second, third = world.bookies
+    tasks, ledger_id = world.client.ports.tasks, world.short
+    for entry in FORGOTTEN:
+        assert world.do(world.statuses(third, ledger_id, entry)) == (Status.OK, (Status.NO_ENTRY,))
     world.do(tasks.initialize())
-    for ledger_id in world.short:
-        assert world.do(world.statuses(third, ledger_id, FORGOTTEN)) == (Status.OK, (Status.NO_ENTRY,))
-        world.do(tasks.mark(ledger_id, [third.bookie_id]))
+    world.do(tasks.mark(ledger_id, [third.bookie_id]))
     log = world.cluster.directory / "replicator.log"
     words = ["--metadata-uri", world.cluster.metadata_uri, "--once", "--poll-interval", "0.2", "--output", "json"]
     replicator = ManagedProcess.start("replicator", [sys.executable, "-m", "replicator", *words], log_path=log)
     assert world.do(replicator.wait(PROGRAM_S)) == 0, replicator.log_tail()
-    assert world.do(world.marked()).isdisjoint(world.short)
-    for ledger_id in world.short:
-        assert world.do(world.statuses(third, ledger_id, FORGOTTEN)) == (Status.OK, (Status.OK,))
-        assert world.do(world.read(ledger_id)) == [payload(ledger_id, entry) for entry in range(ENTRIES)]
+    assert ledger_id not in world.do(world.marked())
+    for entry in FORGOTTEN:
+        assert world.do(world.statuses(third, ledger_id, entry)) == (Status.OK, (Status.OK,))
+    assert world.do(world.read(ledger_id)) == [payload(ledger_id, entry) for entry in range(ENTRIES)]
     events = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"event": "copy_corrupt"')]
-    # The holders take turns from one ledger to the next at being asked first, so one of the two begins with the damage.
+    # One holder is asked for both entries first; whichever it is, one of its two copies is damaged.
+    damaged = dict(zip((first.bookie_id, second.bookie_id), FORGOTTEN, strict=True))
     [event] = events
-    assert (event["bookie_id"], event["entry_id"]) == (first.bookie_id, DAMAGED)
-    assert event["ledger_id"] in world.short
+    assert event["ledger_id"] == ledger_id
+    assert event["entry_id"] == damaged[event["bookie_id"]]
 
 
 def test_a_damaged_page_of_the_index_hides_no_entry(spark: SparkSession, world: Damaged) -> None:
@@ -162,16 +168,18 @@ def test_a_damaged_page_of_the_index_hides_no_entry(spark: SparkSession, world: 
     place = table.stat().st_size // 2
     flip(table, place)
     world.do(world.start_again(third))
-    said = [world.do(world.statuses(third, world.indexed, entry)) for entry in range(INDEXED)]
-    assert set(said) == {(Status.OK, (Status.OK,)), (Status.IO_ERROR, ())}
-    assert world.do(world.read(world.indexed)) == [payload(world.indexed, entry) for entry in range(INDEXED)]
-    result = world.check(spark, world.indexed)
-    assert (result.summary.is_complete, result.exit_code()) == (False, AuditExitCode.PARTIAL)
-    assert f"{third.bookie_id} for 1 ledgers (IO_ERROR" in result.summary.problems[0]
-    assert world.indexed not in world.do(world.marked())
-    world.do(world.kill(third))
-    flip(table, place)
-    world.do(world.start_again(third))
+    try:
+        said = {world.do(world.statuses(third, world.indexed, entry)) for entry in range(0, INDEXED, INDEXED_STEP)}
+        assert said == {(Status.OK, (Status.OK,)), (Status.IO_ERROR, ())}
+        assert world.do(world.read(world.indexed)) == [payload(world.indexed, entry) for entry in range(INDEXED)]
+        result = world.check(spark, world.indexed)
+        assert (result.summary.is_complete, result.exit_code()) == (False, AuditExitCode.PARTIAL)
+        assert f"{third.bookie_id} for 1 ledgers (IO_ERROR" in result.summary.problems[0]
+        assert world.indexed not in world.do(world.marked())
+    finally:
+        world.do(world.kill(third))
+        flip(table, place)
+        world.do(world.start_again(third))
 
 
 def test_a_bookie_does_not_start_on_directories_whose_owner_is_unreadable(world: Damaged) -> None:
@@ -206,7 +214,9 @@ def test_a_bookie_does_not_start_on_an_index_that_lost_what_was_durable(world: D
     assert world.do(world.statuses(second, ledger_id, DAMAGED)) == (Status.OK, (Status.OK,))
 
 
-async def refused(bookie: EmbeddedBookie) -> int:
-    """Start a bookie that must not start."""
+async def refused(bookie: EmbeddedBookie) -> int | None:
+    """Start a bookie that must not start; its exit code."""
     bookie.launch()
-    return await bookie.running.wait(STATE_S)
+    with pytest.raises(EmbeddedProcessError, match="ended with exit code"):
+        await bookie.wait_ready()
+    return bookie.running.exit_code
