@@ -52,7 +52,7 @@ def quick_jvm(java: Java, lib: Path) -> ApacheJvm:
 def made_once(path: Path, make: Callable[[Path], None]) -> None:
     """Have ``make`` make this file or folder, if it is missing, at a place of its own; it comes here once it is whole.
 
-    Other processes that ask meanwhile wait for it.
+    Other processes that ask at the same time wait for it.
 
     Raises:
         OSError: nothing can be written there.

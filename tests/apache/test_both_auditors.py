@@ -32,7 +32,7 @@ from tests.apache.worlds import (
     nothing_strange,
     written,
 )
-from tests.deadlines import STATE_S
+from tests.deadlines import PROGRAM_S, STATE_S
 
 pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("quick_spark")]
 
@@ -74,7 +74,7 @@ class Auditor:
 
     async def ready(self) -> Auditor:
         """Wait until it serves."""
-        self.url = (await self.process.wait_for_line(r"^auditor ready on (http://\S+) and", STATE_S))[1]
+        self.url = (await self.process.wait_for_line(r"^auditor ready on (http://\S+) and", PROGRAM_S))[1]
         return self
 
     async def lost(self) -> list[str]:
@@ -109,7 +109,7 @@ async def all_agree_on(here: World, name: str) -> None:
 async def marked_once(here: World, client: ConnectedBookKeeper, ledgers: list[Ledger], lost: ApacheBookie) -> None:
     """Every ledger is marked for that bookie, and was marked by one and the same write."""
     wanted = {ledger.ledger_id: [lost.bookie_id] for ledger in ledgers}
-    await until(here.tasks, lambda found: found == wanted, "every ledger is marked")
+    await until(here.tasks, lambda found: found == wanted, "every ledger is marked", PROGRAM_S)
     for ledger in ledgers:
         assert (await client.store.get(task_path(LEDGERS_ROOT, LedgerId(ledger.ledger_id)))).stat.version == 0
 

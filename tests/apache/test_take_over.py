@@ -14,7 +14,7 @@ from tests.apache.programs import Replicator
 from tests.apache.test_both_auditors import Auditor, candidates, leader
 from tests.apache.waiting import until
 from tests.apache.worlds import QUICK, World, connect, held, no_work_left, on
-from tests.deadlines import STATE_S
+from tests.deadlines import PROGRAM_S, STATE_S
 
 pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("quick_spark")]
 
@@ -66,7 +66,8 @@ async def test_each_part_is_given_back_by_stopping_ours(
     await until(auditor.lost, lambda names: names == [victim.bookie_id], "our auditor knows of the loss")
     assert await here.tasks() == {}
     await cluster.shell("triggeraudit")
-    await until(here.tasks, lambda found: found == {ledger_id: [victim.bookie_id]}, "the ledger is marked")
+    wanted = {ledger_id: [victim.bookie_id]}
+    await until(here.tasks, lambda found: found == wanted, "the ledger is marked", PROGRAM_S)
 
     before = await here.java.call("metadata", ledger=ledger_id)
     await stops_in_the_middle(here, ledger_id, spare, tmp_path / "ours")

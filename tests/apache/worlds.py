@@ -158,7 +158,7 @@ async def as_at_first(here: World) -> None:
         if bookie.settings.pop("forceReadOnlyBookie", None):
             await bookie.stop()
     await asyncio.gather(*(bookie.start() for bookie in cluster.bookies))
-    for client in ("v2", "v3"):  # one that has just connected knows of the bookies that are there now
+    for client in ("v2", "v3"):  # one that connects later finds the bookies that are there then
         await here.java.drop_client(client)
     for ledger_id in (await here.java.call("ledgers"))["ledgers"]:
         await here.java.call("delete", ledger=ledger_id)
