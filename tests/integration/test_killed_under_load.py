@@ -1,13 +1,17 @@
-"""Every bookie dies at the same moment while ledgers are written, as if the power had failed everywhere."""
+"""Every bookie dies at the same moment while ledgers are written: as if the power had failed, or of a failing disk."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bookie.client.connect import connect
 from bookie.embedded.cluster import EmbeddedCluster
+from bookie.model.ids import EntryId, LedgerId
+from bookie.server.exit_codes import ExitCode
 from tests.deadlines import STATE_S
 from tests.integration.writer_child import WriterProcess, payload
 from tests.sessions import LONG_SESSION_S, kill9
@@ -17,30 +21,59 @@ pytestmark = pytest.mark.integration
 LEDGERS = 3
 ENOUGH = 300
 """Acknowledged entries of each ledger before the bookies die: some batches of each."""
+JOURNAL_BYTES = 1 << 20
+"""Some hundred entries of each ledger, and more than any other file of a bookie takes meanwhile."""
 
 
-async def test_whatever_was_acknowledged_is_read_after_all_bookies_were_killed_at_once(tmp_path: Path) -> None:
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[EmbeddedCluster]:
     async with await EmbeddedCluster.start(
         tmp_path / "cluster", bookies=3, is_zookeeper_durable=False, session_timeout_s=LONG_SESSION_S
     ) as cluster:
-        writer = WriterProcess(cluster.metadata_uri, tmp_path, ledgers=LEDGERS)
+        yield cluster
 
-        async def is_under_load() -> bool:
-            counts = [len(entries) for entries in writer.acknowledged().values()]
-            return len(counts) == LEDGERS and min(counts) >= ENOUGH
 
-        async with writer.process:
-            await writer.process.wait_until(is_under_load, f"{ENOUGH} entries of each ledger", STATE_S)
-            await kill9(cluster.zookeeper, *cluster.bookies)
-        acknowledged = writer.acknowledged()
-        for bookie in cluster.bookies:
-            bookie.launch()
-        for bookie in cluster.bookies:
-            await bookie.wait_ready()
-        async with await connect(cluster.metadata_uri, session_timeout_s=LONG_SESSION_S) as client:
-            for ledger_id, entries in acknowledged.items():
-                assert entries == list(range(len(entries))), "acknowledged in order"
-                reader = await client.open_ledger(ledger_id, recover=True)
-                found = [entry.payload async for entry in reader.read_all()]
-                assert len(found) >= len(entries)
-                assert found == [payload(ledger_id, entry_id) for entry_id in range(len(found))]
+async def assert_all_is_there(cluster: EmbeddedCluster, acknowledged: Mapping[LedgerId, Sequence[EntryId]]) -> None:
+    """Start every bookie again, recover the ledgers, and read what was acknowledged."""
+    for bookie in cluster.bookies:
+        bookie.launch()
+    for bookie in cluster.bookies:
+        await bookie.wait_ready()
+    async with await connect(cluster.metadata_uri, session_timeout_s=LONG_SESSION_S) as client:
+        for ledger_id, entries in acknowledged.items():
+            assert entries == list(range(len(entries))), "acknowledged in order"
+            reader = await client.open_ledger(ledger_id, recover=True)
+            found = [entry.payload async for entry in reader.read_all()]
+            assert len(found) >= len(entries)
+            assert found == [payload(ledger_id, entry_id) for entry_id in range(len(found))]
+
+
+async def test_whatever_was_acknowledged_is_read_after_all_bookies_were_killed_at_once(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    writer = WriterProcess(cluster.metadata_uri, tmp_path, ledgers=LEDGERS)
+
+    async def is_under_load() -> bool:
+        counts = [len(entries) for entries in writer.acknowledged().values()]
+        return len(counts) == LEDGERS and min(counts) >= ENOUGH
+
+    async with writer.process:
+        await writer.process.wait_until(is_under_load, f"{ENOUGH} entries of each ledger", STATE_S)
+        await kill9(cluster.zookeeper, *cluster.bookies)
+    await assert_all_is_there(cluster, writer.acknowledged())
+
+
+async def test_nothing_is_acknowledged_that_the_failing_disks_of_all_bookies_did_not_take(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    for bookie in cluster.bookies:  # a write beyond this size of a file fails, which the journal is the first to meet
+        psutil.Process(bookie.running.pid).rlimit(psutil.RLIMIT_FSIZE, (JOURNAL_BYTES, JOURNAL_BYTES))
+    writer = WriterProcess(cluster.metadata_uri, tmp_path, ledgers=LEDGERS)
+    async with writer.process:
+        assert await writer.process.wait(STATE_S) == 0, writer.process.log_tail()
+    acknowledged = writer.acknowledged()
+    assert writer.ended().keys() == acknowledged.keys()
+    for bookie in cluster.bookies:
+        await bookie.stop()
+    assert ExitCode.STORAGE_FAILED in [bookie.running.exit_code for bookie in cluster.bookies]
+    await assert_all_is_there(cluster, acknowledged)

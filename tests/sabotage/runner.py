@@ -34,6 +34,7 @@ _WHERE: Final = (
     f"print(json.dumps([str(pathlib.Path(importlib.import_module(name).__file__)) for name in {_PACKAGES!r}]))\n"
 )
 _SHOWN_LINES: Final = 40
+_REASON_CHARACTERS: Final = 160
 
 
 class Outcome(enum.Enum):
@@ -86,10 +87,12 @@ def _run_in(sabotage: Sabotage, root: Path, directory: Path) -> tuple[Outcome, s
 def judge(tests: Sequence[str], report: ElementTree.Element) -> tuple[Outcome, str]:
     """What pytest's report says about a sabotage whose ``tests`` had to fail, and why."""
     passed: list[str] = []
+    reasons: list[str] = []
     for test in tests:
         cases = [case for case in report.iter("testcase") if _is_case_of(case, test)]
         kinds = {kind for case in cases for kind in ("failure", "error", "skipped") if case.find(kind) is not None}
         if "failure" in kinds:
+            reasons.append(f"{test.partition('::')[2]} ({_reason(cases)})")
             continue
         if not cases:
             return Outcome.ERROR, f"{test} was not run"
@@ -100,12 +103,19 @@ def judge(tests: Sequence[str], report: ElementTree.Element) -> tuple[Outcome, s
         passed.append(test)
     if passed:
         return Outcome.SURVIVED, f"passed: {', '.join(passed)}"
-    return Outcome.CAUGHT, f"failed: {', '.join(test.partition('::')[2] for test in tests)}"
+    return Outcome.CAUGHT, f"failed: {', '.join(reasons)}"
 
 
 def _is_case_of(case: ElementTree.Element, test: str) -> bool:
     file, _, name = test.partition("::")
     return case.get("file") == file and str(case.get("name")).partition("[")[0] == name
+
+
+def _reason(cases: Sequence[ElementTree.Element]) -> str:
+    """Why the first failed case failed. A person looks whether that is what the sabotage breaks."""
+    failures = (case.find("failure") for case in cases)
+    message = next((failure.get("message", "") for failure in failures if failure is not None), "")
+    return " ".join(message.split())[:_REASON_CHARACTERS]
 
 
 def _copy(root: Path, tree: Path) -> None:
