@@ -30,8 +30,8 @@ _READ_ONLY_BELOW_BYTES: Final = 128 << 20
 _READY_LINE: Final = r"^bookie (\S+) ready on (\S+):(\d+)$"
 _APACHE_LINE: Final = r"^bookie speaks Apache's protocol on (\S+):(\d+)$"
 _METRICS_LINE: Final = r"^bookie metrics on (\S+)$"
-SESSION_TIMEOUT_S: Final = 4.0
-"""Short, so that a killed bookie is known to be gone within seconds; two ticks of the embedded ZooKeeper."""
+SESSION_TIMEOUT_S: Final = 10.0
+"""A killed bookie is gone after this time; a bookie that a busy machine holds up for less than this is not lost."""
 
 
 @dataclass(slots=True)
