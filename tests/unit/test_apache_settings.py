@@ -17,7 +17,7 @@ URI = "zk+hierarchical://127.0.0.1:2181/ledgers"
 def test_the_version_is_the_one_that_maven_fetches() -> None:
     pom = (Path(__file__).parents[2] / ".ci" / "apache" / "pom.xml").read_text()
     assert pom.count(f"<version>{APACHE_VERSION}</version>") == 2
-    assert f"apache-bookkeeper-{APACHE_VERSION}" in (Path(__file__).parents[2] / ".ci" / "run").read_text()
+    assert f"apache-bookkeeper-{APACHE_VERSION}" in (Path(__file__).parents[2] / ".ci" / "prepare.sh").read_text()
 
 
 def test_missing_jars_are_an_error_that_says_how_to_get_them(tmp_path: Path) -> None:
