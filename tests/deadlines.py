@@ -1,7 +1,7 @@
 """How long tests wait for other processes: bounds that end a hang, never reached where a test passes.
 
 A loaded machine makes everything slow, most of all the first seconds of a Java machine. None of these numbers is a
-claim about speed. One that is too short fails a test without a defect; one that is too long costs time only in a failure.
+claim about speed. One that is too short fails a test for no defect; one that is too long costs time only in a failure.
 """
 
 from __future__ import annotations

@@ -1,29 +1,26 @@
 """An archive of Apache's classes as a Java machine keeps them in memory: programs start in two thirds of the time.
 
 Java calls it application class-data sharing. It is made once for a set of jars and a version of Java, by a bookie with
-auto-recovery that a shell writes to, and kept in the cache folder. A Java machine that finds it unfit for its class
-path goes on without it and says nothing. The class path of a program must begin with that of the archive.
+auto-recovery that a shell writes to, and kept in the cache folder. A Java machine whose class path does not fit starts
+without it, without a warning. The class path of a program must begin with that of the archive.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import hashlib
 import logging
-import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from bookie.embedded.apache import ApacheCluster
-from bookie.embedded.apache_jars import LIB_VARIABLE, ApacheJvm, default_apache_lib
+from bookie.embedded.apache_jars import ApacheJvm
 from bookie.embedded.apache_settings import ApacheOptions
 from bookie.embedded.process import EmbeddedProcessError
 from bookie.runtime.java import Java
 from tests.deadlines import PROGRAM_S
+from tests.kept_files import cache_folder, fingerprint, made_once
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +29,7 @@ SHORT_LIVED: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _SILENT: Final = "-Xlog:cds*=off"
 _QUORUMS: Final = ("-ensemble", "1", "-writeQuorum", "1", "-ackQuorum", "1")
 _MADE_BY: Final = "1"
-"""Another one for another way of making the archive."""
+"""To be changed with the way in which the archive is made."""
 
 
 def quick_jvm(java: Java, lib: Path) -> ApacheJvm:
@@ -40,46 +37,13 @@ def quick_jvm(java: Java, lib: Path) -> ApacheJvm:
 
     Without one where it cannot be made. The first process takes ten seconds or more; others wait for it.
     """
-    archive = cache_folder() / f"{lib.name}-classes-{fingerprint(java, lib)}.jsa"
+    archive = cache_folder() / f"{lib.name}-classes-{fingerprint(java, lib, _MADE_BY)}.jsa"
     try:
         made_once(archive, lambda made: _make(made, java, lib))
     except (OSError, EmbeddedProcessError) as error:  # a deadline that passed is an OSError
         _log.warning("no archive of Apache's classes, so its programs start slowly", extra={"reason": str(error)})
         return ApacheJvm(java, lib, options=SHORT_LIVED)
     return ApacheJvm(java, lib, options=(*SHORT_LIVED, f"-XX:SharedArchiveFile={archive}", _SILENT))
-
-
-def made_once(path: Path, make: Callable[[Path], None]) -> None:
-    """Have ``make`` make this file or folder, if it is missing, at a place of its own; it comes here once it is whole.
-
-    Other processes that ask at the same time wait for it.
-
-    Raises:
-        OSError: nothing can be written there.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / f"{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as directory:
-                made = Path(directory) / path.name
-                make(made)
-                made.rename(path)
-
-
-def cache_folder() -> Path:
-    """Where this project keeps what it can make again."""
-    return default_apache_lib({name: value for name, value in os.environ.items() if name != LIB_VARIABLE}).parent
-
-
-def fingerprint(java: Java, lib: Path, *more: str) -> str:
-    """Of the version of Java, of the jars, and of ``more``."""
-    release = java.home / "release"
-    seen = [_MADE_BY, str(java.executable.resolve()), release.read_text() if release.is_file() else "", *more]
-    for jar in sorted(lib.glob("*.jar")):
-        status = jar.stat()
-        seen.append(f"{jar} {status.st_size} {status.st_mtime_ns}")
-    return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:16]
 
 
 def _make(archive: Path, java: Java, lib: Path) -> None:

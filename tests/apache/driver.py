@@ -21,8 +21,8 @@ from bookie.embedded.apache_jars import ApacheJvm
 from bookie.embedded.apache_settings import write_log_settings
 from bookie.embedded.process import ManagedProcess
 from bookie.runtime.java import Java
-from tests.apache.class_data import cache_folder, fingerprint, made_once
 from tests.deadlines import PROGRAM_S, STATE_S
+from tests.kept_files import cache_folder, fingerprint, made_once
 
 SOURCES: Final = Path(__file__).parent / "java"
 _ANSWER_DEADLINE_S: Final = 150.0
