@@ -41,6 +41,8 @@ def spark_environment(zookeeper: EmbeddedZooKeeper, scratch: Path) -> Mapping[st
         scratch: an empty folder for what that audit writes.
     """
     java = find_java()
+    if not (java.home / "lib" / "server" / "classes.jsa").exists():
+        return {}  # an archive extends the one that Java came with
     archive = cache_folder() / f"spark-classes-{fingerprint(java, _jars())}.jsa"
     try:
         made_once(archive, lambda made: _make(zookeeper, scratch, made, java))
