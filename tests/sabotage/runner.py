@@ -163,6 +163,7 @@ async def _pytest(tests: Sequence[str], tree: Path, directory: Path, report: Pat
         *_without_settings(),
         *(sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"),
         *("-o", "junit_family=xunit1", f"--junitxml={report}", f"--basetemp={directory / 'basetemp'}"),
+        *(("-x",) if len(tests) == 1 else ()),  # one failed case of it is enough
         *tests,
     ]
     log = directory / "log.txt"
