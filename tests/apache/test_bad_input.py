@@ -22,7 +22,8 @@ from bookie.wire.port import Status
 from tests.apache.driver import JavaDriver, JavaHandle, expected, payloads
 from tests.apache.programs import Replicator, bkheal
 from tests.apache.waiting import until
-from tests.apache.worlds import PASSWORD, SIZES, Ledger, all_is_well, connect, extend, gone, on, paused
+from tests.apache.worlds import PASSWORD, SIZES, Ledger, all_is_well, connect, extend, gone, on
+from tests.sessions import expire
 
 pytestmark = pytest.mark.apache
 
@@ -179,14 +180,20 @@ async def test_a_bookie_that_is_silent_holds_up_its_own_ledger_alone_and_that_un
     for one in (stuck, *others):
         await client.ports.tasks.mark(LedgerId(one.ledger_id), [lost.bookie_id])
     before = await node(client, stuck.ledger_id)
-    async with paused(client, silent):
+    silent.running.pause()
+    try:
         ours = await Replicator.start(apache_cluster.metadata_uri, tmp_path / "ours", "--poll-interval", "1")
+        await until(client.ports.tasks.locked, lambda locked: stuck.ledger_id in locked, "the ledger is begun")
+        await expire(apache_cluster.zookeeper, silent.running)  # until then it may be chosen to take copies
         await until(lambda: done(ours), lambda found: found >= ids(others), "all others are repaired")
         told = await until(lambda: endings(ours), lambda found: stuck.ledger_id in found, "that one too is told of")
         assert told[stuck.ledger_id]["ending"] in ("failed", "parked")
         assert told[stuck.ledger_id]["detail"]
         assert await node(client, stuck.ledger_id) == before
         assert await client.ports.tasks.read(LedgerId(stuck.ledger_id)) is not None
+    finally:  # one that only went on would register again after another session timeout
+        await silent.stop()
+        await silent.start()
     await until(lambda: done(ours), lambda found: stuck.ledger_id in found, "the last one is repaired")
     await ours.stop()
     assert await client.ports.tasks.read(LedgerId(stuck.ledger_id)) is None
