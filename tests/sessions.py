@@ -12,6 +12,7 @@ came over (``cons``), and derives the password from the id (``ZooKeeperServer.ge
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -39,7 +40,7 @@ class Killable(Protocol):
 
 
 async def sessions_of(zookeeper: EmbeddedZooKeeper, process: ManagedProcess) -> Sequence[int]:
-    """Ids of the sessions that ``process`` and its children are connected with."""
+    """Ids of the sessions that ``process`` and its children are connected with; none if it has ended."""
     ports = await asyncio.to_thread(_local_ports, process.pid)
     connections = _CONNECTION.findall(await _ask(zookeeper, b"cons"))
     return [int(session, 16) for port, session in connections if int(port) in ports and int(session, 16)]
@@ -67,13 +68,15 @@ async def kill9(zookeeper: EmbeddedZooKeeper, *killed: Killable | ManagedProcess
 
 
 def _local_ports(pid: int) -> set[int]:
-    parent = psutil.Process(pid)
     ports: set[int] = set()
-    for process in (parent, *parent.children(recursive=True)):
-        try:
+    try:
+        parent = psutil.Process(pid)
+        family = [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:  # it has ended, and its connections with it
+        return ports
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):  # a child that has ended since
             ports.update(connection.laddr.port for connection in process.net_connections("tcp"))
-        except psutil.NoSuchProcess:  # a child that has ended since holds no session
-            continue
     return ports
 
 
