@@ -94,7 +94,7 @@ def _gate(options: argparse.Namespace) -> int:
     if directory.exists() and any(directory.iterdir()):
         print(f"{directory} is not empty: name a new folder", file=sys.stderr)
         return 2
-    lanes = Lanes(directory, options.lanes, options.pytest, tell=_tell)
+    lanes = Lanes(directory, options.lanes, options.pytest, emit=_emit)
     seed = random.SystemRandom().randrange(1 << 32) if options.shuffle == _FRESH else options.shuffle
     if seed is not None:
         print(f"files in a random order; the same again with --shuffle {seed}", flush=True)
@@ -107,7 +107,7 @@ def _stress(options: argparse.Namespace) -> int:
     with busy(options.busy):
         for number in range(options.rounds):
             print(f"round {number + 1} of {options.rounds}, with {options.busy} busy loops", flush=True)
-            lanes = Lanes(Path(tempfile.mkdtemp(prefix="bkheal-stress-")), options.lanes, tell=_tell)
+            lanes = Lanes(Path(tempfile.mkdtemp(prefix="bkheal-stress-")), options.lanes, emit=_emit)
             worst = max(worst, _run(rings, lanes, has_budget=False))
     return worst
 
@@ -121,7 +121,7 @@ def _long(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(f"{suite.name:<18} {suite.minutes:4} min  {suite.what}" for suite in chosen))
         return 0
-    return run_suites(chosen, tell=_tell)
+    return run_suites(chosen, emit=_emit)
 
 
 def _chosen(names: Sequence[str] | None) -> Sequence[Ring]:
@@ -169,5 +169,5 @@ def _print_block(title: str, lines: Sequence[str]) -> None:
         print(f"\n{title}\n" + "\n".join(f"  {line}" for line in lines))
 
 
-def _tell(line: str) -> None:
+def _emit(line: str) -> None:
     print(line, flush=True)

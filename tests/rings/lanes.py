@@ -20,7 +20,7 @@ from tests.rings.results import Failure, PartResult, take_report
 LANES: Final = 3
 """Rings that start processes wait half of the time; three processes keep two cores busy."""
 _LOOK_AGAIN_S: Final = 0.5
-_TELL_EVERY_S: Final = 60.0
+_PROGRESS_EVERY_S: Final = 60.0
 _END_GRACE_S: Final = 20.0
 """For pytest to end its fixtures after an interrupt."""
 
@@ -33,13 +33,13 @@ class Lanes:
         directory: takes a folder for each process: its log, its report, and pytest's temporary files.
         count: how many processes run at a time.
         options: further arguments of each pytest.
-        tell: takes lines of progress.
+        emit: takes lines of progress.
     """
 
     directory: Path
     count: int = LANES
     options: Sequence[str] = ()
-    tell: Callable[[str], None] = print
+    emit: Callable[[str], None] = print
 
     async def run(self, parts: Sequence[Part]) -> Sequence[PartResult]:
         """Run every part; the results in the order of ``parts``. When cancelled, ends what it started."""
@@ -49,18 +49,18 @@ class Lanes:
 
         async def one(part: Part) -> PartResult:
             async with free:
-                self.tell(f"{_clock(began_s)} {part.name}: started, {len(part.files)} files")
+                self.emit(f"{_clock(began_s)} {part.name}: started, {len(part.files)} files")
                 result = await self._run_part(part, progress[part.name])
                 counts = ", ".join(f"{result.count(name)} {name}" for name in ("passed", "failed", "skipped"))
-                self.tell(f"{_clock(began_s)} {part.name}: {counts} in {result.wall_s:.0f} s")
+                self.emit(f"{_clock(began_s)} {part.name}: {counts} in {result.wall_s:.0f} s")
                 return result
 
-        telling = asyncio.create_task(self._tell_progress(progress, began_s))
+        printing = asyncio.create_task(self._print_progress(progress, began_s))
         try:
             async with asyncio.TaskGroup() as group:
                 running = [group.create_task(one(part)) for part in parts]
         finally:
-            telling.cancel()
+            printing.cancel()
         return [task.result() for task in running]
 
     async def _run_part(self, part: Part, result: PartResult) -> PartResult:
@@ -82,7 +82,7 @@ class Lanes:
         try:
             while not waiting.done():
                 for failure in reading.go_on():
-                    self.tell(f"{part.name}: FAILED {failure.test}")
+                    self.emit(f"{part.name}: FAILED {failure.test}")
                 await asyncio.wait([waiting], timeout=_LOOK_AGAIN_S)
         except asyncio.CancelledError:
             await _end(process.pid, waiting)
@@ -95,11 +95,11 @@ class Lanes:
             await asyncio.to_thread(shutil.rmtree, home / "tmp", ignore_errors=True)
         return result
 
-    async def _tell_progress(self, progress: Mapping[str, PartResult], began_s: float) -> None:
+    async def _print_progress(self, progress: Mapping[str, PartResult], began_s: float) -> None:
         while True:
-            await asyncio.sleep(_TELL_EVERY_S)
+            await asyncio.sleep(_PROGRESS_EVERY_S)
             running = [f"{r.name} {len(r.outcomes)}" for r in progress.values() if r.outcomes and not r.wall_s]
-            self.tell(f"{_clock(began_s)} tests done: {', '.join(running) or 'none yet, collecting'}")
+            self.emit(f"{_clock(began_s)} tests done: {', '.join(running) or 'none yet, collecting'}")
 
 
 class _Reading:

@@ -163,6 +163,6 @@ def closing_line(results: Sequence[PartResult], wall_s: float) -> str:
     failed, passed, skipped = (sum(each.count(name) for each in results) for name in ("failed", "passed", "skipped"))
     errors = sum(each.is_broken or any(f.when == "collect" for f in each.failures) for each in results)
     counts = ((failed, "failed"), (passed, "passed"), (skipped, "skipped"), (errors, "errors"))
-    said = ", ".join(f"{count} {name}" for count, name in counts if count or name == "passed")
+    counted = ", ".join(f"{count} {name}" for count, name in counts if count or name == "passed")
     minutes, seconds = divmod(round(wall_s), 60)
-    return f"==== {said} in {wall_s:.2f}s ({minutes // 60}:{minutes % 60:02}:{seconds:02}) ===="
+    return f"==== {counted} in {wall_s:.2f}s ({minutes // 60}:{minutes % 60:02}:{seconds:02}) ===="

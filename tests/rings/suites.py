@@ -32,19 +32,19 @@ def load_suites(path: Path = SUITES) -> Sequence[Suite]:
     return [Suite(name, **table) for name, table in tomllib.loads(path.read_text()).items()]
 
 
-def run_suites(suites: Sequence[Suite], tell: Callable[[str], None]) -> int:
+def run_suites(suites: Sequence[Suite], emit: Callable[[str], None]) -> int:
     """Run them in turn, each whatever became of those before; 1 if one failed, else 0."""
     outcomes = []
     for suite in suites:
-        tell(f"==== {suite.name}: {suite.what} (about {suite.minutes} min)")
+        emit(f"==== {suite.name}: {suite.what} (about {suite.minutes} min)")
         words = [sys.executable if word == "python" else word for word in shlex.split(suite.command)]
         began_s = time.monotonic()
         code = subprocess.run(words, check=False).returncode
         minutes = (time.monotonic() - began_s) / 60
         outcomes.append((suite, code))
-        tell(f"==== {suite.name}: {'passed' if code == 0 else f'failed, exit code {code}'} in {minutes:.1f} min")
+        emit(f"==== {suite.name}: {'passed' if code == 0 else f'failed, exit code {code}'} in {minutes:.1f} min")
     failed = [suite.name for suite, code in outcomes if code]
-    tell(f"suites: {len(outcomes) - len(failed)} passed, {len(failed)} failed")
+    emit(f"suites: {len(outcomes) - len(failed)} passed, {len(failed)} failed")
     if failed:
-        tell(f"failed: {', '.join(failed)}; repeat with: python -m tests.rings long {' '.join(failed)}")
+        emit(f"failed: {', '.join(failed)}; repeat with: python -m tests.rings long {' '.join(failed)}")
     return 1 if failed else 0

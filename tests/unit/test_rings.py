@@ -113,7 +113,7 @@ def test_suites_have_different_names_and_every_one_runs_whatever_became_of_the_o
     table = tmp_path / "suites.toml"
     one = '[{name}]\nwhat = "w"\nminutes = 1\ncommand = "python -c \'raise SystemExit({code})\'"\n'
     table.write_text(one.format(name="bad", code=3) + one.format(name="good", code=0))
-    told: list[str] = []
-    assert run_suites(load_suites(table), told.append) == 1
-    assert any(line.startswith("==== bad: failed, exit code 3") for line in told)
-    assert any(line.startswith("==== good: passed") for line in told)
+    lines: list[str] = []
+    assert run_suites(load_suites(table), lines.append) == 1
+    assert any(line.startswith("==== bad: failed, exit code 3") for line in lines)
+    assert any(line.startswith("==== good: passed") for line in lines)
