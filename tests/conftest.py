@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import uuid
@@ -107,3 +108,9 @@ def spark(quick_spark: None) -> Iterator[SparkSession]:
     with spark_session(made) as session:
         register(session)
         yield session
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was loaded until now out of garbage collections: it stays until the end."""
+    gc.collect()
+    gc.freeze()
