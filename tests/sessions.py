@@ -5,7 +5,7 @@ session times out. Tests give sessions a timeout that no loaded machine exceeds,
 that needs the end of a session ends it here. The server then does what it does at a timeout: it deletes the ephemeral
 nodes, and refuses the session to a process that comes back with it (one that was paused, for example).
 
-A session belongs to whoever presents its id and its password. The server lists the ids with the connections that they
+A client that presents the id and the password of a session owns it. The server lists the ids with the connections that they
 came over (``cons``), and derives the password from the id (``ZooKeeperServer.generatePasswd``).
 """
 
@@ -47,7 +47,7 @@ async def sessions_of(zookeeper: EmbeddedZooKeeper, process: ManagedProcess) -> 
 
 
 async def end_sessions(zookeeper: EmbeddedZooKeeper, sessions: Sequence[int]) -> None:
-    """End these sessions; on return their ephemeral nodes are gone. One that has ended already is no error."""
+    """End these sessions and delete their ephemeral nodes. A session that has ended already is no error."""
     await asyncio.gather(*(asyncio.to_thread(_end, zookeeper.connect_string, session) for session in sessions))
 
 
@@ -57,7 +57,7 @@ async def expire(zookeeper: EmbeddedZooKeeper, process: ManagedProcess) -> None:
 
 
 async def kill9(zookeeper: EmbeddedZooKeeper, *killed: Killable | ManagedProcess) -> None:
-    """SIGKILL these at once; when this returns they are gone, and so is all that their sessions held."""
+    """SIGKILL these processes, wait for their end, and end their sessions."""
     processes = [one if isinstance(one, ManagedProcess) else one.running for one in killed]
     sessions = [session for process in processes for session in await sessions_of(zookeeper, process)]
     for process in processes:

@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     suites = [suite.name for suite in load_suites()]
     long = commands.add_parser("long", help="run the suites that search, measure or build")
     long.add_argument("suites", nargs="*", metavar="SUITE", help=f"default: all of {', '.join(suites)}")
-    long.add_argument("--list", action="store_true", help="say what each suite does and how long it takes")
+    long.add_argument("--list", action="store_true", help="print what each suite does and how long it takes")
     long.set_defaults(act=_long)
     return parser
 

@@ -24,7 +24,7 @@ class Failure:
     when: str
     """``setup``, ``call``, ``teardown`` or ``collect``."""
     reason: str
-    """The last lines of what pytest says about it."""
+    """Where it failed and with which message, cut to a few lines."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class PartResult:
 
 
 def take_report(result: PartResult, lines: Iterable[str]) -> None:
-    """Add what these lines of pytest's report log say to ``result``; lines of other kinds are passed over."""
+    """Add the reports of tests in these lines of pytest's report log to ``result``, and ignore other lines."""
     for line in lines:
         report: Mapping[str, Any] = json.loads(line)
         match report.get("$report_type"):

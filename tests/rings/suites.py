@@ -33,7 +33,7 @@ def load_suites(path: Path = SUITES) -> Sequence[Suite]:
 
 
 def run_suites(suites: Sequence[Suite], emit: Callable[[str], None]) -> int:
-    """Run them in turn, each whatever became of those before; 1 if one failed, else 0."""
+    """Run all of them in turn, also after a failure; 1 if one failed, else 0."""
     outcomes = []
     for suite in suites:
         emit(f"==== {suite.name}: {suite.what} (about {suite.minutes} min)")

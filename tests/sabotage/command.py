@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tests.sabotage", description="Break a copy of the product and see that the gate notices."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
-    parser.add_argument("--list", action="store_true", help="say what each one breaks, and run nothing")
+    parser.add_argument("--list", action="store_true", help="print what each one breaks, and run nothing")
     parser.add_argument("--output", choices=("text", "json"), default="text")
     given = parser.parse_args(arguments)
     table = {sabotage.name: sabotage for sabotage in load()}

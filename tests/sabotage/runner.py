@@ -85,7 +85,7 @@ def _run_in(sabotage: Sabotage, root: Path, directory: Path) -> tuple[Outcome, s
 
 
 def judge(tests: Sequence[str], report: ElementTree.Element) -> tuple[Outcome, str]:
-    """What pytest's report says about a sabotage whose ``tests`` had to fail, and why."""
+    """Whether the ``tests`` of a sabotage failed by pytest's report, and why."""
     passed: list[str] = []
     reasons: list[str] = []
     for test in tests:
@@ -128,7 +128,7 @@ def _copy(root: Path, tree: Path) -> None:
 
 
 def _without_settings() -> list[str]:
-    """Begins a command that does not inherit what this process was told about the product and about pytest."""
+    """The start of a command that inherits no setting of the product and none of pytest."""
     names = [name for name in os.environ if name.startswith(("BKHEAL_", "PYTEST_"))]
     return ["env", *(word for name in names for word in ("-u", name))]
 
