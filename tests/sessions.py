@@ -5,8 +5,8 @@ session times out. Tests give sessions a timeout that no loaded machine exceeds,
 that needs the end of a session ends it here. The server then does what it does at a timeout: it deletes the ephemeral
 nodes, and refuses the session to a process that comes back with it (one that was paused, for example).
 
-A client that presents the id and the password of a session owns it. The server lists the ids with the connections that they
-came over (``cons``), and derives the password from the id (``ZooKeeperServer.generatePasswd``).
+A client that presents the id and the password of a session owns it. The server lists the ids with their connections
+(``cons``), and derives the password from the id (``ZooKeeperServer.generatePasswd``).
 """
 
 from __future__ import annotations
