@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +33,10 @@ from tests.apache.worlds import (
     all_is_well,
     connect,
     each,
+    extend,
     gone,
     no_work_left,
+    on,
     seen,
     world,
     written,
@@ -50,6 +52,7 @@ pytestmark = [
 NAME, SECRET = "keeper", 'pa"ss, word\\1'
 UNAVAILABLE, CONFIGURATION, FAILED = 69, 78, 1
 CLIENT = "secured"
+ENTRIES = 10
 """Apache's client that logs in."""
 ROLES = {
     "bookieAuthProviderFactoryClass": "org.apache.bookkeeper.tls.BookieAuthZFactory",
@@ -88,6 +91,14 @@ class Secured:
     def certificate(self, name: str) -> TlsSettings:
         where = self.directory
         return TlsSettings(where / "our-ca.pem", where / f"{name}.pem", where / f"{name}.key")
+
+    async def written_on(self, members: Sequence[str]) -> Ledger:
+        """A closed ledger with one copy of each entry on each of these bookies."""
+        copies = len(members)
+        handle = await on(self.world.java, members, copies, copies, copies, password=PASSWORD, client=CLIENT)
+        await extend(handle, "CRC32C", ENTRIES)
+        await handle.close()
+        return Ledger(handle.ledger_id, "CRC32C", ENTRIES)
 
     async def read(self, options: tuple[str, ...], ledger: Ledger, **more: str) -> Ended:
         words = [word for name, value in more.items() for word in (f"--{name}", value)]
@@ -277,15 +288,14 @@ async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_
 async def test_tls_with_a_login_inside_and_every_way_to_get_it_wrong(secured: Secured, tmp_path: Path) -> None:
     """From here on the bookies speak TLS and want certificates; that of the last one is for another host."""
     here, where = secured.world, secured.directory
+    *others, impostor = (bookie.bookie_id for bookie in here.running)
+    good, other = [await secured.written_on(members) for members in (others[:2], [others[0], impostor])]
     for number, bookie in enumerate(here.running):
         name = "elsewhere" if number == len(here.running) - 1 else "bookie"
         tls = ApacheTls(where / f"{name}.pem", where / f"{name}.key", where / "our-ca.pem", asks_clients=True)
         bookie.settings.update(tls.settings())
     await restart(*here.running)
-    impostor = here.running[-1].bookie_id
-    found = await seen(here.java, secured.ledgers)
-    good = next(one for one in secured.ledgers if impostor not in found[one.ledger_id].members)
-    other = next(one for one in secured.ledgers if impostor in found[one.ledger_id].members)
+    found = await seen(here.java, [other])
     before = await unchanged(secured)
     right = (*secured.tls, *secured.login)
 
