@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.client.opening import stored_digest
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.availability import EntryRuns
 from bookie.model.errors import BkhealError, InvariantError
 from bookie.model.ids import BookieId, EntryId

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from bookie.metadata.ledgers import Unreadable, Versioned
-from bookie.metadata.registration import Bookies
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
 from replicator.parking import Seen

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bookie.metadata.drains import Drains
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import Check
-from bookie.metadata.registration import Bookies
 from bookie.model.ids import BookieId
 from replicator.ports import RepairPorts
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from bookie.client.isolation import note_targets
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Status

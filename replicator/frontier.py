@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.client.held_entries import HeldEntries
-from bookie.metadata.ledgers import Versioned
-from bookie.metadata.registration import Bookies
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import digest_for
 from bookie.model.ids import NO_ENTRY, BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata

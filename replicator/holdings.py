@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.client.held_entries import HeldEntries
-from bookie.metadata.ledgers import Versioned
-from bookie.metadata.registration import Bookies
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.availability import EntryRuns
 from bookie.model.holdings import fragment_entries
 from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId

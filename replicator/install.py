@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.incarnations import Latest
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.bookies.incarnations import Latest
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import Check
-from bookie.metadata.registration import Bookies
-from bookie.metadata.reservations import Reserved
+from bookie.metadata.tasks.reservations import Reserved
 from bookie.model.errors import InvariantError
 from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata

@@ -13,7 +13,7 @@ from typing import Final
 
 from bookie.metadata.layout import lock_path
 from bookie.metadata.port import Check, SessionState
-from bookie.metadata.underreplication import HeldTask
+from bookie.metadata.tasks.underreplication import HeldTask
 from bookie.model.errors import BkhealError, ConflictError
 from bookie.runtime.clock import within
 from bookie.runtime.retry import Backoff, retry_transient

@@ -17,14 +17,14 @@ from typing import TextIO
 from bookie.client.placement_feed import feed_of, load_placement
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.topology_file import topology_text
+from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import open_cluster
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.own_state import ParkedTasks
-from bookie.metadata.registration import Registrations
-from bookie.metadata.reservations import Reservations
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.metadata.tasks.reservations import Reservations
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.metadata.uri import MetadataUri, parse_uri
-from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.errors import BkhealError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.config_watch import following

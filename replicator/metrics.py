@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client import Counter
 
-from bookie.metadata.own_state import ParkReason
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
 from bookie.runtime.clock import Clock
 from bookie.runtime.metric_definitions import WAIT_BUCKETS_S, WORK_BUCKETS_S, Definition, MetricType

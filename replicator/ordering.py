@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.ledgers import Unreadable, Versioned
-from bookie.metadata.registration import Bookies
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import fragment_health

@@ -14,10 +14,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.ledgers import Unreadable, Versioned
-from bookie.metadata.own_state import ParkedTask, ParkReason
-from bookie.metadata.registration import Bookies
-from bookie.metadata.underreplication import Task
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
+from bookie.metadata.tasks.parked import ParkedTask, ParkReason
+from bookie.metadata.tasks.underreplication import Task
 from bookie.model.ids import LedgerId
 from bookie.runtime.clock import Clock
 from replicator.plan import Choose, Plan, plan_repair

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bookie.metadata.ledgers import Versioned
-from bookie.metadata.own_state import ParkReason
-from bookie.metadata.registration import Bookies
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.isolation import isolation_of, suited
 from bookie.model.metadata import LedgerMetadata, LedgerState

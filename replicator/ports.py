@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from bookie.client.placement import Placement
 from bookie.client.ports import ClientPorts
+from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.own_state import ParkedTasks
+from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import MetadataStore
-from bookie.metadata.registration import Registrations
-from bookie.metadata.reservations import Reservations
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.metadata.tasks.reservations import Reservations
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.runtime.clock import Clock
 from bookie.wire.port import Transport
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.ledgers import Unreadable, Versioned
-from bookie.metadata.own_state import ParkedTask
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.port import Children
-from bookie.metadata.registration import Bookies
-from bookie.metadata.underreplication import Task
+from bookie.metadata.tasks.parked import ParkedTask
+from bookie.metadata.tasks.underreplication import Task
 from bookie.model.ids import LedgerId
 from bookie.runtime.fault_points import fault_point
 from replicator.delay import Delays

@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from bookie.client.placement import Placement
-from bookie.metadata.ledgers import (
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import (
     MetadataConflictError,
     NoSuchLedgerError,
     PreconditionFailedError,
     Versioned,
 )
-from bookie.metadata.own_state import ParkedTask, ParkReason
+from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.metadata.port import Check
-from bookie.metadata.registration import Bookies
-from bookie.metadata.serde import UnreadableMetadataError
+from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from bookie.metadata.ledgers import Versioned
-from bookie.metadata.reservations import Reservation, Reserved, UnreadableReservationError
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.tasks.reservations import Reservation, Reserved, UnreadableReservationError
 from bookie.model.errors import BkhealError
 from bookie.model.ids import LedgerId
 from replicator.lease import Lease, LeaseLostError

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Final, TextIO
 
-from bookie.metadata.own_state import ParkReason
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
 from replicator.events import Ending, Outlook, TaskResult
 from replicator.evidence import CorruptCopy

@@ -16,9 +16,9 @@ from typing import Final
 from bookie.client.errors import ConfirmedEntryUnreadableError, RecoveryImpossibleNowError, WrongPasswordError
 from bookie.client.ports import ClientPorts
 from bookie.client.recovery import recover_ledger
-from bookie.metadata.ledgers import NoSuchLedgerError, Versioned
-from bookie.metadata.own_state import ParkReason
-from bookie.metadata.registration import Bookies
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.coverage import is_covered
 from bookie.model.ids import BookieId
 from bookie.model.schedule import write_set

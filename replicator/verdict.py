@@ -7,12 +7,12 @@ bookie that the task names must still be registered, with the disks that it had 
 
 from __future__ import annotations
 
+from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.layout import bookie_path
-from bookie.metadata.ledgers import Versioned
-from bookie.metadata.own_state import own_path
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import ANY_VERSION, Check
-from bookie.metadata.registration import Bookies
-from bookie.metadata.underreplication import Task
+from bookie.metadata.tasks.parked import own_path
+from bookie.metadata.tasks.underreplication import Task
 from replicator.ports import RepairPorts
 
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, Session, SessionState
-from bookie.metadata.registration import Bookies
 from bookie.model.errors import FatalError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ids import LedgerId
 from bookie.runtime.retry import GrowingPause

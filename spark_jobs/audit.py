@@ -17,7 +17,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from bookie.metadata.check_times import CheckKind
+from bookie.metadata.runs.check_times import CheckKind
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ids import BookieId

@@ -17,8 +17,8 @@ from typing import Final
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
-from bookie.metadata.first_seen_down import Down
-from bookie.metadata.registration import Bookies
+from bookie.metadata.bookies.first_seen_down import Down
+from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId
 from spark_jobs import report, report_sink
 from spark_jobs.assemble import Checked, Outcome, Scanned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from bookie.metadata.registration import Bookies
+from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId
 
 

@@ -9,14 +9,14 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 from bookie.client.topology_file import topology_text
-from bookie.metadata.check_times import CheckKind, CheckTimes
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.bookies.topology import TopologyStore, parse_topology
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.drains import Drains
-from bookie.metadata.first_seen_down import Down, FirstSeenDown
-from bookie.metadata.ledger_tree import LedgerTree
-from bookie.metadata.registration import Bookies, Registrations
-from bookie.metadata.topology import TopologyStore, parse_topology
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.ledgers.tree import LedgerTree
+from bookie.metadata.runs.check_times import CheckKind, CheckTimes
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.metadata.uri import MetadataUri, parse_uri
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology

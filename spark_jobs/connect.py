@@ -9,8 +9,8 @@ from typing import Final
 
 from bookie.metadata.cluster import Cluster, open_cluster
 from bookie.metadata.port import MetadataStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import MetadataUri
-from bookie.metadata.zookeeper import ZooKeeperStore
 
 CONNECT_TIMEOUT_S: Final = 15.0
 """Longer than an election in the ZooKeeper ensemble takes."""

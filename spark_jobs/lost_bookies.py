@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bookie.metadata.first_seen_down import Down
+from bookie.metadata.bookies.first_seen_down import Down
 from bookie.model.ids import BookieId
 from spark_jobs.summary import FindingSums, WaitingBookie, rfc3339
 

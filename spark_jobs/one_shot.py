@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from bookie.metadata.port import StoreUnavailableError
-from bookie.metadata.runs import RunLockedError
+from bookie.metadata.runs.records import RunLockedError
 from bookie.model.errors import BkhealError, PermanentError, TransientError
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import SystemClock

@@ -24,8 +24,8 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 from pyspark.sql.types import BooleanType
 
+from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
-from bookie.metadata.registration import Bookies
 from bookie.model.ids import BookieId
 from spark_jobs import report_sink
 from spark_jobs.assemble import Checked, Outcome, Scanned

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Final
 
 from bookie.metadata.cluster import open_cluster
-from bookie.metadata.runs import RunLease, RunLockedError, Runs, RunTakenError
+from bookie.metadata.runs.records import RunLease, RunLockedError, Runs, RunTakenError
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
-from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.errors import BkhealError, OutcomeUnknownError, TransientError
 from bookie.model.run import RunRecord
 from bookie.runtime.clock import Clock

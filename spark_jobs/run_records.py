@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bookie.metadata.runs import Runs
+from bookie.metadata.runs.records import Runs
 from bookie.metadata.uri import parse_uri
 from spark_jobs.connect import connected
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
-from bookie.metadata.drains import Drains
-from bookie.metadata.election import current_auditor
-from bookie.metadata.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.layout import bookie_path, tasks_path
-from bookie.metadata.ledgers import LedgerStore
+from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import NoNodeError
-from bookie.metadata.registration import Bookies, Registrations
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.runs.election import current_auditor
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.metadata.uri import MetadataUri
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunKind

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from bookie.metadata.ledgers import Unreadable, Versioned
-from bookie.metadata.registration import Bookies
-from bookie.metadata.underreplication import Task, UnreadableTask
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
+from bookie.metadata.tasks.underreplication import Task, UnreadableTask
 from bookie.model.ids import BookieId, LedgerId
 
 

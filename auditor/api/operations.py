@@ -11,13 +11,13 @@ from typing import Final
 
 from auditor.api.port import BookieState, BookieView, TaskPage, TaskState, TaskView
 from auditor.api.snapshot import Snapshot
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.drains import Drains
-from bookie.metadata.ledgers import LedgerStore, Unreadable, Versioned
-from bookie.metadata.own_state import ParkedTask, ParkedTasks
+from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable, Versioned
 from bookie.metadata.port import MetadataStore
-from bookie.metadata.registration import Bookies, Registrations
-from bookie.metadata.underreplication import AlreadyDisabledError, AlreadyEnabledError, Task, UnderReplication
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks
+from bookie.metadata.tasks.underreplication import AlreadyDisabledError, AlreadyEnabledError, Task, UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import FragmentHealth, fragment_health

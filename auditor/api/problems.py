@@ -11,7 +11,7 @@ from auditor.api.access import ForbiddenError, RateLimitedError, Unauthenticated
 from auditor.api.idempotency import InvalidKeyError, KeyReusedError
 from auditor.service.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
 from bookie.metadata.port import StoreUnavailableError
-from bookie.metadata.underreplication import InvalidDelayError
+from bookie.metadata.tasks.underreplication import InvalidDelayError
 from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError, PermanentError, TransientError
 
 PROBLEM_TYPE: Final = "application/problem+json"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from auditor.api.documents import API_VERSION
 from auditor.api.port import BookieState, TaskState
-from bookie.metadata.own_state import ParkReason
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.run import RunCause, RunKind, RunState
 from bookie.model.severity import Severity
 

@@ -20,7 +20,7 @@ from bookie.client.bookkeeper import BookKeeper, LedgerOptions
 from bookie.client.connect import connect
 from bookie.embedded.apache import ApacheCluster
 from bookie.embedded.cluster import EmbeddedCluster
-from bookie.metadata.registration import Registrations
+from bookie.metadata.bookies.registration import Registrations
 from bookie.model.ids import BookieId
 from bookie.runtime.java import Java
 from bookie.wire.apache.transport import ApacheTransport

@@ -24,11 +24,11 @@ from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.fan_out import all_or_first_error
 from bookie.metadata.layout import bookie_path, cookie_path, parents_of, task_path, tasks_path
-from bookie.metadata.ledgers import LedgerStore
+from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.nodes import batches, create_with_parents
 from bookie.metadata.port import ANY_VERSION, Delete, MetadataStore
-from bookie.metadata.underreplication import UnderReplication
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.clock import SystemClock

@@ -56,7 +56,7 @@ def init(uri: MetadataUriOption = None, config: ConfigOption = None) -> None:
 
 async def _bookies(uri: str) -> list[dict[str, Any]]:
     from bookie.client.connect import connect
-    from bookie.metadata.drains import Drains
+    from bookie.metadata.bookies.drains import Drains
 
     async with await connect(uri, security=bookie_security()) as client:
         registered = await client.ports.registrations.list()
@@ -99,8 +99,8 @@ async def _init(uri: str) -> None:
 
     from bookie.metadata.cluster import format_cluster
     from bookie.metadata.layout import LayoutKind
+    from bookie.metadata.store.zookeeper import ZooKeeperStore
     from bookie.metadata.uri import parse_uri
-    from bookie.metadata.zookeeper import ZooKeeperStore
 
     parsed = parse_uri(uri)
     kinds = {"longhierarchical": LayoutKind.LONG_HIERARCHICAL, "flat": LayoutKind.FLAT}

@@ -10,7 +10,7 @@ from auditor.cli.ledger_options import LedgerArgument
 from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from auditor.cli.verbs import DryRunOption, YesOption, age_s, confirm, connected, duration, moment, refuse, show
-from bookie.metadata.own_state import ParkedTask, ParkReason
+from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 
 app = typer.Typer(help="Marked ledgers that cannot be repaired as the cluster is now.", no_args_is_help=True)
 

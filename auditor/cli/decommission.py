@@ -52,9 +52,9 @@ def _nothing(row: dict[str, Any]) -> str:
 
 
 async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool, is_sure: bool) -> dict[str, Any]:
-    from bookie.metadata.cookies import CookieStore
-    from bookie.metadata.drains import Drains
-    from bookie.metadata.first_seen_down import FirstSeenDown
+    from bookie.metadata.bookies.cookies import CookieStore
+    from bookie.metadata.bookies.drains import Drains
+    from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 
     async with connected(uri) as client:
         cookies = CookieStore(client.store, client.cluster)

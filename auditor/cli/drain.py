@@ -26,8 +26,8 @@ from auditor.cli.verbs import (
     unknown_names,
     whoami,
 )
-from bookie.metadata.drains import Drain, Drains
-from bookie.metadata.service_info import PROTOCOL_GRPC
+from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.bookies.service_info import PROTOCOL_GRPC
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bookie.client.connect import ConnectedBookKeeper
-    from bookie.metadata.registration import Registrations
+    from bookie.metadata.bookies.registration import Registrations
 
 app = typer.Typer(
     help="Empty bookies while they serve: copies first, and only then out of the metadata.",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from auditor.cli.counting import counting
-from bookie.metadata.drains import Drain
-from bookie.metadata.registration import Bookies
+from bookie.metadata.bookies.drains import Drain
+from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import enum
 
 from bookie.client.errors import EntryLostError, LedgerDeletedError, LedgerFencedError, WrongPasswordError
 from bookie.client.log_values import LogDeposedError
+from bookie.metadata.bookies.cookies import ForeignClusterError
 from bookie.metadata.cluster import NotAClusterError
-from bookie.metadata.cookies import ForeignClusterError
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.uri import InvalidUriError
 from bookie.model.errors import BkhealError, ConflictError, FatalError, OutcomeUnknownError, TransientError

@@ -166,7 +166,7 @@ def delete(
 
 async def _list(uri: str, where: Any, limit: int) -> list[dict[str, Any]]:
     from bookie.client.connect import connect
-    from bookie.metadata.ledgers import Unreadable
+    from bookie.metadata.ledgers.ledgers import Unreadable
 
     rows: list[dict[str, Any]] = []
     async with await connect(uri, security=bookie_security()) as client:

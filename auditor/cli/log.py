@@ -26,7 +26,7 @@ from auditor.cli.ledger_options import (
 from auditor.cli.output import OutputFormat, print_json, print_line, print_table, printable, size
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from auditor.cli.security_options import bookie_security
-from bookie.metadata.log_lists import NoSuchLogError
+from bookie.metadata.logs.log_store import NoSuchLogError
 
 if TYPE_CHECKING:
     from bookie.client.log_values import LogEntry, LogOptions, LogPosition
@@ -292,7 +292,7 @@ async def _show(uri: str, name: str) -> dict[str, Any]:
 
 
 async def _row(client: Any, name: str) -> dict[str, Any]:
-    from bookie.metadata.ledgers import Unreadable
+    from bookie.metadata.ledgers.ledgers import Unreadable
 
     info = await client.log(name).info()
     ledgers: list[dict[str, Any]] = [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from auditor.safety.scan import ScanResult
     from auditor.safety.stopping import Risk, Worst
     from bookie.client.connect import ConnectedBookKeeper
-    from bookie.metadata.registration import Bookies
+    from bookie.metadata.bookies.registration import Bookies
 
 
 def ok_to_stop(
@@ -93,7 +93,7 @@ async def _risks(
 ) -> tuple[Worst, ScanResult]:
     from auditor.safety.scan import count, scan
     from auditor.safety.stopping import Worst, risk_of
-    from bookie.metadata.drains import Drains
+    from bookie.metadata.bookies.drains import Drains
 
     worst, stopping = Worst(worst_max), frozenset(bookies)
     ports = client.ports

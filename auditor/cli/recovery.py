@@ -134,7 +134,7 @@ def _switched(uri: str, output: OutputFormat, *, is_on: bool, is_dry_run: bool) 
 
 
 async def _switch(uri: str, *, is_on: bool, is_dry_run: bool) -> None:
-    from bookie.metadata.underreplication import AlreadyDisabledError, AlreadyEnabledError
+    from bookie.metadata.tasks.underreplication import AlreadyDisabledError, AlreadyEnabledError
 
     async with connected(uri) as client:
         tasks = client.ports.tasks
@@ -167,7 +167,7 @@ async def _recover(
     from auditor.safety.draining import holdings_of, mark
     from auditor.safety.recovering import brake, refusal
     from auditor.safety.scan import count
-    from bookie.metadata.first_seen_down import FirstSeenDown
+    from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 
     async with connected(uri) as client:
         ports = client.ports

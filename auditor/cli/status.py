@@ -67,7 +67,7 @@ async def _status(uri: str) -> dict[str, Any]:
     from collections import Counter
 
     from bookie.client.connect import connect
-    from bookie.metadata.election import current_auditor
+    from bookie.metadata.runs.election import current_auditor
 
     async with await connect(uri, security=bookie_security()) as client:
         registered = await client.ports.registrations.list()

@@ -14,7 +14,7 @@ from typing import Final
 
 from auditor.quickstart.workload import WrittenLedger, payload_hash
 from bookie.client.bookkeeper import BookKeeper, stored_digest
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.errors import FatalError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, unpack

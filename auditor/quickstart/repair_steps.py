@@ -17,7 +17,7 @@ from auditor.quickstart.proof import Expected, ProofFailedError, prove_copies, r
 from auditor.quickstart.settings import OPEN_LEDGER_GRACE_S
 from auditor.quickstart.shortfall import Shortfall, recount_shortfalls
 from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
-from bookie.metadata.own_state import ParkReason
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
 from bookie.model.severity import Severity
 

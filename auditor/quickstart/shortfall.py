@@ -15,7 +15,7 @@ from typing import Final
 from auditor.quickstart.proof import ProofFailedError
 from auditor.quickstart.workload import WrittenLedger
 from bookie.client.ports import ClientPorts
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.holdings import fragment_entries
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import Status

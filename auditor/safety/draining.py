@@ -14,9 +14,9 @@ from typing import Final
 from auditor.safety.holdings import Holdings
 from auditor.safety.scan import Advance, ScanResult, scan
 from bookie.client.ports import ClientPorts
-from bookie.metadata.ledgers import LedgerStore, Unreadable
-from bookie.metadata.own_state import ParkedTask, ParkedTasks
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 

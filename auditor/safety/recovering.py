@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 
-from bookie.metadata.registration import Bookies
+from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId
 
 

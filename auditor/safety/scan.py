@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bookie.metadata.glance import Glance, glance
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.serde import UnreadableMetadataError, decode
+from bookie.metadata.ledgers.glance import Glance, glance
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 

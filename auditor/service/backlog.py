@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from auditor.service.control import Backlog, SeverityBacklog
-from bookie.metadata.drains import Drains
-from bookie.metadata.ledgers import LedgerStore, Unreadable
-from bookie.metadata.own_state import ParkedTasks
-from bookie.metadata.registration import Bookies, Registrations
-from bookie.metadata.underreplication import Task, UnderReplication, UnreadableTask
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
+from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.metadata.tasks.underreplication import Task, UnderReplication, UnreadableTask
 from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity, fragment_health

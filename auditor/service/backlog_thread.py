@@ -15,13 +15,13 @@ from contextlib import AsyncExitStack
 
 from auditor.service.backlog import BacklogCounter
 from auditor.service.control import Backlog
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.drains import Drains
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.own_state import ParkedTasks
+from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import MetadataStore
-from bookie.metadata.registration import Registrations
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.runtime.clock import Clock
 
 Open = Callable[[AsyncExitStack], Awaitable[tuple[MetadataStore, Cluster]]]

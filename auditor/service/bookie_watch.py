@@ -20,14 +20,14 @@ from typing import Final
 from auditor.service.control import LostBookie, NotLeaderError, RunBusyError
 from auditor.service.events import ServiceEvents
 from auditor.service.lost_bookies import Decision, Watched, decide, lost_now
+from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster, NotAClusterError
 from bookie.metadata.fan_out import first_to_end
-from bookie.metadata.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.layout import disable_path, lost_bookie_delay_path
 from bookie.metadata.port import MetadataStore, Stat
-from bookie.metadata.registration import Bookies, Registrations
-from bookie.metadata.session import Signal, waiting_for
-from bookie.metadata.underreplication import InvalidDelayError, UnderReplication
+from bookie.metadata.store.session import Signal, waiting_for
+from bookie.metadata.tasks.underreplication import InvalidDelayError, UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ids import BookieId
 from bookie.model.run import RunCause

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bookie.metadata.own_state import ParkReason
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.run import RunCause, RunKind, RunRecord
 from bookie.model.severity import Severity

@@ -16,8 +16,8 @@ from auditor.service.metrics import AuditorMetrics
 from auditor.service.service import AuditorService, Connection
 from auditor.service.settings import ServiceSettings
 from bookie.client.resolve import RegistrationResolver
-from bookie.metadata.registration import Registrations
-from bookie.metadata.underreplication import Task
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.tasks.underreplication import Task
 from bookie.model.ids import LedgerId
 from bookie.model.run import RunRecord
 from bookie.runtime.clock import Clock

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from auditor.service.control import LostBookie
-from bookie.metadata.first_seen_down import Down
+from bookie.metadata.bookies.first_seen_down import Down
 from bookie.model.ids import BookieId
 from spark_jobs.brake import held_because
 

@@ -23,8 +23,8 @@ from auditor.service.settings import ServiceSettings
 from auditor.service.spark_runner import Spark, SparkHolder, SparkRunner, session_settings
 from auditor.service.spark_tab import SparkTab
 from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
-from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.run import RunRecord, RunState
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.config_watch import following

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from bookie.metadata.own_state import ParkReason
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from bookie.runtime.metric_definitions import RUN_BUCKETS_S, WAIT_BUCKETS_S, Definition, MetricType

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from auditor.service.control import Backlog
-from bookie.metadata.runs import Runs
-from bookie.metadata.session import Signal, waiting_for
+from bookie.metadata.runs.records import Runs
+from bookie.metadata.store.session import Signal, waiting_for
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.run import RunKind, RunRecord
 from bookie.runtime.clock import Clock

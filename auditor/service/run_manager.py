@@ -16,10 +16,10 @@ from typing import Any, Final, Protocol
 
 from auditor.service.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
 from auditor.service.run_gate import RunGate, Stop
-from bookie.metadata.election import Leadership
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
-from bookie.metadata.runs import RunLease, RunLockedError, Runs, RunTakenError
-from bookie.metadata.session import Signal, waiting_for
+from bookie.metadata.runs.election import Leadership
+from bookie.metadata.runs.records import RunLease, RunLockedError, Runs, RunTakenError
+from bookie.metadata.store.session import Signal, waiting_for
 from bookie.model.errors import BkhealError, ConflictError, PermanentError, TransientError
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import Clock

@@ -24,13 +24,13 @@ from auditor.service.run_gate import Stop
 from auditor.service.run_manager import CONFIGURATION_EXIT, CheckRunner, RunManager, RunOutcome
 from auditor.service.schedule import Schedule, Scheduler, period_s
 from auditor.service.settings import ServiceSettings
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.election import Election, Leadership
-from bookie.metadata.first_seen_down import FirstSeenDown
 from bookie.metadata.port import MetadataStore, StoreUnavailableError
-from bookie.metadata.registration import Registrations
-from bookie.metadata.runs import Runs
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.runs.election import Election, Leadership
+from bookie.metadata.runs.records import Runs
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import Clock

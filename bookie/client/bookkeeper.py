@@ -24,8 +24,8 @@ from bookie.client.reader import LedgerReader
 from bookie.client.recovery import recover_ledger
 from bookie.client.writer import LedgerWriter
 from bookie.client.writer_options import WriterOptions
-from bookie.metadata.ledgers import Unreadable, Versioned
-from bookie.metadata.log_lists import LogLists
+from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
+from bookie.metadata.logs.log_store import LogLists
 from bookie.model.ids import NO_ENTRY, BookieId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
 

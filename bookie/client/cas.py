@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from bookie.metadata.ledgers import LedgerStore, MetadataConflictError, NoSuchLedgerError, Versioned
+from bookie.metadata.ledgers.ledgers import LedgerStore, MetadataConflictError, NoSuchLedgerError, Versioned
 from bookie.model.metadata import LedgerMetadata
 from bookie.runtime.fault_points import fault_point
 

@@ -14,14 +14,14 @@ from bookie.client.ports import ClientPorts
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
 from bookie.client.topology_file import topology_text
+from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster, open_cluster
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.log_lists import LogLists
-from bookie.metadata.own_state import ParkedTasks
-from bookie.metadata.registration import Registrations
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.logs.log_store import LogLists
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.metadata.uri import parse_uri
-from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.model.topology import Location, location
 from bookie.runtime.clock import SystemClock

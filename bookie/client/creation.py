@@ -12,7 +12,7 @@ from bookie.client.options import LedgerOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.writer import LedgerWriter
 from bookie.client.writer_options import WriterOptions
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.isolation import suited

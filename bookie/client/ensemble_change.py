@@ -18,7 +18,7 @@ from bookie.client.incarnations import look_up_incarnations
 from bookie.client.isolation import writable_for
 from bookie.client.ports import ClientPorts
 from bookie.client.writer_state import WriterState
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState

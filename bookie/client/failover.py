@@ -21,7 +21,7 @@ from bookie.client.errors import TooManyEnsembleChangesError
 from bookie.client.ports import ClientPorts
 from bookie.client.writer_options import WriterOptions
 from bookie.client.writer_state import Lane, WriterState
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.errors import BkhealError, TransientError
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import Status

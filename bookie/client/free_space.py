@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from bookie.metadata.registration import Registrations
+from bookie.metadata.bookies.registration import Registrations
 from bookie.model.errors import PermanentError, TransientError
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock

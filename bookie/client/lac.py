@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bookie.client.ports import ClientPorts
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.coverage import is_covered
 from bookie.model.digest import Digest
 from bookie.model.ids import BookieId, EntryId, LedgerId

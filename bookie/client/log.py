@@ -25,8 +25,8 @@ from bookie.client.log_writer import LogWriter
 from bookie.client.opening import open_reader
 from bookie.client.ports import ClientPorts
 from bookie.client.writer_options import WriterOptions
-from bookie.metadata.ledgers import Unreadable, Versioned
-from bookie.metadata.log_lists import LogLists
+from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
+from bookie.metadata.logs.log_store import LogLists
 from bookie.model.ids import EntryId, LedgerId
 
 _TOKEN_BITS: Final = 128

@@ -12,9 +12,9 @@ from bookie.client.log_values import InvalidPositionError, LogEntry, LogPosition
 from bookie.client.opening import open_reader
 from bookie.client.ports import ClientPorts
 from bookie.client.reader import LedgerReader
-from bookie.metadata.ledgers import NoSuchLedgerError
-from bookie.metadata.log_list import LogList
-from bookie.metadata.log_lists import ListedLog, LogLists
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
+from bookie.metadata.logs.log_list import LogList
+from bookie.metadata.logs.log_store import ListedLog, LogLists
 from bookie.metadata.port import StoreUnavailableError
 from bookie.model.ids import EntryId, LedgerId
 

@@ -19,9 +19,10 @@ from bookie.client.ports import ClientPorts
 from bookie.client.recovery import recover_ledger
 from bookie.client.writer import LedgerWriter
 from bookie.client.writer_options import WriterOptions
-from bookie.metadata.ledgers import NoSuchLedgerError, Versioned
-from bookie.metadata.log_list import LogConflictError, LogList
-from bookie.metadata.log_lists import (
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
+from bookie.metadata.ledgers.serde import encode
+from bookie.metadata.logs.log_list import LogConflictError, LogList
+from bookie.metadata.logs.log_store import (
     LIST_BYTES_MAX,
     TAKEOVER_BYTES_MAX,
     ListedLog,
@@ -30,7 +31,6 @@ from bookie.metadata.log_lists import (
     NoSuchLogError,
 )
 from bookie.metadata.port import Create
-from bookie.metadata.serde import encode
 from bookie.model.ids import NO_ENTRY, LedgerId
 from bookie.runtime.fault_points import fault_point
 

@@ -14,9 +14,9 @@ from typing import Final
 from bookie.client.log_values import InvalidPositionError, LogPosition
 from bookie.client.ports import ClientPorts
 from bookie.client.recovery import recover_ledger
-from bookie.metadata.ledgers import NoSuchLedgerError, Versioned
-from bookie.metadata.log_list import LogList
-from bookie.metadata.log_lists import ListedLog, LogLists, NoSuchLogError
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
+from bookie.metadata.logs.log_list import LogList
+from bookie.metadata.logs.log_store import ListedLog, LogLists, NoSuchLogError
 from bookie.model.errors import BkhealError
 from bookie.model.ids import LedgerId
 from bookie.runtime.fault_points import fault_point

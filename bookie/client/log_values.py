@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bookie.client.errors import AddOutcomeUnknownError
 from bookie.client.options import LedgerOptions
-from bookie.metadata.log_list import UnreadableLogError
+from bookie.metadata.logs.log_list import UnreadableLogError
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import DigestType

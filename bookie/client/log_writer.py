@@ -26,9 +26,9 @@ from bookie.client.log_takeover import Authorship
 from bookie.client.log_trimming import finish_trimming
 from bookie.client.log_values import LogDeposedError, LogOptions, LogPosition
 from bookie.client.writer import LedgerWriter
-from bookie.metadata.ledgers import NoSuchLedgerError
-from bookie.metadata.log_list import LogList
-from bookie.metadata.log_lists import ListedLog, LogFullError, NoSuchLogError
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
+from bookie.metadata.logs.log_list import LogList
+from bookie.metadata.logs.log_store import ListedLog, LogFullError, NoSuchLogError
 from bookie.model.errors import BkhealError, OutcomeUnknownError, TransientError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.packet import ENTRY_PAYLOAD_MAX

@@ -24,7 +24,7 @@ from bookie.client.ports import ClientPorts
 from bookie.client.quorum_timeout import QuorumTimeout
 from bookie.client.writer_options import WriterOptions
 from bookie.client.writer_state import Lane, PendingAdd, WriterState
-from bookie.metadata.ledgers import NoSuchLedgerError, Versioned
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.model.errors import BkhealError, PermanentError
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point

@@ -8,11 +8,11 @@ from typing import Final
 
 from bookie.client.free_space import FreeSpace
 from bookie.client.placement import Placement
+from bookie.metadata.bookies.drains import Drains, SeenDrains
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.topology import InvalidTopologyError, StoredTopology, TopologyStore, parse_topology
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.drains import Drains, SeenDrains
 from bookie.metadata.port import MetadataStore
-from bookie.metadata.registration import Registrations
-from bookie.metadata.topology import InvalidTopologyError, StoredTopology, TopologyStore, parse_topology
 from bookie.model.errors import PermanentError, TransientError
 from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.clock import Clock

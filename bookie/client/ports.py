@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from bookie.client.placement import Placement
 from bookie.client.settings import ClientSettings
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.log_lists import LogLists
-from bookie.metadata.registration import Registrations
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.logs.log_store import LogLists
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
 from bookie.wire.port import Transport

@@ -6,7 +6,7 @@ import hmac
 from dataclasses import dataclass, field
 
 from bookie.client.errors import WrongPasswordError
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import Digest, digest_for, master_key
 from bookie.model.metadata import DigestType
 

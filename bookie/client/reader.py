@@ -21,7 +21,7 @@ from bookie.client.errors import (
 from bookie.client.lac import Confirmed, ConfirmedReads
 from bookie.client.ports import ClientPorts
 from bookie.client.read_replicas import Evidence, ReplicaReads
-from bookie.metadata.ledgers import NoSuchLedgerError, Versioned
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.model.digest import Digest
 from bookie.model.errors import TransientError
 from bookie.model.ids import EntryId, LedgerId

@@ -21,7 +21,7 @@ from bookie.client.recovery_key import try_key
 from bookie.client.recovery_read import RecoveryReader
 from bookie.client.recovery_tail import LedgerTail
 from bookie.client.recovery_write import RecoveryWriter
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import Check
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bookie.client.ports import ClientPorts
-from bookie.metadata.ledgers import MetadataConflictError, NoSuchLedgerError, PreconditionFailedError, Versioned
+from bookie.metadata.ledgers.ledgers import MetadataConflictError, NoSuchLedgerError, PreconditionFailedError, Versioned
 from bookie.metadata.port import Check
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import EntryId, LedgerId

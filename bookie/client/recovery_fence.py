@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
 from bookie.client.ports import ClientPorts
 from bookie.client.read_access import LedgerAccess
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.coverage import is_covered
 from bookie.model.digest import Digest
 from bookie.model.ids import BookieId, EntryId, LedgerId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bookie.client.errors import WrongPasswordError
 from bookie.client.ports import ClientPorts
 from bookie.client.read_access import LedgerAccess
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import Status
 

@@ -15,7 +15,7 @@ from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
 from bookie.client.ports import ClientPorts
 from bookie.client.read_access import LedgerAccess
 from bookie.client.recovery_votes import FoundEntry, Verdict, Votes
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.coverage import negative_quorum
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.registration import Registrations
+from bookie.metadata.bookies.registration import Registrations
 from bookie.model.errors import TransientError
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock

@@ -27,7 +27,7 @@ from bookie.client.sync_log import SyncLog
 from bookie.client.sync_loop import LoopThread
 from bookie.client.writer import LedgerWriter
 from bookie.client.writer_options import WriterOptions
-from bookie.metadata.ledgers import Unreadable, Versioned
+from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.model.packet import Entry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bookie.metadata.topology import InvalidTopologyError
+from bookie.metadata.bookies.topology import InvalidTopologyError
 
 
 def topology_text(path: Path | None) -> str | None:

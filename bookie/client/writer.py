@@ -26,7 +26,7 @@ from bookie.client.own_ids import OwnIds
 from bookie.client.pipeline import Pipeline, Waiter
 from bookie.client.ports import ClientPorts
 from bookie.client.writer_options import NO_OPTIONS, WriterOptions
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import Digest, master_key
 from bookie.model.errors import BkhealError, PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId

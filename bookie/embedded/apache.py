@@ -21,7 +21,7 @@ from bookie.embedded.apache_settings import ApacheOptions, write_log_settings, w
 from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import format_cluster
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
 from bookie.runtime.java import Java, find_java
 from bookie.runtime.ports import free_loopback_port

@@ -18,7 +18,7 @@ from typing import Final
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import format_cluster
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
 from bookie.runtime.java import Java
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bookie.metadata.cluster import Cluster
-from bookie.metadata.cookies import (
+from bookie.metadata.bookies.cookies import (
     Cookie,
     CookieConflictError,
     CookieExistsError,
@@ -22,7 +21,8 @@ from bookie.metadata.cookies import (
     refuse_foreign,
     some,
 )
-from bookie.metadata.incarnations import Incarnations
+from bookie.metadata.bookies.incarnations import Incarnations
+from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore
 from bookie.model.ids import BookieId, bookie_id
 from bookie.runtime.clock import Clock

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
-from bookie.metadata.ledgers import LedgerStore, Unreadable
+from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
 from bookie.metadata.port import (
     Check,
     Create,
@@ -36,8 +36,8 @@ from bookie.metadata.port import (
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.reservations import Reservations
-from bookie.metadata.underreplication import HeldLock, UnderReplication
+from bookie.metadata.tasks.reservations import Reservations
+from bookie.metadata.tasks.underreplication import HeldLock, UnderReplication
 from bookie.model.errors import BkhealError, FatalError
 from bookie.model.holdings import holds_all
 from bookie.model.ids import BookieId, LedgerId

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from bookie.metadata.drains import Drains, SeenDrains
+from bookie.metadata.bookies.drains import Drains, SeenDrains
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock

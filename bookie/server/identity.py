@@ -21,7 +21,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bookie.metadata.cookies import Cookie, InvalidCookieError, decode_cookie
+from bookie.metadata.bookies.cookies import Cookie, InvalidCookieError, decode_cookie
 from bookie.model.errors import PermanentError
 from bookie.server.directories import LocalDirectory, Role
 

@@ -12,11 +12,11 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
+from bookie.metadata.bookies.registration import BookieIdInUseError, Registrations
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.ledgers import LedgerStore, Unreadable
+from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
 from bookie.metadata.port import MetadataStore, StoreUnavailableError
-from bookie.metadata.registration import BookieIdInUseError, Registrations
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
 from bookie.server.admission import Admitted, Place, stamp

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster, open_cluster
-from bookie.metadata.drains import Drains
-from bookie.metadata.registration import Registrations
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
-from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.model.errors import BkhealError
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.config_watch import following

@@ -13,15 +13,15 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bookie.metadata.port import MetadataStore, Session
-from bookie.metadata.registration import Registrations
-from bookie.metadata.service_info import (
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import (
     PROPERTY_INCARNATION,
     PROTOCOL_APACHE,
     PROTOCOL_GRPC,
     Endpoint,
     ServiceInfo,
 )
+from bookie.metadata.port import MetadataStore, Session
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock

@@ -1,6 +1,6 @@
 """Ledger metadata bytes straight into Arrow columns: the inner loop of every scan.
 
-``bookie.metadata.serde`` is the reference; the usual form of metadata takes a shorter way to the same columns (see
+``bookie.metadata.ledgers.serde`` is the reference; the usual form of metadata takes a shorter way to the same columns (see
 ``usual_metadata``), and property tests hold the two equal. Bytes that cannot be read become a row with an error: one
 damaged ledger never ends a scan.
 """
@@ -13,8 +13,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
-from bookie.metadata.serde import UnreadableMetadataError, decode
 from bookie.model.ids import InvalidIdError, bookie_id
 from bookie.model.metadata import DigestType, LedgerState
 from spark_jobs.datasource.counts import ScanCounts

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from bookie.metadata.layout import ledger_id_of
-from bookie.metadata.ledger_tree import LedgerTree
+from bookie.metadata.ledgers.tree import LedgerTree
 from spark_jobs.connect import Connection, connected
 from spark_jobs.datasource.ledger_schema import ledger_ddl
 from spark_jobs.datasource.options import LedgerOptions, ledger_options

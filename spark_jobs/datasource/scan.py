@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind, ledger_path
-from bookie.metadata.ledger_tree import LedgerTree
+from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.port import AccessDeniedError, MetadataStore, NoNodeError
 from bookie.model.ids import LedgerId
 from bookie.runtime.tasks import cancel, guarded

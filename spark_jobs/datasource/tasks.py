@@ -9,7 +9,7 @@ from typing import Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from bookie.metadata.underreplication import Task, UnderReplication, UnreadableTask
+from bookie.metadata.tasks.underreplication import Task, UnderReplication, UnreadableTask
 from bookie.metadata.uri import MetadataUri
 from bookie.runtime.clock import SystemClock
 from spark_jobs.connect import connected

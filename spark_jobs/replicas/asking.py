@@ -23,8 +23,8 @@ from typing import Final, Protocol
 
 from bookie.client.held_entries import HeldEntries, ReadsAndLists
 from bookie.metadata.fan_out import all_or_first_error
-from bookie.metadata.ledgers import Versioned
-from bookie.metadata.serde import UnreadableMetadataError
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock

@@ -16,8 +16,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from bookie.client.resolve import RegistrationResolver
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.registration import Registrations
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock

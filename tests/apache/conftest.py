@@ -19,7 +19,7 @@ from bookie.embedded.apache import ApacheBookie, ApacheCluster
 from bookie.embedded.apache_jars import ApacheJarsMissingError, ApacheJvm, find_apache_lib
 from bookie.embedded.apache_settings import ApacheOptions, ApacheStorage
 from bookie.metadata.cluster import Cluster, open_cluster
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.runtime.java import Java, JavaNotFoundError, find_java
 from tests.apache.class_data import quick_jvm
 from tests.apache.driver import JavaDriver, compile_java, compiled_driver, find_javac

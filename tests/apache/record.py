@@ -21,10 +21,10 @@ from typing import Any, Final
 from bookie.embedded.apache import LEDGERS_ROOT, ApacheCluster
 from bookie.embedded.apache_jars import APACHE_VERSION
 from bookie.embedded.apache_settings import ApacheOptions, ApacheSasl, ApacheTls
+from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, Endpoint, ServiceInfo, encode_service_info
 from bookie.metadata.cluster import format_cluster
-from bookie.metadata.election import current_auditor
-from bookie.metadata.service_info import PROTOCOL_APACHE, Endpoint, ServiceInfo, encode_service_info
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.runs.election import current_auditor
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.digest import master_key
 from bookie.wire.apache.transport import ApacheTransport
 from bookie.wire.port import Status

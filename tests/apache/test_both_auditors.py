@@ -16,8 +16,8 @@ import pytest
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import LEDGERS_ROOT, ApacheBookie
 from bookie.embedded.process import ManagedProcess
-from bookie.metadata.election import current_auditor, election_path
 from bookie.metadata.layout import task_path
+from bookie.metadata.runs.election import current_auditor, election_path
 from bookie.model.ids import LedgerId
 from tests.apache.programs import bkheal
 from tests.apache.waiting import until

@@ -12,7 +12,7 @@ import pytest
 
 from bookie.embedded.apache import ApacheCluster
 from bookie.embedded.process import ManagedProcess
-from bookie.metadata.own_state import ParkedTask, ParkReason
+from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.ids import BookieId, LedgerId
 from tests.apache.driver import JavaDriver, JavaError, expected
 from tests.apache.programs import bkheal

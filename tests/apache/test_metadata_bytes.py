@@ -12,9 +12,9 @@ import pytest
 
 from bookie.embedded.apache import ApacheBookie, ApacheCluster
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.serde import decode, encode
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.ledgers.serde import decode, encode
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 from tests.apache.driver import JavaDriver, JavaError

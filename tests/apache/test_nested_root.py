@@ -21,7 +21,7 @@ from bookie.embedded.apache_jars import ApacheJvm
 from bookie.metadata.layout import LayoutKind
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.port import Node
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, LedgerId
 from tests.apache.programs import Replicator, audit_process, bkheal
 from tests.apache.worlds import (

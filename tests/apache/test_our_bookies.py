@@ -18,7 +18,7 @@ from bookie.embedded.apache_jars import ApacheJvm
 from bookie.embedded.cluster import EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.metadata.cluster import format_cluster
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import LedgerId
 from bookie.wire.tls import TlsSettings
 from tests.apache.driver import JavaDriver, JavaError, expected, payloads

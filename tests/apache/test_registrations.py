@@ -7,11 +7,9 @@ import re
 import pytest
 
 from bookie.embedded.apache import ApacheCluster
-from bookie.metadata.cluster import Cluster, decode_layout, encode_layout, open_cluster
-from bookie.metadata.cookies import CookieStore, decode_cookie, encode_cookie
-from bookie.metadata.layout import bookie_path, cookie_path
-from bookie.metadata.registration import Registrations
-from bookie.metadata.service_info import (
+from bookie.metadata.bookies.cookies import CookieStore, decode_cookie, encode_cookie
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import (
     PROTOCOL_APACHE,
     PROTOCOL_GRPC,
     Endpoint,
@@ -19,7 +17,9 @@ from bookie.metadata.service_info import (
     decode_service_info,
     encode_service_info,
 )
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.cluster import Cluster, decode_layout, encode_layout, open_cluster
+from bookie.metadata.layout import bookie_path, cookie_path
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
 from tests.apache.conftest import OwnCluster
 from tests.apache.driver import JavaDriver

@@ -15,7 +15,7 @@ from bookie.client.errors import RecoveryImpossibleNowError
 from bookie.embedded.apache import ApacheBookie
 from bookie.embedded.apache_jars import ApacheJvm
 from bookie.metadata.layout import cookie_path
-from bookie.metadata.own_state import ParkReason
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.schedule import stored_count
 from bookie.runtime.ports import free_loopback_port

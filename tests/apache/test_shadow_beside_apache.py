@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bookie.embedded.apache import LEDGERS_ROOT
-from bookie.metadata.election import current_auditor
 from bookie.metadata.layout import task_path
+from bookie.metadata.runs.election import current_auditor
 from bookie.model.ids import LedgerId
 from tests.apache.programs import Comparison
 from tests.apache.waiting import until

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from bookie.embedded.apache import ApacheCluster
-from bookie.metadata.check_times import CheckKind, CheckTimes
 from bookie.metadata.cluster import Cluster, open_cluster
-from bookie.metadata.election import Election, current_auditor
 from bookie.metadata.layout import lock_path, task_path, tasks_path
-from bookie.metadata.task_format import decode_lock, decode_task, encode_task
-from bookie.metadata.underreplication import UnderReplication
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.runs.check_times import CheckKind, CheckTimes
+from bookie.metadata.runs.election import Election, current_auditor
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.metadata.tasks.format import decode_lock, decode_task, encode_task
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import SystemClock
 from tests.apache.driver import JavaDriver, JavaError

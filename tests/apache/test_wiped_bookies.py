@@ -13,7 +13,7 @@ import pytest
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import LEDGERS_ROOT, ApacheBookie, ApacheCluster
 from bookie.metadata.layout import cookie_path
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
 from tests.apache.driver import JavaDriver, JavaHandle
 from tests.apache.programs import Replicator

@@ -16,7 +16,7 @@ from bookie.embedded.apache import ApacheBookie, ApacheCluster
 from bookie.embedded.apache_jars import ApacheJvm
 from bookie.embedded.apache_settings import ApacheOptions
 from bookie.embedded.process import ManagedProcess
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
 from bookie.wire.security import PLAINTEXT, BookieSecurity
 from tests.apache.driver import JavaDriver, JavaError, JavaHandle, expected, payloads

@@ -23,7 +23,7 @@ import pytest
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import format_cluster
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.runtime.ports import free_loopback_port
 from tests.chart.rendering import Release, load_values, pod_of, release, render
 from tests.chart.waiting import ANSWER_S, wait_for_answer, wait_for_line

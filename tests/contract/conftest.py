@@ -13,9 +13,9 @@ from kazoo.client import KazooClient
 from kazoo.protocol.connection import _CONNECTION_DROP
 from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id
 
-from bookie.metadata.memory import MemoryCell, MemoryStore
 from bookie.metadata.port import MetadataStore
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S
 from tests.simulation.loop import Process

@@ -18,8 +18,8 @@ from kazoo.security import ACL, make_acl, make_digest_acl
 from auditor.cli.main import main
 from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.layout import bookie_path
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from tests.sessions import LONG_SESSION_S

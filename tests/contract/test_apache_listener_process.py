@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
+from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import open_cluster
-from bookie.metadata.registration import Registrations
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.wire.apache import protocol_pb2 as pb
 from tests.contract.apache_listener_world import Client
 from tests.deadlines import STATE_S

@@ -9,15 +9,15 @@ import pytest
 
 from auditor.api.operations import StoreOperations, worst_fragment
 from auditor.api.port import BookieState, TaskState
+from bookie.metadata.bookies.cookies import Cookie, CookieStore
+from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.bookies.service_info import PROTOCOL_GRPC, Endpoint, ServiceInfo
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.cookies import Cookie, CookieStore
 from bookie.metadata.layout import bookie_path, ledger_path, lost_bookie_delay_path
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.own_state import ParkedTask, ParkedTasks, ParkReason
+from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import ANY_VERSION, MetadataStore
-from bookie.metadata.registration import Bookies, Registrations
-from bookie.metadata.service_info import PROTOCOL_GRPC, Endpoint, ServiceInfo
-from bookie.metadata.underreplication import InvalidDelayError, UnderReplication
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
+from bookie.metadata.tasks.underreplication import InvalidDelayError, UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity

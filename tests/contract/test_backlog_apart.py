@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 from auditor.service.backlog_thread import CountsApart, backlog_counter
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.underreplication import UnderReplication
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity

@@ -12,10 +12,10 @@ import pytest
 from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.client.placement import PlacementPolicy
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore
 from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.port import ANY_VERSION
-from bookie.metadata.topology import InvalidTopologyError, TopologyStore
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
 from tests.deadlines import STATE_S
 

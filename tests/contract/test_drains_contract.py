@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bookie.metadata.drains import Drain, Drains
-from bookie.metadata.own_state import own_path
+from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.port import ANY_VERSION, MetadataStore, MultiFailedError
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.ids import BookieId
 from bookie.runtime.tasks import guarded
 from tests.contract.conftest import Backend

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bookie.metadata.election import Election, current_auditor, decode_vote, election_path, encode_vote
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.port import MetadataStore
+from bookie.metadata.runs.election import Election, current_auditor, decode_vote, election_path, encode_vote
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.tasks import cancel, guarded
 from tests.contract.conftest import Backend

@@ -10,7 +10,7 @@ import pytest
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import lock_path
 from bookie.metadata.port import MetadataStore, MultiFailedError
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import SystemClock
 

@@ -18,7 +18,7 @@ from bookie.metadata.cluster import (
     open_cluster,
 )
 from bookie.metadata.layout import LayoutKind
-from bookie.metadata.ledgers import (
+from bookie.metadata.ledgers.ledgers import (
     LedgerExistsError,
     LedgerStore,
     MetadataConflictError,
@@ -27,9 +27,9 @@ from bookie.metadata.ledgers import (
     Unreadable,
     Versioned,
 )
+from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode, encode
 from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.port import ANY_VERSION, MetadataStore
-from bookie.metadata.serde import UnreadableMetadataError, decode, encode
 from bookie.metadata.uri import MetadataUri
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, EntryId, InvalidIdError, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.memory import MemoryCell, MemoryStore
 from bookie.metadata.port import (
     ANY_VERSION,
     Check,
@@ -21,7 +20,8 @@ from bookie.metadata.port import (
     SetData,
     Stat,
 )
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.errors import BkhealError
 from tests.contract.conftest import SimulatedBackend
 

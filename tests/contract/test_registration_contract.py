@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from bookie.metadata.cluster import Cluster, NotAClusterError, format_cluster, open_cluster
-from bookie.metadata.cookies import (
+from bookie.metadata.bookies.cookies import (
     Cookie,
     CookieConflictError,
     CookieExistsError,
@@ -22,12 +21,13 @@ from bookie.metadata.cookies import (
     encode_cookie,
     refuse_foreign,
 )
-from bookie.metadata.incarnations import Incarnation, Incarnations, UnreadableHistoryError
+from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, UnreadableHistoryError
+from bookie.metadata.bookies.registration import BookieIdInUseError, Bookies, Registrations
+from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo, encode_service_info
+from bookie.metadata.cluster import Cluster, NotAClusterError, format_cluster, open_cluster
 from bookie.metadata.layout import LayoutKind
-from bookie.metadata.own_state import ParkedTask, ParkedTasks, ParkReason, own_path
 from bookie.metadata.port import ANY_VERSION, MetadataStore, MultiFailedError
-from bookie.metadata.registration import BookieIdInUseError, Bookies, Registrations
-from bookie.metadata.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo, encode_service_info
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason, own_path
 from bookie.model.ids import BookieId, LedgerId
 
 BK1, BK2 = BookieId("bk1:3181"), BookieId("bk2:3181")

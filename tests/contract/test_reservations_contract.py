@@ -8,9 +8,14 @@ import random
 import pytest
 
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.ledgers import LedgerStore, MetadataConflictError, NoSuchLedgerError, PreconditionFailedError
+from bookie.metadata.ledgers.ledgers import (
+    LedgerStore,
+    MetadataConflictError,
+    NoSuchLedgerError,
+    PreconditionFailedError,
+)
 from bookie.metadata.port import ANY_VERSION, Check, MetadataStore, MultiFailedError
-from bookie.metadata.reservations import Reservation, Reservations, UnreadableReservationError
+from bookie.metadata.tasks.reservations import Reservation, Reservations, UnreadableReservationError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 

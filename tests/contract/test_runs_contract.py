@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bookie.metadata.first_seen_down import Down, FirstSeenDown
-from bookie.metadata.own_state import own_path
+from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.port import MetadataStore
-from bookie.metadata.runs import Holder, RunLockedError, Runs, RunTakenError
+from bookie.metadata.runs.records import Holder, RunLockedError, Runs, RunTakenError
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.ids import BookieId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded

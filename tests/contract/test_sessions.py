@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from tests.sessions import LONG_SESSION_S, expire, kill9, sessions_of
 
 HOLDER = """

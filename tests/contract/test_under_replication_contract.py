@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bookie.metadata.check_times import CheckKind, CheckTimes
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import lock_path, task_path, tasks_path
 from bookie.metadata.port import ANY_VERSION, Check, MetadataStore, MultiFailedError
-from bookie.metadata.underreplication import (
+from bookie.metadata.runs.check_times import CheckKind, CheckTimes
+from bookie.metadata.tasks.underreplication import (
     AlreadyDisabledError,
     AlreadyEnabledError,
     IncompatibleTasksError,

@@ -15,7 +15,6 @@ import pytest
 from kazoo.client import KazooClient
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.jute import OP_MULTI_READ
 from bookie.metadata.port import (
     ANY_VERSION,
     Create,
@@ -24,7 +23,8 @@ from bookie.metadata.port import (
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.jute import OP_MULTI_READ
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.ports import free_loopback_port
 from bookie.runtime.retry import Backoff, retry_transient
@@ -235,13 +235,15 @@ async def test_server_that_does_not_know_the_bulk_read_is_asked_once(
     zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An older server answers "unimplemented" and closes the connection, which may cost the next read its answer."""
-    monkeypatch.setattr("bookie.metadata.zookeeper.OP_MULTI_READ", 9999)
+    monkeypatch.setattr("bookie.metadata.store.zookeeper.OP_MULTI_READ", 9999)
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
     clock, rng = SystemClock(), random.Random(0)
     for _ in range(3):
         assert await retry_transient(lambda: store.get_many_data(["/missing"]), Backoff(), clock, rng) == [None]
         assert await retry_transient(lambda: store.children_many(["/missing"]), Backoff(), clock, rng) == [None]
-    assert [record.name for record in caplog.records if "multiRead" in record.message] == ["bookie.metadata.zookeeper"]
+    assert [record.name for record in caplog.records if "multiRead" in record.message] == [
+        "bookie.metadata.store.zookeeper"
+    ]
     await store.close()
 
 

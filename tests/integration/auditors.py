@@ -11,8 +11,8 @@ from typing import Any
 
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
-from bookie.metadata.election import election_path
 from bookie.metadata.port import MetadataStore
+from bookie.metadata.runs.election import election_path
 from tests.deadlines import PROGRAM_S, STATE_S
 from tests.integration.served import Served
 

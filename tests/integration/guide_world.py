@@ -22,12 +22,12 @@ from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.election import current_auditor, election_path
-from bookie.metadata.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.layout import AVAILABLE, tasks_path
-from bookie.metadata.ledgers import Versioned
-from bookie.metadata.runs import Runs
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.runs.election import current_auditor, election_path
+from bookie.metadata.runs.records import Runs
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord
 from bookie.runtime.ports import free_loopback_port

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
-from bookie.metadata.election import current_auditor
-from bookie.metadata.runs import Runs
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.runs.election import current_auditor
+from bookie.metadata.runs.records import Runs
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from tests.deadlines import STATE_S
 from tests.integration.auditors import AuditorProcess, votes, when
 from tests.integration.clusters import connected, start_cluster

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from bookie.embedded.process import ManagedProcess
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.clock import SystemClock

@@ -19,10 +19,10 @@ import pytest
 from bookie.client.resolve import RegistrationResolver
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.bookies.cookies import Cookie, CookieStore
+from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.cookies import Cookie, CookieStore
-from bookie.metadata.registration import Bookies, Registrations
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.digest import digest_for
 from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType

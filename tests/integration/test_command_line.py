@@ -18,7 +18,7 @@ from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import connect
 from bookie.embedded.cluster import EmbeddedCluster
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.runtime.java import find_java, java_environment
 from tests.deadlines import PROGRAM_S
 from tests.integration import commands

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import format_cluster
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from tests.deadlines import STATE_S
 
 pytestmark = pytest.mark.integration

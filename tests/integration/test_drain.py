@@ -13,8 +13,8 @@ from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.client.writer import LedgerWriter
 from bookie.embedded.process import ManagedProcess
-from bookie.metadata.cookies import CookieStore
-from bookie.metadata.drains import Drains
+from bookie.metadata.bookies.cookies import CookieStore
+from bookie.metadata.bookies.drains import Drains
 from bookie.model.ids import BookieId, LedgerId
 from tests.deadlines import PROGRAM_S, STATE_S
 from tests.integration.clusters import connected, start_cluster

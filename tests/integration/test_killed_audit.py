@@ -14,7 +14,7 @@ from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.layout import task_path
 from bookie.metadata.port import Stat
-from bookie.metadata.runs import Runs
+from bookie.metadata.runs.records import Runs
 from bookie.model.ids import LedgerId
 from bookie.model.run import RunKind, RunState
 from spark_jobs import one_shot

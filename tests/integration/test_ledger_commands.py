@@ -22,7 +22,7 @@ import pytest
 from bookie.client import sync
 from bookie.client.connect import connect
 from bookie.embedded.cluster import EmbeddedCluster
-from bookie.metadata.log_lists import NoSuchLogError
+from bookie.metadata.logs.log_store import NoSuchLogError
 from bookie.model.ids import LedgerId
 from bookie.model.metadata import LedgerState
 from tests.deadlines import PROGRAM_S

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.process import ManagedProcess
-from bookie.metadata.own_state import ParkReason
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
 from spark_jobs.audit import run_audit
 from spark_jobs.settings import AuditSettings

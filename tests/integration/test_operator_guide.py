@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from auditor.api.documents import rfc3339
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import SystemClock

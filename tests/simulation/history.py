@@ -17,8 +17,8 @@ from typing import Any, Final
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.recovery import recover_ledger
 from bookie.client.writer_options import WriterOptions
-from bookie.metadata.ledgers import NoSuchLedgerError
-from bookie.metadata.own_state import ParkedTasks
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
+from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.model.errors import BkhealError
 from bookie.model.ids import LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata

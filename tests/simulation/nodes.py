@@ -13,9 +13,9 @@ from bookie.client.bookkeeper import BookKeeper
 from bookie.client.ports import ClientPorts
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.registration import Registrations
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.server.directories import Role

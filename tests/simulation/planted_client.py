@@ -16,7 +16,7 @@ from bookie.client.recovery_votes import FoundEntry, Votes
 from bookie.client.recovery_write import RecoveryWriter
 from bookie.client.writer import LedgerWriter
 from bookie.client.writer_state import WriterState
-from bookie.metadata.ledgers import LedgerStore, NoSuchLedgerError
+from bookie.metadata.ledgers.ledgers import LedgerStore, NoSuchLedgerError
 from bookie.metadata.port import ANY_VERSION
 from bookie.model.ids import EntryId
 from bookie.model.metadata import LedgerMetadata

@@ -8,8 +8,8 @@ from typing import Any
 
 from bookie.metadata.layout import task_path
 from bookie.metadata.port import Delete, MultiFailedError, NoNodeError
-from bookie.metadata.reservations import Reserved
-from bookie.metadata.task_locks import HeldTask, TaskLocks
+from bookie.metadata.tasks.locks import HeldTask, TaskLocks
+from bookie.metadata.tasks.reservations import Reserved
 from bookie.model.digest import digest_for
 from bookie.model.ids import EntryId
 from bookie.model.packet import pack, unpack

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from bookie.metadata.ledgers import Versioned
-from bookie.metadata.own_state import ParkedTasks
-from bookie.metadata.reservations import Reservations
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.metadata.tasks.reservations import Reservations
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import fragment_health

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from bookie.metadata.memory import Fault, MemoryStore, Readable
-from bookie.metadata.memory_cell import MemoryCell, _MemoryNode
 from bookie.metadata.port import ANY_VERSION, Children, Node, NoNodeError, Operation, Stat, StoreUnavailableError
 from bookie.metadata.request_limits import check_data, check_path
+from bookie.metadata.store.memory import Fault, MemoryStore, Readable
+from bookie.metadata.store.memory_cell import MemoryCell, _MemoryNode
 from tests.simulation.loop import Process, give_way
 from tests.simulation.trace import Trace
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bookie.metadata.layout import LayoutKind, ledger_id_of, task_ledger_id, tasks_path
-from bookie.metadata.own_state import own_path
+from bookie.metadata.ledgers.serde import decode
 from bookie.metadata.port import ANY_VERSION
-from bookie.metadata.serde import decode
-from bookie.metadata.task_format import decode_task
+from bookie.metadata.tasks.format import decode_task
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.memory import MemoryStore
 from bookie.metadata.port import ANY_VERSION
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.server.admission import Place, admit

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import pytest
 from pyspark.sql import SparkSession
 
+from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import bookie_path, cookie_path, ledger_path
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.registration import Bookies
-from bookie.metadata.underreplication import UnderReplication
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind

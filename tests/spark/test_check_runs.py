@@ -14,12 +14,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.check_times import CheckKind, CheckTimes
-from bookie.metadata.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, Endpoint, ServiceInfo, encode_service_info
+from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.layout import bookie_path
 from bookie.metadata.port import ANY_VERSION
-from bookie.metadata.service_info import PROTOCOL_APACHE, Endpoint, ServiceInfo, encode_service_info
-from bookie.metadata.topology import TopologyStore
+from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.run import RunKind

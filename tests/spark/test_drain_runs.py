@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.drains import Drain, Drains
+from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.model.ids import BookieId
 from bookie.model.severity import Severity
 from spark_jobs.settings import ExitCode, FailOn

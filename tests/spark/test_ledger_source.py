@@ -17,10 +17,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import bookie_path, cookie_path, ledger_path
-from bookie.metadata.ledgers import LedgerStore
+from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import AccessDeniedError, MetadataStore, StoreUnavailableError
-from bookie.metadata.underreplication import UnderReplication
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.runtime.clock import SystemClock

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from bookie.metadata.topology import parse_topology
+from bookie.metadata.bookies.topology import parse_topology
 from bookie.model.ids import BookieId
 from bookie.model.spread import PlacementPolicy
 from spark_jobs.checks.bookie_check import bookie_check

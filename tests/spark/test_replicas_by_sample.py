@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.registration import Registrations
-from bookie.metadata.service_info import Endpoint, ServiceInfo
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind
 from bookie.wire.apache import protocol_pb2 as pb

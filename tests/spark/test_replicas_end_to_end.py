@@ -14,7 +14,7 @@ from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import connect
 from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
-from bookie.metadata.check_times import CheckKind, CheckTimes
+from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity

@@ -18,7 +18,7 @@ from auditor.cli import audit as audit_cli
 from auditor.cli import audit_shadow
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.layout import ledger_path, task_path
-from bookie.metadata.own_state import own_path
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.ids import BookieId, LedgerId
 from spark_jobs import one_shot, shadow_run
 from spark_jobs.checks.findings import FINDING_DDL

@@ -28,9 +28,9 @@ from auditor.service.control import (
     SeverityBacklog,
     UnknownRunError,
 )
-from bookie.metadata.own_state import ParkReason
 from bookie.metadata.port import StoreUnavailableError
-from bookie.metadata.underreplication import InvalidDelayError, Task
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.metadata.tasks.underreplication import InvalidDelayError, Task
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity

@@ -15,16 +15,16 @@ from bookie.client.options import LedgerOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.ledgers import LedgerStore, NoSuchLedgerError, Versioned
-from bookie.metadata.log_lists import ListedLog, LogLists, listed_log
-from bookie.metadata.memory import Fault, MemoryStore
-from bookie.metadata.memory_cell import MemoryCell
+from bookie.metadata.ledgers.ledgers import LedgerStore, NoSuchLedgerError, Versioned
+from bookie.metadata.ledgers.serde import decode
+from bookie.metadata.logs.log_store import ListedLog, LogLists, listed_log
 from bookie.metadata.port import NoNodeError
-from bookie.metadata.registration import Registrations
-from bookie.metadata.serde import decode
-from bookie.metadata.service_info import Endpoint, ServiceInfo
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.store.memory import Fault, MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.storage.memory import MemoryDisk, MemoryIndex

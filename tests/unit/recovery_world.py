@@ -12,13 +12,13 @@ from bookie.client.ports import ClientPorts
 from bookie.client.recovery import recover_ledger
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.ledgers import LedgerStore, Versioned
-from bookie.metadata.memory import MemoryStore
-from bookie.metadata.memory_cell import MemoryCell
-from bookie.metadata.registration import Registrations
-from bookie.metadata.service_info import Endpoint, ServiceInfo
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.digest import digest_for, master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState

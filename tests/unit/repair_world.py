@@ -9,17 +9,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.ledgers import LedgerStore, Versioned
-from bookie.metadata.memory import MemoryStore
-from bookie.metadata.memory_cell import MemoryCell
+from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
 from bookie.metadata.nodes import parent_of
-from bookie.metadata.own_state import ParkedTasks
 from bookie.metadata.port import NoNodeError
-from bookie.metadata.registration import Registrations
-from bookie.metadata.reservations import Reservations
-from bookie.metadata.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo
-from bookie.metadata.underreplication import Task, UnderReplication
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.metadata.tasks.reservations import Reservations
+from bookie.metadata.tasks.underreplication import Task, UnderReplication
 from bookie.model.digest import digest_for, master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata

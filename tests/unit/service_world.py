@@ -13,13 +13,13 @@ from auditor.service.run_manager import RunOutcome, RunRequest
 from auditor.service.schedule import Schedule, first_due_ms, period_s
 from auditor.service.service import AuditorService, Connection, SchedulerPort, ServicePorts
 from auditor.service.settings import ServiceSettings
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.registration import Registrations, ServiceInfo
 from bookie.metadata.cluster import format_cluster, open_cluster
-from bookie.metadata.first_seen_down import FirstSeenDown
 from bookie.metadata.layout import cookie_path
-from bookie.metadata.memory import MemoryCell, MemoryStore
 from bookie.metadata.nodes import ensure_path
-from bookie.metadata.registration import Registrations, ServiceInfo
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind, RunRecord
 from bookie.runtime.tasks import cancel, guarded

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from bookie.metadata.bookies.cookies import Cookie, CookieStore, ForeignClusterError
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.cluster import format_cluster, open_cluster
-from bookie.metadata.cookies import Cookie, CookieStore, ForeignClusterError
-from bookie.metadata.memory import MemoryCell, MemoryStore
-from bookie.metadata.registration import Registrations
-from bookie.metadata.service_info import Endpoint, ServiceInfo
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
 from bookie.server.admission import Admitted, Place, admit
 from bookie.server.directories import Role

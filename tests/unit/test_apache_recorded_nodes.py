@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from bookie.metadata.check_times import CheckKind, decode_check_time, encode_check_time
+from bookie.metadata.bookies.cookies import decode_cookie, encode_cookie
+from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, decode_service_info, encode_service_info
 from bookie.metadata.cluster import decode_layout, encode_layout
-from bookie.metadata.cookies import decode_cookie, encode_cookie
-from bookie.metadata.election import decode_vote, encode_vote
 from bookie.metadata.layout import LayoutKind, ledger_id_of, ledger_path, lock_path, task_ledger_id, task_path
-from bookie.metadata.serde import decode, encode
-from bookie.metadata.service_info import PROTOCOL_APACHE, decode_service_info, encode_service_info
-from bookie.metadata.task_format import TASKS_LAYOUT, decode_lock, decode_task, encode_lock, encode_task
+from bookie.metadata.ledgers.serde import decode, encode
+from bookie.metadata.runs.check_times import CheckKind, decode_check_time, encode_check_time
+from bookie.metadata.runs.election import decode_vote, encode_vote
+from bookie.metadata.tasks.format import TASKS_LAYOUT, decode_lock, decode_task, encode_lock, encode_task
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import DigestType, LedgerState
 from tests.unit.recorded_apache import nodes

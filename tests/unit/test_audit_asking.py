@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bookie.metadata.ledgers import NoSuchLedgerError
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity

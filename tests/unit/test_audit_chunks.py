@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookie.metadata.bookies.first_seen_down import Down
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.first_seen_down import Down
 from bookie.metadata.layout import LayoutKind
 from bookie.model.ids import BookieId
 from bookie.model.severity import Severity

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bookie.metadata.serde import UnreadableMetadataError, decode, encode
+from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode, encode
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 from spark_jobs.datasource import counts as counts_module

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.metadata.topology import parse_topology
+from bookie.metadata.bookies.topology import parse_topology
 from bookie.model.ids import BookieId
 from bookie.model.spread import PlacementPolicy, adherence
 from spark_jobs.checks.placement_rules import PlacementRules, Spread

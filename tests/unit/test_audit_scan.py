@@ -10,9 +10,9 @@ import pytest
 
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import LayoutKind, ledger_path
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from spark_jobs.datasource import scan as scan_module

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookie.metadata.bookies.cookies import Cookie, CookieStore, ForeignClusterError, encode_cookie
+from bookie.metadata.bookies.incarnations import Incarnation, Incarnations
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.cookies import Cookie, CookieStore, ForeignClusterError, encode_cookie
-from bookie.metadata.incarnations import Incarnation, Incarnations
 from bookie.metadata.layout import cookie_path
-from bookie.metadata.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
 from bookie.server.admission import Admitted, Place, admit

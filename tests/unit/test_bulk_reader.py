@@ -7,8 +7,6 @@ import struct
 
 import pytest
 
-from bookie.metadata.jute import OP_CREATE, OP_DELETE, OP_SET_DATA, MalformedReplyError, multi_reply
-from bookie.metadata.multiread import PATHS_PER_REQUEST_MAX, REPLY_BYTES_AIM, REQUESTS_IN_FLIGHT, BulkReader
 from bookie.metadata.port import (
     AccessDeniedError,
     BadVersionError,
@@ -16,7 +14,9 @@ from bookie.metadata.port import (
     NodeExistsError,
     StoreUnavailableError,
 )
-from bookie.metadata.zookeeper_errors import answer_error, multi_error
+from bookie.metadata.store.jute import OP_CREATE, OP_DELETE, OP_SET_DATA, MalformedReplyError, multi_reply
+from bookie.metadata.store.multiread import PATHS_PER_REQUEST_MAX, REPLY_BYTES_AIM, REQUESTS_IN_FLIGHT, BulkReader
+from bookie.metadata.store.zookeeper_errors import answer_error, multi_error
 
 STAT = bytes(68)
 END = struct.pack(">iBi", -1, 1, -1)

@@ -11,7 +11,7 @@ from bookie.client.errors import NotEnoughBookiesError, WriterClosedError, Wrong
 from bookie.client.ledger_filter import LedgerFilter
 from bookie.client.options import InvalidQuorumError, LedgerOptions
 from bookie.client.writer_options import WriterOptions
-from bookie.metadata.ledgers import Unreadable, Versioned
+from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 from tests.unit.log_world import BOOKIES, log_world

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import Check
-from bookie.metadata.reservations import Reservation, Reservations
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.tasks.reservations import Reservation, Reservations
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.availability import EntryRuns
 from bookie.model.holdings import holds_all
 from bookie.model.ids import BookieId, EntryId, LedgerId

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.metadata.check_times import CheckKind, decode_check_time, encode_check_time
-from bookie.metadata.cookies import Cookie, InvalidCookieError, cookie_differences, decode_cookie, encode_cookie
-from bookie.metadata.task_format import (
+from bookie.metadata.bookies.cookies import Cookie, InvalidCookieError, cookie_differences, decode_cookie, encode_cookie
+from bookie.metadata.runs.check_times import CheckKind, decode_check_time, encode_check_time
+from bookie.metadata.tasks.format import (
     TaskData,
     UnreadableTaskError,
     decode_lock,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import StoreUnavailableError
 from bookie.model.availability import EntryRuns
 from bookie.model.digest import master_key

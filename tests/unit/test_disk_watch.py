@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import format_cluster, open_cluster
-from bookie.metadata.memory import MemoryCell, MemoryStore
-from bookie.metadata.registration import Registrations
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.model.ids import BookieId, LedgerId
 from bookie.server.disk_watch import DiskWatch
 from bookie.server.registration import RegistrationKeeper, service_info

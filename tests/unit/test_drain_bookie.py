@@ -7,10 +7,10 @@ import random
 
 from bookie.client.placement import Placement
 from bookie.client.placement_feed import PlacementFeed
+from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import format_cluster, open_cluster
-from bookie.metadata.drains import Drain, Drains
-from bookie.metadata.memory import MemoryCell, MemoryStore
-from bookie.metadata.registration import Registrations
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
 from bookie.server.disk_watch import DiskWatch
 from bookie.server.drain_watch import DrainWatch

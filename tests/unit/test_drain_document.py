@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from auditor.cli.dead_letters import _ADVICE
 from auditor.cli.main import app
-from bookie.metadata.own_state import ParkReason
+from bookie.metadata.tasks.parked import ParkReason
 
 DOCUMENT = Path(__file__).parents[2] / "docs/taking-a-bookie-out.md"
 COMMANDS = [

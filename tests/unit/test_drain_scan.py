@@ -12,10 +12,10 @@ from auditor.safety.draining import holdings_of, judge, mark, still_there
 from auditor.safety.holdings import Holdings
 from auditor.safety.recovering import brake, refusal
 from auditor.safety.scan import Shape, count, scan
-from bookie.metadata.glance import Glance, glance
-from bookie.metadata.own_state import ParkedTask, ParkReason
-from bookie.metadata.registration import Bookies
-from bookie.metadata.serde import decode, encode
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.glance import Glance, glance
+from bookie.metadata.ledgers.serde import decode, encode
+from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from tests.unit.repair_world import World, a_world, make_metadata, names

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.service.backlog import BacklogCounter, Judged, judge
-from bookie.metadata.drains import Drain, Drains
+from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import Severity, fragment_health
 from tests.unit.repair_world import ROOT, a_world, make_metadata, names

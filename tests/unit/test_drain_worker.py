@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from bookie.metadata.drains import Drain, Drains
-from bookie.metadata.own_state import ParkReason
+from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from replicator.events import Ending

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from bookie.metadata.election import FRESH_SHARE, Election, current_auditor, election_path
-from bookie.metadata.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.nodes import ensure_path
+from bookie.metadata.runs.election import FRESH_SHARE, Election, current_auditor, election_path
+from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.runtime.tasks import cancel, guarded
 from tests.unit.virtual_time import VirtualClock, in_virtual_time, until
 

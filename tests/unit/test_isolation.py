@@ -16,11 +16,11 @@ from bookie.client.errors import AddOutcomeUnknownError
 from bookie.client.isolation import note_targets, writable_for
 from bookie.client.options import LedgerOptions
 from bookie.client.placement import Placement
-from bookie.metadata.ledgers import Versioned
-from bookie.metadata.own_state import ParkReason
-from bookie.metadata.registration import Bookies
-from bookie.metadata.topology import parse_topology
-from bookie.metadata.underreplication import Task
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.bookies.topology import parse_topology
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.metadata.tasks.underreplication import Task
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.isolation import (
     NO_GROUPS,

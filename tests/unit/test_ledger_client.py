@@ -30,14 +30,14 @@ from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
 from bookie.client.sync_loop import LoopThread
 from bookie.client.writer import LedgerWriter
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.cluster import format_cluster, open_cluster
-from bookie.metadata.ledgers import LedgerStore, NoSuchLedgerError, Versioned
-from bookie.metadata.memory import Fault, MemoryStore
-from bookie.metadata.memory_cell import MemoryCell
-from bookie.metadata.registration import Registrations
-from bookie.metadata.service_info import Endpoint, ServiceInfo
-from bookie.metadata.underreplication import UnderReplication
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.ledgers.ledgers import LedgerStore, NoSuchLedgerError, Versioned
+from bookie.metadata.store.memory import Fault, MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerState

@@ -15,8 +15,8 @@ import pytest
 from bookie.client.log_values import LogDeposedError, LogEntry, LogOptions, LogPosition, LogTruncatedError
 from bookie.client.log_writer import LogWriter
 from bookie.client.options import LedgerOptions
-from bookie.metadata.log_list import LogConflictError
-from bookie.metadata.memory import Fault
+from bookie.metadata.logs.log_list import LogConflictError
+from bookie.metadata.store.memory import Fault
 from bookie.model.errors import BkhealError, OutcomeUnknownError, TransientError
 from bookie.runtime.fault_points import deciding_by
 from tests.unit.log_world import BOOKIES, NAME, Client, LogWorld, log_world, read_all

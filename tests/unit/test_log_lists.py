@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bookie.client.log_reader import Cursor, next_place
 from bookie.client.log_values import InvalidPositionError, LogPosition, LogTruncatedError
-from bookie.metadata.log_list import LogConflictError, LogList, UnreadableLogError
-from bookie.metadata.log_lists import (
+from bookie.metadata.logs.log_list import LogConflictError, LogList, UnreadableLogError
+from bookie.metadata.logs.log_store import (
     Decide,
     InvalidLogNameError,
     LogExistsError,
@@ -19,10 +19,10 @@ from bookie.metadata.log_lists import (
     LogLists,
     NoSuchLogError,
 )
-from bookie.metadata.memory import Fault, MemoryStore
-from bookie.metadata.memory_cell import MemoryCell
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.port import Create, StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.store.memory import Fault, MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import EntryId, LedgerId
 from tests.unit.virtual_time import run_virtual
 

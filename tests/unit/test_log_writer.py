@@ -19,10 +19,10 @@ from bookie.client.log_values import (
 from bookie.client.log_writer import LogWriter
 from bookie.client.options import InvalidQuorumError, LedgerOptions
 from bookie.client.writer_options import WriterOptions
-from bookie.metadata import log_lists
-from bookie.metadata.log_lists import LogExistsError, LogFullError, NoSuchLogError
-from bookie.metadata.memory import Fault
+from bookie.metadata.logs import log_store as log_lists
+from bookie.metadata.logs.log_store import LogExistsError, LogFullError, NoSuchLogError
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.store.memory import Fault
 from bookie.model.errors import OutcomeUnknownError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import deciding_by

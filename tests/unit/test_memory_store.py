@@ -9,16 +9,16 @@ import weakref
 
 import pytest
 
-from bookie.metadata.bridge import Answer, LoopBridge
 from bookie.metadata.cluster import format_cluster, open_cluster
-from bookie.metadata.id_generation import IdGenerator, IdsExhaustedError
-from bookie.metadata.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.ledgers.id_generation import IdGenerator, IdsExhaustedError
 from bookie.metadata.port import (
     SessionState,
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.session import waiting_for
+from bookie.metadata.store.bridge import Answer, LoopBridge
+from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.store.session import waiting_for
 
 SHORT_END = 2147483647
 

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from bookie.metadata.bookies.cookies import Cookie, CookieExistsError, CookieStore
+from bookie.metadata.bookies.incarnations import Incarnations
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.cluster import Cluster, ClusterExistsError, format_cluster, open_cluster
-from bookie.metadata.cookies import Cookie, CookieExistsError, CookieStore
-from bookie.metadata.incarnations import Incarnations
 from bookie.metadata.layout import LayoutKind, lock_path, task_path
-from bookie.metadata.ledgers import LedgerExistsError, LedgerStore
-from bookie.metadata.memory import Fault, MemoryCell, MemoryStore
-from bookie.metadata.own_state import ParkedTask, ParkedTasks, ParkReason, own_path
+from bookie.metadata.ledgers.ledgers import LedgerExistsError, LedgerStore
+from bookie.metadata.ledgers.serde import decode
 from bookie.metadata.port import Check, StoreUnavailableError
-from bookie.metadata.registration import Registrations
-from bookie.metadata.reservations import Reservation, Reservations
-from bookie.metadata.serde import decode
-from bookie.metadata.service_info import Endpoint, ServiceInfo
-from bookie.metadata.underreplication import (
+from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason, own_path
+from bookie.metadata.tasks.reservations import Reservation, Reservations
+from bookie.metadata.tasks.underreplication import (
     AlreadyDisabledError,
     AlreadyEnabledError,
     UnderReplication,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bookie.metadata.ledgers.serde import UnreadableMetadataError, UnwritableMetadataError, decode, encode
 from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
-from bookie.metadata.serde import UnreadableMetadataError, UnwritableMetadataError, decode, encode
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 

@@ -15,7 +15,7 @@ from auditor.service import metric_definitions as names
 from auditor.service.control import Backlog, LostBookie, ServiceStatus, SeverityBacklog
 from auditor.service.metrics import AuditorMetrics, result_of
 from auditor.service.metrics_export import MetricsExportError, export_to_file, push
-from bookie.metadata.own_state import ParkReason
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
 from bookie.runtime.metrics import SESSION, render

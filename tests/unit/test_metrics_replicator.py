@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bookie.metadata.own_state import ParkReason
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.heartbeat import SILENCE_S_MAX, Heartbeat
 from bookie.runtime.metrics import MetricSet, render

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from bookie.metadata.bookies.cookies import CookieStore
+from bookie.metadata.bookies.incarnations import Incarnations
+from bookie.metadata.bookies.registration import BookieIdInUseError, Registrations
+from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.cookies import CookieStore
-from bookie.metadata.incarnations import Incarnations
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.memory import Fault, MemoryCell, MemoryStore
-from bookie.metadata.registration import BookieIdInUseError, Registrations
-from bookie.metadata.service_info import Endpoint, ServiceInfo
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.server.admission import Admitted, Place, admit

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from auditor.safety.scan import Shape
 from auditor.safety.stopping import Risk, Worst, risk_of, room_problems
 from bookie.client.placement import Placement
-from bookie.metadata.registration import Bookies
+from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.spread import PlacementPolicy

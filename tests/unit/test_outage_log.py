@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from bookie.metadata.outage import INTERVAL_S_MAX, REASONS_MAX, Outage, OutageLog
+from bookie.metadata.store.outage import INTERVAL_S_MAX, REASONS_MAX, Outage, OutageLog
 
 REFUSED = "socket connection error: Connection refused"
 

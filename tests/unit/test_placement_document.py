@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.metadata.topology import parse_topology
+from bookie.metadata.bookies.topology import parse_topology
 from bookie.model.spread import STANDARD
 
 PAGE = (Path(__file__).parents[2] / "docs/placement.md").read_text()

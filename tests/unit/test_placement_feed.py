@@ -14,13 +14,13 @@ import pytest
 from bookie.client.free_space import FreeSpace, FreeSpaceSettings
 from bookie.client.placement import Placement, PlacementPolicy
 from bookie.client.placement_feed import PlacementFeed, load_placement
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import ServiceInfo
+from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.memory import MemoryStore
-from bookie.metadata.memory_cell import MemoryCell
 from bookie.metadata.port import ANY_VERSION
-from bookie.metadata.registration import Registrations
-from bookie.metadata.service_info import ServiceInfo
-from bookie.metadata.topology import InvalidTopologyError, TopologyStore
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
 from bookie.runtime.fault_points import deciding_by

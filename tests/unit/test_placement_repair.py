@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from bookie.client.placement import Placement, PlacementPolicy
-from bookie.metadata.ledgers import Versioned
-from bookie.metadata.own_state import ParkReason
-from bookie.metadata.registration import Bookies
-from bookie.metadata.topology import parse_topology
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.bookies.topology import parse_topology
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from replicator.plan import Plan, plan_repair

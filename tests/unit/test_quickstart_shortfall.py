@@ -10,7 +10,7 @@ from auditor.quickstart.proof import ProofFailedError
 from auditor.quickstart.shortfall import Shortfall, recount_shortfalls
 from auditor.quickstart.workload import WrittenLedger
 from auditor.quickstart.workload_plan import fragmented_ledgers
-from bookie.metadata.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.ids import EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import ListReply, Status

@@ -13,8 +13,8 @@ from bookie.client.errors import EntryLostError, EntryUnavailableError, NoSuchEn
 from bookie.client.ports import ClientPorts
 from bookie.client.read_mode import ReadMode
 from bookie.client.reader import LedgerReader
-from bookie.metadata.ledgers import NoSuchLedgerError
-from bookie.metadata.serde import UnreadableMetadataError
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
+from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerState
 from bookie.runtime.fault_points import deciding_by

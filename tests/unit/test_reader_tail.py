@@ -13,8 +13,8 @@ from bookie.client.ports import ClientPorts
 from bookie.client.reader import LedgerReader
 from bookie.client.recovery import recover_ledger
 from bookie.client.writer import LedgerWriter
-from bookie.metadata.ledgers import NoSuchLedgerError
-from bookie.metadata.serde import UnreadableMetadataError
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
+from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.packet import pack_lac

@@ -6,7 +6,7 @@ import pytest
 
 from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
 from bookie.client.recovery import recover_ledger
-from bookie.metadata.ledgers import NoSuchLedgerError
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.model.digest import digest_for, master_key
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState

@@ -12,10 +12,10 @@ import pytest
 from bookie.client.errors import AddOutcomeUnknownError, CloseOutcomeUnknownError, RecoveryImpossibleNowError
 from bookie.client.recovery import recover_ledger
 from bookie.client.writer import LedgerWriter
-from bookie.metadata.incarnations import Incarnations
-from bookie.metadata.ledgers import NoSuchLedgerError
-from bookie.metadata.memory import Fault
+from bookie.metadata.bookies.incarnations import Incarnations
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.store.memory import Fault
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerState

@@ -8,11 +8,11 @@ import pytest
 
 from auditor.service import metric_definitions as auditor_names
 from auditor.service.metrics import state_values
-from bookie.metadata.election import election_path
 from bookie.metadata.layout import available_path, cookie_path
 from bookie.metadata.nodes import ensure_path, parent_of
-from bookie.metadata.own_state import own_path
 from bookie.metadata.port import AccessDeniedError
+from bookie.metadata.runs.election import election_path
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.ids import BookieId
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import guarded

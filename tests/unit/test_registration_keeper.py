@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookie.metadata.bookies.registration import BookieIdInUseError, Bookies, Registrations
+from bookie.metadata.bookies.service_info import PROTOCOL_GRPC
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import bookie_path
-from bookie.metadata.memory import Fault, MemoryCell, MemoryStore
-from bookie.metadata.registration import BookieIdInUseError, Bookies, Registrations
-from bookie.metadata.service_info import PROTOCOL_GRPC
+from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
 from bookie.server.disk_watch import DiskWatch, should_be_read_only
 from bookie.server.registration import RegistrationKeeper, service_info

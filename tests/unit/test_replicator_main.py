@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 import replicator.__main__
-from bookie.metadata.own_state import ParkReason
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.settings import ConfigurationError
 from bookie.runtime.status_pages import Health, Pages

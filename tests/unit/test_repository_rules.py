@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("auditor", "bookie", "replicator", "spark_jobs")
 
 USERS = {
-    "kazoo": {"bookie/metadata/kazoo_connection.py", "auditor/bench/scan_measurement.py"},
+    "kazoo": {"bookie/metadata/store/kazoo_connection.py", "auditor/bench/scan_measurement.py"},
     "rocksdict": {"bookie/storage/rocks.py"},
 }
 """Third-party libraries with a single adapter (the benchmark's baseline is kazoo as it comes)."""

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bookie.client.resolve import RegistrationResolver
+from bookie.metadata.bookies.registration import Endpoint, Registrations, ServiceInfo
+from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION
 from bookie.metadata.cluster import format_cluster, open_cluster
-from bookie.metadata.memory import MemoryStore
-from bookie.metadata.memory_cell import MemoryCell
 from bookie.metadata.port import StoreUnavailableError
-from bookie.metadata.registration import Endpoint, Registrations, ServiceInfo
-from bookie.metadata.service_info import PROPERTY_INCARNATION
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
 from bookie.wire.resolver import BookieAddress

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from bookie.metadata.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
-from bookie.metadata.runs import RunLockedError, Runs
+from bookie.metadata.runs.records import RunLockedError, Runs
+from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from tests.unit.virtual_time import in_virtual_time
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from auditor.service.backlog import READ_LEDGERS, BacklogCounter, Judged, judge
 from auditor.service.control import Backlog, SeverityBacklog
+from bookie.metadata.bookies.registration import Registrations, ServiceInfo
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import task_path
-from bookie.metadata.ledgers import LedgerStore
-from bookie.metadata.memory import MemoryCell, MemoryStore
+from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.nodes import create_with_parents
-from bookie.metadata.own_state import ParkedTask, ParkedTasks, ParkReason
-from bookie.metadata.registration import Registrations, ServiceInfo
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity

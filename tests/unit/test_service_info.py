@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.metadata.service_info import (
+from bookie.metadata.bookies.service_info import (
     PROPERTY_INCARNATION,
     Endpoint,
     ServiceInfo,

@@ -12,11 +12,11 @@ from auditor.service.control import NotLeaderError, RunBusyError, RunOverError, 
 from auditor.service.run_gate import RunGate
 from auditor.service.run_manager import RunManager, RunOutcome, RunRequest
 from auditor.service.service import AuditorService
-from bookie.metadata.election import Leadership
-from bookie.metadata.memory import MemoryCell, MemoryStore
-from bookie.metadata.own_state import own_path
 from bookie.metadata.port import StoreUnavailableError
-from bookie.metadata.runs import Runs
+from bookie.metadata.runs.election import Leadership
+from bookie.metadata.runs.records import Runs
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded
 from spark_jobs.gate import RunStoppedError

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from bookie.metadata.memory import Fault
 from bookie.metadata.port import StoreUnavailableError
-from bookie.metadata.runs import Runs
+from bookie.metadata.runs.records import Runs
+from bookie.metadata.store.memory import Fault
 from bookie.model.run import RunCause, RunKind, RunRecord
 from tests.unit.service_world import BOOKIES, ROOT, Auditor, World
 from tests.unit.virtual_time import in_virtual_time, until

@@ -13,9 +13,9 @@ from auditor.service.control import Backlog, NotLeaderError
 from auditor.service.overview import Overview
 from auditor.service.service import Connection
 from auditor.service.spark_runner import UnknownOptionError
-from bookie.metadata.own_state import own_path
 from bookie.metadata.port import StoreUnavailableError
-from bookie.metadata.runs import Runs
+from bookie.metadata.runs.records import Runs
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import cancel, guarded
 from tests.unit.service_world import ROOT, World

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from bookie.metadata.ledgers import Unreadable, Versioned
-from bookie.metadata.registration import Bookies
-from bookie.metadata.task_locks import Task
-from bookie.metadata.underreplication import UnreadableTask
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
+from bookie.metadata.tasks.locks import Task
+from bookie.metadata.tasks.underreplication import UnreadableTask
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind

@@ -11,7 +11,7 @@ from auditor.cli.simpletest import LedgerLeftError, WrongEntryError, prove
 from bookie.client.errors import NotEnoughBookiesError
 from bookie.client.options import LedgerOptions
 from bookie.client.reader import LedgerReader
-from bookie.metadata.memory import Fault
+from bookie.metadata.store.memory import Fault
 from bookie.model.errors import BkhealError
 from bookie.model.ids import LedgerId
 from tests.unit.log_world import Client, LogWorld, log_world

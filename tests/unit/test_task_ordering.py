@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from bookie.metadata.ledgers import Unreadable, Versioned
-from bookie.metadata.registration import Bookies
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from replicator.ordering import AGE_STEP_MS, COPIES_UNKNOWN, Candidate, in_order, surviving_copies

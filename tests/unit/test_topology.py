@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.metadata.topology import InvalidTopologyError, parse_topology
+from bookie.metadata.bookies.topology import InvalidTopologyError, parse_topology
 from bookie.model.ids import BookieId
 from bookie.model.spread import InvalidPolicyError, PlacementPolicy, adherence, write_sets
 from bookie.model.topology import InvalidLocationError, Level, Topology, domain, hops, location

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from bookie.metadata.layout import lock_path
-from bookie.metadata.memory import Fault
 from bookie.metadata.port import NoNodeError
+from bookie.metadata.store.memory import Fault
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.fault_points import deciding_by
 from tests.unit.repair_world import ROOT, Running, World, a_world, make_metadata, names, should_hold

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from bookie.client.placement_feed import load_placement
-from bookie.metadata.drains import Drain, Drains
-from bookie.metadata.memory import MemoryStore
-from bookie.metadata.own_state import ParkReason
-from bookie.metadata.topology import PULSAR_NODE
+from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.bookies.topology import PULSAR_NODE
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.isolation import POLICY_KEY
 from replicator.events import Ending

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from bookie.metadata.memory import Fault
-from bookie.metadata.own_state import ParkReason
 from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.store.memory import Fault
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import EntryId, LedgerId
 from bookie.wire.port import Status
 from replicator.events import Ending

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from bookie.metadata.layout import lock_path
-from bookie.metadata.memory import Fault, MemoryStore
+from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.model.errors import InvariantError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import Fragment

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from bookie.metadata.incarnations import Incarnations
+from bookie.metadata.bookies.incarnations import Incarnations
 from bookie.metadata.layout import lock_path
-from bookie.metadata.memory import Fault
 from bookie.metadata.port import ANY_VERSION
-from bookie.metadata.reservations import Reservation
+from bookie.metadata.store.memory import Fault
+from bookie.metadata.tasks.reservations import Reservation
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import ListReply, Status
 from replicator.events import Ending

@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from bookie.client.recovery import recover_ledger
-from bookie.metadata.own_state import ParkReason
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState

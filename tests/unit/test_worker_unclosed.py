@@ -14,9 +14,9 @@ from bookie.client.errors import LedgerFencedError
 from bookie.client.recovery import recover_ledger
 from bookie.client.writer import LedgerWriter
 from bookie.metadata.layout import lock_path
-from bookie.metadata.memory import Fault
-from bookie.metadata.own_state import ParkReason
 from bookie.metadata.port import NoNodeError
+from bookie.metadata.store.memory import Fault
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState

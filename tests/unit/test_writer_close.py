@@ -8,8 +8,8 @@ import pytest
 
 from bookie.client.errors import AddOutcomeUnknownError, CloseOutcomeUnknownError, LedgerFencedError
 from bookie.client.writer_options import WriterOptions
-from bookie.metadata.memory import Fault
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.store.memory import Fault
 from bookie.model.ids import EntryId
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import Status

@@ -9,7 +9,7 @@ import pytest
 from bookie.client.errors import AddOutcomeUnknownError
 from bookie.client.writer import LedgerWriter
 from bookie.client.writer_options import WriterOptions
-from bookie.metadata.memory import Fault
+from bookie.metadata.store.memory import Fault
 from bookie.model.ids import EntryId
 from bookie.wire.port import Status
 from tests.unit.writer_world import WriterWorld, in_world

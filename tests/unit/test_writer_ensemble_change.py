@@ -13,8 +13,8 @@ from bookie.client.errors import (
     WriterClosedError,
 )
 from bookie.client.writer_options import WriterOptions
-from bookie.metadata.ledgers import NoSuchLedgerError
-from bookie.metadata.memory import Fault
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
+from bookie.metadata.store.memory import Fault
 from bookie.model.ids import EntryId
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import Status

@@ -6,7 +6,7 @@ import pytest
 
 from bookie.client.errors import AddOutcomeUnknownError, NotEnoughBookiesError
 from bookie.client.incarnations import look_up_incarnations
-from bookie.metadata.memory import Fault
+from bookie.metadata.store.memory import Fault
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import Status
 from tests.unit.writer_world import WriterWorld, in_world

@@ -16,14 +16,14 @@ from bookie.client.ports import ClientPorts
 from bookie.client.settings import ClientSettings
 from bookie.client.writer import LedgerWriter
 from bookie.client.writer_options import WriterOptions
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo
 from bookie.metadata.cluster import format_cluster, open_cluster
-from bookie.metadata.ledgers import LedgerStore, Versioned
-from bookie.metadata.memory import Fault, MemoryStore
-from bookie.metadata.memory_cell import MemoryCell
-from bookie.metadata.registration import Registrations
-from bookie.metadata.serde import decode
-from bookie.metadata.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo
-from bookie.metadata.underreplication import UnderReplication
+from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
+from bookie.metadata.ledgers.serde import decode
+from bookie.metadata.store.memory import Fault, MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.packet import packet_ids

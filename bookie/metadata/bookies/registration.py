@@ -12,9 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from bookie.metadata.bookies.incarnations import Incarnations, Latest
+from bookie.metadata.bookies.service_info import (
+    Endpoint,
+    ServiceInfo,
+    UnreadableServiceInfoError,
+    decode_service_info,
+    encode_service_info,
+)
 from bookie.metadata.cluster import Cluster, NotAClusterError
 from bookie.metadata.fan_out import first_to_end
-from bookie.metadata.incarnations import Incarnations, Latest
 from bookie.metadata.layout import COOKIES, READ_ONLY, available_path, bookie_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
 from bookie.metadata.port import (
@@ -25,13 +32,6 @@ from bookie.metadata.port import (
     NoNodeError,
     StoreUnavailableError,
     WriteOutcomeUnknownError,
-)
-from bookie.metadata.service_info import (
-    Endpoint,
-    ServiceInfo,
-    UnreadableServiceInfoError,
-    decode_service_info,
-    encode_service_info,
 )
 from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
-from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     BadVersionError,
     Check,
@@ -23,6 +22,7 @@ from bookie.metadata.port import (
     NoNodeError,
     WriteOutcomeUnknownError,
 )
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId
 

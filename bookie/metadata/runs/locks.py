@@ -11,7 +11,6 @@ import json
 from dataclasses import dataclass
 
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
-from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     BadVersionError,
     MetadataStore,
@@ -21,6 +20,7 @@ from bookie.metadata.port import (
     SessionState,
     WriteOutcomeUnknownError,
 )
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.errors import ConflictError
 from bookie.model.run import RunKind
 

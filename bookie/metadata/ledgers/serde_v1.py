@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from bookie.metadata.serde_message import UnreadableMetadataError, UnwritableMetadataError, members_of
+from bookie.metadata.ledgers.serde_message import UnreadableMetadataError, UnwritableMetadataError, members_of
 from bookie.model.ids import EntryId
 from bookie.model.metadata import Fragment, InvalidMetadataError, LedgerMetadata, LedgerState
 

@@ -27,7 +27,7 @@ from bookie.metadata.port import (
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.task_format import UnreadableTaskError, decode_task, encode_lock
+from bookie.metadata.tasks.format import UnreadableTaskError, decode_task, encode_lock
 from bookie.model.ids import BookieId, LedgerId
 
 _log = logging.getLogger(__name__)

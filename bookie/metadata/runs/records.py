@@ -23,8 +23,8 @@ from bookie.metadata.port import (
     NotEmptyError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.run_locks import Holder, RunLease, RunLockedError, RunLocks
-from bookie.metadata.run_notes import RunNotes
+from bookie.metadata.runs.locks import Holder, RunLease, RunLockedError, RunLocks
+from bookie.metadata.runs.notes import RunNotes
 from bookie.model.errors import ConflictError
 from bookie.model.run import DamagedRunRecordError, RunRecord, RunState, decode_run, encode_run
 

@@ -14,9 +14,10 @@ from typing import Final
 
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.fan_out import all_or_first_error
-from bookie.metadata.id_generation import IdGenerator
 from bookie.metadata.layout import LayoutKind, ledger_path, parents_of
-from bookie.metadata.ledger_tree import LedgerTree
+from bookie.metadata.ledgers.id_generation import IdGenerator
+from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode, encode
+from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.nodes import (
     WRITE_ATTEMPTS_MAX,
     batches,
@@ -40,7 +41,6 @@ from bookie.metadata.port import (
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.serde import UnreadableMetadataError, decode, encode
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.ids import LEDGER_ID_MAX, InvalidIdError, LedgerId
 from bookie.model.metadata import LedgerMetadata

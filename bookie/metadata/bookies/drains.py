@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, reread
-from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     Check,
     Children,
@@ -29,6 +28,7 @@ from bookie.metadata.port import (
     SetData,
     WriteOutcomeUnknownError,
 )
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.ids import BookieId
 
 _log = logging.getLogger(__name__)

@@ -8,9 +8,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from bookie.metadata.jute import OP_MULTI, OP_MULTI_READ, multi_reply, multi_request, stat_of
-from bookie.metadata.kazoo_connection import KazooConnection, Watcher
-from bookie.metadata.multiread import BulkReader
 from bookie.metadata.port import (
     ANY_VERSION,
     Children,
@@ -23,8 +20,11 @@ from bookie.metadata.port import (
     StoreUnavailableError,
 )
 from bookie.metadata.request_limits import check_data, check_multi, check_path
-from bookie.metadata.session import Signal, waiting_for
-from bookie.metadata.zookeeper_errors import RequestUnknownError, multi_error
+from bookie.metadata.store.jute import OP_MULTI, OP_MULTI_READ, multi_reply, multi_request, stat_of
+from bookie.metadata.store.kazoo_connection import KazooConnection, Watcher
+from bookie.metadata.store.multiread import BulkReader
+from bookie.metadata.store.session import Signal, waiting_for
+from bookie.metadata.store.zookeeper_errors import RequestUnknownError, multi_error
 
 _log = logging.getLogger(__name__)
 

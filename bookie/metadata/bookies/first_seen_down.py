@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, ensure_path, reread
-from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     ANY_VERSION,
     BadVersionError,
@@ -24,6 +23,7 @@ from bookie.metadata.port import (
     NoNodeError,
     WriteOutcomeUnknownError,
 )
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.ids import BookieId
 
 _log = logging.getLogger(__name__)

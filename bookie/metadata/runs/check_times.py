@@ -15,7 +15,7 @@ from bookie.metadata.proto.metadata_formats_pb2 import (
     PlacementPolicyCheckFormat,
     ReplicasCheckFormat,
 )
-from bookie.metadata.task_format import NO_TIME
+from bookie.metadata.tasks.format import NO_TIME
 
 
 class CheckKind(enum.Enum):

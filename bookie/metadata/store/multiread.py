@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from bookie.metadata.fan_out import all_or_first_error
-from bookie.metadata.jute import (
+from bookie.metadata.port import Children, Node, StoreUnavailableError
+from bookie.metadata.store.jute import (
     OP_GET_CHILDREN,
     OP_GET_DATA,
     OnError,
@@ -21,8 +22,7 @@ from bookie.metadata.jute import (
     read_data,
     read_nodes,
 )
-from bookie.metadata.port import Children, Node, StoreUnavailableError
-from bookie.metadata.zookeeper_errors import answer_error
+from bookie.metadata.store.zookeeper_errors import answer_error
 
 PATHS_PER_REQUEST_MAX: Final = 500
 REQUESTS_IN_FLIGHT: Final = 8

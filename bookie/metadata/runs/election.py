@@ -32,8 +32,8 @@ from bookie.metadata.port import (
     WriteOutcomeUnknownError,
 )
 from bookie.metadata.proto.metadata_formats_pb2 import AuditorVoteFormat
-from bookie.metadata.proto_text import UnreadableTextError, parse_text, quoted
-from bookie.metadata.session import Signal, waiting_for
+from bookie.metadata.proto.text import UnreadableTextError, parse_text, quoted
+from bookie.metadata.store.session import Signal, waiting_for
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.runtime.clock import Clock
 from bookie.runtime.retry import GrowingPause

@@ -11,7 +11,7 @@ from bookie.metadata.proto.metadata_formats_pb2 import (
     LockDataFormat,
     UnderreplicatedLedgerFormat,
 )
-from bookie.metadata.proto_text import UnreadableTextError, parse_text, quoted
+from bookie.metadata.proto.text import UnreadableTextError, parse_text, quoted
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId
 

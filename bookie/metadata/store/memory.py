@@ -12,7 +12,6 @@ import enum
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from bookie.metadata.memory_cell import MemoryCell
 from bookie.metadata.port import (
     ANY_VERSION,
     Children,
@@ -27,7 +26,8 @@ from bookie.metadata.port import (
     WriteOutcomeUnknownError,
 )
 from bookie.metadata.request_limits import check_data, check_multi, check_path
-from bookie.metadata.session import SessionTracker, waiting_for
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.store.session import SessionTracker, waiting_for
 
 __all__ = ["Fault", "FaultHook", "MemoryCell", "MemoryStore", "Readable"]
 

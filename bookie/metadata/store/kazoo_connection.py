@@ -25,11 +25,11 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from bookie.metadata.bridge import Answer, LoopBridge
-from bookie.metadata.outage import OutageLog
 from bookie.metadata.port import Session, SessionState, StoreUnavailableError, WriteOutcomeUnknownError
-from bookie.metadata.session import SessionTracker
-from bookie.metadata.zookeeper_errors import answer_error
+from bookie.metadata.store.bridge import Answer, LoopBridge
+from bookie.metadata.store.outage import OutageLog
+from bookie.metadata.store.session import SessionTracker
+from bookie.metadata.store.zookeeper_errors import answer_error
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.tasks import guarded
 

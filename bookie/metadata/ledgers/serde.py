@@ -11,10 +11,15 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from bookie.metadata import serde_v1
+from bookie.metadata.ledgers import serde_v1
+from bookie.metadata.ledgers.serde_message import (
+    UnreadableMetadataError,
+    UnwritableMetadataError,
+    from_message,
+    to_message,
+)
 from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
-from bookie.metadata.proto_text import UnreadableTextError, parse_text, quoted
-from bookie.metadata.serde_message import UnreadableMetadataError, UnwritableMetadataError, from_message, to_message
+from bookie.metadata.proto.text import UnreadableTextError, parse_text, quoted
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.varint import varint
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, parent_of, reread
-from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     Create,
     Delete,
@@ -29,6 +28,7 @@ from bookie.metadata.port import (
     SetData,
     WriteOutcomeUnknownError,
 )
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 

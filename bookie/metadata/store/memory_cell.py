@@ -28,7 +28,7 @@ from bookie.metadata.port import (
     SetData,
     Stat,
 )
-from bookie.metadata.session import Signal
+from bookie.metadata.store.session import Signal
 from bookie.model.errors import ConflictError, PermanentError
 
 _SEQUENCE_LIMIT: Final = 1 << 31

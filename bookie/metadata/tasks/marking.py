@@ -37,7 +37,7 @@ from bookie.metadata.port import (
     SetData,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.task_format import TaskData, UnreadableTaskError, decode_task, encode_task
+from bookie.metadata.tasks.format import TaskData, UnreadableTaskError, decode_task, encode_task
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
 

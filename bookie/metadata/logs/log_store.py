@@ -22,9 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from bookie.metadata.log_list import LogConflictError, LogList, decode, encode, is_tombstone
+from bookie.metadata.logs.log_list import LogConflictError, LogList, decode, encode, is_tombstone
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, ensure_path, parent_of, reread
-from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     NODE_DATA_MAX,
     BadVersionError,
@@ -39,6 +38,7 @@ from bookie.metadata.port import (
     Stat,
     WriteOutcomeUnknownError,
 )
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.runtime.fault_points import fault_point
 

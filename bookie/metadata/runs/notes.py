@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
-from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     ANY_VERSION,
     BadVersionError,
@@ -20,6 +19,7 @@ from bookie.metadata.port import (
     NoNodeError,
     WriteOutcomeUnknownError,
 )
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.run import RunKind
 
 _TEXT_MAX: Final = 200

@@ -35,9 +35,9 @@ from bookie.metadata.port import (
     NoNodeError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.task_format import TASKS_LAYOUT, UnreadableTaskError, decode_task, is_tasks_layout
-from bookie.metadata.task_locks import HeldLock, HeldTask, Task, TaskLocks
-from bookie.metadata.task_marking import TaskMarking
+from bookie.metadata.tasks.format import TASKS_LAYOUT, UnreadableTaskError, decode_task, is_tasks_layout
+from bookie.metadata.tasks.locks import HeldLock, HeldTask, Task, TaskLocks
+from bookie.metadata.tasks.marking import TaskMarking
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock

@@ -17,7 +17,6 @@ from typing import Any, Final
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.fan_out import first_to_end
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, parent_of
-from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     ANY_VERSION,
     MetadataStore,
@@ -26,6 +25,7 @@ from bookie.metadata.port import (
     Stat,
     WriteOutcomeUnknownError,
 )
+from bookie.metadata.tasks.parked import own_path
 from bookie.model.errors import PermanentError
 from bookie.model.ids import InvalidIdError, bookie_id
 from bookie.model.isolation import BookieGroups

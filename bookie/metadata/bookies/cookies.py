@@ -9,15 +9,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
+from bookie.metadata.bookies.incarnations import Incarnations
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, PROTOCOL_GRPC
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.incarnations import Incarnations
 from bookie.metadata.layout import cookie_path
 from bookie.metadata.nodes import create_with_parents, reread
 from bookie.metadata.port import BadVersionError, MetadataStore, NodeExistsError, NoNodeError, WriteOutcomeUnknownError
 from bookie.metadata.proto.metadata_formats_pb2 import CookieFormat
-from bookie.metadata.proto_text import UnreadableTextError, parse_text, quoted
-from bookie.metadata.registration import Registrations
-from bookie.metadata.service_info import PROTOCOL_APACHE, PROTOCOL_GRPC
+from bookie.metadata.proto.text import UnreadableTextError, parse_text, quoted
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.ids import BookieId, InvalidIdError, bookie_id
 
