@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from bookie.client.isolation import note_targets
+from bookie.client.placement.groups import note_targets
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point

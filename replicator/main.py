@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
-from bookie.client.placement_feed import feed_of, load_placement
+from bookie.client.placement.feed import feed_of, load_placement
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.topology_file import topology_text
 from bookie.metadata.bookies.registration import Registrations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from bookie.client.placement import Placement
+from bookie.client.placement.placement import Placement
 from bookie.client.ports import ClientPorts
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster

@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from bookie.client.placement import Placement
+from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import (
     MetadataConflictError,

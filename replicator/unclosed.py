@@ -15,7 +15,7 @@ from typing import Final
 
 from bookie.client.errors import ConfirmedEntryUnreadableError, RecoveryImpossibleNowError, WrongPasswordError
 from bookie.client.ports import ClientPorts
-from bookie.client.recovery import recover_ledger
+from bookie.client.recovery.recovery import recover_ledger
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.metadata.tasks.parked import ParkReason

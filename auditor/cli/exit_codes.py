@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 from bookie.client.errors import EntryLostError, LedgerDeletedError, LedgerFencedError, WrongPasswordError
-from bookie.client.log_values import LogDeposedError
+from bookie.client.log.values import LogDeposedError
 from bookie.metadata.bookies.cookies import ForeignClusterError
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError

@@ -29,7 +29,7 @@ from auditor.cli.security_options import bookie_security
 from bookie.metadata.logs.log_store import NoSuchLogError
 
 if TYPE_CHECKING:
-    from bookie.client.log_values import LogEntry, LogOptions, LogPosition
+    from bookie.client.log.values import LogEntry, LogOptions, LogPosition
 
 app = typer.Typer(
     help="Logs: endless sequences of entries under a name, kept in ledgers that come and go.",
@@ -55,7 +55,7 @@ def create(
     ledger_age: Annotated[float, typer.Option(min=1, help="Seconds after which a new ledger begins.")] = 3600.0,
 ) -> None:
     """Create an empty log. How its ledgers are made stays with it, for every later writer."""
-    from bookie.client.log_values import LogOptions
+    from bookie.client.log.values import LogOptions
     from bookie.client.options import LedgerOptions
 
     shape = check_quorums(ensemble_size, write_quorum, ack_quorum)
@@ -196,7 +196,7 @@ def truncate(
     yes: YesOption = False,
 ) -> None:
     """Free what lies before a position, in whole ledgers: its own ledger stays, and so does the log's last one."""
-    from bookie.client.log_values import LogPosition
+    from bookie.client.log.values import LogPosition
 
     position, target = LogPosition.parse(before), metadata_uri(uri, config)
     if not yes:
@@ -253,7 +253,7 @@ async def _print(
     uri: str, name: str, start: str, limit: int, form: EntryFormat, password: bytes | None, *, is_tailing: bool
 ) -> None:
     from bookie.client.connect import connect
-    from bookie.client.log_values import LogPosition
+    from bookie.client.log.values import LogPosition
 
     first = None if start in ("start", "end") else LogPosition.parse(start)
     async with await connect(uri, security=bookie_security()) as client:

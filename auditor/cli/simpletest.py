@@ -26,7 +26,7 @@ from bookie.model.errors import BkhealError, FatalError, OutcomeUnknownError
 if TYPE_CHECKING:
     from bookie.client.bookkeeper import BookKeeper
     from bookie.client.options import LedgerOptions
-    from bookie.client.writer import LedgerWriter
+    from bookie.client.writer.writer import LedgerWriter
     from bookie.model.ids import LedgerId
 
 _SEED: Final = 1

@@ -10,7 +10,7 @@ from typing import Final
 
 from auditor.quickstart.workload_plan import LedgerSpec
 from bookie.client.bookkeeper import BookKeeper
-from bookie.client.writer import LedgerWriter
+from bookie.client.writer.writer import LedgerWriter
 from bookie.model.ids import BookieId, EntryId, LedgerId
 
 _CONCURRENT_LEDGERS: Final = 8

@@ -16,7 +16,7 @@ from typing import Final
 
 from auditor.safety.scan import Shape
 from bookie.client.errors import NotEnoughBookiesError
-from bookie.client.placement import Placement
+from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata

@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
-from bookie.client.creation import LedgerCreation, plan_ledger, start_writer
 from bookie.client.ledger_filter import LedgerFilter
-from bookie.client.log import Log
+from bookie.client.log.log import Log
 from bookie.client.opening import open_reader, stored_digest
 from bookie.client.options import InvalidQuorumError, LedgerOptions
 from bookie.client.ports import ClientPorts
-from bookie.client.reader import LedgerReader
-from bookie.client.recovery import recover_ledger
-from bookie.client.writer import LedgerWriter
+from bookie.client.reader.reader import LedgerReader
+from bookie.client.recovery.recovery import recover_ledger
+from bookie.client.writer.creation import LedgerCreation, plan_ledger, start_writer
+from bookie.client.writer.writer import LedgerWriter
 from bookie.client.writer_options import WriterOptions
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.logs.log_store import LogLists

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 
 from bookie.client.bookkeeper import BookKeeper
-from bookie.client.placement import Placement
-from bookie.client.placement_feed import feed_of, load_placement
+from bookie.client.placement.feed import feed_of, load_placement
+from bookie.client.placement.placement import Placement
 from bookie.client.ports import ClientPorts
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings

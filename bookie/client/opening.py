@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from bookie.client.access import access_to
 from bookie.client.errors import WrongDigestTypeError
 from bookie.client.ports import ClientPorts
-from bookie.client.read_access import access_to
-from bookie.client.reader import LedgerReader
+from bookie.client.reader.reader import LedgerReader
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import Digest, digest_for
 from bookie.model.metadata import DigestType

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bookie.client.placement import Placement
+from bookie.client.placement.placement import Placement
 from bookie.client.settings import ClientSettings
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.ledgers.ledgers import LedgerStore

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bookie.client.access import LedgerAccess
 from bookie.client.errors import WrongPasswordError
 from bookie.client.ports import ClientPorts
-from bookie.client.read_access import LedgerAccess
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import Status

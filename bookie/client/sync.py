@@ -21,11 +21,11 @@ from typing import Any
 from bookie.client import connect as asynchronous
 from bookie.client.ledger_filter import LedgerFilter
 from bookie.client.options import LedgerOptions
-from bookie.client.reader import LedgerReader
+from bookie.client.reader.reader import LedgerReader
 from bookie.client.settings import ClientSettings
 from bookie.client.sync_log import SyncLog
 from bookie.client.sync_loop import LoopThread
-from bookie.client.writer import LedgerWriter
+from bookie.client.writer.writer import LedgerWriter
 from bookie.client.writer_options import WriterOptions
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import EntryId, LedgerId

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 
-from bookie.client.log import Log, LogInfo
-from bookie.client.log_values import LogEntry, LogOptions, LogPosition
-from bookie.client.log_writer import LogWriter
+from bookie.client.log.log import Log, LogInfo
+from bookie.client.log.values import LogEntry, LogOptions, LogPosition
+from bookie.client.log.writer import LogWriter
 from bookie.client.sync_loop import LoopThread
 from bookie.client.writer_options import WriterOptions
 from bookie.model.ids import LedgerId

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bookie.client.connect import ConnectedBookKeeper, connect
-from bookie.client.placement import PlacementPolicy
+from bookie.client.placement.placement import PlacementPolicy
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore
 from bookie.metadata.cluster import format_cluster, open_cluster

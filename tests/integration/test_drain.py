@@ -11,7 +11,7 @@ import pytest
 
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper
-from bookie.client.writer import LedgerWriter
+from bookie.client.writer.writer import LedgerWriter
 from bookie.embedded.process import ManagedProcess
 from bookie.metadata.bookies.cookies import CookieStore
 from bookie.metadata.bookies.drains import Drains

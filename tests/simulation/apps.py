@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bookie.client.bookkeeper import LedgerOptions
-from bookie.client.reader import LedgerReader
-from bookie.client.recovery import recover_ledger
-from bookie.client.writer import LedgerWriter
+from bookie.client.reader.reader import LedgerReader
+from bookie.client.recovery.recovery import recover_ledger
+from bookie.client.writer.writer import LedgerWriter
 from bookie.client.writer_options import NO_OPTIONS, WriterOptions
 from bookie.model.errors import BkhealError
 from bookie.model.ids import EntryId, LedgerId

@@ -8,14 +8,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from bookie.client import ensemble_change, explicit_lac, recovery_fence, recovery_read
-from bookie.client.pipeline import Pipeline
-from bookie.client.recovery_read import RecoveryReader
-from bookie.client.recovery_tail import LedgerTail
-from bookie.client.recovery_votes import FoundEntry, Votes
-from bookie.client.recovery_write import RecoveryWriter
-from bookie.client.writer import LedgerWriter
-from bookie.client.writer_state import WriterState
+from bookie.client.recovery import fence as recovery_fence
+from bookie.client.recovery import read as recovery_read
+from bookie.client.recovery.read import RecoveryReader
+from bookie.client.recovery.tail import LedgerTail
+from bookie.client.recovery.votes import FoundEntry, Votes
+from bookie.client.recovery.write import RecoveryWriter
+from bookie.client.writer import ensemble_change, explicit_lac
+from bookie.client.writer.pipeline import Pipeline
+from bookie.client.writer.state import WriterState
+from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.ledgers.ledgers import LedgerStore, NoSuchLedgerError
 from bookie.metadata.port import ANY_VERSION
 from bookie.model.ids import EntryId
@@ -266,7 +268,7 @@ def _(stack: ExitStack) -> None:
 
 @plants("reader-trusts-any-entry", "T9", "a reader takes a bookie's greatest entry for confirmed")
 def _(stack: ExitStack) -> None:
-    from bookie.client import lac
+    from bookie.client.reader import last_add_confirmed as lac
 
     def make(told: Any) -> Any:
         def careless(reply: Any, digest: Any, ledger_id: Any) -> Any:

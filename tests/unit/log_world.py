@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from bookie.client.bookkeeper import BookKeeper
-from bookie.client.log_values import LOG_METADATA_KEY, LogEntry, LogOptions, LogPosition
-from bookie.client.log_writer import LogWriter
+from bookie.client.log.values import LOG_METADATA_KEY, LogEntry, LogOptions, LogPosition
+from bookie.client.log.writer import LogWriter
 from bookie.client.options import LedgerOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.resolve import RegistrationResolver

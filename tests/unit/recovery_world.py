@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from bookie.client.ports import ClientPorts
-from bookie.client.recovery import recover_ledger
+from bookie.client.recovery.recovery import recover_ledger
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
 from bookie.metadata.bookies.registration import Registrations

@@ -10,7 +10,7 @@ import pytest
 
 from bookie.client.errors import AddOutcomeUnknownError, EntryUnavailableError, quoted
 from bookie.client.options import LedgerOptions
-from bookie.client.reader import LedgerReader
+from bookie.client.reader.reader import LedgerReader
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status
 from tests.unit.recovery_world import DIGEST, LEDGER, PAYLOAD, World, a_world, transport_of

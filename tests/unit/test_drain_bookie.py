@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 
-from bookie.client.placement import Placement
-from bookie.client.placement_feed import PlacementFeed
+from bookie.client.placement.feed import PlacementFeed
+from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import format_cluster, open_cluster

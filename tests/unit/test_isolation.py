@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie.client.errors import AddOutcomeUnknownError
-from bookie.client.isolation import note_targets, writable_for
 from bookie.client.options import LedgerOptions
-from bookie.client.placement import Placement
+from bookie.client.placement.groups import note_targets, writable_for
+from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.metadata.ledgers.ledgers import Versioned

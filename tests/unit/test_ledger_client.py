@@ -29,7 +29,7 @@ from bookie.client.ports import ClientPorts
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
 from bookie.client.sync_loop import LoopThread
-from bookie.client.writer import LedgerWriter
+from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.cluster import format_cluster, open_cluster

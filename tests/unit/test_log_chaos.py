@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bookie.client.log_values import LogDeposedError, LogEntry, LogOptions, LogPosition, LogTruncatedError
-from bookie.client.log_writer import LogWriter
+from bookie.client.log.values import LogDeposedError, LogEntry, LogOptions, LogPosition, LogTruncatedError
+from bookie.client.log.writer import LogWriter
 from bookie.client.options import LedgerOptions
 from bookie.metadata.logs.log_list import LogConflictError
 from bookie.metadata.store.memory import Fault

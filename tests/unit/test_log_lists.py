@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.client.log_reader import Cursor, next_place
-from bookie.client.log_values import InvalidPositionError, LogPosition, LogTruncatedError
+from bookie.client.log.reader import Cursor, next_place
+from bookie.client.log.values import InvalidPositionError, LogPosition, LogTruncatedError
 from bookie.metadata.logs.log_list import LogConflictError, LogList, UnreadableLogError
 from bookie.metadata.logs.log_store import (
     Decide,

@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from bookie.client import writer as ledger_writer
 from bookie.client.errors import NotEnoughBookiesError, WriterClosedError
-from bookie.client.log_values import (
+from bookie.client.log.values import (
     InvalidLogOptionsError,
     InvalidPositionError,
     LogDeposedError,
@@ -16,8 +15,9 @@ from bookie.client.log_values import (
     LogPosition,
     LogTruncatedError,
 )
-from bookie.client.log_writer import LogWriter
+from bookie.client.log.writer import LogWriter
 from bookie.client.options import InvalidQuorumError, LedgerOptions
+from bookie.client.writer import writer as ledger_writer
 from bookie.client.writer_options import WriterOptions
 from bookie.metadata.logs import log_store as log_lists
 from bookie.metadata.logs.log_store import LogExistsError, LogFullError, NoSuchLogError
@@ -283,7 +283,7 @@ async def test_a_full_list_goes_on_in_its_last_ledger_and_says_what_to_do(monkey
         before = len((await log.info()).ledgers)
         positions = await append_all(writer, LINES[30:])
         assert len((await log.info()).ledgers) == before
-        monkeypatch.setattr("bookie.client.log_takeover.TAKEOVER_BYTES_MAX", 10)
+        monkeypatch.setattr("bookie.client.log.takeover.TAKEOVER_BYTES_MAX", 10)
         with pytest.raises(LogFullError, match="truncate"):
             await world.client(2).log(NAME).write()
         monkeypatch.undo()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from auditor.safety.scan import Shape
 from auditor.safety.stopping import Risk, Worst, risk_of, room_problems
-from bookie.client.placement import Placement
+from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata

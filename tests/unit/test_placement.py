@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bookie.client import placement_search
 from bookie.client.errors import NotEnoughBookiesError
-from bookie.client.placement import Placement, PlacementPolicy
+from bookie.client.placement import search as placement_search
+from bookie.client.placement.placement import Placement, PlacementPolicy
 from bookie.model.ids import BookieId
 from bookie.model.topology import Location, Topology, location
 from bookie.runtime.fault_points import deciding_by

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bookie.client.free_space import FreeSpace, FreeSpaceSettings
-from bookie.client.placement import Placement, PlacementPolicy
-from bookie.client.placement_feed import PlacementFeed, load_placement
+from bookie.client.placement.feed import PlacementFeed, load_placement
+from bookie.client.placement.free_space import FreeSpace, FreeSpaceSettings
+from bookie.client.placement.placement import Placement, PlacementPolicy
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.service_info import ServiceInfo
 from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bookie.client.placement import Placement, PlacementPolicy
+from bookie.client.placement.placement import Placement, PlacementPolicy
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.metadata.ledgers.ledgers import Versioned

@@ -10,9 +10,9 @@ import pytest
 
 from bookie.client.errors import AddOutcomeUnknownError, LastConfirmedUnknownError, NoSuchEntryError
 from bookie.client.ports import ClientPorts
-from bookie.client.reader import LedgerReader
-from bookie.client.recovery import recover_ledger
-from bookie.client.writer import LedgerWriter
+from bookie.client.reader.reader import LedgerReader
+from bookie.client.recovery.recovery import recover_ledger
+from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.model.errors import BkhealError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
-from bookie.client.recovery import recover_ledger
+from bookie.client.recovery.recovery import recover_ledger
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.model.digest import digest_for, master_key
 from bookie.model.ids import BookieId, EntryId

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bookie.client.errors import AddOutcomeUnknownError, CloseOutcomeUnknownError, RecoveryImpossibleNowError
-from bookie.client.recovery import recover_ledger
-from bookie.client.writer import LedgerWriter
+from bookie.client.recovery.recovery import recover_ledger
+from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.bookies.incarnations import Incarnations
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.port import StoreUnavailableError

@@ -10,7 +10,7 @@ from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.simpletest import LedgerLeftError, WrongEntryError, prove
 from bookie.client.errors import NotEnoughBookiesError
 from bookie.client.options import LedgerOptions
-from bookie.client.reader import LedgerReader
+from bookie.client.reader.reader import LedgerReader
 from bookie.metadata.store.memory import Fault
 from bookie.model.errors import BkhealError
 from bookie.model.ids import LedgerId

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bookie.client.placement_feed import load_placement
+from bookie.client.placement.feed import load_placement
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.topology import PULSAR_NODE
 from bookie.metadata.store.memory import MemoryStore

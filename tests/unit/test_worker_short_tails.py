@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from bookie.client.recovery import recover_ledger
+from bookie.client.recovery.recovery import recover_ledger
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId

@@ -11,8 +11,8 @@ import pytest
 
 from bookie.client.bookkeeper import BookKeeper, LedgerOptions
 from bookie.client.errors import LedgerFencedError
-from bookie.client.recovery import recover_ledger
-from bookie.client.writer import LedgerWriter
+from bookie.client.recovery.recovery import recover_ledger
+from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.layout import lock_path
 from bookie.metadata.port import NoNodeError
 from bookie.metadata.store.memory import Fault

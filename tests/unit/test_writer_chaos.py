@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 
 from bookie.client.errors import AddOutcomeUnknownError
-from bookie.client.writer import LedgerWriter
+from bookie.client.writer.writer import LedgerWriter
 from bookie.client.writer_options import WriterOptions
 from bookie.metadata.store.memory import Fault
 from bookie.model.errors import BkhealError

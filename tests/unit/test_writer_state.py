@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.client.writer_state import Lane, PendingAdd, WriterState
+from bookie.client.writer.state import Lane, PendingAdd, WriterState
 from bookie.model.ids import BookieId
 from bookie.model.schedule import write_set
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bookie.client.ensemble_change import with_new_ensemble
 from bookie.client.errors import LedgerFencedError
-from bookie.client.writer_state import Lane, PendingAdd, WriterState
+from bookie.client.writer.ensemble_change import with_new_ensemble
+from bookie.client.writer.state import Lane, PendingAdd, WriterState
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.model.schedule import write_set

@@ -14,7 +14,7 @@ from bookie.client.bookkeeper import BookKeeper
 from bookie.client.options import LedgerOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.settings import ClientSettings
-from bookie.client.writer import LedgerWriter
+from bookie.client.writer.writer import LedgerWriter
 from bookie.client.writer_options import WriterOptions
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from typing import Final
 
-from bookie.client.free_space import FreeSpace
-from bookie.client.placement import Placement
+from bookie.client.placement.free_space import FreeSpace
+from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.drains import Drains, SeenDrains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.topology import InvalidTopologyError, StoredTopology, TopologyStore, parse_topology

@@ -19,11 +19,11 @@ from bookie.client.errors import (
     LedgerFencedError,
     WrongPasswordError,
 )
-from bookie.client.failover import Failover
 from bookie.client.ports import ClientPorts
 from bookie.client.quorum_timeout import QuorumTimeout
+from bookie.client.writer.failover import Failover
+from bookie.client.writer.state import Lane, PendingAdd, WriterState
 from bookie.client.writer_options import WriterOptions
-from bookie.client.writer_state import Lane, PendingAdd, WriterState
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.model.errors import BkhealError, PermanentError
 from bookie.model.ids import BookieId, EntryId

@@ -18,9 +18,9 @@ from bookie.client.errors import (
     LastConfirmedUnknownError,
     NoSuchEntryError,
 )
-from bookie.client.lac import Confirmed, ConfirmedReads
 from bookie.client.ports import ClientPorts
-from bookie.client.read_replicas import Evidence, ReplicaReads
+from bookie.client.reader.last_add_confirmed import Confirmed, ConfirmedReads
+from bookie.client.reader.replicas import Evidence, ReplicaReads
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.model.digest import Digest
 from bookie.model.errors import TransientError

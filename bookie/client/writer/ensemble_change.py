@@ -15,9 +15,9 @@ from typing import Final
 from bookie.client.cas import update_metadata
 from bookie.client.errors import LedgerFencedError, NotEnoughBookiesError, TooManyEnsembleChangesError, quoted
 from bookie.client.incarnations import look_up_incarnations
-from bookie.client.isolation import writable_for
+from bookie.client.placement.groups import writable_for
 from bookie.client.ports import ClientPorts
-from bookie.client.writer_state import WriterState
+from bookie.client.writer.state import WriterState
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId, EntryId, LedgerId

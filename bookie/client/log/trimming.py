@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from bookie.client.log_values import InvalidPositionError, LogPosition
+from bookie.client.log.values import InvalidPositionError, LogPosition
 from bookie.client.ports import ClientPorts
-from bookie.client.recovery import recover_ledger
+from bookie.client.recovery.recovery import recover_ledger
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.metadata.logs.log_list import LogList
 from bookie.metadata.logs.log_store import ListedLog, LogLists, NoSuchLogError

@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.client.log_reader import LogReader
-from bookie.client.log_takeover import take_over
-from bookie.client.log_trimming import delete_log, truncate
-from bookie.client.log_values import InvalidLogOptionsError, LogEntry, LogOptions, LogPosition
-from bookie.client.log_writer import LogWriter
+from bookie.client.log.reader import LogReader
+from bookie.client.log.takeover import take_over
+from bookie.client.log.trimming import delete_log, truncate
+from bookie.client.log.values import InvalidLogOptionsError, LogEntry, LogOptions, LogPosition
+from bookie.client.log.writer import LogWriter
 from bookie.client.opening import open_reader
 from bookie.client.ports import ClientPorts
 from bookie.client.writer_options import WriterOptions

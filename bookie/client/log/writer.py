@@ -13,7 +13,6 @@ import logging
 from types import TracebackType
 from typing import Final
 
-from bookie.client.creation import PlannedLedger
 from bookie.client.errors import (
     AddOutcomeUnknownError,
     CloseOutcomeUnknownError,
@@ -22,10 +21,11 @@ from bookie.client.errors import (
     LedgerFencedError,
     WriterClosedError,
 )
-from bookie.client.log_takeover import Authorship
-from bookie.client.log_trimming import finish_trimming
-from bookie.client.log_values import LogDeposedError, LogOptions, LogPosition
-from bookie.client.writer import LedgerWriter
+from bookie.client.log.takeover import Authorship
+from bookie.client.log.trimming import finish_trimming
+from bookie.client.log.values import LogDeposedError, LogOptions, LogPosition
+from bookie.client.writer.creation import PlannedLedger
+from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.logs.log_list import LogList
 from bookie.metadata.logs.log_store import ListedLog, LogFullError, NoSuchLogError

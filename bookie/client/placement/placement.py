@@ -15,7 +15,7 @@ from statistics import median
 from typing import Final
 
 from bookie.client.errors import NotEnoughBookiesError
-from bookie.client.placement_search import Filled, Search
+from bookie.client.placement.search import Filled, Search
 from bookie.model.ids import BookieId
 from bookie.model.spread import STANDARD, Adherence, PlacementPolicy, adherence
 from bookie.model.topology import Level, Topology, domain

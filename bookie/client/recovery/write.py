@@ -11,12 +11,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from bookie.client.access import LedgerAccess
 from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
-from bookie.client.isolation import writable_for
+from bookie.client.placement.groups import writable_for
 from bookie.client.ports import ClientPorts
-from bookie.client.read_access import LedgerAccess
-from bookie.client.recovery_tail import LedgerTail
-from bookie.client.recovery_votes import FoundEntry
+from bookie.client.recovery.tail import LedgerTail
+from bookie.client.recovery.votes import FoundEntry
 from bookie.model.ids import BookieId
 from bookie.model.schedule import stores
 from bookie.runtime.fault_points import fault_point

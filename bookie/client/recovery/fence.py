@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bookie.client.access import LedgerAccess
 from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
 from bookie.client.ports import ClientPorts
-from bookie.client.read_access import LedgerAccess
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.coverage import is_covered
 from bookie.model.digest import Digest

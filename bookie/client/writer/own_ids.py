@@ -17,8 +17,8 @@ from bookie.client.errors import (
     EntryIdTooFarError,
     InvalidEntryIdError,
 )
-from bookie.client.pipeline import Pipeline, Waiter, leave_in_doubt
 from bookie.client.settings import ClientSettings
+from bookie.client.writer.pipeline import Pipeline, Waiter, leave_in_doubt
 from bookie.model.ids import EntryId
 
 ENTRY_ID_MAX: Final = (1 << 63) - 2

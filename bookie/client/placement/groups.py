@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection
 from typing import Final
 
-from bookie.client.placement import Placement
+from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.isolation import isolation_of, not_kept_because, suited

@@ -10,7 +10,7 @@ from typing import Any
 from bookie.client.incarnations import look_up_incarnations
 from bookie.client.options import LedgerOptions
 from bookie.client.ports import ClientPorts
-from bookie.client.writer import LedgerWriter
+from bookie.client.writer.writer import LedgerWriter
 from bookie.client.writer_options import WriterOptions
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import digest_for

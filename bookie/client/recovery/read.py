@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from bookie.client.access import LedgerAccess
 from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
 from bookie.client.ports import ClientPorts
-from bookie.client.read_access import LedgerAccess
-from bookie.client.recovery_votes import FoundEntry, Verdict, Votes
+from bookie.client.recovery.votes import FoundEntry, Verdict, Votes
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.coverage import negative_quorum
 from bookie.model.ids import BookieId, EntryId, LedgerId

@@ -9,8 +9,8 @@ import asyncio
 import logging
 from typing import Final
 
-from bookie.client.pipeline import Pipeline
 from bookie.client.ports import ClientPorts
+from bookie.client.writer.pipeline import Pipeline
 from bookie.model.digest import Digest
 from bookie.model.ids import NO_ENTRY, EntryId
 from bookie.model.packet import pack_lac

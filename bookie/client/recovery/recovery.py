@@ -11,16 +11,16 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from bookie.client.access import LedgerAccess, access_to
 from bookie.client.errors import ConfirmedEntryUnreadableError, RecoveryImpossibleNowError
 from bookie.client.ports import ClientPorts
-from bookie.client.read_access import LedgerAccess, access_to
-from bookie.client.recovery_close import TailChangedError, current_ledger, seal, take_over
-from bookie.client.recovery_fence import fence_last_ensemble
+from bookie.client.recovery.close import TailChangedError, current_ledger, seal, take_over
+from bookie.client.recovery.fence import fence_last_ensemble
+from bookie.client.recovery.read import RecoveryReader
+from bookie.client.recovery.tail import LedgerTail
+from bookie.client.recovery.write import RecoveryWriter
 from bookie.client.recovery_holdings import incomplete_members
 from bookie.client.recovery_key import try_key
-from bookie.client.recovery_read import RecoveryReader
-from bookie.client.recovery_tail import LedgerTail
-from bookie.client.recovery_write import RecoveryWriter
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import Check
 from bookie.model.errors import PermanentError
