@@ -22,7 +22,6 @@ from auditor.bench.versus_apache_process import Contestant, ContestantError, Jav
 from auditor.bench.versus_apache_zookeeper import Counters, counters
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.fan_out import all_or_first_error
 from bookie.metadata.layout import bookie_path, cookie_path, parents_of, task_path, tasks_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.nodes import batches, create_with_parents
@@ -32,6 +31,7 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.clock import SystemClock
+from bookie.runtime.waiting import all_or_first_error
 
 ROOT: Final = "/ledgers"
 BOOKIES: Final = 10

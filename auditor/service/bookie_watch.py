@@ -23,7 +23,6 @@ from auditor.service.lost_bookies import Decision, Watched, decide, lost_now
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster, NotAClusterError
-from bookie.metadata.fan_out import first_to_end
 from bookie.metadata.layout import disable_path, lost_bookie_delay_path
 from bookie.metadata.port import MetadataStore, Stat
 from bookie.metadata.store.session import Signal, waiting_for
@@ -34,6 +33,7 @@ from bookie.model.run import RunCause
 from bookie.runtime.clock import Clock
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.waiting import first_to_end
 
 _log = logging.getLogger(__name__)
 

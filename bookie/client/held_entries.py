@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from bookie.metadata.fan_out import all_or_first_error
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, packet_ids
 from bookie.runtime.clock import Clock
+from bookie.runtime.waiting import all_or_first_error
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, ReadReply, Status
 
 REQUESTS_MAX: Final = 2

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bookie.client.ports import ClientPorts
-from bookie.metadata.fan_out import all_or_first_error
 from bookie.model.ids import BookieId
+from bookie.runtime.waiting import all_or_first_error
 
 
 async def look_up_incarnations(ports: ClientPorts, members: Iterable[BookieId]) -> dict[BookieId, str]:

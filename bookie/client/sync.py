@@ -24,13 +24,13 @@ from bookie.client.options import LedgerOptions
 from bookie.client.reader.reader import LedgerReader
 from bookie.client.settings import ClientSettings
 from bookie.client.sync_log import SyncLog
-from bookie.client.sync_loop import LoopThread
 from bookie.client.writer.writer import LedgerWriter
 from bookie.client.writer_options import WriterOptions
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.model.packet import Entry
+from bookie.runtime.loop_thread import LoopThread
 
 
 class SyncLedgerWriter:

@@ -9,9 +9,9 @@ from types import TracebackType
 from bookie.client.log.log import Log, LogInfo
 from bookie.client.log.values import LogEntry, LogOptions, LogPosition
 from bookie.client.log.writer import LogWriter
-from bookie.client.sync_loop import LoopThread
 from bookie.client.writer_options import WriterOptions
 from bookie.model.ids import LedgerId
+from bookie.runtime.loop_thread import LoopThread
 
 
 class SyncLogWriter:

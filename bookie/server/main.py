@@ -30,21 +30,21 @@ from bookie.runtime.reload import ConfigSource
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.telemetry import observable
 from bookie.runtime.version import installed_version
-from bookie.server.admission import Place, admit
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.listener import ApacheListener
-from bookie.server.collector import Collector, CollectorSettings
-from bookie.server.directories import CURRENT, Role
-from bookie.server.disk_watch import DiskWatch, free_bytes, should_be_read_only
-from bookie.server.drain_watch import DrainWatch
 from bookie.server.exit_codes import ExitCode, exit_code_of
-from bookie.server.grpc_server import GrpcServer
-from bookie.server.limbo import finish_start
+from bookie.server.grpc.server import GrpcServer
+from bookie.server.joining.admission import Place, admit
+from bookie.server.joining.directories import CURRENT, Role
+from bookie.server.joining.limbo import finish_start
 from bookie.server.measured import MeasuredService, TimedDisk
 from bookie.server.metrics import COLLECTED, LEDGERS, REGISTERED, WRITABLE, Sampler, bookie_metrics
-from bookie.server.registration import RegistrationKeeper, service_info
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.settings import BookieSettings
+from bookie.server.upkeep.collector import Collector, CollectorSettings
+from bookie.server.upkeep.disk_watch import DiskWatch, free_bytes, should_be_read_only
+from bookie.server.upkeep.drain_watch import DrainWatch
+from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.storage.files import FileDisk
 from bookie.storage.port import Disk
 from bookie.storage.rocks import RocksIndex

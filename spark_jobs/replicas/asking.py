@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from bookie.client.held_entries import HeldEntries, ReadsAndLists
-from bookie.metadata.fan_out import all_or_first_error
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
+from bookie.runtime.waiting import all_or_first_error
 from bookie.wire.port import Status
 from spark_jobs.replicas.expected import SettledLedger, settled_metadata
 from spark_jobs.replicas.verdict import FragmentFinding, Holdings, findings

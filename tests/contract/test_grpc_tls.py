@@ -11,7 +11,7 @@ import pytest
 
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
-from bookie.server.grpc_server import GrpcServer
+from bookie.server.grpc.server import GrpcServer
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.storage.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings

@@ -16,7 +16,7 @@ from bookie.model.metadata import DigestType
 from bookie.model.packet import pack, pack_lac
 from bookie.runtime.clock import SystemClock
 from bookie.server.apache.listener import ApacheListener
-from bookie.server.grpc_server import GrpcServer
+from bookie.server.grpc.server import GrpcServer
 from bookie.server.service import BookieIdentity, BookieService, ServiceLimits
 from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation, give_way
 from bookie.storage.port import DiskError

@@ -13,7 +13,7 @@ from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
 from bookie.embedded.process import POLL_INTERVAL_S
 from bookie.model.ids import LedgerId
-from bookie.server.directories import CURRENT
+from bookie.server.joining.directories import CURRENT
 from bookie.storage.index_format import pack_entry_key
 from bookie.storage.rocks import RocksIndex
 from bookie.wire.port import Status

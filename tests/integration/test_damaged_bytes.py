@@ -22,8 +22,8 @@ from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.model.run import RunKind
-from bookie.server.directories import CURRENT
 from bookie.server.exit_codes import ExitCode
+from bookie.server.joining.directories import CURRENT
 from bookie.storage.index_format import pack_entry_key
 from bookie.wire.port import Status
 from spark_jobs.audit import AuditResult, run_check

@@ -18,9 +18,9 @@ from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.server.directories import Role
-from bookie.server.registration import RegistrationKeeper, service_info
+from bookie.server.joining.directories import Role
 from bookie.server.service import BookieIdentity, BookieService
+from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.storage.collection import Mark
 from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.port import DiskError, DiskFullError

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from typing import Any
 
-from bookie.server import collector, limbo
-from bookie.server.collector_verdict import Verdict
+from bookie.server.joining import limbo
 from bookie.server.service import BookieService
+from bookie.server.upkeep import collector
+from bookie.server.upkeep.collector_verdict import Verdict
 from bookie.storage import reading, writing
 from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.collection import Collection

@@ -12,9 +12,9 @@ from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
-from bookie.server.admission import Place, admit
-from bookie.server.collector import Collector, CollectorSettings
-from bookie.server.limbo import finish_start
+from bookie.server.joining.admission import Place, admit
+from bookie.server.joining.limbo import finish_start
+from bookie.server.upkeep.collector import Collector, CollectorSettings
 from bookie.storage.store import LedgerStorage
 from tests.simulation.loop import Process, SimClock, SimLoop
 from tests.simulation.network import SimNetwork

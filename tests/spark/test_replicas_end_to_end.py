@@ -18,7 +18,7 @@ from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from bookie.server.directories import CURRENT
+from bookie.server.joining.directories import CURRENT
 from bookie.storage.index_format import pack_entry_key
 from bookie.storage.rocks import RocksIndex
 from spark_jobs.audit import AuditResult, run_check

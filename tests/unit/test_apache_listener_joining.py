@@ -14,10 +14,10 @@ from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
-from bookie.server.admission import Admitted, Place, admit
-from bookie.server.directories import Role
-from bookie.server.registration import service_info
+from bookie.server.joining.admission import Admitted, Place, admit
+from bookie.server.joining.directories import Role
 from bookie.server.settings import BookieSettings
+from bookie.server.upkeep.registration_keeper import service_info
 from bookie.storage.memory import MemoryDisk
 from tests.unit.virtual_time import VirtualClock
 

@@ -20,9 +20,9 @@ from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
-from bookie.server.admission import Admitted, Place, admit
-from bookie.server.directories import INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role, look
-from bookie.server.identity import Evidence, IdentityError, KnownBookie, NewBookie, Refusal, decide
+from bookie.server.joining.admission import Admitted, Place, admit
+from bookie.server.joining.directories import INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role, look
+from bookie.server.joining.identity import Evidence, IdentityError, KnownBookie, NewBookie, Refusal, decide
 from bookie.storage.files import FileDisk
 
 OURS = Cookie(BookieId("bookie-1"), ("/journal",), ("/ledgers",), "this-cluster")

@@ -20,8 +20,8 @@ from bookie.model.holdings import holds_all
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.fault_points import deciding_by
-from bookie.server.collector import Collector, CollectorReport, CollectorSettings
-from bookie.server.collector_verdict import Verdict, is_mass_deletion, verdict
+from bookie.server.upkeep.collector import Collector, CollectorReport, CollectorSettings
+from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
 from bookie.storage.memory import MemoryDisk, MemoryIndex
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, ListReply, Status

@@ -12,10 +12,10 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
-from bookie.server.disk_watch import DiskWatch
-from bookie.server.drain_watch import DrainWatch
-from bookie.server.registration import RegistrationKeeper, service_info
 from bookie.server.service import BookieIdentity, BookieService
+from bookie.server.upkeep.disk_watch import DiskWatch
+from bookie.server.upkeep.drain_watch import DrainWatch
+from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.storage.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bookie.metadata.fan_out import all_begun_in_turn, all_or_first_error
+from bookie.runtime.waiting import all_begun_in_turn, all_or_first_error
 
 Begin = Any
 

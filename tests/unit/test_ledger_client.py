@@ -28,7 +28,6 @@ from bookie.client.errors import (
 from bookie.client.ports import ClientPorts
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
-from bookie.client.sync_loop import LoopThread
 from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
@@ -44,6 +43,7 @@ from bookie.model.metadata import DigestType, LedgerState
 from bookie.model.packet import ENTRY_PAYLOAD_MAX
 from bookie.model.schedule import write_set
 from bookie.runtime.clock import SystemClock
+from bookie.runtime.loop_thread import LoopThread
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.storage.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings

@@ -18,7 +18,7 @@ from bookie.runtime.metrics import MetricSet
 from bookie.runtime.status_pages import Health
 from bookie.runtime.status_server import StatusServer, StatusServerSettings
 from bookie.server.exit_codes import exit_code_of as bookie_exit_code_of
-from bookie.server.grpc_server import GrpcServer
+from bookie.server.grpc.server import GrpcServer
 from replicator.main import run_replicator
 from replicator.settings import ReplicatorSettings
 from tests.unit.api_world import ManualClock, TwinControl, TwinOperations, settings_in

@@ -20,10 +20,10 @@ from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from bookie.server.admission import Admitted, Place, admit
-from bookie.server.directories import Role
-from bookie.server.identity import IdentityError, Refusal
-from bookie.server.limbo import finish_start
+from bookie.server.joining.admission import Admitted, Place, admit
+from bookie.server.joining.directories import Role
+from bookie.server.joining.identity import IdentityError, Refusal
+from bookie.server.joining.limbo import finish_start
 from bookie.storage.memory import Operation, give_way
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status

@@ -17,9 +17,9 @@ from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import bookie_path
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
-from bookie.server.disk_watch import DiskWatch, should_be_read_only
-from bookie.server.registration import RegistrationKeeper, service_info
 from bookie.server.service import BookieIdentity, BookieService
+from bookie.server.upkeep.disk_watch import DiskWatch, should_be_read_only
+from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.storage.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
@@ -225,7 +225,7 @@ async def test_read_only_is_announced_before_adds_are_refused(world: World, disk
 async def test_a_full_disk_does_not_wait_for_the_store(
     world: World, disks: Disks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bookie.server.disk_watch.ANNOUNCE_DEADLINE_S", 0.05)
+    monkeypatch.setattr("bookie.server.upkeep.disk_watch.ANNOUNCE_DEADLINE_S", 0.05)
     world.store.expire()
     disks.ledgers.capacity_bytes = 0
     await disks.watch.look()

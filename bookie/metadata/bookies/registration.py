@@ -21,7 +21,6 @@ from bookie.metadata.bookies.service_info import (
     encode_service_info,
 )
 from bookie.metadata.cluster import Cluster, NotAClusterError
-from bookie.metadata.fan_out import first_to_end
 from bookie.metadata.layout import COOKIES, READ_ONLY, available_path, bookie_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
 from bookie.metadata.port import (
@@ -36,6 +35,7 @@ from bookie.metadata.port import (
 from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId
 from bookie.model.isolation import NO_GROUPS, BookieGroups
+from bookie.runtime.waiting import first_to_end
 
 __all__ = [
     "BookieIdInUseError",

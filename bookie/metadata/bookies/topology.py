@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.fan_out import first_to_end
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, parent_of
 from bookie.metadata.port import (
     ANY_VERSION,
@@ -31,6 +30,7 @@ from bookie.model.ids import InvalidIdError, bookie_id
 from bookie.model.isolation import BookieGroups
 from bookie.model.topology import InvalidLocationError, Location, Topology, location
 from bookie.runtime.fault_points import fault_point
+from bookie.runtime.waiting import first_to_end
 
 _log: Final = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.fan_out import all_or_first_error
 from bookie.metadata.layout import LayoutKind, ledger_path, parents_of
 from bookie.metadata.ledgers.id_generation import IdGenerator
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode, encode
@@ -44,6 +43,7 @@ from bookie.metadata.port import (
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.ids import LEDGER_ID_MAX, InvalidIdError, LedgerId
 from bookie.model.metadata import LedgerMetadata
+from bookie.runtime.waiting import all_or_first_error
 
 _CTOKEN_END: Final = (1 << 63) - 1
 _CTOKEN_FORMAT: Final = 3

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from bookie.metadata.fan_out import all_or_first_error
 from bookie.metadata.port import Children, Node, StoreUnavailableError
 from bookie.metadata.store.jute import (
     OP_GET_CHILDREN,
@@ -23,6 +22,7 @@ from bookie.metadata.store.jute import (
     read_nodes,
 )
 from bookie.metadata.store.zookeeper_errors import answer_error
+from bookie.runtime.waiting import all_or_first_error
 
 PATHS_PER_REQUEST_MAX: Final = 500
 REQUESTS_IN_FLIGHT: Final = 8

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from bookie.metadata.fan_out import all_begun_in_turn
 from bookie.metadata.layout import task_branches, task_directory, task_name, task_path
 from bookie.metadata.nodes import (
     WRITE_ATTEMPTS_MAX,
@@ -40,6 +39,7 @@ from bookie.metadata.port import (
 from bookie.metadata.tasks.format import TaskData, UnreadableTaskError, decode_task, encode_task
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
+from bookie.runtime.waiting import all_begun_in_turn
 
 _log = logging.getLogger(__name__)
 

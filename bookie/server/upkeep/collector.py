@@ -44,7 +44,7 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
-from bookie.server.collector_verdict import Verdict, is_mass_deletion, verdict
+from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
 from bookie.storage.collection import Mark
 from bookie.storage.compaction import Compacted
 from bookie.storage.store import LedgerStorage

@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # absent from the stubs
 
 from bookie.runtime.listening import address_in_use, shown
-from bookie.server.grpc_servicer import BookieServicer
+from bookie.server.grpc.servicer import BookieServicer
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.bookie_pb2 import DESCRIPTOR
 from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX, METADATA_BYTES_MAX

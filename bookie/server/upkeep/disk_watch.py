@@ -17,8 +17,8 @@ from typing import Final
 
 from bookie.model.errors import BkhealError
 from bookie.runtime.clock import Clock
-from bookie.server.registration import RegistrationKeeper
 from bookie.server.service import BookieService
+from bookie.server.upkeep.registration_keeper import RegistrationKeeper
 from bookie.storage.port import Disk
 from bookie.storage.store import LedgerStorage
 

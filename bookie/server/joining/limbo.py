@@ -19,7 +19,7 @@ from bookie.metadata.port import MetadataStore, StoreUnavailableError
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
-from bookie.server.admission import Admitted, Place, stamp
+from bookie.server.joining.admission import Admitted, Place, stamp
 from bookie.storage.store import LedgerStorage
 
 _log = logging.getLogger(__name__)

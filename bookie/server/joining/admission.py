@@ -26,8 +26,8 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore
 from bookie.model.ids import BookieId, bookie_id
 from bookie.runtime.clock import Clock
-from bookie.server.directories import INCARNATION_FILE, LIMBO_FILE, VERSION_FILE, LocalDirectory, Role, look
-from bookie.server.identity import Evidence, IdentityError, KnownBookie, NewIncarnation, Refusal, decide
+from bookie.server.joining.directories import INCARNATION_FILE, LIMBO_FILE, VERSION_FILE, LocalDirectory, Role, look
+from bookie.server.joining.identity import Evidence, IdentityError, KnownBookie, NewIncarnation, Refusal, decide
 from bookie.storage.port import Disk
 
 _log = logging.getLogger(__name__)

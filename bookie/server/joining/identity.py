@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from bookie.metadata.bookies.cookies import Cookie, InvalidCookieError, decode_cookie
 from bookie.model.errors import PermanentError
-from bookie.server.directories import LocalDirectory, Role
+from bookie.server.joining.directories import LocalDirectory, Role
 
 
 class Refusal(enum.Enum):
