@@ -9,8 +9,8 @@ from auditor.service.metric_definitions import AUDITOR
 from bookie.runtime.metric_definitions import Definition, MetricType
 from bookie.runtime.metrics import COMMON
 from bookie.server.metrics import BOOKIE
-from replicator import apache_metrics as replicator_apache
-from replicator.metrics import REPLICATOR
+from replicator.telemetry import apache_metrics as replicator_apache
+from replicator.telemetry.metrics import REPLICATOR
 
 CATALOG: Mapping[str, Sequence[Definition]] = {
     "every process": COMMON,

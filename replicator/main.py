@@ -35,12 +35,12 @@ from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.telemetry import observable
 from bookie.runtime.version import installed_version
 from bookie.wire.routing import open_transport
-from replicator.apache_metrics import ApacheEvents
-from replicator.events import EventSink, Fanout
-from replicator.metrics import MetricsEvents, replicator_metrics
 from replicator.ports import RepairPorts
 from replicator.settings import ReplicatorSettings
-from replicator.status import JsonEvents, LogEvents, Progress, Snapshot
+from replicator.telemetry.apache_metrics import ApacheEvents
+from replicator.telemetry.events import EventSink, Fanout
+from replicator.telemetry.metrics import MetricsEvents, replicator_metrics
+from replicator.telemetry.status import JsonEvents, LogEvents, Progress, Snapshot
 from replicator.worker import RunEnd, Worker
 
 _log = logging.getLogger(__name__)

@@ -20,15 +20,15 @@ from bookie.model.errors import FatalError, OutcomeUnknownError, PermanentError,
 from bookie.model.ids import LedgerId
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import cancel, guarded
-from replicator.copying import Copier
-from replicator.delay import Delays
-from replicator.events import Ending, EventSink, Load, TaskResult
-from replicator.lease import Lease
+from replicator.copying.copier import Copier
+from replicator.copying.throttle import ByteBudget, Throttle
 from replicator.ports import RepairPorts
-from replicator.queue import TaskQueue, Turn
-from replicator.repair import LedgerRepair
+from replicator.queue.delay import Delays
+from replicator.queue.task_queue import TaskQueue, Turn
+from replicator.repair.lease import Lease
+from replicator.repair.ledger_repair import LedgerRepair
 from replicator.settings import ReplicatorSettings
-from replicator.throttle import ByteBudget, Throttle
+from replicator.telemetry.events import Ending, EventSink, Load, TaskResult
 from replicator.waiting import all_over, first_of
 
 _log = logging.getLogger(__name__)

@@ -15,13 +15,17 @@ from bookie.model.ids import EntryId
 from bookie.model.packet import pack, unpack
 from bookie.model.schedule import first_stored, last_stored, stored_count
 from bookie.wire.port import AddBatch
-from replicator import execution, holdings, install, plan, repair, target
-from replicator.events import Ending
-from replicator.holdings import Holdings
-from replicator.install import Installer
-from replicator.lease import Lease
-from replicator.reserving import Reserving
-from replicator.target import Target
+from replicator.copying import target
+from replicator.copying.target import Target
+from replicator.knowledge import holdings
+from replicator.knowledge.holdings import Holdings
+from replicator.plan import planner as plan
+from replicator.repair import execution, install
+from replicator.repair import ledger_repair as repair
+from replicator.repair.install import Installer
+from replicator.repair.lease import Lease
+from replicator.repair.reserving import Reserving
+from replicator.telemetry.events import Ending
 from tests.simulation import services
 from tests.simulation.planting import Registry, swap
 

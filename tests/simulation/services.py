@@ -15,10 +15,10 @@ from bookie.metadata.tasks.reservations import Reservations
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import fragment_health
-from replicator.events import Outlook, TaskResult
-from replicator.evidence import CorruptCopy
+from replicator.knowledge.evidence import CorruptCopy
 from replicator.ports import RepairPorts
 from replicator.settings import ReplicatorSettings
+from replicator.telemetry.events import Outlook, TaskResult
 from replicator.worker import Worker
 from spark_jobs.brake import MISSING_SHARE_MAX, held_because
 from spark_jobs.publish import Publisher

@@ -43,11 +43,11 @@ from bookie.wire.port import (
     Status,
 )
 from bookie.wire.resolver import BookieAddress
-from replicator.events import Ending, Outlook, TaskResult
-from replicator.evidence import CorruptCopy
+from replicator.copying.target import batches
+from replicator.knowledge.evidence import CorruptCopy
 from replicator.ports import RepairPorts
 from replicator.settings import ReplicatorSettings
-from replicator.target import batches
+from replicator.telemetry.events import Ending, Outlook, TaskResult
 from replicator.worker import RunEnd, Worker
 from tests.unit.virtual_time import VirtualClock
 

@@ -17,11 +17,11 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.schedule import write_set
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, EntryResult, Status
-from replicator.copying import NOTHING_HELD, Copier, CopyOutcome, entries_without
-from replicator.evidence import Answer, UnreadableEntry
-from replicator.steps import Cause, CopyPosition
-from replicator.target import batches
-from replicator.throttle import ByteBudget, Throttle
+from replicator.copying.copier import NOTHING_HELD, Copier, CopyOutcome, entries_without
+from replicator.copying.target import batches
+from replicator.copying.throttle import ByteBudget, Throttle
+from replicator.knowledge.evidence import Answer, UnreadableEntry
+from replicator.plan.steps import Cause, CopyPosition
 from tests.unit.repair_world import (
     PASSWORD,
     Bookies,

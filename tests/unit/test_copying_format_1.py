@@ -8,7 +8,7 @@ from dataclasses import replace
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import EntryId
 from bookie.model.metadata import DigestType
-from replicator.events import Ending
+from replicator.telemetry.events import Ending
 from tests.unit.repair_world import LEDGER, World, a_world, flipped, make_metadata, make_packets, names
 from tests.unit.virtual_time import in_virtual_time
 

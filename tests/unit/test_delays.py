@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, EntryId, LedgerId
-from replicator.delay import Delays
-from replicator.plan import PositionKey
+from replicator.plan.planner import PositionKey
+from replicator.queue.delay import Delays
 
 LEDGER = LedgerId(7)
 

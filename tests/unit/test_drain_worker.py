@@ -11,7 +11,7 @@ from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
-from replicator.events import Ending
+from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.unit.repair_world import LEDGER, ROOT, Running, World, a_world, make_metadata, names
 from tests.unit.virtual_time import in_virtual_time, until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import Status
-from replicator.evidence import DETAIL_MAX, Answer, UnreadableEntry, describe
+from replicator.knowledge.evidence import DETAIL_MAX, Answer, UnreadableEntry, describe
 
 _TOLD = "a frame of 9000069 bytes is over the limit of 5304096: raise --frame-bytes-max"
 

@@ -34,9 +34,9 @@ from bookie.model.isolation import (
 )
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.wire.port import Status
-from replicator.parking import Memory, seen
-from replicator.plan import Plan, plan_repair
-from replicator.repair import target_chooser
+from replicator.plan.planner import Plan, plan_repair
+from replicator.queue.parking import Memory, seen
+from replicator.repair.ledger_repair import target_chooser
 from tests.unit import recovery_world
 from tests.unit.virtual_time import VirtualClock, in_virtual_time
 from tests.unit.writer_world import WriterWorld, in_world

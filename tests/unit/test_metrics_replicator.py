@@ -10,12 +10,12 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.heartbeat import SILENCE_S_MAX, Heartbeat
 from bookie.runtime.metrics import MetricSet, render
-from replicator import metrics as names
-from replicator.apache_metrics import ApacheEvents
-from replicator.events import Ending, EventSink, Fanout, Load, Outlook, TaskResult
-from replicator.evidence import CorruptCopy
-from replicator.metrics import MetricsEvents, replicator_metrics
-from replicator.throttle import Throttle
+from replicator.copying.throttle import Throttle
+from replicator.knowledge.evidence import CorruptCopy
+from replicator.telemetry import metrics as names
+from replicator.telemetry.apache_metrics import ApacheEvents
+from replicator.telemetry.events import Ending, EventSink, Fanout, Load, Outlook, TaskResult
+from replicator.telemetry.metrics import MetricsEvents, replicator_metrics
 from tests.unit.virtual_time import VirtualClock, in_virtual_time
 
 NOW_MS = 1_700_000_000_000

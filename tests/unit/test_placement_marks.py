@@ -6,7 +6,7 @@ import pytest
 
 from bookie.metadata.port import NoNodeError
 from bookie.model.ids import LedgerId
-from replicator.events import Ending, Outlook
+from replicator.telemetry.events import Ending, Outlook
 from tests.unit.repair_world import LEDGER, a_world, make_metadata, names
 from tests.unit.virtual_time import in_virtual_time
 

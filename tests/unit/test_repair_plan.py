@@ -15,8 +15,7 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.model.schedule import write_set
-from replicator.install import with_steps
-from replicator.plan import (
+from replicator.plan.planner import (
     Blocked,
     Knowledge,
     Plan,
@@ -24,8 +23,9 @@ from replicator.plan import (
     needs_tail_evidence,
     plan_repair,
 )
-from replicator.repair import target_chooser
-from replicator.steps import Cause, CopyPosition, SwapMember
+from replicator.plan.steps import Cause, CopyPosition, SwapMember
+from replicator.repair.install import with_steps
+from replicator.repair.ledger_repair import target_chooser
 
 LEDGER = LedgerId(7)
 

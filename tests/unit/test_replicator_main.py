@@ -18,11 +18,11 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.settings import ConfigurationError
 from bookie.runtime.status_pages import Health, Pages
 from replicator.__main__ import main
-from replicator.events import Ending, Fanout, Outlook, TaskResult
-from replicator.evidence import CorruptCopy
+from replicator.knowledge.evidence import CorruptCopy
 from replicator.main import _Telemetry
 from replicator.settings import ReplicatorSettings
-from replicator.status import JsonEvents, LogEvents, Progress
+from replicator.telemetry.events import Ending, Fanout, Outlook, TaskResult
+from replicator.telemetry.status import JsonEvents, LogEvents, Progress
 from replicator.worker import Worker
 
 

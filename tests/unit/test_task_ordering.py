@@ -10,7 +10,7 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from replicator.ordering import AGE_STEP_MS, COPIES_UNKNOWN, Candidate, in_order, surviving_copies
+from replicator.queue.ordering import AGE_STEP_MS, COPIES_UNKNOWN, Candidate, in_order, surviving_copies
 
 HOUR_MS = 3_600_000
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicator.throttle import BURST_S, ByteBudget, Throttle
+from replicator.copying.throttle import BURST_S, ByteBudget, Throttle
 from tests.clocks import SteppingClock
 
 MIB = 1 << 20

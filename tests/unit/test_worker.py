@@ -12,8 +12,8 @@ from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import ListReply, Status
-from replicator import execution
-from replicator.events import Ending
+from replicator.repair import execution
+from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.unit.repair_world import LEDGER, Tampering, a_world, flipped, make_metadata, names
 from tests.unit.virtual_time import in_virtual_time, until

@@ -14,8 +14,8 @@ from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.isolation import POLICY_KEY
-from replicator.events import Ending
 from replicator.settings import ReplicatorSettings
+from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd, Worker
 from tests.unit.repair_world import LEDGER, Recorder, World, a_world, make_metadata, names
 

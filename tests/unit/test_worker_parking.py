@@ -9,7 +9,7 @@ from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import EntryId, LedgerId
 from bookie.wire.port import Status
-from replicator.events import Ending
+from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.unit.repair_world import LEDGER, a_world, answers, flipped, make_metadata, names
 from tests.unit.virtual_time import in_virtual_time, until

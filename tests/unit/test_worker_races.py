@@ -12,8 +12,8 @@ from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.model.errors import InvariantError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import Fragment
-from replicator.events import Ending
-from replicator.lease import Lease, LeaseLostError
+from replicator.repair.lease import Lease, LeaseLostError
+from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.unit.repair_world import LEDGER, ROOT, World, a_world, make_metadata, names
 from tests.unit.virtual_time import in_virtual_time, run_virtual, until

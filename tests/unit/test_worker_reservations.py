@@ -12,7 +12,7 @@ from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.reservations import Reservation
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import ListReply, Status
-from replicator.events import Ending
+from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.unit.repair_world import LEDGER, ROOT, Recorder, World, a_world, make_metadata, names
 from tests.unit.virtual_time import in_virtual_time, until

@@ -16,7 +16,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
 from bookie.model.packet import pack, packet_ids, unpack
 from bookie.wire.port import Status
-from replicator.events import Ending
+from replicator.telemetry.events import Ending
 from tests.unit.repair_world import (
     LEDGER,
     PASSWORD,

@@ -21,7 +21,7 @@ from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import AddBatch, Status
-from replicator.events import Ending
+from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.unit.repair_world import (
     LEDGER,

@@ -6,7 +6,7 @@ import pytest
 
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import ListReply, Status
-from replicator.events import Ending
+from replicator.telemetry.events import Ending
 from tests.unit.repair_world import LEDGER, World, a_world, answers, make_metadata, make_packets, names
 from tests.unit.virtual_time import in_virtual_time
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from replicator.events import Ending
+from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.unit.repair_world import LEDGER, Running, World, a_world, make_metadata, names
 from tests.unit.virtual_time import in_virtual_time, until

@@ -15,16 +15,16 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Status
-from replicator.copying import Copier
-from replicator.events import EventSink
-from replicator.evidence import Answer, describe
-from replicator.holdings import Holdings, Shortfall
-from replicator.install import Copied, Installer
-from replicator.lease import Lease
-from replicator.plan import Plan, PositionKey
+from replicator.copying.copier import Copier
+from replicator.knowledge.evidence import Answer, describe
+from replicator.knowledge.holdings import Holdings, Shortfall
+from replicator.plan.planner import Plan, PositionKey
+from replicator.plan.steps import CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
-from replicator.reserving import Reserving
-from replicator.steps import CopyPosition, Step, SwapMember
+from replicator.repair.install import Copied, Installer
+from replicator.repair.lease import Lease
+from replicator.repair.reserving import Reserving
+from replicator.telemetry.events import EventSink
 
 INSTALL_BYTES: Final = 64 << 20
 """Copied bytes after which what is ready is installed, so that an interruption costs no more than these."""

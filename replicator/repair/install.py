@@ -24,12 +24,12 @@ from bookie.model.errors import InvariantError
 from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import Status
-from replicator.draining import with_draining
-from replicator.evidence import Answer
-from replicator.holdings import Holdings
-from replicator.lease import Lease
+from replicator.knowledge.draining import with_draining
+from replicator.knowledge.evidence import Answer
+from replicator.knowledge.holdings import Holdings
+from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
-from replicator.steps import Cause, CopyPosition, Step, SwapMember
+from replicator.repair.lease import Lease
 
 _TARGETS_MAX: Final = 400
 """Targets named by one write, as each needs a check in its transaction. The next round names what is left."""

@@ -20,14 +20,14 @@ from bookie.metadata.tasks.parked import ParkedTask
 from bookie.metadata.tasks.underreplication import Task
 from bookie.model.ids import LedgerId
 from bookie.runtime.fault_points import fault_point
-from replicator.delay import Delays
-from replicator.draining import with_draining
-from replicator.events import Ending, Outlook
-from replicator.ordering import Candidate, in_order, surviving_copies
-from replicator.parking import Memory, Seen, seen, would_act
-from replicator.plan import growing_losses
+from replicator.knowledge.draining import with_draining
+from replicator.plan.planner import growing_losses
 from replicator.ports import RepairPorts
-from replicator.repair import target_chooser
+from replicator.queue.delay import Delays
+from replicator.queue.ordering import Candidate, in_order, surviving_copies
+from replicator.queue.parking import Memory, Seen, seen, would_act
+from replicator.repair.ledger_repair import target_chooser
+from replicator.telemetry.events import Ending, Outlook
 
 _log = logging.getLogger(__name__)
 

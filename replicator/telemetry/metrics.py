@@ -12,8 +12,8 @@ from bookie.model.ids import LedgerId
 from bookie.runtime.clock import Clock
 from bookie.runtime.metric_definitions import WAIT_BUCKETS_S, WORK_BUCKETS_S, Definition, MetricType
 from bookie.runtime.metrics import MetricSet
-from replicator.events import Ending, Load, Outlook, TaskResult
-from replicator.evidence import CorruptCopy
+from replicator.knowledge.evidence import CorruptCopy
+from replicator.telemetry.events import Ending, Load, Outlook, TaskResult
 
 COMPONENT: Final = "replicator"
 

@@ -15,8 +15,8 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
-from replicator.parking import Seen
-from replicator.plan import Choose, PositionKey, plan_repair
+from replicator.plan.planner import Choose, PositionKey, plan_repair
+from replicator.queue.parking import Seen
 
 
 @dataclass(slots=True)

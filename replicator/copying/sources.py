@@ -17,7 +17,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import HEADER_SIZE, DamagedEntry, unpack
 from bookie.wire.port import ReadReply, Status, Transport
-from replicator.evidence import Answer, CorruptCopy, UnreadableEntry
+from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 
 READ_TIMEOUT_S: Final = 15.0
 _LAC: Final = slice(16, 24)

@@ -20,7 +20,7 @@ from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.metadata.tasks.underreplication import Task
 from bookie.model.ids import LedgerId
 from bookie.runtime.clock import Clock
-from replicator.plan import Choose, Plan, plan_repair
+from replicator.plan.planner import Choose, Plan, plan_repair
 
 RECHECK_S: Final = 1800.0
 """How long a parked task rests while nothing has changed that the store would show."""

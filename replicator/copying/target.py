@@ -11,8 +11,8 @@ from bookie.model.digest import master_key
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, AddBatch, AddReply, Status, Transport
-from replicator.evidence import Answer
-from replicator.throttle import Throttle
+from replicator.copying.throttle import Throttle
+from replicator.knowledge.evidence import Answer
 
 ADD_TIMEOUT_S: Final = 15.0
 _BUSY_ATTEMPTS_MAX: Final = 8

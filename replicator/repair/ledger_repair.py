@@ -29,18 +29,18 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
 from bookie.wire.port import Status
-from replicator.copying import Copier
-from replicator.delay import Delays
-from replicator.draining import with_draining
-from replicator.events import Ending, EventSink, TaskResult
-from replicator.evidence import SHOWN_MAX
-from replicator.execution import Execution
-from replicator.holdings import Holdings, Shortfall
-from replicator.lease import Lease, LeaseLostError
-from replicator.plan import Blocked, Choose, Knowledge, Plan, PositionKey, needs_tail_evidence, plan_repair
+from replicator.copying.copier import Copier
+from replicator.knowledge.draining import with_draining
+from replicator.knowledge.evidence import SHOWN_MAX
+from replicator.knowledge.holdings import Holdings, Shortfall
+from replicator.plan.planner import Blocked, Choose, Knowledge, Plan, PositionKey, needs_tail_evidence, plan_repair
 from replicator.ports import RepairPorts
-from replicator.reserving import Reserving
-from replicator.unclosed import Unclosed
+from replicator.queue.delay import Delays
+from replicator.repair.execution import Execution
+from replicator.repair.lease import Lease, LeaseLostError
+from replicator.repair.reserving import Reserving
+from replicator.repair.unclosed import Unclosed
+from replicator.telemetry.events import Ending, EventSink, TaskResult
 from replicator.verdict import grounds
 
 _log = logging.getLogger(__name__)

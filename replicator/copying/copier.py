@@ -28,11 +28,11 @@ from bookie.model.schedule import stored_count, stored_entries
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Transport
-from replicator.evidence import Answer, CorruptCopy, UnreadableEntry
-from replicator.sources import EntrySource, Fetched, Orders
-from replicator.steps import CopyPosition
-from replicator.target import Target
-from replicator.throttle import ByteBudget, Throttle
+from replicator.copying.sources import EntrySource, Fetched, Orders
+from replicator.copying.target import Target
+from replicator.copying.throttle import ByteBudget, Throttle
+from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
+from replicator.plan.steps import CopyPosition
 
 LANES_MAX: Final = 4
 """Chunks of one position on their way: enough to read, store and sync at the same time."""

@@ -13,8 +13,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from bookie.model.ids import LedgerId
-from replicator.events import Ending, Load, Outlook, TaskResult
-from replicator.evidence import CorruptCopy
+from replicator.knowledge.evidence import CorruptCopy
+from replicator.telemetry.events import Ending, Load, Outlook, TaskResult
 
 _PREFIX: Final = "replication_worker_"
 _FORM: Final = "Apache-compatible form of"

@@ -10,8 +10,8 @@ from typing import Final, TextIO
 
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
-from replicator.events import Ending, Outlook, TaskResult
-from replicator.evidence import CorruptCopy
+from replicator.knowledge.evidence import CorruptCopy
+from replicator.telemetry.events import Ending, Outlook, TaskResult
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
-from replicator.evidence import CorruptCopy
+from replicator.knowledge.evidence import CorruptCopy
 
 
 class Ending(enum.Enum):

@@ -24,11 +24,11 @@ from bookie.model.ids import BookieId
 from bookie.model.schedule import write_set
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Status
-from replicator.delay import Delays
-from replicator.doubts import Doubting
-from replicator.lease import Lease
-from replicator.plan import Plan, PositionKey
+from replicator.knowledge.doubts import Doubting
+from replicator.plan.planner import Plan, PositionKey
 from replicator.ports import RepairPorts
+from replicator.queue.delay import Delays
+from replicator.repair.lease import Lease
 
 _log = logging.getLogger(__name__)
 

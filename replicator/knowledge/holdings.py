@@ -23,10 +23,10 @@ from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.schedule import stored_count
 from bookie.runtime.clock import Clock
 from bookie.wire.port import Status, Transport
-from replicator.evidence import Answer
-from replicator.frontier import Frontier, Written, proven
-from replicator.plan import PositionKey, closed_fragment_last
-from replicator.steps import CopyPosition
+from replicator.knowledge.evidence import Answer
+from replicator.knowledge.frontier import Frontier, Written, proven
+from replicator.plan.planner import PositionKey, closed_fragment_last
+from replicator.plan.steps import CopyPosition
 
 LIST_TIMEOUT_S: Final = 15.0
 _ATTEMPTS_MAX: Final = 4

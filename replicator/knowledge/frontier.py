@@ -25,7 +25,7 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import DamagedEntry, Entry, unpack
 from bookie.model.schedule import stores
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, Status, Transport
-from replicator.evidence import Answer
+from replicator.knowledge.evidence import Answer
 
 _TIMEOUT_S: Final = 15.0
 _GROWING: Final = 2

@@ -22,7 +22,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.isolation import isolation_of, suited
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.schedule import occurring_starts, stored_count
-from replicator.steps import Cause, CopyPosition, Step, SwapMember
+from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.reservations import Reservation, Reserved, UnreadableReservationError
 from bookie.model.errors import BkhealError
 from bookie.model.ids import LedgerId
-from replicator.lease import Lease, LeaseLostError
+from replicator.plan.steps import CopyPosition, Step
 from replicator.ports import RepairPorts
-from replicator.steps import CopyPosition, Step
+from replicator.repair.lease import Lease, LeaseLostError
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,5 @@
+"""Choose the next task: order by severity, delays, parked tasks.
+
+Not here: how a task is locked (``bookie.metadata.tasks.locks``); the repair itself (``replicator.repair``).
+Start with ``task_queue``.
+"""
