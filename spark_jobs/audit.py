@@ -25,20 +25,20 @@ from bookie.model.run import RunKind
 from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.logs import setup_logging
-from spark_jobs import report
-from spark_jobs.assemble import Outcome, RunName, assemble
-from spark_jobs.bookie_run import BookieRun
-from spark_jobs.cluster_view import ClusterView, opened_cluster
 from spark_jobs.datasource.register import register
-from spark_jobs.gate import Gate, OpenGate
-from spark_jobs.placement_run import PlacementRun
 from spark_jobs.progress import Phase, Progress, ProgressEvent
-from spark_jobs.publish import PublishOutcome
-from spark_jobs.replica_run import ReplicaRun
-from spark_jobs.run_context import RunContext
+from spark_jobs.report import writing as report
+from spark_jobs.report.summary import ClusterName, RunSummary
 from spark_jobs.run_id import new_run_id
+from spark_jobs.runs.bookie_run import BookieRun
+from spark_jobs.runs.cluster_view import ClusterView, opened_cluster
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.outcome import Outcome, RunName, assemble
+from spark_jobs.runs.placement_run import PlacementRun
+from spark_jobs.runs.port import Gate, OpenGate
+from spark_jobs.runs.publish import PublishOutcome
+from spark_jobs.runs.replica_run import ReplicaRun
 from spark_jobs.settings import AuditSettings, ExitCode, FailOn
-from spark_jobs.summary import ClusterName, RunSummary
 
 __all__ = ["AuditResult", "AuditSettings", "ExitCode", "FailOn", "main", "run_audit", "run_check"]
 
@@ -200,7 +200,7 @@ def _did_everything(summary: RunSummary) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one audit from a command line (``spark-submit``, ``python -m spark_jobs.audit``); return its exit code."""
-    from spark_jobs.command import run_command  # imports this module
+    from spark_jobs.one_shot.command import run_command  # imports this module
 
     return run_command(argv)
 

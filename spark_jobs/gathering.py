@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bookie.model.severity import Severity
-from spark_jobs.completeness import ScanTotals
-from spark_jobs.publish import Published, PublishOutcome
-from spark_jobs.summary import FindingSums, SeverityCount, WorstLedger
+from spark_jobs.report.summary import FindingSums, SeverityCount, WorstLedger
+from spark_jobs.runs.completeness import ScanTotals
+from spark_jobs.runs.publish import Published, PublishOutcome
 
 _OUTCOMES: Final = (
     PublishOutcome.INTERRUPTED,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from spark_jobs.report_text import duration, number, percent, some, when
-from spark_jobs.report_words import ledgers
-from spark_jobs.summary import PlacementCounts, ReplicaCounts, RunSummary
+from spark_jobs.report.page.words import ledgers
+from spark_jobs.report.summary import PlacementCounts, ReplicaCounts, RunSummary
+from spark_jobs.report.text import duration, number, percent, some, when
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from bookie.model.errors import PermanentError
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.wire.security import NO_FILES, SecurityFiles
-from spark_jobs.brake import MISSING_SHARE_MAX
 from spark_jobs.connect import CONNECT_TIMEOUT_S
+from spark_jobs.runs.brake import MISSING_SHARE_MAX
 
 
 class InvalidSettingError(PermanentError):

@@ -18,7 +18,7 @@ from auditor.api.documents import document, rfc3339
 from auditor.api.problems import NotFoundError
 from auditor.api.queries import refuse_unknown
 from auditor.api.routes import HTML, JSON, Answer, Call, Route
-from spark_jobs.report_files import INDEX, PAGE, SUMMARY, is_run_id
+from spark_jobs.report.files import INDEX, PAGE, SUMMARY, is_run_id
 
 REPORTS_MAX: Final = 500
 """In one listing; the newest."""

@@ -27,7 +27,7 @@ from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.security import SaslMechanism
 
 if TYPE_CHECKING:
-    from spark_jobs.one_shot import OneShot
+    from spark_jobs.one_shot.run import OneShot
     from spark_jobs.progress import ProgressEvent
     from spark_jobs.settings import AuditSettings
 
@@ -126,7 +126,7 @@ def run(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """See ``help`` above."""
-    from spark_jobs.one_shot import WAIT_S_MAX
+    from spark_jobs.one_shot.run import WAIT_S_MAX
 
     patience_s = wait_s if wait_s is not None else (WAIT_S_MAX if wait else 0.0)
     if at:
@@ -156,7 +156,7 @@ def _settings(uri: str, given: Options) -> AuditSettings:
 
 
 def _shot(kind: RunKind, settings: AuditSettings, *, master: str | None, wait_s: float) -> OneShot:
-    from spark_jobs.one_shot import OneShot
+    from spark_jobs.one_shot.run import OneShot
     from spark_jobs.session import SessionSettings
 
     return OneShot(kind, settings, SessionSettings(master=master), getpass.getuser(), wait_s)
@@ -202,8 +202,8 @@ def _here(
     told: Callable[[ProgressEvent], None] | None = None,
 ) -> None:
     """Run in this process, and exit."""
-    from spark_jobs.one_shot import exit_code_of, run_one_shot
-    from spark_jobs.render import table
+    from spark_jobs.one_shot.run import exit_code_of, run_one_shot
+    from spark_jobs.report.console import table
     from spark_jobs.settings import FailOn
 
     try:

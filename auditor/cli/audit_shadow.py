@@ -20,9 +20,9 @@ from bookie.model.run import RunKind
 
 if TYPE_CHECKING:
     from spark_jobs.audit import AuditResult
-    from spark_jobs.gate import Gate
-    from spark_jobs.one_shot import OneShot
-    from spark_jobs.shadow_run import Shadow
+    from spark_jobs.one_shot.run import OneShot
+    from spark_jobs.runs.port import Gate
+    from spark_jobs.shadow.run import Shadow
 
 HELP: Final = (
     "Compare our findings with what is marked; change nothing.\n\n"
@@ -73,7 +73,7 @@ def shadow(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """See ``HELP``."""
-    from spark_jobs.one_shot import WAIT_S_MAX, OneShot, exit_code_of
+    from spark_jobs.one_shot.run import WAIT_S_MAX, OneShot, exit_code_of
     from spark_jobs.session import SessionSettings
     from spark_jobs.settings import AuditSettings, InvalidSettingError
 
@@ -102,13 +102,13 @@ def shadow(
 def _compared(shot: OneShot, rows_max: int, settle_s: float) -> tuple[AuditResult, Shadow | None]:
     """Run and compare, in one Spark session and under one lock; None where the brake held."""
     from bookie.runtime.clock import SystemClock
-    from spark_jobs.one_shot import run_one_shot
+    from spark_jobs.one_shot.run import run_one_shot
 
     found: list[Shadow] = []
     with shown_progress() as progress:
 
         def then(spark: Any, result: AuditResult, gate: Gate) -> None:
-            from spark_jobs.shadow_run import compare  # imports Spark, which has to wait for its environment
+            from spark_jobs.shadow.run import compare  # imports Spark, which has to wait for its environment
 
             if result.summary.held_because is None:
                 clock = SystemClock()
@@ -144,7 +144,7 @@ def _print(found: Shadow, result: AuditResult, output: OutputFormat) -> None:
 
 
 def _lines(found: Shadow, result: AuditResult) -> Iterator[str]:
-    from spark_jobs.shadow_reasons import Outcome
+    from spark_jobs.shadow.reasons import Outcome
 
     summary = result.summary
     recovery = "disabled" if found.is_disabled else "enabled"
@@ -169,7 +169,7 @@ def _verdict(found: Shadow) -> str:
 
 
 def _print_tables(found: Shadow) -> None:
-    from spark_jobs.shadow_run import ordered
+    from spark_jobs.shadow.run import ordered
 
     if not found.differing:
         return

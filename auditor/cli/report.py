@@ -11,8 +11,8 @@ from auditor.cli.output import OutputFormat, print_json, print_line, print_note,
 from auditor.cli.running import OutputOption
 
 if TYPE_CHECKING:
-    from spark_jobs.report_diff import Change, ReportDiff
-    from spark_jobs.summary import RunSummary
+    from spark_jobs.report.diff import Change, ReportDiff
+    from spark_jobs.report.summary import RunSummary
 
 app = typer.Typer(help="Reports of audits: list, show, compare, open in a browser.", no_args_is_help=True)
 
@@ -34,9 +34,9 @@ def list_reports(
     """List the runs that left a report, the newest first."""
     from itertools import islice
 
-    from spark_jobs.report_runs import reports
-    from spark_jobs.report_text import duration
-    from spark_jobs.summary import rfc3339
+    from spark_jobs.report.history import reports
+    from spark_jobs.report.summary import rfc3339
+    from spark_jobs.report.text import duration
 
     runs = tuple(islice(reports(report_dir), limit))
     if output is OutputFormat.JSON:
@@ -71,9 +71,9 @@ def show(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Show what a run found; as JSON, the document that it left."""
-    from spark_jobs.render import table
-    from spark_jobs.report_advice import environment, next_steps
-    from spark_jobs.report_runs import find
+    from spark_jobs.report.console import table
+    from spark_jobs.report.history import find
+    from spark_jobs.report.page.advice import environment, next_steps
 
     summary = find(report_dir, run)
     if output is OutputFormat.JSON:
@@ -104,8 +104,8 @@ def compare(
 
     With one run, that one is compared with the latest; with none, the latest with the complete one before it.
     """
-    from spark_jobs.report_diff import diff
-    from spark_jobs.report_runs import NoSuchReportError, earlier_than, find, reports
+    from spark_jobs.report.diff import diff
+    from spark_jobs.report.history import NoSuchReportError, earlier_than, find, reports
 
     later = find(report_dir, new)
     earlier = find(report_dir, old) if old else earlier_than(reports(report_dir), later)
@@ -125,8 +125,8 @@ def open_page(run: RunArgument = "latest", report_dir: ReportDirOption = Path("r
     """Open a run's page in a browser, and print its path."""
     import webbrowser
 
-    from spark_jobs.report_files import PAGE
-    from spark_jobs.report_runs import NoSuchReportError, find
+    from spark_jobs.report.files import PAGE
+    from spark_jobs.report.history import NoSuchReportError, find
 
     page = (report_dir / find(report_dir, run).run_id / PAGE).resolve()
     if not page.is_file():
@@ -154,8 +154,8 @@ def _brief(run: RunSummary) -> dict[str, object]:
 
 
 def _print_diff(changes: ReportDiff) -> None:
-    from spark_jobs.report_text import when
-    from spark_jobs.report_words import SEVERITY_NAMES
+    from spark_jobs.report.page.words import SEVERITY_NAMES
+    from spark_jobs.report.text import when
 
     old, new = changes.old, changes.new
     print_line(f"from        {old.run_id}, {when(old.finished_ms)}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from auditor.service.control import LostBookie
 from bookie.metadata.bookies.first_seen_down import Down
 from bookie.model.ids import BookieId
-from spark_jobs.brake import held_because
+from spark_jobs.runs.brake import held_because
 
 
 @dataclass(frozen=True, slots=True)

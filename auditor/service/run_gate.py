@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.model.run import RunState
-from spark_jobs.gate import RunStoppedError
+from spark_jobs.runs.port import RunStoppedError
 
 _LOOK_S: Final = 0.5
 """How often a paused run looks whether it may still wait."""
@@ -23,7 +23,7 @@ class Stop:
 
 
 class RunGate:
-    """See ``spark_jobs.gate.Gate``. Every method may be called from any thread."""
+    """See ``spark_jobs.runs.port.Gate``. Every method may be called from any thread."""
 
     def __init__(self, forbidden_because: Callable[[], str]) -> None:
         """``forbidden_because`` says why the run may not go on, empty if it may; it must not block."""

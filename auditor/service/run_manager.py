@@ -24,9 +24,9 @@ from bookie.model.errors import BkhealError, ConflictError, PermanentError, Tran
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
-from spark_jobs.gate import RunStoppedError
 from spark_jobs.progress import Phase, ProgressEvent
 from spark_jobs.run_id import new_run_id
+from spark_jobs.runs.port import RunStoppedError
 
 _log = logging.getLogger(__name__)
 

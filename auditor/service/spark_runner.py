@@ -22,11 +22,11 @@ from bookie.model.run import RunKind
 from bookie.model.spread import PlacementPolicy
 from bookie.runtime.tasks import guarded
 from spark_jobs.progress import ProgressEvent
-from spark_jobs.publish import PublishOutcome
-from spark_jobs.report_runs import prune
+from spark_jobs.report.history import prune
+from spark_jobs.report.summary import RunSummary
+from spark_jobs.runs.publish import PublishOutcome
 from spark_jobs.session import SessionSettings, spark_session
 from spark_jobs.settings import AuditSettings
-from spark_jobs.summary import RunSummary
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from auditor.cli.audit_shadow import exit_code
 from bookie.embedded.process import ManagedProcess
 from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
-from spark_jobs import one_shot
-from spark_jobs.one_shot import OneShot
+from spark_jobs.one_shot import run as one_shot
+from spark_jobs.one_shot.run import OneShot
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import AuditSettings, ExitCode, FailOn
 from tests.deadlines import PROGRAM_S, STATE_S
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_jobs.audit import AuditResult
-    from spark_jobs.gate import Gate
-    from spark_jobs.shadow_run import Shadow
+    from spark_jobs.runs.port import Gate
+    from spark_jobs.shadow.run import Shadow
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def shadow_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Compariso
         found: list[Shadow] = []
 
         def then(session: SparkSession, result: AuditResult, gate: Gate) -> None:
-            from spark_jobs.shadow_run import compare  # imports Spark
+            from spark_jobs.shadow.run import compare  # imports Spark
 
             found.append(compare(session, result, settings, print, gate, SystemClock(), rows_max=20, settle_s=settle_s))
 

@@ -21,7 +21,7 @@ import pytest
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.layout import LayoutKind, ledger_path
-from spark_jobs import one_shot
+from spark_jobs.one_shot import run as one_shot
 from tests.contract.foreign_world import (
     COMMANDS,
     Bkheal,

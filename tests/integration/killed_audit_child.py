@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from bookie.runtime.grpc_environment import prepare_grpc
 from spark_jobs.audit import main
-from spark_jobs.cluster_view import ClusterView
-from spark_jobs.publish import Marking
+from spark_jobs.runs.cluster_view import ClusterView
+from spark_jobs.runs.publish import Marking
 
 STANDS_STILL = "half of the findings are marked"
 

@@ -27,9 +27,9 @@ from bookie.server.joining.directories import CURRENT
 from bookie.storage.index_format import pack_entry_key
 from bookie.wire.port import Status
 from spark_jobs.audit import AuditResult, run_check
+from spark_jobs.report.summary import Verdict
 from spark_jobs.settings import AuditSettings
 from spark_jobs.settings import ExitCode as AuditExitCode
-from spark_jobs.summary import Verdict
 from tests.deadlines import PROGRAM_S, STATE_S
 from tests.integration.damaged_world import ENTRIES, World, current, damage_entry, flip, forget_entry, payload
 

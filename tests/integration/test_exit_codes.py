@@ -16,7 +16,7 @@ from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.model.ids import BookieId, LedgerId
 from replicator.main import ExitCode as ReplicatorExitCode
-from spark_jobs import one_shot
+from spark_jobs.one_shot import run as one_shot
 from spark_jobs.settings import ExitCode
 from tests.deadlines import PROGRAM_S
 from tests.spark.audit_world import Place, closed, opened

@@ -17,9 +17,9 @@ from bookie.metadata.port import Stat
 from bookie.metadata.runs.records import Runs
 from bookie.model.ids import LedgerId
 from bookie.model.run import RunKind, RunState
-from spark_jobs import one_shot
-from spark_jobs.one_shot import OneShot, run_one_shot
-from spark_jobs.publish import PublishOutcome
+from spark_jobs.one_shot import run as one_shot
+from spark_jobs.one_shot.run import OneShot, run_one_shot
+from spark_jobs.runs.publish import PublishOutcome
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import AuditSettings
 from tests.deadlines import PROGRAM_S

@@ -14,8 +14,8 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import SystemClock
-from spark_jobs.report_files import PAGE
-from spark_jobs.summary import Verdict
+from spark_jobs.report.files import PAGE
+from spark_jobs.report.summary import Verdict
 from tests.integration.auditors import when
 from tests.integration.command_process import CommandProcess
 from tests.integration.guide_world import LONG_DELAY_S, Site, site_in

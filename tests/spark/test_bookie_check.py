@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.checks.bookie_check import bookie_check
 from spark_jobs.checks.findings import FINDING_DDL
-from spark_jobs.checks.lint import unreadable_metadata
+from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
 
 pytestmark = pytest.mark.spark

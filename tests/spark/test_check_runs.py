@@ -25,16 +25,17 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.run import RunKind
 from bookie.model.spread import PlacementPolicy
 from bookie.runtime.clock import SystemClock
-from spark_jobs import bookie_run, placement_run, report
 from spark_jobs.audit import run_check
-from spark_jobs.gate import RunStoppedError
-from spark_jobs.jobs import spark_tasks
-from spark_jobs.placement_run import NoTopologyError
+from spark_jobs.one_shot.gate import StopGate
 from spark_jobs.progress import Phase, ProgressEvent
-from spark_jobs.publish import PublishOutcome, publish
+from spark_jobs.report import writing as report
+from spark_jobs.report.summary import Verdict
+from spark_jobs.runs import bookie_run, placement_run
+from spark_jobs.runs.placement_run import NoTopologyError
+from spark_jobs.runs.port import RunStoppedError
+from spark_jobs.runs.publish import PublishOutcome, publish
+from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings, ExitCode, FailOn
-from spark_jobs.stop_gate import StopGate
-from spark_jobs.summary import Verdict
 from tests.spark.audit_world import Place, closed, opened
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from auditor.cli.main import main
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.runtime.ports import free_loopback_port
-from spark_jobs import one_shot
+from spark_jobs.one_shot import run as one_shot
 from spark_jobs.session import SessionSettings
 from tests.chart.rendering import load_values, need_helm, pods, render
 from tests.deadlines import STATE_S

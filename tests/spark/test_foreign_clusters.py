@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.layout import LayoutKind, ledger_path
-from spark_jobs import one_shot
+from spark_jobs.one_shot import run as one_shot
 from tests.contract.foreign_world import Bkheal, Foreign, a_cluster, in_this_process, others_read, owners_alone
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]

@@ -25,7 +25,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.runtime.clock import SystemClock
 from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.ledger_scan import scan_ledgers
+from spark_jobs.runs.ledger_scan import scan_ledgers
 from spark_jobs.settings import AuditSettings
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]

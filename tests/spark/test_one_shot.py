@@ -23,13 +23,13 @@ from bookie.metadata.tasks.parked import own_path
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import SystemClock
 from spark_jobs import audit as audit_module
-from spark_jobs import one_shot
-from spark_jobs.one_shot import OneShot, exit_code_of, run_one_shot
+from spark_jobs.one_shot import run as one_shot
+from spark_jobs.one_shot.gate import OneShotStoppedError, StopGate
+from spark_jobs.one_shot.keeper import RunKeeper
+from spark_jobs.one_shot.run import OneShot, exit_code_of, run_one_shot
 from spark_jobs.progress import Phase, ProgressEvent
-from spark_jobs.run_keeper import RunKeeper
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import AuditSettings, ExitCode
-from spark_jobs.stop_gate import OneShotStoppedError, StopGate
 from tests.deadlines import STATE_S
 from tests.spark.audit_world import Place, closed, opened
 

@@ -22,8 +22,8 @@ from bookie.server.joining.directories import CURRENT
 from bookie.storage.index_format import pack_entry_key
 from bookie.storage.rocks import RocksIndex
 from spark_jobs.audit import AuditResult, run_check
+from spark_jobs.report.summary import Verdict
 from spark_jobs.settings import AuditSettings, ExitCode
-from spark_jobs.summary import Verdict
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S
 

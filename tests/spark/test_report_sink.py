@@ -8,9 +8,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from bookie.model.severity import Severity
-from spark_jobs import report_sink
 from spark_jobs.checks.bookie_check import bookie_check, bookie_check_by_ledger
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
+from spark_jobs.runs import findings as report_sink
 from spark_jobs.session import ROWS_PER_BATCH
 
 pytestmark = pytest.mark.spark

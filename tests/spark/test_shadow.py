@@ -20,12 +20,13 @@ from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.layout import ledger_path, task_path
 from bookie.metadata.tasks.parked import own_path
 from bookie.model.ids import BookieId, LedgerId
-from spark_jobs import one_shot, shadow_run
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.datasource.tasks import TASKS_DDL
-from spark_jobs.shadow import compared, differing, found_ledgers, outcomes
-from spark_jobs.shadow_look import SecondLook
-from spark_jobs.shadow_reasons import Outcome
+from spark_jobs.one_shot import run as one_shot
+from spark_jobs.shadow import run as shadow_run
+from spark_jobs.shadow.compare import compared, differing, found_ledgers, outcomes
+from spark_jobs.shadow.reasons import Outcome
+from spark_jobs.shadow.second_look import SecondLook
 from tests.spark.audit_world import Place, closed, opened
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]

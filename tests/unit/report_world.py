@@ -10,10 +10,9 @@ from bookie.model.ids import BookieId
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from bookie.model.topology import Topology, location
-from spark_jobs import report
 from spark_jobs.bookie_state import BookieState
-from spark_jobs.publish import Published, PublishOutcome
-from spark_jobs.summary import (
+from spark_jobs.report import writing as report
+from spark_jobs.report.summary import (
     BookieCount,
     ClusterName,
     LedgerCounts,
@@ -26,6 +25,7 @@ from spark_jobs.summary import (
     WaitingBookie,
     WorstLedger,
 )
+from spark_jobs.runs.publish import Published, PublishOutcome
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS

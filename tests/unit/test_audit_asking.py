@@ -13,8 +13,8 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity
 from bookie.wire.port import EntryResult, ListReply, Status
-from spark_jobs.replicas.asking import LEDGERS_IN_FLIGHT, PER_BOOKIE_IN_FLIGHT, SILENT_AFTER, Answers, Asker
-from spark_jobs.replicas.expected import settled_metadata
+from spark_jobs.checks.replicas.asking import LEDGERS_IN_FLIGHT, PER_BOOKIE_IN_FLIGHT, SILENT_AFTER, Answers, Asker
+from spark_jobs.checks.replicas.expected import settled_metadata
 from tests.unit.repair_world import Tamper, World, a_world, make_metadata, make_packets, should_hold
 from tests.unit.repair_world import answers as answers_with
 from tests.unit.virtual_time import VirtualClock, in_virtual_time

@@ -10,13 +10,13 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind
 from bookie.model.ids import BookieId
 from bookie.model.severity import Severity
-from spark_jobs.chunks import chunks, in_range, is_sampled
-from spark_jobs.completeness import ScanTotals
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.gathering import Gathering
-from spark_jobs.lost_bookies import LostBookies
-from spark_jobs.publish import Published, PublishOutcome
-from spark_jobs.summary import FindingSums, SeverityCount, WorstLedger
+from spark_jobs.report.summary import FindingSums, SeverityCount, WorstLedger
+from spark_jobs.runs.chunks import chunks, in_range, is_sampled
+from spark_jobs.runs.completeness import ScanTotals
+from spark_jobs.runs.lost_bookies import LostBookies
+from spark_jobs.runs.publish import Published, PublishOutcome
 
 CLUSTER = Cluster("/ledgers", LayoutKind.HIERARCHICAL, "id")
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from bookie.metadata.uri import InvalidUriError
 from bookie.model.ids import LEDGER_ID_MAX
-from spark_jobs.completeness import ScanTotals, problems, short_parents
 from spark_jobs.datasource.options import InvalidOptionError, ledger_options, plan_text
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent, balance, partition_count
+from spark_jobs.runs.completeness import ScanTotals, problems, short_parents
 
 PARENTS = st.lists(st.integers(0, 10_000), max_size=40).map(
     lambda counts: [LeafParent(f"/ledgers/00/{number:04d}", count) for number, count in enumerate(counts)]

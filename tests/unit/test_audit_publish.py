@@ -8,7 +8,7 @@ import pytest
 
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.model.ids import BookieId, LedgerId
-from spark_jobs.publish import Marking, Published, PublishOutcome, publish
+from spark_jobs.runs.publish import Marking, Published, PublishOutcome, publish
 
 
 def marking(number: int) -> Marking:

@@ -12,8 +12,8 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.schedule import write_set
 from bookie.model.severity import Severity
-from spark_jobs.replicas.expected import settled_metadata
-from spark_jobs.replicas.verdict import NOT_REGISTERED, Holdings, findings
+from spark_jobs.checks.replicas.expected import settled_metadata
+from spark_jobs.checks.replicas.verdict import NOT_REGISTERED, Holdings, findings
 
 LEDGER = LedgerId(7)
 BOOKIES = [BookieId(f"{name}:1") for name in "abcdef"]

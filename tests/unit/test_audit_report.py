@@ -13,14 +13,10 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from spark_jobs import report
-from spark_jobs.assemble import Checked, Outcome, RunName, Scanned, assemble
 from spark_jobs.bookie_state import BookieState
-from spark_jobs.completeness import ScanTotals
-from spark_jobs.publish import Published, PublishOutcome
-from spark_jobs.render import table
-from spark_jobs.settings import AuditSettings, ExitCode, FailOn, InvalidSettingError
-from spark_jobs.summary import (
+from spark_jobs.report import writing as report
+from spark_jobs.report.console import table
+from spark_jobs.report.summary import (
     BookieCount,
     ClusterName,
     FindingSums,
@@ -30,6 +26,10 @@ from spark_jobs.summary import (
     Verdict,
     WorstLedger,
 )
+from spark_jobs.runs.completeness import ScanTotals
+from spark_jobs.runs.outcome import Checked, Outcome, RunName, Scanned, assemble
+from spark_jobs.runs.publish import Published, PublishOutcome
+from spark_jobs.settings import AuditSettings, ExitCode, FailOn, InvalidSettingError
 
 CRITICAL = SeverityCount(Severity.CRITICAL, 3, 4, 1000)
 METADATA_ONLY = SeverityCount(Severity.METADATA_ONLY, 1, 1, 0)

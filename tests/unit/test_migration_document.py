@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from auditor.cli import main
-from spark_jobs.shadow_reasons import Outcome, Reason
+from spark_jobs.shadow.reasons import Outcome, Reason
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "migration.md").read_text()

@@ -9,8 +9,8 @@ import pytest
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from spark_jobs.bookie_state import BookieState
-from spark_jobs.report_diff import BookieChanges, Change, DifferentReportsError, diff
-from spark_jobs.summary import BookieCount, ClusterName, RunSummary, SeverityCount
+from spark_jobs.report.diff import BookieChanges, Change, DifferentReportsError, diff
+from spark_jobs.report.summary import BookieCount, ClusterName, RunSummary, SeverityCount
 from tests.unit import report_world as world
 
 

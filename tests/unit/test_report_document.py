@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bookie.model.run import RunKind
-from spark_jobs.report_document import DamagedReportError, decode_summary
-from spark_jobs.summary import RunSummary
+from spark_jobs.report.decoding import DamagedReportError, decode_summary
+from spark_jobs.report.summary import RunSummary
 from tests.unit import report_world as world
 
 

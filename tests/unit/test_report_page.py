@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from spark_jobs import report
 from spark_jobs.bookie_state import BookieState
-from spark_jobs.publish import Published, PublishOutcome
-from spark_jobs.report_page import render_index, render_report
-from spark_jobs.report_tables import trend_point
-from spark_jobs.summary import BookieCount, ClusterName, LedgerCounts, RunSummary, SeverityCount, WorstLedger
+from spark_jobs.report import writing as report
+from spark_jobs.report.page.render import render_index, render_report
+from spark_jobs.report.summary import BookieCount, ClusterName, LedgerCounts, RunSummary, SeverityCount, WorstLedger
+from spark_jobs.report.tables import trend_point
+from spark_jobs.runs.publish import Published, PublishOutcome
 from tests.unit import report_world as world
 
 ALL = [

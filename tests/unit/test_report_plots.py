@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.report_plots import HEIGHT, WIDTH, line_chart, nice_step, parts, short
-from spark_jobs.report_tables import TrendPoint
-from spark_jobs.report_text import duration, percent, plain, signed, size, some
+from spark_jobs.report.page.plots import HEIGHT, WIDTH, line_chart, nice_step, parts, short
+from spark_jobs.report.tables import TrendPoint
+from spark_jobs.report.text import duration, percent, plain, signed, size, some
 
 
 def point(number: int, found: int, *, is_held: bool = False) -> TrendPoint:

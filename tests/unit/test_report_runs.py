@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from bookie.model.run import RunKind
-from spark_jobs import report
-from spark_jobs.report_runs import NoSuchReportError, earlier_than, find, prune, reports, to_prune
-from spark_jobs.report_tables import trend
-from spark_jobs.summary import ClusterName
+from spark_jobs.report import writing as report
+from spark_jobs.report.history import NoSuchReportError, earlier_than, find, prune, reports, to_prune
+from spark_jobs.report.summary import ClusterName
+from spark_jobs.report.tables import trend
 from tests.unit import report_world as world
 
 

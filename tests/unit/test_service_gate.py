@@ -10,7 +10,7 @@ import pytest
 
 from auditor.service.run_gate import RunGate, Stop
 from bookie.model.run import RunState
-from spark_jobs.gate import RunStoppedError
+from spark_jobs.runs.port import RunStoppedError
 from tests.deadlines import STATE_S
 
 

@@ -19,8 +19,8 @@ from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.metadata.tasks.parked import own_path
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded
-from spark_jobs.gate import RunStoppedError
 from spark_jobs.progress import ProgressEvent
+from spark_jobs.runs.port import RunStoppedError
 from tests.unit.service_world import BOOKIES, ROOT, SESSION_TIMEOUT_S, Auditor, World
 from tests.unit.virtual_time import VirtualClock, in_virtual_time, until
 

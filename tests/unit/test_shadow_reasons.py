@@ -14,10 +14,10 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind
 from spark_jobs.bookie_state import BookieState
-from spark_jobs.publish import Published, PublishOutcome
-from spark_jobs.shadow_look import Loss, losses
-from spark_jobs.shadow_reasons import Around, Difference, Outcome, Reason, Second, judged
-from spark_jobs.summary import BookieCount, ClusterName, LedgerCounts, RunSummary
+from spark_jobs.report.summary import BookieCount, ClusterName, LedgerCounts, RunSummary
+from spark_jobs.runs.publish import Published, PublishOutcome
+from spark_jobs.shadow.reasons import Around, Difference, Outcome, Reason, Second, judged
+from spark_jobs.shadow.second_look import Loss, losses
 
 LEDGER = LedgerId(7)
 

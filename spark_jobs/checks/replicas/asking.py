@@ -1,0 +1,226 @@
+"""Ask bookies what they hold, and judge. Core on the transport and store ports; runs inside an executor.
+
+A denial is never believed at once (S13). The ledger may have been deleted or moved since its metadata was read, so the
+metadata is read again, and then the bookies that deny something are asked again: what they should hold by the newer
+metadata and deny twice is absent. Everything else that goes wrong with a bookie is unknown, and said to be (S6).
+
+A bookie that cannot list (Apache's with DbLedgerStorage) is asked for the first and the last entry of each of its
+positions, as Apache's own check does by default (formats section 7.9): what it serves of these stands for what lies
+between. Which ledgers were only sampled like this is counted, for a whole list is worth more.
+
+Bounds: requests in flight to one bookie and ledgers in flight in all, a deadline and few attempts for each request; and
+a bookie that does not answer several times in a row is left alone for the rest of the task, which Spark makes short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from bookie.client.held_entries import HeldEntries, ReadsAndLists
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.ledgers.serde import UnreadableMetadataError
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, LedgerId
+from bookie.runtime.clock import Clock
+from bookie.runtime.waiting import all_or_first_error
+from bookie.wire.port import Status
+from spark_jobs.checks.replicas.expected import SettledLedger, settled_metadata
+from spark_jobs.checks.replicas.verdict import FragmentFinding, Holdings, findings
+
+LEDGERS_IN_FLIGHT: Final = 64
+PER_BOOKIE_IN_FLIGHT: Final = 16
+LIST_TIMEOUT_S: Final = 10.0
+ATTEMPTS_MAX: Final = 3
+SILENT_AFTER: Final = 3
+"""Ledgers in a row for which a bookie did not answer, until it is not asked any more."""
+_DETAIL_MAX: Final = 200
+"""Characters of a detail that is kept."""
+_BACKOFF_S: Final = 0.25
+_RETRIED: Final = frozenset({Status.TOO_MANY_REQUESTS, Status.TIMEOUT, Status.UNREACHABLE})
+_SILENCE: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE, Status.UNRESOLVED})
+_SURE: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY})
+"""Answers of a healthy bookie: what they do not list is not there."""
+_NOTHING: Final = EntryRuns(())
+_LISTS: Final = _SURE | {Status.LIMBO}
+"""Answers whose list counts. What a bookie in limbo lists it has, and what it does not list it cannot tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one bookie said of a ledger."""
+
+    status: Status
+    entries: EntryRuns = _NOTHING
+    """What it lists; of one that was sampled everything that its sample does not rule out."""
+    is_sampled: bool = False
+    detail: str = ""
+    """In its own words, or the transport's, why it could not tell."""
+
+
+class ReadsLedgers(Protocol):
+    """The part of ``LedgerStore`` that is needed."""
+
+    async def current(self, ledger_id: LedgerId) -> Versioned | None:
+        """See ``LedgerStore.current``."""
+        ...
+
+
+@dataclass(slots=True)
+class Answers:
+    """What asking for some ledgers gave."""
+
+    found: list[tuple[SettledLedger, tuple[FragmentFinding, ...]]] = field(default_factory=list)
+    """Ledgers with findings."""
+    ledgers: int = 0
+    requests: int = 0
+    """Lists, and samples where there is no list."""
+    expected: int = 0
+    absent: int = 0
+    vanished: int = 0
+    """Ledgers that a bookie denied and that turned out to be deleted, which is normal (S15)."""
+    unknown: defaultdict[tuple[BookieId, str], int] = field(default_factory=lambda: defaultdict(int))
+    """Ledgers by bookie and name of the status with which it could not tell."""
+    details: dict[tuple[BookieId, str], str] = field(default_factory=dict)
+    """What was said besides the status, the first time that anything was."""
+    sampled: defaultdict[BookieId, int] = field(default_factory=lambda: defaultdict(int))
+    """Ledgers by bookie of which it served a sample and has no list."""
+
+
+class Asker:
+    """Asks for ledgers with bounds that hold over all of them. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        transport: ReadsAndLists,
+        ledgers: ReadsLedgers,
+        registered: Callable[[], Awaitable[AbstractSet[BookieId]]],
+        clock: Clock,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            transport: to the bookies.
+            ledgers: for the second look at a ledger.
+            registered: lists the registered bookies, no older than the call.
+            clock: for pauses between attempts.
+        """
+        self._held = HeldEntries(transport, clock, LIST_TIMEOUT_S)
+        self._ledgers = ledgers
+        self._list_registered = registered
+        self._clock = clock
+        self._slots: defaultdict[BookieId, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(PER_BOOKIE_IN_FLIGHT)
+        )
+        self._silent: defaultdict[BookieId, list[Said]] = defaultdict(list)
+        """Per bookie, how the last ledgers in a row ended for which it did not answer."""
+
+    async def ask_all(self, ledgers: Iterable[SettledLedger], registered: AbstractSet[BookieId]) -> Answers:
+        """Ask for all of ``ledgers``, in no order.
+
+        Args:
+            ledgers: what should be.
+            registered: bookies to ask, listed after the metadata of ``ledgers`` was read.
+
+        Raises:
+            StoreUnavailableError: no answer from the metadata store.
+        """
+        answers = Answers()
+        remaining = iter(ledgers)
+
+        async def work() -> None:
+            for ledger in remaining:
+                await self._ask(ledger, registered, answers)
+
+        await all_or_first_error(work() for _ in range(LEDGERS_IN_FLIGHT))
+        return answers
+
+    async def _ask(self, ledger: SettledLedger, registered: AbstractSet[BookieId], answers: Answers) -> None:
+        answers.ledgers += 1
+        replies = await self._list_all(ledger, registered, ledger.holders(), answers)
+        if not _deniers(ledger, replies):
+            return self._count(ledger, replies, answers)
+        try:
+            current = await self._ledgers.current(ledger.ledger_id)
+        except UnreadableMetadataError:
+            return None  # a finding of the next run, which reads it as it is now
+        if current is None:
+            answers.vanished += 1
+            return None
+        newest = settled_metadata(ledger.ledger_id, current.metadata)
+        now_registered = await self._list_registered()
+        again = [bookie for bookie in newest.holders() if bookie not in replies or bookie in _deniers(newest, replies)]
+        kept = {bookie: reply for bookie, reply in replies.items() if bookie in now_registered}
+        replies = kept | await self._list_all(newest, now_registered, again, answers)
+        self._count(newest, replies, answers)
+        if found := tuple(findings(newest, _holdings(newest, replies))):
+            answers.absent += sum(each.absent for each in found)
+            answers.found.append((newest, found))
+        return None
+
+    def _count(self, ledger: SettledLedger, replies: Mapping[BookieId, Said], answers: Answers) -> None:
+        for bookie, reply in replies.items():
+            answers.expected += ledger.expected(bookie)
+            if reply.status not in _SURE and not ledger.is_whole(bookie, reply.entries):
+                answers.unknown[bookie, reply.status.name] += 1
+                if reply.detail:
+                    answers.details.setdefault((bookie, reply.status.name), reply.detail[:_DETAIL_MAX])
+            elif reply.is_sampled:
+                answers.sampled[bookie] += 1
+
+    async def _list_all(
+        self, ledger: SettledLedger, registered: AbstractSet[BookieId], bookies: Sequence[BookieId], answers: Answers
+    ) -> dict[BookieId, Said]:
+        asked = [bookie for bookie in bookies if bookie in registered]
+        replies = await asyncio.gather(*(self._said(bookie, ledger, answers) for bookie in asked))
+        return dict(zip(asked, replies, strict=True))
+
+    async def _said(self, bookie: BookieId, ledger: SettledLedger, answers: Answers) -> Said:
+        async with self._slots[bookie]:
+            silent = self._silent[bookie]
+            for attempt in range(1, ATTEMPTS_MAX + 1):
+                if len(silent) >= SILENT_AFTER:
+                    return silent[-1]
+                answers.requests += 1
+                said = await self._ask_once(bookie, ledger, answers)
+                if said.status not in _RETRIED or attempt == ATTEMPTS_MAX:
+                    break
+                await self._clock.sleep(_BACKOFF_S * 2**attempt)
+            if said.status not in _LISTS:
+                said = Said(said.status, detail=said.detail)
+            if said.status in _SILENCE:
+                silent.append(said)
+            else:
+                silent.clear()
+        return said
+
+    async def _ask_once(self, bookie: BookieId, ledger: SettledLedger, answers: Answers) -> Said:
+        reply = await self._held.listed(bookie, ledger.ledger_id)
+        if reply.status is not Status.UNSUPPORTED:
+            return Said(reply.status, reply.entries, detail=reply.detail)
+        answers.requests += 1
+        sample = ledger.sample(bookie)
+        read = await self._held.probed(bookie, ledger.ledger_id, sample)
+        missing = [entry_id for entry_id in sample if entry_id not in read.entries]
+        return Said(read.status, ledger.everything_but(missing), is_sampled=True, detail=read.detail)
+
+
+def _deniers(ledger: SettledLedger, replies: Mapping[BookieId, Said]) -> set[BookieId]:
+    return {
+        bookie
+        for bookie, reply in replies.items()
+        if reply.status in _SURE and not ledger.is_whole(bookie, reply.entries)
+    }
+
+
+def _holdings(ledger: SettledLedger, replies: Mapping[BookieId, Said]) -> Mapping[BookieId, Holdings]:
+    """Only of bookies that store something; the others cannot lack anything."""
+    return {
+        bookie: Holdings(replies[bookie].entries, replies[bookie].status in _SURE)
+        for bookie in ledger.holders()
+        if bookie in replies
+    }

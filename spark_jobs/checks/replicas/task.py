@@ -1,0 +1,157 @@
+"""One Spark task of the replicas check: rows of ``bk_ledgers`` in, findings and one row of counts out.
+
+Each task has connections of its own: to the metadata store, for the second look, and to the bookies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from bookie.client.resolve import RegistrationResolver
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.uri import parse_uri
+from bookie.model.ids import BookieId
+from bookie.runtime.clock import SystemClock
+from bookie.wire.routing import open_transport
+from bookie.wire.security import SecurityFiles
+from spark_jobs.checks.findings import FindingKind
+from spark_jobs.checks.replicas.asking import Answers, Asker
+from spark_jobs.checks.replicas.expected import SettledLedger, settled_row
+from spark_jobs.checks.replicas.verdict import FragmentFinding
+from spark_jobs.connect import connected
+
+COUNTS_DDL: Final = """
+    counts struct<ledgers: bigint, requests: bigint, expected: bigint, absent: bigint, vanished: bigint,
+                  unknown: array<struct<bookie_id: string, status: string, ledgers: bigint, detail: string>>,
+                  sampled: array<struct<bookie_id: string, ledgers: bigint>>>
+"""
+"""Column of the row that ends a task's output; null in rows of findings, which are null in that row."""
+_FINDING_FIELDS: Final = [
+    ("kind", pa.string()),
+    ("ledger_id", pa.int64()),
+    ("fragment_index", pa.int32()),
+    ("fragment_first_entry_id", pa.int64()),
+    ("fragment_last_entry_id", pa.int64()),
+    ("is_last_fragment", pa.bool_()),
+    ("state", pa.string()),
+    ("missing_positions", pa.list_(pa.int32())),
+    ("missing", pa.list_(pa.string())),
+    ("copies_min", pa.int32()),
+    ("severity", pa.string()),
+    ("severity_rank", pa.int32()),
+    ("entries", pa.int64()),
+    ("bytes_estimate", pa.int64()),
+    ("detail", pa.string()),
+]
+_UNKNOWN: Final = pa.struct(
+    [("bookie_id", pa.string()), ("status", pa.string()), ("ledgers", pa.int64()), ("detail", pa.string())]
+)
+_SAMPLED: Final = pa.struct([("bookie_id", pa.string()), ("ledgers", pa.int64())])
+_COUNTS: Final = pa.struct(
+    [
+        *((name, pa.int64()) for name in ("ledgers", "requests", "expected", "absent", "vanished")),
+        ("unknown", pa.list_(_UNKNOWN)),
+        ("sampled", pa.list_(_SAMPLED)),
+    ]
+)
+_SCHEMA: Final = pa.schema([*_FINDING_FIELDS, ("counts", _COUNTS)])
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """What each task needs to know. Sent to executors."""
+
+    metadata_uri: str
+    connect_timeout_s: float
+    registered: frozenset[BookieId]
+    """Listed after the metadata was read."""
+    security: SecurityFiles
+    """Files that are there on every executor."""
+
+
+def asking(settings: TaskSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The task as a function for ``mapInArrow``."""
+
+    def ask(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with asyncio.Runner() as runner:
+            stack = AsyncExitStack()
+            try:
+                asker = runner.run(_opened(settings, stack))
+                for batch in batches:
+                    ledgers = [settled_row(row) for row in batch.to_pylist()]
+                    answers = runner.run(asker.ask_all(ledgers, settings.registered))
+                    yield pa.RecordBatch.from_pylist([*_findings(answers), _counts(answers)], schema=_SCHEMA)
+            finally:
+                runner.run(stack.aclose())
+
+    return ask
+
+
+async def _opened(settings: TaskSettings, stack: AsyncExitStack) -> Asker:
+    connection = await stack.enter_async_context(
+        connected(parse_uri(settings.metadata_uri), settings.connect_timeout_s)
+    )
+    clock = SystemClock()
+    registrations = Registrations(connection.store, connection.cluster)
+    transport = open_transport(RegistrationResolver(registrations, clock), settings.security.load())
+    stack.push_async_callback(transport.close)
+
+    async def registered() -> AbstractSet[BookieId]:
+        return (await registrations.list()).registered
+
+    ledgers = LedgerStore(connection.store, connection.cluster, random.SystemRandom())
+    return Asker(transport, ledgers, registered, clock)
+
+
+def _findings(answers: Answers) -> Iterator[dict[str, Any]]:
+    for ledger, found in answers.found:
+        for finding in found:
+            yield _row(ledger, finding)
+
+
+def _row(ledger: SettledLedger, finding: FragmentFinding) -> dict[str, Any]:
+    part = finding.fragment
+    return {
+        "kind": FindingKind.MISSING_ENTRIES.value,
+        "ledger_id": ledger.ledger_id,
+        "fragment_index": part.index,
+        "fragment_first_entry_id": part.first,
+        "fragment_last_entry_id": part.last,
+        "is_last_fragment": part.is_last,
+        "state": ledger.state,
+        "missing_positions": list(finding.positions),
+        "missing": list(finding.missing),
+        "copies_min": finding.copies_min,
+        "severity": finding.severity.name,
+        "severity_rank": finding.severity.value,
+        "entries": part.last - part.first + 1,
+        "bytes_estimate": finding.bytes_estimate,
+        "detail": finding.detail,
+    }
+
+
+def _counts(answers: Answers) -> dict[str, Any]:
+    unknown = [
+        {"bookie_id": bookie, "status": status, "ledgers": ledgers, "detail": answers.details.get((bookie, status), "")}
+        for (bookie, status), ledgers in sorted(answers.unknown.items())
+    ]
+    return {
+        "counts": {
+            "ledgers": answers.ledgers,
+            "requests": answers.requests,
+            "expected": answers.expected,
+            "absent": answers.absent,
+            "vanished": answers.vanished,
+            "unknown": unknown,
+            "sampled": [{"bookie_id": bookie, "ledgers": count} for bookie, count in sorted(answers.sampled.items())],
+        }
+    }

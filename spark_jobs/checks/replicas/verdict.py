@@ -1,0 +1,162 @@
+"""The verdict on a ledger, from what its bookies say they hold. Pure.
+
+Of each entry that some bookie denies, its other copies are counted. A bookie that lists an entry holds it. A registered
+one that cannot tell counts as holding it (S6: unknown is never absent), and one that is not registered as a copy that
+may come back, which is how the bookie check counts. ``LOST`` needs every single holder to deny the entry (S13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId
+from bookie.model.schedule import first_stored, occurring_starts, stored_count
+from bookie.model.severity import Severity
+from spark_jobs.checks.replicas.expected import SettledFragment, SettledLedger
+
+_NAMED_MAX: Final = 10
+_NOTHING: Final = EntryRuns(())
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What one bookie says of a ledger."""
+
+    entries: EntryRuns = _NOTHING
+    """What it lists."""
+    is_sure: bool = False
+    """Whether what it does not list it never stored: a healthy answer."""
+    is_registered: bool = True
+
+
+NOT_REGISTERED = Holdings(is_registered=False)
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentFinding:
+    """A fragment of which some bookie lacks entries."""
+
+    fragment: SettledFragment
+    positions: tuple[int, ...]
+    """Ensemble positions whose bookie lacks entries, ascending."""
+    missing: tuple[BookieId, ...]
+    """The bookies there, each once."""
+    copies_min: int
+    """Copies left of the entry that has the fewest, of those that some bookie lacks."""
+    severity: Severity
+    absent: int
+    """Copies that are not there."""
+    bytes_estimate: int | None
+    detail: str
+
+
+def findings(ledger: SettledLedger, holdings: Mapping[BookieId, Holdings]) -> Iterator[FragmentFinding]:
+    """Yield a finding for each fragment of which a bookie surely lacks entries.
+
+    Args:
+        ledger: what should be.
+        holdings: what is; bookies that are not in it are not registered.
+    """
+    for fragment in ledger.fragments:
+        found = _Fragment(ledger, fragment, holdings).finding()
+        if found is not None:
+            yield found
+
+
+@dataclass(frozen=True, slots=True)
+class _Fragment:
+    ledger: SettledLedger
+    fragment: SettledFragment
+    holdings: Mapping[BookieId, Holdings]
+
+    def finding(self) -> FragmentFinding | None:
+        lacking = {position: count for position in range(self._size) if (count := self._absent(position))}
+        if not lacking:
+            return None
+        members = self.fragment.members
+        copies_min, severity = min(self._levels(), key=lambda level: (level[1], level[0]))
+        missing = tuple(dict.fromkeys(members[position] for position in lacking))
+        absent = sum(lacking.values())
+        size = self.ledger.entry_bytes
+        return FragmentFinding(
+            self.fragment,
+            tuple(lacking),
+            missing,
+            copies_min,
+            severity,
+            absent,
+            None if size is None else round(size * absent),
+            "; ".join(self._detail(position, count) for position, count in list(lacking.items())[:_NAMED_MAX]),
+        )
+
+    @property
+    def _size(self) -> int:
+        return len(self.fragment.members)
+
+    def _of(self, position: int) -> Holdings:
+        return self.holdings.get(self.fragment.members[position], NOT_REGISTERED)
+
+    def _stored(self, position: int, first: int, last: int) -> int:
+        return stored_count(position, first, last, self._size, self.ledger.write_quorum)
+
+    def _gaps(self, position: int) -> Iterator[tuple[int, int]]:
+        """Runs of the fragment that a bookie which is sure does not list; some of them are not its to store."""
+        holdings, next_entry = self._of(position), self.fragment.first
+        if not holdings.is_sure:
+            return
+        for first, last in holdings.entries.runs:
+            if last < next_entry:
+                continue
+            if first > self.fragment.last:
+                break
+            if first > next_entry:
+                yield next_entry, first - 1
+            next_entry = last + 1
+        if next_entry <= self.fragment.last:
+            yield next_entry, self.fragment.last
+
+    def _absent(self, position: int) -> int:
+        return sum(self._stored(position, first, last) for first, last in self._gaps(position))
+
+    def _levels(self) -> Iterator[tuple[int, Severity]]:
+        """Copies and level of each kind of entry that some bookie lacks, over the stretches between two changes."""
+        for first, last in self._stretches():
+            listed = [first in self._of(position).entries for position in range(self._size)]
+            for start in occurring_starts(first, last, self._size):
+                where = [(start + offset) % self._size for offset in range(self.ledger.write_quorum)]
+                absent = sum(not listed[each] and self._of(each).is_sure for each in where)
+                if absent:
+                    away = sum(not listed[each] and not self._of(each).is_registered for each in where)
+                    yield self._level(absent, away)
+
+    def _stretches(self) -> Iterator[tuple[int, int]]:
+        """The fragment, cut where what some member lists begins or ends."""
+        first, last = self.fragment.first, self.fragment.last
+        cuts = {first, last + 1}
+        for bookie in dict.fromkeys(self.fragment.members):
+            for begin, end in self.holdings.get(bookie, NOT_REGISTERED).entries.runs:
+                cuts.update(cut for cut in (begin, end + 1) if first < cut <= last)
+        for begin, following in pairwise(sorted(cuts)):
+            yield begin, following - 1
+
+    def _level(self, absent: int, away: int) -> tuple[int, Severity]:
+        quorum, copies = self.ledger.write_quorum, self.ledger.write_quorum - absent - away
+        if absent == quorum:
+            return 0, Severity.LOST
+        if copies == 0:
+            return 0, Severity.NO_LIVE_COPY
+        if copies == 1:
+            return 1, Severity.CRITICAL
+        is_below_ack = copies < self.ledger.ack_quorum
+        return copies, Severity.BELOW_ACK_QUORUM if is_below_ack else Severity.BELOW_WRITE_QUORUM
+
+    def _detail(self, position: int, count: int) -> str:
+        expected = self._stored(position, self.fragment.first, self.fragment.last)
+        quorum = self.ledger.write_quorum
+        firsts = (first_stored(position, first, last, self._size, quorum) for first, last in self._gaps(position))
+        first = next(entry for entry in firsts if entry is not None)
+        return f"{self.fragment.members[position]} lacks {count} of {expected} entries, the first is {first}"

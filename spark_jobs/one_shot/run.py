@@ -1,0 +1,183 @@
+"""A one-shot run from a command line: the same check as in the service, beside it, under the same lock.
+
+It does not vote for the leadership. One run of a kind goes on at a time, whoever runs it; see ``RunKeeper``. SIGTERM,
+SIGINT and a request to cancel end it within seconds, between two batches of marking, and leave a record and no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.runs.records import RunLockedError
+from bookie.model.errors import BkhealError, PermanentError, TransientError
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.clock import SystemClock
+from spark_jobs.one_shot.gate import SIGNAL_BASE, OneShotStoppedError, StopGate
+from spark_jobs.one_shot.keeper import RunKeeper
+from spark_jobs.progress import Progress, ProgressEvent
+from spark_jobs.report.summary import RunSummary
+from spark_jobs.run_id import new_run_id
+from spark_jobs.runs.port import Gate, RunStoppedError
+from spark_jobs.runs.publish import PublishOutcome
+from spark_jobs.session import SessionSettings, spark_session
+from spark_jobs.settings import AuditSettings, ExitCode
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.audit import AuditResult
+
+WAIT_S_MAX: Final = 7 * 86_400.0
+"""Longest wait for the run before: nothing waits for ever."""
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_MARKED_ALL: Final = (PublishOutcome.PUBLISHED, PublishOutcome.NOTHING_TO_PUBLISH)
+
+
+@dataclass(frozen=True, slots=True)
+class OneShot:
+    """What to run."""
+
+    kind: RunKind
+    settings: AuditSettings
+    session: SessionSettings
+    owner: str
+    """Who asked."""
+    wait_s: float = 0.0
+    """How long to wait for a run of this kind that is under way."""
+
+
+def run_one_shot(
+    shot: OneShot,
+    progress: Progress | None = None,
+    ended: Callable[[RunRecord], None] | None = None,
+    then: Callable[[SparkSession, AuditResult, Gate], None] | None = None,
+) -> AuditResult:
+    """Run one check once. In the main thread of a process, it takes over SIGTERM, SIGINT and SIGHUP meanwhile.
+
+    Args:
+        shot: what to run.
+        progress: told of phases and how far they are.
+        ended: told of the run's record once it is over, however it ended.
+        then: called with the result while Spark is still there and the run still holds its lock; what it raises is how
+            the run ended.
+
+    Raises:
+        RunLockedError: a run of this kind is under way.
+        OneShotStoppedError: it was cancelled, or its lock was lost.
+        BkhealError: whatever ``run_check`` raises.
+    """
+    clock, gate = SystemClock(), StopGate()
+    run_id = new_run_id(clock.epoch_ms(), random.SystemRandom())
+    started = RunRecord(
+        run_id,
+        shot.kind,
+        RunCause.COMMAND,
+        shot.owner,
+        f"{socket.gethostname()}:{os.getpid()}",
+        RunState.RUNNING,
+        shot.settings.is_dry_run,
+        started_ms=clock.epoch_ms(),
+    )
+    keeper = RunKeeper(shot.settings, started, gate, clock, progress)
+
+    def told(event: ProgressEvent) -> None:
+        keeper.told(event)
+        if progress is not None:
+            progress(event)
+
+    with _signals(gate) as take_over:
+        keeper.begin(shot.wait_s)
+        record, is_success = replace(started, state=RunState.FAILED, exit_code=ExitCode.INTERNAL), False
+        try:
+            with spark_session(shot.session) as spark:
+                take_over()  # Spark's own handler of SIGINT is there by now
+                from spark_jobs.audit import run_check  # imports Spark, which takes a second
+
+                result = run_check(spark, shot.kind, shot.settings, told, gate=gate, run_id=run_id)
+                if then is not None:
+                    then(spark, result, gate)
+            record, is_success = _done(started, result), _is_success(result.summary)
+            return result
+        except RunStoppedError as error:
+            stopped = gate.error()
+            state = RunState.CANCELLED if stopped.is_cancelled else RunState.ABANDONED
+            record = replace(started, state=state, exit_code=stopped.exit_code, detail=str(stopped))
+            raise stopped from error
+        except BkhealError as error:
+            record = replace(record, exit_code=exit_code_of(error), detail=str(error))
+            raise
+        finally:
+            over = replace(record, finished_ms=clock.epoch_ms())
+            keeper.end(over, is_success=is_success)
+            if ended is not None:
+                ended(over)
+
+
+def exit_code_of(error: BkhealError) -> int:
+    """Exit code of a run that an error ended."""
+    match error:
+        case OneShotStoppedError():
+            return error.exit_code
+        case RunLockedError():
+            return ExitCode.BUSY
+        case StoreUnavailableError() | TransientError():
+            return ExitCode.STORE_UNREACHABLE
+        case PermanentError():
+            return ExitCode.CONFIGURATION
+        case _:
+            return ExitCode.INTERNAL
+
+
+def _done(started: RunRecord, result: AuditResult) -> RunRecord:
+    summary = result.summary
+    return replace(
+        started,
+        state=RunState.DONE,
+        verdict=summary.verdict.value,
+        exit_code=int(summary.exit_code()),
+        ledgers=summary.counts.ledgers,
+        findings={count.severity.name.lower(): count.ledgers for count in summary.severities if count.ledgers},
+        tasks_changed=summary.published.tasks_changed,
+        report=str(Path(result.summary_path).resolve()),
+        detail=summary.held_because or "; ".join(summary.problems),
+    )
+
+
+def _is_success(summary: RunSummary) -> bool:
+    is_complete = summary.is_complete and summary.held_because is None
+    is_marked = summary.published.outcome in _MARKED_ALL or summary.kind is not RunKind.BOOKIES
+    return is_complete and is_marked and not summary.is_dry_run
+
+
+@contextlib.contextmanager
+def _signals(gate: StopGate) -> Iterator[Callable[[], None]]:
+    """Stop the run on a signal, and at once on a second one; yields how to take the signals over again."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if gate.stopped.is_set():
+            raise KeyboardInterrupt
+        gate.stop(f"ended by {signal.Signals(number).name}; what was marked stays", SIGNAL_BASE + number)
+
+    def take_over() -> None:
+        for number in before:
+            signal.signal(number, stop)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in _SIGNALS} if is_main else {}
+    take_over()
+    try:
+        yield take_over
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,71 @@
+"""A run's summary as text for people. No Spark, no terminal tricks: it is read in logs as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from spark_jobs.bookie_state import BookieState
+from spark_jobs.report.summary import RunSummary, rfc3339
+from spark_jobs.report.text import plain
+from spark_jobs.runs.publish import Published, PublishOutcome
+
+_PUBLISHED: Final = {
+    PublishOutcome.PUBLISHED: "{ledgers} ledgers marked for repair, {tasks_changed} of them new or changed",
+    PublishOutcome.NOTHING_TO_PUBLISH: "nothing to mark",
+    PublishOutcome.DRY_RUN: "dry run: nothing was marked",
+    PublishOutcome.DISABLED: "auto-recovery is disabled: {ledgers} ledgers marked, no more; enable it and run again",
+    PublishOutcome.HELD: "nothing was marked",
+    PublishOutcome.INTERRUPTED: "the metadata store stopped answering after {ledgers} ledgers were marked; run again",
+}
+
+
+def table(summary: RunSummary) -> str:
+    """Several lines of text without a final line feed."""
+    return "\n".join(map(plain, _lines(summary)))
+
+
+def published_text(published: Published) -> str:
+    """One line on what was published."""
+    return _PUBLISHED[published.outcome].format(ledgers=published.ledgers, tasks_changed=published.tasks_changed)
+
+
+def _lines(summary: RunSummary) -> Iterator[str]:
+    counts = summary.counts
+    seconds = (summary.finished_ms - summary.started_ms) / 1000
+    yield f"verdict     {summary.verdict.value}"
+    yield f"check       {summary.kind.value}{', dry run' if summary.is_dry_run else ''}"
+    yield f"cluster     {summary.cluster.metadata_uri} ({summary.cluster.instance_id})"
+    yield f"run         {summary.run_id}, finished {rfc3339(summary.finished_ms)} after {seconds:.1f} s"
+    yield f"ledgers     {counts.ledgers} ({counts.open} open, {counts.in_recovery} in recovery, {counts.closed} closed)"
+    yield f"fragments   {counts.fragments}"
+    yield f"unreadable  {counts.unreadable}"
+    yield f"published   {published_text(summary.published)}"
+    if summary.held_because is not None:
+        yield f"brake       {summary.held_because}"
+    for problem in summary.problems:
+        yield f"incomplete  {problem}"
+    for bookie in summary.waiting:
+        yield f"waiting     {bookie.bookie_id}: {bookie.ledgers} ledgers, not marked before {rfc3339(bookie.until_ms)}"
+    if summary.severities:
+        rows = [(c.severity.name, c.ledgers, c.fragments, c.bytes_estimate) for c in summary.severities]
+        yield ""
+        yield from _grid(("severity", "ledgers", "fragments", "bytes"), rows)
+    missing = [b for b in summary.bookies if b.state is BookieState.UNREGISTERED and b.ledgers_found]
+    if missing:
+        yield ""
+        yield from _grid(
+            ("missing bookie", "ledgers", "fragments"),
+            [(b.bookie_id, b.ledgers_found, b.fragments_found) for b in missing],
+        )
+    if summary.worst_ledgers:
+        worst = [(w.ledger_id, w.severity.name, w.bytes_estimate, " ".join(w.missing)) for w in summary.worst_ledgers]
+        yield ""
+        yield from _grid(("worst ledger", "severity", "bytes", "missing"), worst)
+
+
+def _grid(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    cells = [header, *[[str(cell) for cell in row] for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    for row in cells:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,0 +1,149 @@
+"""Reading ``summary.json`` back as a value. Pure.
+
+Reports outlive the version that wrote them: fields that are missing get what they meant before they existed, fields
+that a newer version added are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, fields
+from datetime import datetime
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from bookie.model.errors import PermanentError
+from bookie.model.run import RunKind
+from bookie.model.severity import Severity
+from spark_jobs.bookie_state import BookieState
+from spark_jobs.report.summary import (
+    API_VERSION,
+    KIND,
+    BookieCount,
+    ClusterName,
+    LedgerCounts,
+    PlacementCounts,
+    ReplicaCounts,
+    RunSummary,
+    SampledBookie,
+    SeverityCount,
+    UnknownAnswers,
+    WaitingBookie,
+    WorstLedger,
+)
+from spark_jobs.runs.publish import Published, PublishOutcome
+
+T = TypeVar("T", bound="_Dataclass")
+
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+class DamagedReportError(PermanentError):
+    """Not the summary of an audit."""
+
+
+def is_report(document: object) -> bool:
+    """Whether a JSON document says that it is the summary of an audit."""
+    return isinstance(document, dict) and (document.get("apiVersion"), document.get("kind")) == (API_VERSION, KIND)
+
+
+def decode_summary(document: Mapping[str, Any]) -> RunSummary:
+    """Return the summary whose ``to_json`` gave ``document``.
+
+    Raises:
+        DamagedReportError: it is none.
+    """
+    if not is_report(document):
+        raise DamagedReportError(f"not a document of kind {KIND} in version {API_VERSION}")
+    try:
+        return _summary(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedReportError(f"a report summary cannot be read: {error!r}") from error
+
+
+def _summary(document: Mapping[str, Any]) -> RunSummary:
+    published = _made(Published, document["published"], outcome=PublishOutcome(document["published"]["outcome"]))
+    return RunSummary(
+        run_id=_text(document["run_id"]),
+        cluster=_made(ClusterName, document["cluster"]),
+        started_ms=_epoch_ms(document["started"]),
+        finished_ms=_epoch_ms(document["finished"]),
+        counts=_made(LedgerCounts, document["counts"]),
+        severities=tuple(
+            _made(SeverityCount, item, severity=Severity[item["severity"]]) for item in document["findings"]
+        ),
+        bookies=tuple(_made(BookieCount, item, state=BookieState(item["state"])) for item in document["bookies"]),
+        worst_ledgers=tuple(
+            _made(WorstLedger, item, severity=Severity[item["severity"]], missing=_texts(item["missing"]))
+            for item in document["worst_ledgers"]
+        ),
+        published=published,
+        problems=_texts(document["problems"]),
+        held_because=None if document["held_because"] is None else _text(document["held_because"]),
+        kind=RunKind(document.get("run_kind", RunKind.BOOKIES.value)),
+        is_dry_run=bool(document.get("dry_run", published.outcome is PublishOutcome.DRY_RUN)),
+        waiting=tuple(map(_waiting, document.get("waiting", ()))),
+        placement=_placement(document.get("placement")),
+        replicas=_replicas(document.get("replicas")),
+    )
+
+
+def _waiting(item: Mapping[str, Any]) -> WaitingBookie:
+    return _made(
+        WaitingBookie, item, first_seen_down_ms=_epoch_ms(item["first_seen_down"]), until_ms=_epoch_ms(item["until"])
+    )
+
+
+def _placement(item: Mapping[str, Any] | None) -> PlacementCounts | None:
+    if item is None:
+        return None
+    return _made(PlacementCounts, item, unknown_bookies=_texts(item.get("unknown_bookies", [])))
+
+
+def _replicas(item: Mapping[str, Any] | None) -> ReplicaCounts | None:
+    if item is None:
+        return None
+    return _made(
+        ReplicaCounts,
+        item,
+        unknown=tuple(_made(UnknownAnswers, each) for each in item["unknown"]),
+        sampled=tuple(_made(SampledBookie, each) for each in item.get("sampled", ())),
+    )
+
+
+def _made(cls: type[T], item: Mapping[str, Any], **converted: object) -> T:
+    """A flat value of texts and numbers from its JSON object; ``converted`` holds the fields of other types."""
+    known: dict[str, Any] = {
+        field.name: _typed(str(field.type), item[field.name])
+        for field in fields(cls)
+        if field.name in item and field.name not in converted
+    }
+    return cls(**known, **converted)
+
+
+def _typed(declared: str, value: object) -> object:
+    """The value, after a look at whether it is what the field declares."""
+    wanted = {"int": (int,), "str": (str,), "bool": (bool,), "float": (float, int)}.get(declared)
+    if wanted is not None and type(value) not in wanted:
+        raise ValueError(f"{value!r} is not of type {declared}")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is not a list")
+    return tuple(map(_text, value))
+
+
+def _epoch_ms(text: str) -> int:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return round(moment.timestamp() * 1000)

@@ -1,0 +1,169 @@
+"""What changed between two runs of one check on one cluster. Pure.
+
+Compared are counts, so a severity with as many ledgers as before may hold other ledgers; which ones they are is in the
+table of findings. A run that did not see everything is compared all the same, with a caveat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bookie.model.errors import PermanentError
+from bookie.model.severity import Severity
+from spark_jobs.bookie_state import BookieState
+from spark_jobs.report.summary import BookieCount, ReplicaCounts, RunSummary, Verdict
+
+
+class DifferentReportsError(PermanentError):
+    """Two reports that do not compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A number in both runs."""
+
+    before: int
+    now: int
+
+    @property
+    def by(self) -> int:
+        """How much more there is now."""
+        return self.now - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class BookieChanges:
+    """Bookies whose state differs, by id."""
+
+    lost: tuple[str, ...] = ()
+    """Not registered now, and either registered before or not known."""
+    returned: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
+    """Registered now, not known before."""
+    forgotten: tuple[str, ...] = ()
+    """Known before; now neither registered, nor named in metadata, nor with a cookie."""
+    turned_read_only: tuple[str, ...] = ()
+    turned_writable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDiff:
+    """See the module docstring."""
+
+    old: RunSummary
+    new: RunSummary
+    caveats: tuple[str, ...]
+    ledgers: Change | None
+    """None, as with ``unreadable`` and ``severities``, where one of the runs checked nothing."""
+    unreadable: Change | None
+    severities: Mapping[Severity, Change]
+    """Ledgers of each severity that is the worst of some ledger in one of the runs; worst first."""
+    bookies: BookieChanges
+    worst_appeared: tuple[int, ...]
+    """Ledgers among the worst now that were not before."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing at all differs."""
+        counts = [*self.severities.values(), *(change for change in (self.ledgers, self.unreadable) if change)]
+        return (
+            self.old.verdict is self.new.verdict
+            and not any(change.by for change in counts)
+            and self.bookies == BookieChanges()
+            and not self.worst_appeared
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "old": self.old.run_id,
+            "new": self.new.run_id,
+            "run_kind": self.new.kind.value,
+            "verdict": {"before": self.old.verdict.value, "now": self.new.verdict.value},
+            "caveats": list(self.caveats),
+            "ledgers": _json(self.ledgers),
+            "unreadable": _json(self.unreadable),
+            "findings": [{"severity": level.name, **(_json(c) or {})} for level, c in self.severities.items()],
+            "bookies": asdict(self.bookies),
+            "worst_ledgers_appeared": list(self.worst_appeared),
+        }
+
+
+def diff(old: RunSummary, new: RunSummary) -> ReportDiff:
+    """Compare an earlier run with a later one.
+
+    Raises:
+        DifferentReportsError: they are of different checks or clusters.
+    """
+    if old.kind is not new.kind:
+        raise DifferentReportsError(
+            f"{old.run_id} is a {old.kind.value} check and {new.run_id} a {new.kind.value} check; compare two of a kind"
+        )
+    if old.cluster.instance_id != new.cluster.instance_id:
+        raise DifferentReportsError(f"{old.run_id} and {new.run_id} are of different clusters")
+    is_checked = has_checked(old) and has_checked(new)
+    return ReportDiff(
+        old=old,
+        new=new,
+        caveats=tuple(_caveats(old, new)),
+        ledgers=Change(old.counts.ledgers, new.counts.ledgers) if is_checked else None,
+        unreadable=Change(old.counts.unreadable, new.counts.unreadable) if is_checked else None,
+        severities=_severities(old, new) if is_checked else {},
+        bookies=_bookies(old.bookies, new.bookies),
+        worst_appeared=_appeared(old, new) if is_checked else (),
+    )
+
+
+def has_checked(summary: RunSummary) -> bool:
+    """Whether the numbers of findings mean anything: where the brake held, nothing was checked."""
+    return summary.verdict is not Verdict.HELD
+
+
+def _caveats(old: RunSummary, new: RunSummary) -> Sequence[str]:
+    caveats = []
+    for name, summary in (("earlier", old), ("later", new)):
+        if not has_checked(summary):
+            caveats.append(f"the brake held the {name} run, so only bookies are compared")
+        elif not summary.is_complete:
+            caveats.append(f"the {name} run did not see every ledger, so its numbers may be too low")
+    if old.replicas and new.replicas and _asked_for(old.replicas) != _asked_for(new.replicas):
+        caveats.append("the runs asked for different ledgers: another range or sample")
+    return caveats
+
+
+def _asked_for(counts: ReplicaCounts) -> object:
+    return counts.ledger_min, counts.ledger_max, counts.sample, counts.sample < 1 and counts.sample_seed
+
+
+def _severities(old: RunSummary, new: RunSummary) -> Mapping[Severity, Change]:
+    before = {count.severity: count.ledgers for count in old.severities}
+    now = {count.severity: count.ledgers for count in new.severities}
+    changes = {level: Change(before.get(level, 0), now.get(level, 0)) for level in sorted(before.keys() | now.keys())}
+    return {level: change for level, change in changes.items() if change.before or change.now}
+
+
+def _bookies(old: Sequence[BookieCount], new: Sequence[BookieCount]) -> BookieChanges:
+    before = {bookie.bookie_id: bookie.state for bookie in old}
+    now = {bookie.bookie_id: bookie.state for bookie in new}
+    pairs = [(bookie, before.get(bookie), now.get(bookie)) for bookie in sorted(before.keys() | now.keys())]
+    up = (BookieState.WRITABLE, BookieState.READ_ONLY)
+    down = BookieState.UNREGISTERED
+    return BookieChanges(
+        lost=tuple(b for b, was, is_ in pairs if is_ is down and was is not down),
+        returned=tuple(b for b, was, is_ in pairs if was is down and is_ in up),
+        joined=tuple(b for b, was, is_ in pairs if was is None and is_ in up),
+        forgotten=tuple(b for b, was, is_ in pairs if is_ is None),
+        turned_read_only=tuple(b for b, was, is_ in pairs if (was, is_) == up),
+        turned_writable=tuple(b for b, was, is_ in pairs if (is_, was) == up),
+    )
+
+
+def _appeared(old: RunSummary, new: RunSummary) -> tuple[int, ...]:
+    before = {ledger.ledger_id for ledger in old.worst_ledgers}
+    return tuple(ledger.ledger_id for ledger in new.worst_ledgers if ledger.ledger_id not in before)
+
+
+def _json(change: Change | None) -> dict[str, int] | None:
+    return None if change is None else {"before": change.before, "now": change.now, "change": change.by}

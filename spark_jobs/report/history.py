@@ -1,0 +1,137 @@
+"""The runs in a report directory: reading them, finding one, and removing the oldest.
+
+A run is a directory with our summary in it, under the run's own id. Anything else in there is somebody else's and is
+left alone, also a directory without a summary: its run may still be under way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bookie.model.errors import PermanentError
+from bookie.model.run import RunKind
+from spark_jobs.report.decoding import DamagedReportError, decode_summary, is_report
+from spark_jobs.report.files import SUMMARY, is_run_id
+from spark_jobs.report.summary import RunSummary
+
+_log = logging.getLogger(__name__)
+
+LATEST: Final = "latest"
+_GOING: Final = ".bkheal-pruned-"
+"""Prefix of a directory that is being removed; a crash meanwhile leaves it to the next run."""
+
+
+class NoSuchReportError(PermanentError):
+    """There is no report, none of that name, or more than one."""
+
+
+def summaries(report_dir: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the documents of all finished runs, the newest first. Files that are none are logged and skipped."""
+    # Run ids begin with their time.
+    for path in sorted(report_dir.glob(f"*/{SUMMARY}"), reverse=True):
+        try:
+            document = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            _log.warning("report summary is unreadable", extra={"path": str(path), "reason": str(error)})
+            continue
+        if is_report(document) and document.get("run_id") == path.parent.name and is_run_id(path.parent.name):
+            yield document
+
+
+def reports(report_dir: Path) -> Iterator[RunSummary]:
+    """Yield the summaries of all finished runs, the newest first. Damaged ones are logged and skipped."""
+    for document in summaries(report_dir):
+        try:
+            yield decode_summary(document)
+        except DamagedReportError as error:
+            _log.warning("report summary is damaged", extra={"run_id": document["run_id"], "reason": str(error)})
+
+
+def find(report_dir: Path, name: str) -> RunSummary:
+    """The run with an id, with the only id that begins like this, or the latest.
+
+    Raises:
+        NoSuchReportError: there is none, or several ids begin like this.
+        DamagedReportError: its summary cannot be read.
+    """
+    found = [
+        document
+        for document in summaries(report_dir)
+        if name == LATEST or (name and str(document["run_id"]).startswith(name))
+    ]
+    exact = [document for document in found if document["run_id"] == name]
+    if not found:
+        what = "holds no report" if name == LATEST else f"holds no report of a run {name!r}"
+        raise NoSuchReportError(
+            f"{report_dir.absolute()} {what}; `bkheal audit run` writes one, --report-dir names another place"
+        )
+    if name != LATEST and not exact and len(found) > 1:
+        some = ", ".join(str(document["run_id"]) for document in found[:4])
+        raise NoSuchReportError(f"{len(found)} runs begin with {name!r}: {some}{' ...' if len(found) > 4 else ''}")
+    return decode_summary((exact or found)[0])
+
+
+def earlier_than(runs: Iterable[RunSummary], summary: RunSummary) -> RunSummary | None:
+    """What to compare a run with: the newest complete one before it, of the same check and cluster."""
+    for earlier in runs:
+        is_alike = earlier.kind is summary.kind and earlier.cluster.instance_id == summary.cluster.instance_id
+        if is_alike and earlier.run_id < summary.run_id and is_whole(earlier):
+            return earlier
+    return None
+
+
+def is_whole(summary: RunSummary) -> bool:
+    """Whether a run saw every ledger, and no brake held it."""
+    return summary.is_complete and summary.held_because is None
+
+
+def to_prune(runs: Iterable[RunSummary], kept_max: int) -> list[str]:
+    """Ids of runs to remove, the oldest first. Pure.
+
+    The newest complete run of each check and cluster stays beyond the limit: the next one is compared with it.
+
+    Args:
+        runs: all runs.
+        kept_max: how many to keep, at least 1.
+    """
+    newest_first = sorted(runs, key=lambda run: run.run_id, reverse=True)
+    kept: set[tuple[str, RunKind]] = set()
+    protected = set()
+    for run in newest_first:
+        key = (run.cluster.instance_id, run.kind)
+        if is_whole(run) and key not in kept:
+            kept.add(key)
+            protected.add(run.run_id)
+    return [run.run_id for run in reversed(newest_first[max(kept_max, 1) :]) if run.run_id not in protected]
+
+
+def prune(report_dir: Path, kept_max: int) -> list[str]:
+    """Remove the oldest runs' directories; rows of the history stay. Failing is logged, and tried again next time.
+
+    A run disappears in one step, then its files go. Two processes may prune at a time.
+
+    Returns:
+        Ids of the runs that were removed.
+    """
+    pruned = []
+    for run_id in to_prune(reports(report_dir), kept_max):
+        directory = report_dir / run_id
+        if directory.is_symlink():
+            continue
+        try:
+            directory.rename(report_dir / f"{_GOING}{run_id}")
+        except FileNotFoundError:
+            continue  # another process was quicker
+        except OSError as error:
+            _log.warning("an old report cannot be removed", extra={"path": str(directory), "reason": str(error)})
+            continue
+        pruned.append(run_id)
+    for leftover in report_dir.glob(f"{_GOING}*"):
+        if not leftover.is_symlink() and is_run_id(leftover.name.removeprefix(_GOING)):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return pruned

@@ -1,0 +1,189 @@
+"""What to do after a run: steps with the exact commands. Pure.
+
+Commands leave the cluster out; ``environment`` names it once for all of them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.model.run import RunKind
+from bookie.model.severity import Severity
+from spark_jobs.bookie_state import BookieState
+from spark_jobs.report.page.words import ledgers
+from spark_jobs.report.summary import RunSummary
+from spark_jobs.report.text import some
+from spark_jobs.runs.publish import PublishOutcome
+
+_NAMED_MAX: Final = 5
+_SHOWN_MAX: Final = 3
+AUDIT: Final = "bkheal audit run"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do."""
+
+    text: str
+    commands: tuple[str, ...] = ()
+    """Lines for a shell."""
+
+
+def environment(summary: RunSummary) -> str:
+    """The line that names the run's cluster for all commands after it."""
+    return f"export BKHEAL_METADATA_URI={shlex.quote(summary.cluster.metadata_uri)}"
+
+
+def next_steps(summary: RunSummary) -> tuple[Step, ...]:
+    """What to do now, in order; empty where nothing needs doing."""
+    if summary.held_because is not None:
+        return tuple(_after_brake(summary))
+    return (
+        *_after_loss(summary),
+        *_after_publishing(summary),
+        *_after_misplacing(summary),
+        *_after_waiting(summary),
+        *_after_unreadable(summary),
+        *_after_unknown(summary),
+        *_after_incomplete(summary),
+        *_before_the_next_loss(summary),
+    )
+
+
+def audit_command(summary: RunSummary, *options: str) -> str:
+    """The command that repeats the run."""
+    kind = () if summary.kind is RunKind.BOOKIES else ("--kind", summary.kind.value)
+    return shlex.join([*AUDIT.split(), *kind, *options])
+
+
+def _after_brake(summary: RunSummary) -> Iterator[Step]:
+    yield Step("Look at which bookies are registered, and at ZooKeeper itself.", ("bkheal bookies", "bkheal status"))
+    lost = _missing(summary)
+    if lost:
+        yield Step(
+            f"Bring the missing bookies back: {_some(lost)}. Then run the audit again.", (audit_command(summary),)
+        )
+        yield Step(
+            "Only if they are gone for good: let the audit mark their ledgers.",
+            (audit_command(summary, "--missing-share-max", "1.0"),),
+        )
+    else:
+        yield Step("Check that the metadata root is the right one. Then run again.", (audit_command(summary),))
+
+
+def _after_loss(summary: RunSummary) -> Iterator[Step]:
+    if _ledgers(summary, Severity.LOST):
+        yield Step(
+            "Restore what is lost from a copy outside the cluster. No bookie has it. See what a ledger held:",
+            _shown(summary, Severity.LOST),
+        )
+    if _ledgers(summary, Severity.NO_LIVE_COPY):
+        named = sorted({b for w in summary.worst_ledgers if w.severity is Severity.NO_LIVE_COPY for b in w.missing})
+        yield Step(
+            f"Bring back a bookie that holds the only copies: {_some(named or _missing(summary))}. "
+            "Start it with its old disks and its old id. Do not wipe the disks of any of these.",
+            ("bkheal bookies", *_shown(summary, Severity.NO_LIVE_COPY)),
+        )
+
+
+def _after_publishing(summary: RunSummary) -> Iterator[Step]:
+    match summary.published.outcome:
+        case PublishOutcome.PUBLISHED:
+            yield Step(
+                f"{ledgers(summary.published.ledgers)} marked for repair. See that replicators work on "
+                f"{'it' if summary.published.ledgers == 1 else 'them'}.",
+                ("bkheal status", "bkheal underreplicated list"),
+            )
+            yield Step("If none is running, start at least one. More of them repair faster.", ("bkheal replicator",))
+        case PublishOutcome.DRY_RUN if summary.severities:
+            yield Step(
+                "This was a dry run. To mark the ledgers for repair, run it for real.", (audit_command(summary),)
+            )
+        case PublishOutcome.DISABLED:
+            yield Step(
+                "Repair is disabled for the whole cluster, so not everything was marked. When whoever disabled it is "
+                "done, enable it and run again.",
+                ("bkheal recovery status", "bkheal recovery enable", audit_command(summary)),
+            )
+        case PublishOutcome.INTERRUPTED:
+            yield Step(
+                "ZooKeeper stopped answering while ledgers were marked. What was marked stays. Run again.",
+                (audit_command(summary),),
+            )
+
+
+def _after_misplacing(summary: RunSummary) -> Iterator[Step]:
+    if _ledgers(summary, Severity.MISPLACED) and summary.published.outcome is PublishOutcome.NOTHING_TO_PUBLISH:
+        yield Step(
+            "Badly spread ledgers are reported and not marked: they have every copy, and moving copies costs. Look at "
+            "a few, and at whether new ledgers are written by clients with the right placement policy.",
+            _shown(summary, Severity.MISPLACED),
+        )
+
+
+def _after_waiting(summary: RunSummary) -> Iterator[Step]:
+    if summary.waiting:
+        names = [bookie.bookie_id for bookie in summary.waiting]
+        yield Step(
+            f"Within the delay for lost bookies: {_some(names)}. If one returns in time, nothing is copied; if not, an "
+            "audit after the delay marks its ledgers.",
+            ("bkheal recovery status",),
+        )
+
+
+def _after_unreadable(summary: RunSummary) -> Iterator[Step]:
+    if summary.counts.unreadable:
+        yield Step(
+            f"The table findings.parquet names {ledgers(summary.counts.unreadable)} whose metadata cannot be read, "
+            "with the reason (kind UNREADABLE_METADATA). Keep these nodes: they may be from a newer version."
+        )
+
+
+def _after_unknown(summary: RunSummary) -> Iterator[Step]:
+    if summary.placement is not None and summary.placement.unknown_bookies:
+        yield Step(
+            f"Tell where these bookies stand, in {summary.placement.topology}: "
+            f"{_some(summary.placement.unknown_bookies)}. Fragments on them were not judged."
+        )
+    if summary.replicas is not None and summary.replicas.unknown:
+        named = sorted({answer.bookie_id for answer in summary.replicas.unknown})
+        yield Step(
+            f"These bookies could not tell what they hold: {_some(named)}. Look after them, then check again.",
+            ("bkheal bookies", audit_command(summary)),
+        )
+
+
+def _after_incomplete(summary: RunSummary) -> Iterator[Step]:
+    if summary.problems and summary.published.outcome is not PublishOutcome.INTERRUPTED:
+        yield Step("Run again, so that every ledger is seen.", (audit_command(summary),))
+
+
+def _before_the_next_loss(summary: RunSummary) -> Iterator[Step]:
+    full = [bookie.bookie_id for bookie in summary.bookies if bookie.state is BookieState.READ_ONLY]
+    if full:
+        yield Step(
+            f"Read-only: {_some(full)}. They serve reads but take no copies; most often a disk is full.",
+            ("bkheal bookies",),
+        )
+
+
+def _shown(summary: RunSummary, severity: Severity) -> tuple[str, ...]:
+    ids = [ledger.ledger_id for ledger in summary.worst_ledgers if ledger.severity is severity]
+    return tuple(f"bkheal ledger show {ledger_id}" for ledger_id in ids[:_SHOWN_MAX])
+
+
+def _ledgers(summary: RunSummary, severity: Severity) -> int:
+    return sum(count.ledgers for count in summary.severities if count.severity is severity)
+
+
+def _missing(summary: RunSummary) -> list[str]:
+    """Bookies that are gone; those that ledgers name come first, and alone where there are any."""
+    gone = [bookie for bookie in summary.bookies if bookie.state is BookieState.UNREGISTERED]
+    return [bookie.bookie_id for bookie in gone if bookie.ledgers] or [bookie.bookie_id for bookie in gone]
+
+
+def _some(names: Sequence[str]) -> str:
+    return some(names, _NAMED_MAX)

@@ -1,0 +1,120 @@
+"""The HTML pages: one for a run, and the index of all runs. Self-contained, without scripts and without a network.
+
+Everything is escaped; ids and texts come from bookies, metadata and older files. A policy in each page allows its own
+style sheet, by its hash, and nothing else, so that a mistake in escaping could not run or load anything either.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from bookie.model.severity import Severity
+from bookie.model.topology import Topology
+from spark_jobs.report import text as report_text
+from spark_jobs.report.diff import has_checked
+from spark_jobs.report.page.severities import ledgers_found
+from spark_jobs.report.page.view import page_view
+from spark_jobs.report.page.words import KIND_NAMES, MEANINGS, SEVERITY_NAMES, Headline, headline
+from spark_jobs.report.summary import RunSummary
+from spark_jobs.report.tables import TrendPoint
+
+_TEMPLATES: Final = Path(__file__).parent / "html"
+_SHAPES: Final = {
+    severity: "oct"
+    if severity <= Severity.NO_LIVE_COPY
+    else "tri"
+    if severity is Severity.CRITICAL
+    else "dia"
+    if severity <= Severity.BELOW_WRITE_QUORUM
+    else "dot"
+    for severity in Severity
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRow:
+    """A run in the index."""
+
+    summary: RunSummary
+    kind: str
+    headline: Headline
+    took: str
+    found: int
+    is_checked: bool
+
+
+def render_report(
+    run: RunSummary, previous: RunSummary | None, trend: Sequence[TrendPoint], topology: Topology | None
+) -> bytes:
+    """Return the page of a run; arguments as of ``page_view``."""
+    return _render("report.html", run=run, page=page_view(run, previous, trend, topology))
+
+
+def render_index(runs: Sequence[RunSummary]) -> bytes:
+    """Return the index of runs, which are given newest first."""
+    rows = [
+        IndexRow(
+            run,
+            KIND_NAMES[run.kind],
+            headline(run),
+            report_text.duration(max(run.finished_ms - run.started_ms, 0)),
+            ledgers_found(run),
+            has_checked(run),
+        )
+        for run in runs
+    ]
+    clusters = {run.cluster.instance_id for run in runs}
+    newest = {(row.summary.cluster.instance_id, row.kind): row for row in reversed(rows)}
+    ordered = sorted(newest.values(), key=lambda row: row.summary.run_id, reverse=True)
+    return _render("index.html", runs=rows, newest=ordered, has_clusters=len(clusters) > 1)
+
+
+def _render(name: str, **values: Any) -> bytes:
+    css = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    text = (
+        _environment()
+        .get_template(name)
+        .render(
+            **values,
+            css=Markup(css),  # noqa: S704 - our own file
+            css_hash=digest,
+            version=version("bkheal"),
+            names=SEVERITY_NAMES,
+            meanings=MEANINGS,
+            shapes=_SHAPES,
+        )
+    )
+    return text.lstrip().encode()
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    for function in (report_text.number, report_text.signed, report_text.size, report_text.when, report_text.some):
+        environment.filters[function.__name__] = function
+    return environment
+
+
+def _shown(value: object) -> object:
+    """What a template prints of a value: nobody else's control characters. It is escaped after this."""
+    if value is None:
+        raise TypeError("a template printed nothing where something belongs")
+    return report_text.plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,0 +1,91 @@
+"""Ledgers by severity as a report shows them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.model.run import RunKind
+from bookie.model.severity import Severity
+from spark_jobs.report.page.plots import Part, parts
+from spark_jobs.report.page.words import SEVERITY_NAMES, ledgers
+from spark_jobs.report.summary import RunSummary
+from spark_jobs.report.text import number, percent
+
+_USUAL: Final = {
+    RunKind.BOOKIES: (
+        Severity.NO_LIVE_COPY,
+        Severity.CRITICAL,
+        Severity.BELOW_ACK_QUORUM,
+        Severity.BELOW_WRITE_QUORUM,
+        Severity.METADATA_ONLY,
+    ),
+    RunKind.PLACEMENT: (Severity.MISPLACED,),
+    RunKind.REPLICAS: (Severity.LOST, Severity.CRITICAL, Severity.BELOW_ACK_QUORUM, Severity.BELOW_WRITE_QUORUM),
+}
+"""Severities that a check looks for: shown also where nothing was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeverityRow:
+    """A line of the table of severities."""
+
+    severity: Severity
+    ledgers: int
+    fragments: int
+    bytes_estimate: int
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of the bar of all ledgers."""
+
+    tone: str
+    title: str
+    part: Part
+
+
+def ledgers_found(run: RunSummary) -> int:
+    """Ledgers with findings."""
+    return sum(count.ledgers for count in run.severities)
+
+
+def severity_rows(run: RunSummary) -> Iterator[SeverityRow]:
+    """The severities that occur, and those that the check looks for; worst first."""
+    found = {count.severity: count for count in run.severities}
+    most = max((count.ledgers for count in run.severities), default=0)
+    for severity in Severity:
+        count = found.get(severity)
+        if count is not None:
+            part = parts((count.ledgers,), most)[0]
+            yield SeverityRow(severity, count.ledgers, count.fragments, count.bytes_estimate, part)
+        elif severity in _USUAL[run.kind]:
+            yield SeverityRow(severity, 0, 0, 0, Part(0, 0))
+
+
+def segments(run: RunSummary) -> Iterator[Segment]:
+    """All ledgers as one bar, the worst at the left."""
+    found, unreadable = ledgers_found(run), run.counts.unreadable
+    healthy = max(run.counts.ledgers - found - unreadable, 0)
+    shares = [(f"s{count.severity.value}", SEVERITY_NAMES[count.severity], count.ledgers) for count in run.severities]
+    shares += [("idle", "Unreadable metadata", unreadable), ("ok", "No finding", healthy)]
+    total = sum(count for _, _, count in shares)
+    for (tone, name, count), part in zip(shares, parts([count for _, _, count in shares], total), strict=True):
+        if count:
+            yield Segment(tone, f"{name}: {ledgers(count)}, {percent(count, total)}", part)
+
+
+def share_text(run: RunSummary) -> str:
+    """The same in words."""
+    if not run.counts.ledgers:
+        return "No ledger was read."
+    found = ledgers_found(run) + run.counts.unreadable
+    if not found:
+        return f"All of {ledgers(run.counts.ledgers)} without a finding."
+    healthy = max(run.counts.ledgers - found, 0)
+    return (
+        f"{number(healthy)} of {ledgers(run.counts.ledgers)} have no finding ({percent(healthy, run.counts.ledgers)}); "
+        "in the bar, the worst are at the left."
+    )

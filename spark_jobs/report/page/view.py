@@ -1,0 +1,221 @@
+"""Everything that the page of a run shows, as values; the template only places them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.model.run import RunKind
+from bookie.model.topology import Topology
+from spark_jobs.report.console import published_text
+from spark_jobs.report.diff import ReportDiff, diff, has_checked
+from spark_jobs.report.page.advice import Step, environment, next_steps
+from spark_jobs.report.page.bookies import (
+    SHOWN_MAX,
+    BookieRow,
+    RackRow,
+    bookie_rows,
+    has_holdings,
+    listed,
+    marks,
+    rack_rows,
+    shown_racks,
+)
+from spark_jobs.report.page.plots import LineChart, line_chart
+from spark_jobs.report.page.severities import Segment, SeverityRow, ledgers_found, segments, severity_rows, share_text
+from spark_jobs.report.page.words import KIND_MEANINGS, KIND_NAMES, Headline, headline, ledgers
+from spark_jobs.report.summary import RunSummary
+from spark_jobs.report.tables import TrendPoint
+from spark_jobs.report.text import duration, number, percent, size, when
+from spark_jobs.report_details import Detail, details
+from spark_jobs.runs.publish import PublishOutcome
+
+_FACTS_LINES: Final = 16
+"""About how many lines the facts of a run take in a column."""
+
+_FEW_BOOKIES: Final = 12
+"""Up to here the table of bookies can be taken in at one look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One of the large numbers."""
+
+    name: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class PageView:
+    """See the module docstring."""
+
+    title: str
+    kind: str
+    headline: Headline
+    reasons: tuple[str, ...]
+    tiles: tuple[Tile, ...]
+    steps: tuple[Step, ...]
+    environment: str
+    has_commands: bool
+    diff: ReportDiff | None
+    since: str
+    bookie_changes: tuple[tuple[str, str, tuple[str, ...]], ...]
+    is_checked: bool
+    severities: tuple[SeverityRow, ...]
+    segments: tuple[Segment, ...]
+    share_text: str
+    trend: tuple[TrendPoint, ...]
+    trend_text: str
+    has_partial: bool
+    chart: LineChart | None
+    details: tuple[Detail, ...]
+    bookies: tuple[BookieRow, ...]
+    bookies_hidden: int
+    bookies_lead: str
+    has_holdings: bool
+    shown_max: int
+    marks: tuple[tuple[str, str], ...]
+    racks: tuple[RackRow, ...]
+    racks_hidden: int
+    has_topology: bool
+    has_missing: bool
+    facts_in: str
+    """``left`` or ``right``, in the column that is shorter without them; else ``below`` both."""
+    facts: tuple[tuple[str, str], ...]
+    has_findings_table: bool
+
+
+def page_view(
+    run: RunSummary, previous: RunSummary | None, trend: Sequence[TrendPoint], topology: Topology | None
+) -> PageView:
+    """Arrange a run for its page.
+
+    Args:
+        run: what the page is about.
+        previous: the run to compare with, of the same check and cluster.
+        trend: runs up to and with this one, the oldest first.
+        topology: where bookies stand; None or empty: not known.
+    """
+    compared = None if previous is None else diff(previous, run)
+    steps = next_steps(run)
+    rows = bookie_rows(run, topology)
+    racks = rack_rows(rows) if rows and (rows[0].rack or len(rows) > _FEW_BOOKIES) else ()
+    shown = shown_racks(racks)
+    return PageView(
+        title=f"{headline(run).text} {KIND_NAMES[run.kind]}, {when(run.finished_ms)}",
+        kind=KIND_NAMES[run.kind],
+        headline=headline(run),
+        reasons=(*((run.held_because,) if run.held_because else ()), *run.problems),
+        tiles=tuple(_tiles(run, rows)),
+        steps=steps,
+        environment=environment(run),
+        has_commands=any(step.commands for step in steps),
+        diff=compared,
+        since="" if previous is None else duration(max(run.finished_ms - previous.finished_ms, 0)),
+        bookie_changes=() if compared is None else tuple(_bookie_changes(compared)),
+        is_checked=has_checked(run),
+        severities=tuple(severity_rows(run)),
+        segments=tuple(segments(run)),
+        share_text=share_text(run),
+        trend=tuple(trend),
+        trend_text=_trend_text(trend),
+        has_partial=any(not point.is_complete and not point.is_held for point in trend),
+        chart=line_chart(trend),
+        details=tuple(details(run)),
+        bookies=listed(rows),
+        bookies_hidden=len(rows) - len(listed(rows)),
+        bookies_lead=_bookies_lead(run, rows),
+        has_holdings=has_holdings(run),
+        shown_max=SHOWN_MAX,
+        marks=marks(rows),
+        racks=shown,
+        racks_hidden=len(racks) - len(shown),
+        has_topology=bool(rows and rows[0].rack),
+        has_missing=any(ledger.missing for ledger in run.worst_ledgers),
+        facts_in=_facts_in(_lines_right(compared, run) - _lines_left(steps, trend)),
+        facts=tuple(_facts(run)),
+        has_findings_table=has_checked(run),
+    )
+
+
+def _facts_in(lines_more_right: int) -> str:
+    if abs(lines_more_right) < _FACTS_LINES // 2:
+        return "below"
+    return "left" if lines_more_right > 0 else "right"
+
+
+def _lines_left(steps: Sequence[Step], trend: Sequence[TrendPoint]) -> int:
+    """About how many lines the left column has without the facts."""
+    return 3 + sum(3 + len(step.commands) for step in steps) + (12 if line_chart(trend) else 0)
+
+
+def _lines_right(compared: ReportDiff | None, run: RunSummary) -> int:
+    changes = 0 if compared is None else len(compared.severities) + 2 * len(tuple(_bookie_changes(compared))) + 3
+    return 4 + changes + sum(3 + len(detail.rows) for detail in details(run))
+
+
+def _tiles(run: RunSummary, rows: Sequence[BookieRow]) -> Iterator[Tile]:
+    counts, found = run.counts, ledgers_found(run)
+    states = f"{number(counts.closed)} closed, {number(counts.open)} open, {number(counts.in_recovery)} in recovery"
+    if not has_checked(run):
+        yield Tile("Ledgers read", number(counts.ledgers), states if counts.ledgers else "none, the brake held before")
+    else:
+        yield Tile("Ledgers checked", number(counts.ledgers), states)
+        yield Tile("With findings", number(found), f"{percent(found, counts.ledgers)} of all ledgers")
+    if has_checked(run) and run.kind is not RunKind.PLACEMENT:
+        to_copy = sum(count.bytes_estimate for count in run.severities)
+        yield Tile("To copy", size(to_copy), "estimated, of closed ledgers")
+    lost = sum(row.mark == "down" for row in rows)
+    up = sum(row.mark in ("up", "ro") for row in rows)
+    read_only = sum(row.mark == "ro" for row in rows)
+    yield Tile("Bookies", f"{up:,} of {up + lost:,}", f"registered; {lost:,} lost, {read_only:,} read-only")
+    yield Tile("Marked for repair", number(run.published.ledgers), _marked(run))
+
+
+def _marked(run: RunSummary) -> str:
+    if run.published.outcome is PublishOutcome.PUBLISHED:
+        return f"{number(run.published.tasks_changed)} new or changed"
+    return published_text(run.published)
+
+
+def _bookie_changes(compared: ReportDiff) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    changes = compared.bookies
+    for name, tone, bookies in (
+        ("Bookies lost", "worse", changes.lost),
+        ("Bookies returned", "better", changes.returned),
+        ("Bookies joined", "better", changes.joined),
+        ("Turned read-only", "worse", changes.turned_read_only),
+        ("Turned writable", "better", changes.turned_writable),
+        ("No longer known", "", changes.forgotten),
+    ):
+        if bookies:
+            yield name, tone, bookies
+
+
+def _trend_text(trend: Sequence[TrendPoint]) -> str:
+    numbers = [f"{point.ledgers_found:,}" for point in trend if not point.is_held]
+    return f"Ledgers with findings by run, the oldest first: {', '.join(numbers)}."
+
+
+def _bookies_lead(run: RunSummary, rows: Sequence[BookieRow]) -> str:
+    if not has_holdings(run):
+        return f"{len(rows):,} bookies are known. No ledger was read, so nothing is known of what they hold."
+    if not any(row.ledgers_found for row in rows):
+        return "What each bookie holds by metadata."
+    what = "of which it lacks entries" if run.kind is RunKind.REPLICAS else "because it is gone"
+    return f"What each bookie holds by metadata. The thick part: ledgers with a finding {what}. Worst first."
+
+
+def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
+    yield "Run", run.run_id
+    yield "Check", f"{KIND_NAMES[run.kind]}: {KIND_MEANINGS[run.kind]}"
+    yield "Cluster", f"{run.cluster.metadata_uri} (instance {run.cluster.instance_id})"
+    yield "Started", when(run.started_ms)
+    yield "Finished", f"{when(run.finished_ms)}, after {duration(max(run.finished_ms - run.started_ms, 0))}"
+    yield "Saw every ledger", "yes" if run.is_complete else "no"
+    yield "Dry run", "yes: nothing was marked" if run.is_dry_run else "no"
+    yield "Published", published_text(run.published)
+    yield "Read", f"{ledgers(run.counts.ledgers)}, {number(run.counts.fragments)} fragments"
+    yield "Deleted while reading", ledgers(run.counts.vanished)

@@ -1,0 +1,150 @@
+"""What a report says in plain words: the headline of a run, and the meaning of each severity. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.model.run import RunKind
+from bookie.model.severity import Severity
+from spark_jobs.report.summary import RunSummary, Verdict
+
+MEANINGS: Final[Mapping[Severity, str]] = {
+    Severity.LOST: "Every holder answered that it has no such entry, or an operator accepted the loss.",
+    Severity.NO_LIVE_COPY: "No registered bookie holds some entry. It can be read again when a holder returns.",
+    Severity.CRITICAL: "Some entry has one copy left. One more loss may lose data.",
+    Severity.BELOW_ACK_QUORUM: "Some entry has fewer copies than the ack quorum promised to its writer.",
+    Severity.BELOW_WRITE_QUORUM: "Some entry has fewer copies than the write quorum, and at least the ack quorum.",
+    Severity.METADATA_ONLY: "A missing bookie is named, but holds no entry of the fragment. No copy is lacking.",
+    Severity.MISPLACED: "All copies are there, but not spread over racks, zones or regions as the policy wants.",
+    Severity.DRAIN: "All copies are there, some of them on a bookie that is being emptied.",
+}
+
+SEVERITY_NAMES: Final[Mapping[Severity, str]] = {level: level.name.replace("_", " ").capitalize() for level in Severity}
+
+KIND_NAMES: Final[Mapping[RunKind, str]] = {
+    RunKind.BOOKIES: "Bookie check",
+    RunKind.PLACEMENT: "Placement check",
+    RunKind.REPLICAS: "Replica check",
+}
+
+KIND_MEANINGS: Final[Mapping[RunKind, str]] = {
+    RunKind.BOOKIES: "all ledger metadata against the registered bookies",
+    RunKind.PLACEMENT: "all ensembles against the placement policy",
+    RunKind.REPLICAS: "every entry that a registered bookie should hold, asked of that bookie",
+}
+
+_ALL_WELL: Final[Mapping[RunKind, str]] = {
+    RunKind.BOOKIES: "Every ledger has all of its copies.",
+    RunKind.PLACEMENT: "Every ensemble keeps to the placement policy.",
+    RunKind.REPLICAS: "Every bookie holds the entries it should hold.",
+}
+
+
+class Tone(enum.StrEnum):
+    """How a headline looks."""
+
+    GOOD = "good"
+    INFO = "info"
+    WARN = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A run in two sentences."""
+
+    tone: Tone
+    text: str
+    meaning: str
+
+
+def headline(summary: RunSummary) -> Headline:
+    """Say what a run found, and what that means for the data."""
+    match summary.verdict:
+        case Verdict.HELD:
+            return Headline(
+                Tone.BAD,
+                "The brake held this run. Nothing was marked for repair.",
+                "What the run saw is not plausible for a living cluster. A person has to look before anything is done.",
+            )
+        case Verdict.INCOMPLETE:
+            return _incomplete(summary)
+        case Verdict.UNREADABLE_METADATA:
+            return Headline(
+                Tone.WARN,
+                f"The metadata of {ledgers(summary.counts.unreadable)} cannot be read.",
+                "Nothing is known about their copies. All other ledgers were checked.",
+            )
+        case Verdict.CLEAN:
+            return Headline(Tone.GOOD, _ALL_WELL[summary.kind], f"{_counted(summary)} checked, none with a finding.")
+        case _:
+            return _found(summary)
+
+
+def _incomplete(summary: RunSummary) -> Headline:
+    text, unseen = "Not every ledger was checked.", "Nothing can be said of what was not seen."
+    if not summary.severities:
+        return Headline(Tone.WARN, text, f"{unseen} What was seen is well.")
+    found = _found(summary)
+    tone = Tone.BAD if found.tone is Tone.BAD else Tone.WARN
+    return Headline(tone, text, f"{unseen} Of what was: {found.text} {found.meaning}")
+
+
+def _found(summary: RunSummary) -> Headline:
+    found = {count.severity: count.ledgers for count in summary.severities}
+    total = sum(found.values())
+    worst = summary.worst
+    lost, no_copy = found.get(Severity.LOST, 0), found.get(Severity.NO_LIVE_COPY, 0)
+    if lost:
+        return Headline(
+            Tone.BAD,
+            f"{ledgers(lost)} {_have(lost)} lost entries.",
+            "No bookie has them. Repair cannot bring them back; only a copy from outside the cluster can.",
+        )
+    if no_copy:
+        return Headline(
+            Tone.BAD,
+            f"{ledgers(no_copy)} {_have(no_copy)} entries without a live copy.",
+            "These entries cannot be read or repaired until a bookie that holds them returns.",
+        )
+    if worst is not None and worst <= Severity.BELOW_WRITE_QUORUM:
+        short = sum(count for level, count in found.items() if level <= Severity.BELOW_WRITE_QUORUM)
+        critical = found.get(Severity.CRITICAL, 0)
+        meaning = "Every entry has at least one live copy, so all data can be read."
+        if critical:
+            meaning += (
+                f" {ledgers(critical)} {_have(critical)} entries with a single copy: one more loss may lose data."
+            )
+        return Headline(Tone.WARN, f"{ledgers(short)} {_have(short)} too few copies. No data is lost.", meaning)
+    if worst is Severity.METADATA_ONLY:
+        name = "names" if total == 1 else "name"
+        return Headline(
+            Tone.INFO,
+            f"No copy is missing; {ledgers(total)} {name} a missing bookie.",
+            MEANINGS[Severity.METADATA_ONLY],
+        )
+    if worst is Severity.DRAIN:
+        text = f"No copy is missing; {ledgers(total)} to move from bookies that are being drained."
+        return Headline(Tone.INFO, text, MEANINGS[Severity.DRAIN])
+    text = (
+        f"{ledgers(total)} {_have(total)} findings."
+        if worst is None
+        else f"No copy is missing; {ledgers(total)} to spread better."
+    )
+    return Headline(Tone.INFO, text, MEANINGS[worst] if worst is not None else "")
+
+
+def ledgers(count: int) -> str:
+    """A number of ledgers, with the noun."""
+    return f"{count:,} ledger{'' if count == 1 else 's'}"
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
+
+
+def _counted(summary: RunSummary) -> str:
+    return f"{ledgers(summary.counts.ledgers)} with {summary.counts.fragments:,} fragments"

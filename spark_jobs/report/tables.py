@@ -1,0 +1,146 @@
+"""Parquet tables of a report: one run as rows, and the runs before it read back from the history."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bookie.model.run import RunKind
+from bookie.model.severity import Severity
+from spark_jobs.report.files import HISTORY
+from spark_jobs.report.summary import RunSummary, SeverityCount, Verdict
+
+_log = logging.getLogger(__name__)
+
+_TIMESTAMP: Final = pa.timestamp("ms", tz="UTC")
+_FILES_READ_MAX: Final = 400
+"""Files of the history that are looked at for one trend: a year of daily runs, read in well under a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrendPoint:
+    """A run in the history."""
+
+    run_id: str
+    finished_ms: int
+    ledgers: int
+    """Ledgers checked."""
+    ledgers_found: int
+    """Ledgers with findings."""
+    ledgers_serious: int
+    """Of those, with one copy left or none."""
+    is_complete: bool
+    is_held: bool
+
+
+def runs_table(summary: RunSummary) -> pa.Table:
+    """The run as one row: scalars of the summary, and ledgers, fragments and bytes of every severity as columns."""
+    found = {count.severity: count for count in summary.severities}
+    severities = {
+        f"{unit}_{severity.name.lower()}": value
+        for severity in Severity
+        for unit, value in _sizes(found.get(severity, SeverityCount(severity, 0, 0, 0)))
+    }
+    row = {
+        "run_id": summary.run_id,
+        "instance_id": summary.cluster.instance_id,
+        "started": summary.started_ms,
+        "finished": summary.finished_ms,
+        "verdict": summary.verdict.value,
+        "complete": summary.is_complete,
+        **asdict(summary.counts),
+        **severities,
+        "publish_outcome": summary.published.outcome.value,
+        "ledgers_published": summary.published.ledgers,
+        "tasks_changed": summary.published.tasks_changed,
+        "run_kind": summary.kind.value,
+        "dry_run": summary.is_dry_run,
+        "ledgers_waiting": summary.published.ledgers_waiting,
+    }
+    return pa.table({name: pa.array([value], _type(name, value)) for name, value in row.items()})
+
+
+def bookies_table(summary: RunSummary) -> pa.Table:
+    """One row per bookie."""
+    rows = [
+        asdict(bookie) | {"state": bookie.state.value, "run_id": summary.run_id, "finished": summary.finished_ms}
+        for bookie in summary.bookies
+    ]
+    schema = pa.schema(
+        [
+            ("run_id", pa.string()),
+            ("finished", _TIMESTAMP),
+            ("bookie_id", pa.string()),
+            ("state", pa.string()),
+            ("has_cookie", pa.bool_()),
+            *[(name, pa.int64()) for name in ("ledgers", "fragments", "ledgers_found", "fragments_found")],
+        ]
+    )
+    return pa.Table.from_pylist(rows, schema)
+
+
+def trend_point(summary: RunSummary) -> TrendPoint:
+    """The point of a run in its trend."""
+    return _point(runs_table(summary).to_pylist()[0])
+
+
+def trend(report_dir: Path, summary: RunSummary, count_max: int) -> tuple[TrendPoint, ...]:
+    """The last runs of the same check on the same cluster, up to and with this one; the oldest first."""
+    points = [trend_point(summary)]
+    # Files are named after run ids, which begin with their time.
+    files = sorted((report_dir / HISTORY / "runs").glob("*.parquet"), reverse=True)
+    earlier = [path for path in files if path.stem < summary.run_id]
+    for path in earlier[:_FILES_READ_MAX]:
+        if len(points) >= count_max:
+            break
+        row = _row(path)
+        if row is not None and _is_of(row, summary):
+            points.append(_point(row))
+    return tuple(reversed(points))
+
+
+def _is_of(row: Mapping[str, Any], summary: RunSummary) -> bool:
+    kind = row.get("run_kind") or RunKind.BOOKIES.value  # rows of before there were others
+    return bool(row["instance_id"] == summary.cluster.instance_id and kind == summary.kind.value)
+
+
+def _row(path: Path) -> Mapping[str, Any] | None:
+    try:
+        rows = pq.ParquetFile(path).read().to_pylist()
+        _point(rows[0])
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, pa.ArrowException) as error:
+        _log.warning("a run in the history is unreadable", extra={"path": str(path), "reason": str(error)})
+        return None
+    first: Mapping[str, Any] = rows[0]
+    return first
+
+
+def _point(row: Mapping[str, Any]) -> TrendPoint:
+    by_severity = {severity: int(row[f"ledgers_{severity.name.lower()}"]) for severity in Severity}
+    return TrendPoint(
+        run_id=str(row["run_id"]),
+        finished_ms=round(row["finished"].timestamp() * 1000),
+        ledgers=int(row["ledgers"]),
+        ledgers_found=sum(by_severity.values()),
+        ledgers_serious=sum(count for severity, count in by_severity.items() if severity <= Severity.CRITICAL),
+        is_complete=bool(row["complete"]),
+        is_held=row["verdict"] == Verdict.HELD.value,
+    )
+
+
+def _sizes(count: SeverityCount) -> tuple[tuple[str, int], ...]:
+    return ("ledgers", count.ledgers), ("fragments", count.fragments), ("bytes", count.bytes_estimate)
+
+
+def _type(name: str, value: object) -> pa.DataType:
+    if name in ("started", "finished"):
+        return _TIMESTAMP
+    if isinstance(value, bool):
+        return pa.bool_()
+    return pa.int64() if isinstance(value, int) else pa.string()

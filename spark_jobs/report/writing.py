@@ -1,0 +1,157 @@
+"""Reports on disk: one directory per run, and tables of all runs. Importable without Spark.
+
+<report_dir>/index.html                   all runs, for people
+<report_dir>/<run_id>/findings.parquet/   written by Spark, see ``report_sink``; absent when the brake held
+<report_dir>/<run_id>/bookies.parquet     one row per bookie
+<report_dir>/<run_id>/runs.parquet        one row: this run
+<report_dir>/<run_id>/report.html         the run, for people
+<report_dir>/<run_id>/shadow.parquet      only of `bkheal audit shadow`, after the summary: see ``shadow_run``
+<report_dir>/<run_id>/summary.json        written last: a directory without it is not a report
+<report_dir>/history/{runs,bookies}/<run_id>.parquet    the same rows, to be read as one table of all runs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bookie.model.run import RunKind
+from bookie.model.topology import Topology
+from spark_jobs.report.files import (
+    BOOKIES,
+    FINDINGS,
+    HISTORY,
+    INDEX,
+    PAGE,
+    RUNS,
+    SUMMARY,
+    ReportDirError,
+    write_file,
+)
+from spark_jobs.report.history import earlier_than, is_whole, prune, reports, summaries
+from spark_jobs.report.page.render import render_index, render_report
+from spark_jobs.report.summary import RunSummary
+from spark_jobs.report.tables import bookies_table, runs_table, trend
+
+__all__ = [
+    "BOOKIES",
+    "FINDINGS",
+    "HISTORY",
+    "INDEX",
+    "PAGE",
+    "RUNS",
+    "SUMMARY",
+    "ReportDirError",
+    "abandon",
+    "bookies_table",
+    "earlier_ledgers",
+    "finish",
+    "prepare",
+    "runs_table",
+    "summaries",
+]
+
+_log = logging.getLogger(__name__)
+
+TREND_RUNS: Final = 30
+"""Runs in the line chart of a page: a month of daily ones."""
+INDEX_RUNS: Final = 300
+"""Runs that the index lists."""
+_INDEX_ROUNDS: Final = 5
+"""Each round but the last follows another run's end; more at a time do not happen, and the next run mends it."""
+
+
+def prepare(report_dir: Path, run_id: str) -> Path:
+    """Make the directory of a run and return it.
+
+    Raises:
+        ReportDirError: it exists, or cannot be made.
+    """
+    directory = report_dir / run_id
+    try:
+        directory.mkdir(parents=True)
+    except OSError as error:
+        raise ReportDirError(
+            f"cannot make the report directory {directory}: {error.strerror}; choose another"
+        ) from error
+    return directory
+
+
+def abandon(directory: Path) -> None:
+    """Remove the directory of a run that failed before it wrote anything. Findings that were written stay."""
+    with contextlib.suppress(OSError):
+        directory.rmdir()
+
+
+def finish(
+    report_dir: Path, summary: RunSummary, *, topology: Topology | None = None, kept_max: int | None = None
+) -> Path:
+    """Write everything but the findings, the summary last, and return the summary's path.
+
+    After that the run counts; removing old runs and renewing the index are attempted, and logged where they fail.
+
+    Args:
+        report_dir: of all runs.
+        summary: of this run, whose directory was prepared.
+        topology: where bookies stand, for the page; None: not known.
+        kept_max: how many runs to keep directories of, at least 1; None: all.
+
+    Raises:
+        ReportDirError: a file cannot be written.
+    """
+    directory = report_dir / summary.run_id
+    try:
+        page = _page(report_dir, summary, topology)
+        for name, table in ((BOOKIES, bookies_table(summary)), (RUNS, runs_table(summary))):
+            history = report_dir / HISTORY / name.removesuffix(".parquet")
+            history.mkdir(parents=True, exist_ok=True)
+            _write_table(directory / name, table)
+            _write_table(history / f"{summary.run_id}.parquet", table)
+        write_file(directory / PAGE, page)
+        write_file(directory / SUMMARY, json.dumps(summary.to_json(), indent=2).encode() + b"\n")
+    except OSError as error:
+        raise ReportDirError(f"cannot write the report in {directory}: {error.strerror}") from error
+    if kept_max is not None:
+        prune(report_dir, kept_max)
+    _renew_index(report_dir, directory)
+    return directory / SUMMARY
+
+
+def earlier_ledgers(report_dir: Path, instance_id: str) -> int | None:
+    """Ledgers in the newest complete report of the cluster; None without one. Replica checks may leave ledgers out."""
+    for summary in reports(report_dir):
+        is_of_all = summary.kind is not RunKind.REPLICAS and is_whole(summary)
+        if is_of_all and summary.cluster.instance_id == instance_id:
+            return summary.counts.ledgers
+    return None
+
+
+def _page(report_dir: Path, summary: RunSummary, topology: Topology | None) -> bytes:
+    previous = earlier_than(reports(report_dir), summary)
+    return render_report(summary, previous, trend(report_dir, summary, TREND_RUNS), topology)
+
+
+def _renew_index(report_dir: Path, directory: Path) -> None:
+    """Write the index until it lists what is there: another run may end, and write its own, at the same time."""
+    try:
+        listed = None
+        for _ in range(_INDEX_ROUNDS):
+            runs = tuple(islice(reports(report_dir), INDEX_RUNS))
+            if listed == (listed := [run.run_id for run in runs]):
+                break
+            write_file(report_dir / INDEX, render_index(runs), temporary=directory / f".{INDEX}.tmp")
+    except OSError as error:
+        _log.warning("the index of reports cannot be written", extra={"path": str(report_dir), "reason": str(error)})
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    write_file(path, sink.getvalue().to_pybytes())

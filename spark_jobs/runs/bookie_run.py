@@ -1,0 +1,179 @@
+"""The run of the bookie check: find each fragment that names a lost bookie, and mark it once the delay is over.
+
+A bookie that is being drained is not lost, and what names it is marked as well, after all that is lost.
+
+Order is what makes it safe. Metadata is read first and the live bookies after it, so that a bookie which joins
+meanwhile is not taken for lost; a bookie which leaves meanwhile makes the scan run again; and just before anything is
+reported and published the suspects are compared with a fresh listing (R2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+
+from bookie.metadata.bookies.first_seen_down import Down
+from bookie.metadata.bookies.registration import Bookies
+from bookie.model.ids import BookieId
+from spark_jobs.checks.bookie_check import bookie_check_by_ledger
+from spark_jobs.checks.metadata_check import unreadable_metadata
+from spark_jobs.progress import Phase, ProgressEvent
+from spark_jobs.report import writing as report
+from spark_jobs.report.summary import FindingSums
+from spark_jobs.runs import findings as report_sink
+from spark_jobs.runs.brake import held_because
+from spark_jobs.runs.completeness import problems, short_parents
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers
+from spark_jobs.runs.lost_bookies import LostBookies
+from spark_jobs.runs.outcome import Checked, Outcome, Scanned
+from spark_jobs.runs.publish import BATCH, Marking, Published, PublishOutcome, publish
+
+SCANS_MAX: Final = 3
+"""Scans of one run. Bookies that leave during each of three are an outage; a later run will see how it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What the check found."""
+
+    ledgers: DataFrame
+    """One row per ledger with findings, kept by Spark until released."""
+    sums: FindingSums
+
+    def release(self) -> None:
+        self.ledgers.unpersist()
+
+
+@dataclass(slots=True)
+class _DueOnly:
+    """Leaves out of markings what still waits, and counts the ledgers of which nothing is left."""
+
+    waiting: AbstractSet[BookieId]
+    ledgers_waiting: int = field(default=0)
+
+    def of(self, markings: Iterable[Marking]) -> Iterator[Marking]:
+        for ledger_id, missing in markings:
+            if self.waiting.isdisjoint(missing):
+                due = missing
+            else:
+                due = tuple(bookie for bookie in missing if bookie not in self.waiting)
+            if due:
+                yield ledger_id, due
+            else:
+                self.ledgers_waiting += 1
+
+
+class BookieRun:
+    """One run."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._cluster = context.cluster
+        self.lost = LostBookies()
+        """As of publishing."""
+        self._live: AbstractSet[BookieId] = frozenset()
+        """Bookies that the findings take to be there."""
+
+    @property
+    def audited(self) -> Mapping[BookieId, Down]:
+        """Lost bookies whose loss this run dealt with: due, and gone when the ledgers were judged. The ledgers of one
+        that left after that were passed over, and only another run finds them.
+        """
+        return {bookie: down for bookie, down in self.lost.due.items() if bookie not in self._live}
+
+    def execute(self, cookies: AbstractSet[BookieId]) -> Outcome:
+        """Do everything but the summary."""
+        self._context.begin(Phase.PLAN)
+        bookies = self._cluster.bookies()
+        limit = self._settings.missing_share_max
+        held = held_because(cookies | bookies.registered, bookies.registered, 0, None, limit)
+        if held is not None:
+            return Outcome(None, Checked(bookies), held)
+        scan, scanned = self._scan(bookies)
+        try:
+            totals = scanned.totals
+            known = cookies | scanned.bookies.registered | totals.ledgers_by_bookie.keys()
+            earlier = report.earlier_ledgers(self._settings.report_dir, self._cluster.cluster.instance_id)
+            listed = totals.ledgers + totals.unreadable
+            held = held_because(known, scanned.bookies.registered, listed, earlier, limit)
+            checked = self._check(scan, scanned.bookies, cookies) if held is None else Checked(scanned.bookies)
+        finally:
+            scan.release()
+        return Outcome(scanned, checked, held)
+
+    def _scan(self, before: Bookies) -> tuple[LedgerScan, Scanned]:
+        """Scan until no bookie that some ledger names has left meanwhile: the scan passed over its ledgers."""
+        for attempt in range(1, SCANS_MAX + 1):
+            plan = self._cluster.leaf_parents()
+            with self._context.tasks(Phase.SCAN):
+                scan = scan_ledgers(self._context.spark, self._settings, plan, before.staying)
+            after = self._cluster.bookies()
+            gone = (before.registered - after.registered) & scan.totals.ledgers_by_bookie.keys()
+            if not gone or attempt == SCANS_MAX:
+                break
+            scan.release()
+            before = after
+        recount = self._cluster.count_ledgers([parent.path for parent in short_parents(plan, scan.totals)])
+        found = problems(plan, scan.totals, recount)
+        if gone:
+            found += (f"{', '.join(sorted(gone))} left while ledgers were read; a later audit finds all they held",)
+        return scan, Scanned(scan.totals, after, found)
+
+    def _check(self, scan: LedgerScan, bookies: Bookies, cookies: AbstractSet[BookieId]) -> Checked:
+        judged = self._judge(scan.suspects, bookies.registered, bookies.draining)
+        latest = self._cluster.bookies()
+        if latest.staying & judged.sums.by_bookie.keys():
+            judged.release()
+            draining = bookies.draining & latest.draining
+            judged = self._judge(scan.suspects, bookies.registered | latest.registered, draining)
+        self._live = bookies.registered | latest.registered
+        try:
+            self.lost = self._lost_bookies(cookies - latest.registered)
+            published = self._publish(judged)  # before the report: a full disk here must not stop repair there
+            if self._context.report_problem is not None:
+                raise self._context.report_problem
+            with self._context.tasks(Phase.REPORT):
+                limit = self._settings.worst_ledgers_max if judged.sums.severities else 0
+                worst = report_sink.worst_ledgers(judged.ledgers, limit) if limit else ()
+                others = unreadable_metadata(scan.suspects)
+                report_sink.write_findings(judged.ledgers, others, self._context.directory, self.lost.waiting_until)
+        finally:
+            judged.release()
+        return Checked(latest, judged.sums, worst, published, self.lost.in_report(judged.sums))
+
+    def _judge(self, suspects: DataFrame, live: AbstractSet[str], draining: AbstractSet[str]) -> _Judged:
+        found = bookie_check_by_ledger(suspects, sorted(live), draining)
+        ledgers = report_sink.ledgers_judged(found).persist(StorageLevel.MEMORY_AND_DISK)
+        with self._context.tasks(Phase.CHECK):
+            return _Judged(ledgers, report_sink.sums(ledgers))
+
+    def _lost_bookies(self, lost: AbstractSet[BookieId]) -> LostBookies:
+        """A dry run notes nothing, so for it a loss that nobody has noted begins now."""
+        now_ms = self._context.clock.epoch_ms()
+        noted = self._cluster.lost_since(lost, now_ms, is_noted=not self._settings.is_dry_run)
+        return LostBookies(noted, self._cluster.lost_bookie_delay_s(), now_ms)
+
+    def _publish(self, judged: _Judged) -> Published:
+        total = sum(count.ledgers for count in judged.sums.severities)
+        if total == 0:
+            return Published(PublishOutcome.NOTHING_TO_PUBLISH)
+        if self._settings.is_dry_run:
+            return Published(PublishOutcome.DRY_RUN)
+        due_only = _DueOnly(self.lost.waiting.keys())
+        with self._context.tasks(Phase.PUBLISH, is_told=False):
+            due = due_only.of(report_sink.markings(judged.ledgers))
+            published = publish(self._counted(due, total), self._cluster, gate=self._context.gate)
+        return replace(published, ledgers_waiting=due_only.ledgers_waiting)
+
+    def _counted(self, markings: Iterable[Marking], total: int) -> Iterator[Marking]:
+        for done, marking in enumerate(markings):
+            if done % BATCH == 0:
+                self._context.progress(ProgressEvent(Phase.PUBLISH, done, total))
+            yield marking

@@ -1,0 +1,142 @@
+"""What the driver asks of a cluster between its Spark jobs, as plain calls on one ZooKeeper session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+from bookie.client.topology_file import topology_text
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.bookies.topology import TopologyStore, parse_topology
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.ledgers.tree import LedgerTree
+from bookie.metadata.runs.check_times import CheckKind, CheckTimes
+from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.metadata.uri import MetadataUri, parse_uri
+from bookie.model.ids import BookieId
+from bookie.model.topology import Topology
+from bookie.runtime.clock import Clock, SystemClock
+from spark_jobs.connect import CONNECT_TIMEOUT_S, Connection, connected
+from spark_jobs.datasource.ledgers import leaf_parents
+from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.runs.publish import Marking, Publisher
+from spark_jobs.settings import AuditSettings
+
+
+class ClusterView:
+    """Blocking calls; use it from one thread. Every call may raise StoreUnavailableError."""
+
+    def __init__(self, runner: asyncio.Runner, connection: Connection, clock: Clock) -> None:
+        self._runner = runner
+        self._connection = connection
+        self._registrations = Registrations(connection.store, connection.cluster)
+        self._tasks = UnderReplication(connection.store, connection.cluster, clock)
+        self._publisher = Publisher(self._tasks)
+        self._down = FirstSeenDown(connection.store, connection.cluster.root)
+        self._drains = Drains(connection.store, connection.cluster.root)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster's root, layout and instance id."""
+        return self._connection.cluster
+
+    def leaf_parents(self) -> tuple[LeafParent, ...]:
+        """Nodes that hold ledgers, with the number of ledgers in each."""
+        return self._runner.run(leaf_parents(self._connection))
+
+    def count_ledgers(self, paths: Sequence[str]) -> Mapping[str, int]:
+        """Ledgers directly under each of ``paths`` now."""
+        return self._runner.run(self._count_ledgers(paths))
+
+    def bookies(self) -> Bookies:
+        """The registered bookies, and which of them are being drained, no older than this call."""
+        return self._runner.run(self._bookies())
+
+    def bookies_with_cookies(self) -> frozenset[BookieId]:
+        """Every bookie that ever joined."""
+        return self._runner.run(self._registrations.known())
+
+    def is_disabled(self) -> bool:
+        """Whether auto-recovery is disabled cluster-wide."""
+        return self._runner.run(self._publisher.is_disabled())
+
+    def mark(self, batch: Sequence[Marking]) -> int | None:
+        """Mark a batch of ledgers; see ``Publisher.mark``."""
+        return self._runner.run(self._publisher.mark(batch))
+
+    def lost_bookie_delay_s(self) -> int:
+        """Apache's delay for lost bookies, seconds.
+
+        Raises:
+            InvalidDelayError: what is stored is not a number of seconds.
+        """
+        return self._runner.run(self._tasks.lost_bookie_delay_s())
+
+    def lost_since(self, lost: AbstractSet[BookieId], now_ms: int, *, is_noted: bool) -> Mapping[BookieId, Down]:
+        """Since when each of ``lost`` is down; noted in the store, for the next run, where ``is_noted``."""
+        if is_noted:
+            return self._runner.run(self._down.reconcile(lost, now_ms))
+        noted = self._runner.run(self._down.read())
+        return {bookie: noted.get(bookie, Down(now_ms)) for bookie in lost}
+
+    def note_audited(self, lost: Mapping[BookieId, Down], audited_ms: int) -> None:
+        """Note that a complete audit dealt with the loss of these bookies."""
+        for bookie, down in lost.items():
+            self._runner.run(self._down.note_audited(bookie, down.since_ms, audited_ms))
+
+    def topology(self, file: Path | None) -> tuple[Topology, str]:
+        """Where bookies stand, from ``file`` or else from the metadata store, and the name of its source.
+
+        Raises:
+            InvalidTopologyError: it cannot be read.
+        """
+        if (text := topology_text(file)) is not None:
+            return parse_topology(text), str(file)
+        stored = self._runner.run(TopologyStore(self._connection.store, self.cluster).read())
+        return stored.topology, stored.path or ""
+
+    def write_check_time(self, kind: CheckKind, time_ms: int) -> None:
+        """Tell Apache's auditor that a check is done."""
+        self._runner.run(CheckTimes(self._connection.store, self.cluster).write(kind, time_ms))
+
+    async def _bookies(self) -> Bookies:
+        registered = await self._registrations.list()
+        return registered.with_draining((await self._drains.draining()).bookies)
+
+    async def _count_ledgers(self, paths: Sequence[str]) -> Mapping[str, int]:
+        listings = await LedgerTree(self._connection.store, self.cluster).ids_under_many(paths)
+        return {path: len(ids) for path, ids in zip(paths, listings, strict=True)}
+
+
+def check_cluster(settings: AuditSettings) -> None:
+    """Connect once and look at the cluster's root, to fail early.
+
+    Raises:
+        StoreUnavailableError: no answer from the hosts.
+        NotAClusterError: there is no cluster at the root.
+    """
+    with opened_cluster(parse_uri(settings.metadata_uri), SystemClock(), settings.connect_timeout_s):
+        pass
+
+
+@contextmanager
+def opened_cluster(
+    uri: MetadataUri, clock: Clock, connect_timeout_s: float = CONNECT_TIMEOUT_S
+) -> Iterator[ClusterView]:
+    """Connect to the cluster, and disconnect at the end.
+
+    Raises:
+        StoreUnavailableError: no answer from the hosts.
+        NotAClusterError: there is no cluster at the root.
+    """
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            yield ClusterView(runner, runner.run(stack.enter_async_context(connected(uri, connect_timeout_s))), clock)
+        finally:
+            runner.run(stack.aclose())

@@ -1,0 +1,51 @@
+"""What every kind of run is given: its session, settings and cluster, its gate, and how it tells its progress."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from bookie.model.run import RunKind
+from bookie.runtime.clock import Clock
+from spark_jobs.progress import Phase, Progress, ProgressEvent
+from spark_jobs.report.files import ReportDirError
+from spark_jobs.runs.cluster_view import ClusterView
+from spark_jobs.runs.port import Gate
+from spark_jobs.runs.spark_tasks import spark_tasks
+from spark_jobs.settings import AuditSettings
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """One run on an open cluster. Belongs to one thread."""
+
+    kind: RunKind
+    run_id: str
+    spark: SparkSession
+    settings: AuditSettings
+    cluster: ClusterView
+    directory: Path
+    """Of the run's report."""
+    clock: Clock
+    gate: Gate
+    progress: Progress
+    report_problem: ReportDirError | None = None
+    """Why there will be no report; the run does its work and ends with it."""
+
+    def tasks(self, phase: Phase, *, is_told: bool = True) -> AbstractContextManager[None]:
+        """Around the Spark jobs of a phase; see ``spark_tasks``."""
+        return spark_tasks(
+            self.spark, phase, self.run_id, self.progress, self.gate, pool=self.kind.value, is_told=is_told
+        )
+
+    def begin(self, phase: Phase) -> None:
+        """Pass the gate, and say that a phase without Spark jobs begins.
+
+        Raises:
+            RunStoppedError: from the gate.
+        """
+        self.gate.pass_through()
+        self.progress(ProgressEvent(phase))

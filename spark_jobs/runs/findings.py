@@ -1,0 +1,145 @@
+"""What of a report Spark computes: the table of findings, its sums, and the order of marking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
+
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.severity import Severity
+from spark_jobs.checks.sql_text import in_list, literal
+from spark_jobs.report.summary import FindingSums, SeverityCount, WorstLedger
+from spark_jobs.report.writing import FINDINGS
+from spark_jobs.runs.publish import Marking
+
+_LEDGER: Final = (
+    "ledger_id",
+    "array_min(found.severity_rank) AS severity_rank",
+    # Most ledgers have one finding, whose bookies are distinct already.
+    "sort_array(IF(size(found) > 1, array_distinct(flatten(found.missing)), found[0].missing)) AS missing",
+    "CAST(size(found) AS bigint) AS fragments",
+    """aggregate(found, CAST(0 AS double),
+                 (size, finding) -> size + CAST(coalesce(finding.bytes_estimate, 0) AS double)) AS bytes_estimate""",
+    "found",
+)
+_PACKED: Final = "packed binary"
+
+
+def _fact(severity_rank: str, bookie_id: str, ledgers: int, fragments: int, size: str) -> str:
+    return (
+        f"named_struct('severity_rank', CAST({severity_rank} AS int), 'bookie_id', CAST({bookie_id} AS string), "
+        f"'ledgers', {ledgers}L, 'fragments', {fragments}L, 'bytes', CAST({size} AS double))"
+    )
+
+
+# What one ledger adds to the sums: itself at its worst severity, its fragments at theirs, and both to each bookie.
+_FACTS: Final = f"""
+    inline(concat(
+        array({_fact("severity_rank", "NULL", 1, 0, "0")}),
+        transform(found, f -> {_fact("f.severity_rank", "NULL", 0, 1, "coalesce(f.bytes_estimate, 0)")}),
+        transform(missing, bookie -> {_fact("NULL", "bookie", 1, 0, "0")}),
+        transform(flatten(found.missing), bookie -> {_fact("NULL", "bookie", 0, 1, "0")})))
+"""
+
+
+def write_findings(
+    ledgers: DataFrame, others: DataFrame, directory: Path, waiting_until: Mapping[BookieId, str] | None = None
+) -> None:
+    """Add findings to the run's directory, with the run's id, which is its name, as first column.
+
+    Args:
+        ledgers: ``ledgers_found``.
+        others: findings of any other kind.
+        directory: of the run.
+        waiting_until: bookies within the delay for lost bookies, and its end as text; the detail of a finding of which
+            all missing bookies are among them says so.
+    """
+    found = ledgers.selectExpr("inline(found)")
+    if waiting_until:
+        found = found.withColumn("detail", F.expr(_waiting(waiting_until)))
+    named = found.unionByName(others).select(F.lit(directory.name).alias("run_id"), "*")
+    named.write.mode("append").parquet((directory / FINDINGS).resolve().as_uri())
+
+
+def _waiting(until: Mapping[BookieId, str]) -> str:
+    ends = " ".join(f"WHEN {literal(bookie)} THEN {literal(end)}" for bookie, end in until.items())
+    waits = in_list("bookie", sorted(until))
+    return f"""
+        CASE WHEN size(missing) > 0 AND forall(missing, bookie -> {waits})
+             THEN concat('waiting until ', array_max(transform(missing, bookie -> CASE bookie {ends} END)))
+             ELSE detail END
+    """
+
+
+def ledgers_found(findings: DataFrame) -> DataFrame:
+    """Return one row per ledger in findings of missing bookies: worst severity, missing bookies, and its findings."""
+    return ledgers_judged(findings.groupBy("ledger_id").agg(F.expr("collect_list(struct(*)) AS found")))
+
+
+def ledgers_judged(found: DataFrame) -> DataFrame:
+    """As ``ledgers_found``, of rows with a ``ledger_id`` and all of its findings (``found``, one or more)."""
+    return found.selectExpr(*_LEDGER)
+
+
+def sums(ledgers: DataFrame) -> FindingSums:
+    """Sum ``ledgers_found`` by severity and by bookie, in one pass."""
+    groups = ledgers.selectExpr(_FACTS).groupBy("severity_rank", "bookie_id")
+    rows = groups.agg(*[F.expr(f"sum({name}) AS {name}") for name in ("ledgers", "fragments", "bytes")]).collect()
+    by_severity = sorted((row for row in rows if row["bookie_id"] is None), key=lambda row: row["severity_rank"])
+    return FindingSums(
+        tuple(
+            SeverityCount(Severity(row["severity_rank"]), row["ledgers"], row["fragments"], int(row["bytes"]))
+            for row in by_severity
+        ),
+        {row["bookie_id"]: (row["ledgers"], row["fragments"]) for row in rows if row["bookie_id"] is not None},
+    )
+
+
+def worst_ledgers(ledgers: DataFrame, count: int) -> tuple[WorstLedger, ...]:
+    """The ``count`` ledgers of ``ledgers_found`` to look at first: by severity, then by bytes."""
+    order = ledgers.orderBy("severity_rank", F.desc("bytes_estimate"), "ledger_id").drop("found").limit(count)
+    return tuple(
+        WorstLedger(
+            row["ledger_id"],
+            Severity(row["severity_rank"]),
+            row["fragments"],
+            int(row["bytes_estimate"]),
+            tuple(row["missing"]),
+        )
+        for row in order.collect()
+    )
+
+
+def markings(ledgers: DataFrame) -> Iterator[Marking]:
+    """Stream ``ledgers_found`` to the driver, most severe first, two partitions in memory at a time.
+
+    Rows travel in Arrow batches: unpickled one by one they cost the driver as much as marking does.
+    """
+    ordered = ledgers.select("severity_rank", "ledger_id", "missing").orderBy("severity_rank", "ledger_id")
+    packed = ordered.select("ledger_id", "missing").mapInArrow(_packed, _PACKED)
+    for row in packed.toLocalIterator(prefetchPartitions=True):
+        yield from _unpacked(row["packed"])
+
+
+def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each batch as one value."""
+    for batch in batches:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as stream:
+            stream.write_batch(batch)
+        yield pa.record_batch([pa.array([sink.getvalue().to_pybytes()], pa.binary())], names=["packed"])
+
+
+def _unpacked(packed: bytes) -> Iterator[Marking]:
+    for batch in pa.ipc.open_stream(packed):
+        ledger_ids, missing = batch.columns
+        bookies = missing.flatten().to_pylist()
+        start = 0
+        for ledger_id, count in zip(ledger_ids.to_pylist(), missing.value_lengths().to_pylist(), strict=True):
+            yield LedgerId(ledger_id), tuple(map(BookieId, bookies[start : start + count]))
+            start += count

@@ -1,0 +1,121 @@
+"""One pass over all ledger metadata, driven from the Spark driver, down to the ledgers that need a closer look."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
+
+from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
+from bookie.model.errors import FatalError
+from bookie.model.ids import LEDGER_ID_MAX
+from spark_jobs.datasource import options
+from spark_jobs.datasource.ledgers import NAME
+from spark_jobs.datasource.partitions import LeafParent, partition_count
+from spark_jobs.runs.completeness import ScanTotals
+from spark_jobs.settings import AuditSettings
+from spark_jobs.worker_errors import first_line, store_error
+
+SUSPECTS_PER_PARTITION: Final = 50_000
+
+
+class ScanFailedError(FatalError):
+    """Spark gave up on reading the metadata, for another reason than an unreachable store."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerScan:
+    """Result of a pass. Call ``release`` when done with ``suspects``."""
+
+    suspects: DataFrame
+    """Rows of ``bk_ledgers``: unreadable ledgers, and those that name a bookie outside of the live ones, or all."""
+    totals: ScanTotals
+    cached: DataFrame
+
+    def release(self) -> None:
+        """Free what Spark keeps of it."""
+        self.cached.unpersist()
+
+
+def scan_ledgers(
+    spark: SparkSession,
+    settings: AuditSettings,
+    plan: Sequence[LeafParent],
+    live: AbstractSet[str] | None,
+    ids: tuple[int, int] = (0, LEDGER_ID_MAX),
+) -> LedgerScan:
+    """Read every ledger under ``plan`` once; when this returns, all of it has been read.
+
+    Args:
+        spark: the session.
+        settings: of the run.
+        plan: the nodes to read.
+        live: ledgers on these bookies alone are counted where they are read and go no further; None: all are kept.
+        ids: lowest and highest ledger id to read; the others count as skipped.
+
+    Raises:
+        StoreUnavailableError: the metadata store did not answer, also when asked again.
+        AccessDeniedError: it does not allow to read.
+        ScanFailedError: Spark failed.
+    """
+    cores = spark.sparkContext.defaultParallelism
+    read = (
+        spark.read.format(NAME)
+        .option(options.METADATA_URI, settings.metadata_uri)
+        .option(options.PLAN, options.plan_text(plan))
+        .option(options.NUM_PARTITIONS, settings.num_partitions or partition_count(plan, cores))
+        .option(options.CONNECT_TIMEOUT_S, settings.connect_timeout_s)
+        .option(options.WITH_SUMMARY, "true")
+        .option(options.FIRST_LEDGER, ids[0])
+        .option(options.LAST_LEDGER, ids[1])
+    )
+    if live is not None:
+        # A name with a comma is no bookie id (formats 1.4), and must not make two bookies look alive.
+        read = read.option(options.LIVE_BOOKIES, ",".join(sorted(bookie for bookie in live if "," not in bookie)))
+    uri = settings.metadata_uri
+    try:
+        cached = read.load().persist(StorageLevel.MEMORY_AND_DISK)
+        summaries = cached.where(F.col("summary").isNotNull()).select("summary.*").collect()
+    except PySparkException as error:
+        refused = store_error(error)
+        if isinstance(refused, AccessDeniedError):
+            raise AccessDeniedError(f"ledgers could not be read from {uri}: {refused}; nothing was marked") from error
+        if refused is not None:
+            raise StoreUnavailableError(
+                f"the metadata store did not answer while ledgers were read from {uri}; nothing was marked. "
+                "Run the audit again once it answers"
+            ) from error
+        raise ScanFailedError(f"Spark could not read the ledgers of {uri}: {first_line(error)}") from error
+    totals = _totals(summaries)
+    suspects = cached.where(F.col("summary").isNull()).drop("summary")
+    # In one partition nothing has to be shuffled later, which for a few suspects is most of the time.
+    return LedgerScan(suspects.coalesce(1 + totals.returned // SUSPECTS_PER_PARTITION), totals, cached)
+
+
+def _totals(summaries: Iterable[Row]) -> ScanTotals:
+    counts: defaultdict[str, int] = defaultdict(int)
+    listed: defaultdict[str, tuple[int, ...]] = defaultdict(tuple)
+    ledgers: defaultdict[str, int] = defaultdict(int)
+    fragments: defaultdict[str, int] = defaultdict(int)
+    names = ("ledgers", "fragments", "unreadable", "vanished", "skipped", "returned", "open", "in_recovery", "closed")
+    for summary in summaries:
+        for name in names:
+            counts[name] += summary[name]
+        for parent in summary["parents"]:
+            listed[parent["path"]] += (parent["listed"],)
+        for bookie in summary["bookies"]:
+            ledgers[bookie["bookie_id"]] += bookie["ledgers"]
+            fragments[bookie["bookie_id"]] += bookie["fragments"]
+    return ScanTotals(
+        **{name: counts[name] for name in names},
+        listed=dict(listed),
+        ledgers_by_bookie=dict(ledgers),
+        fragments_by_bookie=dict(fragments),
+    )

@@ -1,0 +1,129 @@
+"""Put a run's outcome together into its summary. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from bookie.metadata.bookies.registration import Bookies
+from bookie.model.ids import BookieId
+from bookie.model.run import RunKind
+from spark_jobs.bookie_state import state_of
+from spark_jobs.report.summary import (
+    BookieCount,
+    ClusterName,
+    FindingSums,
+    LedgerCounts,
+    PlacementCounts,
+    ReplicaCounts,
+    RunSummary,
+    WaitingBookie,
+    WorstLedger,
+)
+from spark_jobs.runs.completeness import ScanTotals
+from spark_jobs.runs.publish import Published, PublishOutcome
+
+_HELD = Published(PublishOutcome.HELD)
+_NOT_SCANNED = "no ledger was read, because the brake holds"
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """What reading the metadata gave."""
+
+    totals: ScanTotals
+    bookies: Bookies
+    """Listed after the last metadata was read."""
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the check found, and what became of it."""
+
+    bookies: Bookies
+    """The latest listing."""
+    sums: FindingSums = field(default_factory=FindingSums)
+    worst: tuple[WorstLedger, ...] = ()
+    published: Published = _HELD
+    waiting: tuple[WaitingBookie, ...] = ()
+    placement: PlacementCounts | None = None
+    replicas: ReplicaCounts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunName:
+    """Which run of which cluster, and when; epoch milliseconds."""
+
+    run_id: str
+    cluster: ClusterName
+    started_ms: int
+    finished_ms: int
+    kind: RunKind = RunKind.BOOKIES
+    is_dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Everything of a run but its name."""
+
+    scanned: Scanned | None
+    """None where the brake held before anything was read."""
+    checked: Checked
+    held_because: str | None = None
+    """Why the brake holds."""
+
+
+def assemble(run: RunName, cookies: AbstractSet[BookieId], outcome: Outcome) -> RunSummary:
+    """Return the summary of a run."""
+    scanned, checked = outcome.scanned, outcome.checked
+    return RunSummary(
+        run_id=run.run_id,
+        cluster=run.cluster,
+        started_ms=run.started_ms,
+        finished_ms=run.finished_ms,
+        counts=_counts(scanned),
+        severities=checked.sums.severities,
+        bookies=_bookies(cookies, scanned, checked),
+        worst_ledgers=checked.worst,
+        published=checked.published,
+        problems=(_NOT_SCANNED,) if scanned is None else scanned.problems,
+        held_because=outcome.held_because,
+        kind=run.kind,
+        is_dry_run=run.is_dry_run,
+        waiting=checked.waiting,
+        placement=checked.placement,
+        replicas=checked.replicas,
+    )
+
+
+def _counts(scanned: Scanned | None) -> LedgerCounts:
+    if scanned is None:
+        return LedgerCounts(0, 0, 0, 0, 0, 0, 0)
+    totals = scanned.totals
+    return LedgerCounts(
+        ledgers=totals.ledgers + totals.unreadable,
+        fragments=totals.fragments,
+        unreadable=totals.unreadable,
+        vanished=totals.vanished,
+        open=totals.open,
+        in_recovery=totals.in_recovery,
+        closed=totals.closed,
+    )
+
+
+def _bookies(cookies: AbstractSet[BookieId], scanned: Scanned | None, checked: Checked) -> tuple[BookieCount, ...]:
+    ledgers = {} if scanned is None else scanned.totals.ledgers_by_bookie
+    fragments = {} if scanned is None else scanned.totals.fragments_by_bookie
+    known = cookies | checked.bookies.registered | {BookieId(bookie) for bookie in ledgers}
+    return tuple(
+        BookieCount(
+            bookie,
+            state_of(bookie, checked.bookies),
+            bookie in cookies,
+            ledgers.get(bookie, 0),
+            fragments.get(bookie, 0),
+            *checked.sums.by_bookie.get(bookie, (0, 0)),
+        )
+        for bookie in sorted(known)
+    )

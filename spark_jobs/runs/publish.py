@@ -1,0 +1,112 @@
+"""From findings to under-replication tasks, through one gate.
+
+Marking merges with what is marked already and changes nothing where all is said, so a run may be repeated, die half-way
+or run beside another (R21, R22). It only ever adds (S20). While auto-recovery is disabled nothing is published: whoever
+disabled it is at work on the cluster (S7).
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Protocol
+
+from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
+from bookie.model.ids import BookieId, LedgerId
+from spark_jobs.runs.port import Gate, OpenGate
+
+_log = logging.getLogger(__name__)
+
+BATCH: Final = 4_000
+"""Ledgers between two looks at the disable switch: a fraction of a second of marking."""
+
+Marking = tuple[LedgerId, tuple[BookieId, ...]]
+"""A ledger and all of its missing bookies."""
+
+
+class PublishOutcome(enum.Enum):
+    """What became of a run's findings."""
+
+    PUBLISHED = "published"
+    NOTHING_TO_PUBLISH = "nothing to publish"
+    DRY_RUN = "dry run"
+    DISABLED = "disabled"
+    """Auto-recovery is disabled cluster-wide; what was marked before that was seen stays."""
+    HELD = "held"
+    """The mass-loss brake holds."""
+    INTERRUPTED = "interrupted"
+    """The metadata store stopped answering; what was marked before stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Result of publishing."""
+
+    outcome: PublishOutcome
+    ledgers: int = 0
+    """Ledgers handed to marking."""
+    tasks_changed: int = 0
+    """Tasks that were created, or that learned of another missing bookie; the others said it already."""
+    ledgers_waiting: int = 0
+    """Ledgers with findings whose missing bookies are all within the delay for lost bookies; not marked."""
+
+
+class Publisher:
+    """Marks ledgers. Core on ``UnderReplication``."""
+
+    def __init__(self, under_replication: UnderReplication) -> None:
+        self._under_replication = under_replication
+        self._is_initialized = False
+
+    async def is_disabled(self) -> bool:
+        """Whether auto-recovery is disabled cluster-wide."""
+        return await self._under_replication.is_disabled()
+
+    async def mark(self, batch: Sequence[Marking]) -> int | None:
+        """Mark a batch; return how many tasks changed, or None, with nothing done, while auto-recovery is disabled."""
+        if await self.is_disabled():
+            return None
+        if not self._is_initialized:
+            await self._under_replication.initialize()
+            self._is_initialized = True
+        return await self._under_replication.mark_many(batch)
+
+
+class MarksLedgers(Protocol):
+    """Where ``publish`` sends its batches."""
+
+    def mark(self, batch: Sequence[Marking]) -> int | None:
+        """Mark a batch; None: disabled, nothing done."""
+        ...
+
+
+def publish(
+    markings: Iterable[Marking], target: MarksLedgers, batch_size: int = BATCH, *, gate: Gate | None = None
+) -> Published:
+    """Publish ``markings`` in their order, in bounded batches, until all are done or auto-recovery gets disabled.
+
+    A store that stops answering ends it as ``INTERRUPTED``: marking is idempotent, and the next run repeats it.
+
+    Raises:
+        RunStoppedError: from ``gate``, which is passed before each batch.
+    """
+    gate = gate or OpenGate()
+    ledgers = changed = 0
+    remaining = iter(markings)
+    while batch := tuple(islice(remaining, batch_size)):
+        gate.pass_through()
+        try:
+            marked = target.mark(batch)
+        except (TransientError, ConflictError, OutcomeUnknownError) as error:
+            _log.error("publishing interrupted", extra={"ledgers_marked": ledgers, "reason": str(error)})
+            return Published(PublishOutcome.INTERRUPTED, ledgers, changed)
+        if marked is None:
+            _log.warning("publishing stopped, auto-recovery is disabled", extra={"ledgers_marked": ledgers})
+            return Published(PublishOutcome.DISABLED, ledgers, changed)
+        ledgers += len(batch)
+        changed += marked
+    return Published(PublishOutcome.PUBLISHED if ledgers else PublishOutcome.NOTHING_TO_PUBLISH, ledgers, changed)

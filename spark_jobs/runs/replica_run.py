@@ -1,0 +1,194 @@
+"""The run of the replicas check: ask every registered bookie whether it holds what the metadata says (formats 3.8).
+
+It costs a request per ledger and bookie, so it goes chunk by chunk: read metadata, list the registered bookies, ask,
+report, mark. Between chunks it may be paused; a stop ends a chunk within seconds, and what was marked stays. It leaves
+one core free, so that the run that follows the loss of a bookie begins at once.
+
+A bookie that lacks entries is marked as missing, like one that is gone: a worker asks the registered bookies that a
+task names what they hold, and copies to them what they lack. Nothing is ever marked because of an answer that is not
+a healthy bookie's plain denial (S6).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
+from pyspark.sql.types import BooleanType
+
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
+from bookie.model.ids import BookieId
+from spark_jobs.checks.findings import FINDING_DDL
+from spark_jobs.checks.metadata_check import unreadable_metadata
+from spark_jobs.checks.replicas.task import COUNTS_DDL, TaskSettings, asking
+from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.gathering import Gathering
+from spark_jobs.progress import Phase, ProgressEvent
+from spark_jobs.report.summary import FindingSums, ReplicaCounts, SampledBookie, UnknownAnswers
+from spark_jobs.runs import findings as report_sink
+from spark_jobs.runs.brake import held_because
+from spark_jobs.runs.chunks import chunks, in_range, is_sampled
+from spark_jobs.runs.completeness import problems, short_parents
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.ledger_scan import LedgerScan, ScanFailedError, scan_ledgers
+from spark_jobs.runs.outcome import Checked, Outcome, Scanned
+from spark_jobs.runs.publish import Published, PublishOutcome, publish
+from spark_jobs.worker_errors import first_line, store_error
+
+CHUNK_LEDGERS: Final = 10_000
+"""Some ten seconds of asking on two cores."""
+_COLUMNS: Final = ("ledger_id", "state", "write_quorum", "ack_quorum", "last_entry_id", "length", "fragments")
+_NAMED_MAX: Final = 5
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Counts over all tasks."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[tuple[str, str]] = field(default_factory=Counter)
+    details: dict[tuple[str, str], str] = field(default_factory=dict)
+    sampled: Counter[str] = field(default_factory=Counter)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            for name in ("ledgers", "requests", "expected", "absent", "vanished"):
+                self.counts[name] += row[name]
+            for each in row["unknown"]:
+                answer = (each["bookie_id"], each["status"])
+                self.unknown[answer] += each["ledgers"]
+                if each["detail"]:
+                    self.details.setdefault(answer, each["detail"])
+            for each in row["sampled"]:
+                self.sampled[each["bookie_id"]] += each["ledgers"]
+
+
+class ReplicaRun:
+    """One run."""
+
+    def __init__(self, context: RunContext, rng: random.Random) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._cluster = context.cluster
+        seed = self._settings.sample_seed
+        self._seed = rng.getrandbits(32) if seed is None else seed
+        self._asked = _Asked()
+
+    def execute(self, cookies: AbstractSet[BookieId]) -> Outcome:
+        """Do everything but the summary."""
+        self._context.begin(Phase.PLAN)
+        started_s = self._context.clock.monotonic_s()
+        bookies = self._cluster.bookies()
+        limit = self._settings.missing_share_max
+        held = held_because(cookies | bookies.registered, bookies.registered, 0, None, limit)
+        if held is not None:
+            return Outcome(None, Checked(bookies), held)
+        every = self._cluster.leaf_parents()
+        plan = in_range(every, self._cluster.cluster, self._settings.ledger_min, self._settings.ledger_max)
+        found = Gathering(self._settings.worst_ledgers_max)
+        total, done = sum(parent.planned for parent in plan), 0
+        for parents in chunks(plan, CHUNK_LEDGERS):
+            self._context.progress(ProgressEvent(Phase.ASK, done, total))
+            bookies = self._chunk(parents, found)
+            done += sum(parent.planned for parent in parents)
+        recount = self._cluster.count_ledgers([parent.path for parent in short_parents(plan, found.totals)])
+        took_s = self._context.clock.monotonic_s() - started_s
+        counts = self._counts(took_s, sum(parent.planned for parent in every))
+        scanned = Scanned(found.totals, bookies, problems(plan, found.totals, recount) + _not_known(counts))
+        return Outcome(scanned, Checked(bookies, found.sums, found.worst, found.published, replicas=counts))
+
+    def _chunk(self, parents: Sequence[LeafParent], found: Gathering) -> Bookies:
+        context = self._context
+        ids = (self._settings.ledger_min, self._settings.ledger_max)
+        with context.tasks(Phase.SCAN, is_told=False):
+            scan = scan_ledgers(context.spark, self._settings, parents, None, ids)
+        bookies = self._cluster.bookies()
+        answers = self._ask(scan, bookies).persist(StorageLevel.MEMORY_AND_DISK)
+        findings = answers.where("counts IS NULL").drop("counts").coalesce(1)
+        ledgers = report_sink.ledgers_found(findings).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            with context.tasks(Phase.ASK, is_told=False):
+                self._asked.add(_collected(answers))
+                sums = report_sink.sums(ledgers)
+                limit = self._settings.worst_ledgers_max if sums.severities else 0
+                worst = report_sink.worst_ledgers(ledgers, limit) if limit else ()
+                others = unreadable_metadata(scan.suspects)
+                report_sink.write_findings(ledgers, others, context.directory)
+            found.add(scan.totals, sums, worst, self._publish(ledgers, sums))
+        finally:
+            ledgers.unpersist()
+            answers.unpersist()
+            scan.release()
+        return bookies
+
+    def _ask(self, scan: LedgerScan, bookies: Bookies) -> DataFrame:
+        settings = self._settings
+        rows = scan.suspects.where("error IS NULL").select(*_COLUMNS)
+        if settings.sample < 1:
+            seed, share = self._seed, settings.sample
+            rows = rows.where(F.udf(lambda ledger_id: is_sampled(ledger_id, seed, share), BooleanType())("ledger_id"))
+        task = TaskSettings(settings.metadata_uri, settings.connect_timeout_s, bookies.registered, settings.security)
+        tasks = max(1, self._context.spark.sparkContext.defaultParallelism - 1)
+        return rows.repartition(tasks, "ledger_id").mapInArrow(asking(task), f"{FINDING_DDL}, {COUNTS_DDL}")
+
+    def _publish(self, ledgers: DataFrame, sums: FindingSums) -> Published:
+        if not sums.severities:
+            return Published(PublishOutcome.NOTHING_TO_PUBLISH)
+        if self._settings.is_dry_run:
+            return Published(PublishOutcome.DRY_RUN)
+        with self._context.tasks(Phase.PUBLISH, is_told=False):
+            return publish(report_sink.markings(ledgers), self._cluster, gate=self._context.gate)
+
+    def _counts(self, took_s: float, every: int) -> ReplicaCounts:
+        counts, settings = self._asked.counts, self._settings
+        asked = counts["ledgers"]
+        return ReplicaCounts(
+            asked,
+            counts["requests"],
+            counts["expected"],
+            counts["absent"],
+            tuple(
+                UnknownAnswers(bookie, status, ledgers, self._asked.details.get((bookie, status), ""))
+                for (bookie, status), ledgers in sorted(self._asked.unknown.items())
+            ),
+            settings.sample,
+            self._seed,
+            settings.ledger_min,
+            settings.ledger_max,
+            round(took_s * every / asked if asked else 0.0, 1),
+            tuple(SampledBookie(bookie, ledgers) for bookie, ledgers in sorted(self._asked.sampled.items())),
+        )
+
+
+def _collected(answers: DataFrame) -> Sequence[Row]:
+    """Ask, which is what the first action does.
+
+    Raises:
+        StoreUnavailableError, AccessDeniedError, ScanFailedError: see there.
+    """
+    try:
+        return answers.where("counts IS NOT NULL").select("counts.*").collect()
+    except PySparkException as error:
+        refused = store_error(error)
+        if isinstance(refused, AccessDeniedError):
+            raise AccessDeniedError(f"bookies could not be asked: {refused}; what was marked stays") from error
+        if refused is not None:
+            raise StoreUnavailableError(
+                f"the metadata store did not answer while bookies were asked; what was marked stays: {refused}"
+            ) from error
+        raise ScanFailedError(f"Spark could not ask the bookies: {first_line(error)}") from error
+
+
+def _not_known(counts: ReplicaCounts) -> tuple[str, ...]:
+    named = [f"{each.bookie_id} for {each.ledgers} ledgers ({each.reason})" for each in counts.unknown[:_NAMED_MAX]]
+    more = f" and {len(counts.unknown) - _NAMED_MAX} more" if len(counts.unknown) > _NAMED_MAX else ""
+    return (f"bookies could not tell what they hold: {', '.join(named)}{more}",) if named else ()

@@ -1,0 +1,104 @@
+"""The Spark jobs of one phase: named, watched, and cancelled when the run has to stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from bookie.model.errors import BkhealError
+from spark_jobs.progress import Phase, Progress, ProgressEvent
+from spark_jobs.runs.port import Gate, RunStoppedError
+
+_log = logging.getLogger(__name__)
+
+_POOL: Final = "spark.scheduler.pool"
+_POLL_S: Final = 0.5
+_STOP_DEADLINE_S: Final = 5.0
+
+
+@contextmanager
+def spark_tasks(
+    spark: SparkSession, phase: Phase, group: str, progress: Progress, gate: Gate, *, pool: str, is_told: bool = True
+) -> Iterator[None]:
+    """Name the Spark jobs started inside after ``phase``, report their tasks as they end, and cancel them on a stop.
+
+    Jobs appear under ``group`` and with the phase as description in the Spark UI. Names and the scheduler's pool belong
+    to the calling thread, so runs in several threads of one session do not mix: all of them get a fair share of the
+    executors. A callback that raises ends the reporting, not the work.
+
+    Args:
+        spark: the session.
+        phase: what the jobs are for.
+        group: the run's id, which no other run has.
+        progress: told of the phase and its tasks.
+        gate: passed first; then asked for a reason to stop, twice a second.
+        pool: of Spark's scheduler, shared by all runs of one kind.
+        is_told: False where the caller tells the progress itself.
+
+    Raises:
+        RunStoppedError: from ``gate``; the jobs that ran were cancelled.
+    """
+    gate.pass_through()
+    context = spark.sparkContext
+    context.setJobGroup(group, f"audit {group}: {phase.value}", interruptOnCancel=True)
+    context.setLocalProperty(_POOL, pool)
+    if is_told:
+        progress(ProgressEvent(phase))
+    watch = _Watch(spark, phase, group, progress if is_told else None, gate)
+    watcher = threading.Thread(target=watch.run, name=f"watch {group}", daemon=True)
+    watcher.start()
+    try:
+        yield
+    except (PySparkException, Py4JError, BkhealError) as error:
+        if watch.stopped_because is not None:
+            raise RunStoppedError(watch.stopped_because) from error
+        raise
+    finally:
+        watch.end.set()
+        watcher.join(_STOP_DEADLINE_S)
+
+
+class _Watch:
+    """A helper thread beside a phase's Spark jobs."""
+
+    def __init__(self, spark: SparkSession, phase: Phase, group: str, progress: Progress | None, gate: Gate) -> None:
+        self._context = spark.sparkContext
+        self._phase = phase
+        self._group = group
+        self._progress = progress
+        self._gate = gate
+        self.end = threading.Event()
+        self.stopped_because: str | None = None
+        """Set before the jobs are cancelled."""
+
+    def run(self) -> None:
+        """Look twice a second until the end. A stop cancels at each look: a job may start between two of them."""
+        while not self.end.wait(_POLL_S):
+            if (reason := self._gate.stop_reason()) is not None:
+                self.stopped_because = reason
+                self._context.cancelJobGroup(self._group)
+            elif self._progress is not None:
+                self._tell(self._progress)
+
+    def _tell(self, progress: Progress) -> None:
+        tracker = self._context.statusTracker()
+        done = total = 0
+        for job in tracker.getJobIdsForGroup(self._group):
+            info = tracker.getJobInfo(job)
+            for stage in () if info is None else info.stageIds:
+                if (counts := tracker.getStageInfo(int(stage))) is not None:
+                    done += counts.numCompletedTasks
+                    total += counts.numTasks
+        if total:
+            try:
+                progress(ProgressEvent(self._phase, done, total))
+            except Exception:  # noqa: BLE001 - a callback is not ours, and cancelling must go on
+                _log.exception("progress callback failed; progress of this phase is not reported any more")
+                self._progress = None

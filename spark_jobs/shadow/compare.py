@@ -1,0 +1,80 @@
+"""Our findings beside the tasks that are there, ledger by ledger, as tables. Pure functions on DataFrames.
+
+Both sides may hold millions of rows, so they are joined by Spark and only what differs leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
+
+from spark_jobs.checks.findings import FindingKind
+from spark_jobs.checks.sql_text import in_list
+from spark_jobs.shadow.reasons import Outcome
+
+COMPARED_DDL: Final = "ledger_id bigint, outcome string, severity string"
+"""Columns of ``compared``. ``severity`` is the worst of our findings, null without one."""
+_KINDS: Final = ", ".join(repr(kind.value) for kind in (FindingKind.MISSING_BOOKIE, FindingKind.DRAINED_BOOKIE))
+# A bookie that is being drained is no loss to Apache's auditor, which knows no drains: it counts where nothing is lost.
+_OUTCOME: Final = f"""
+    CASE WHEN NOT is_marked THEN {Outcome.ONLY_HERE.value!r}
+         WHEN NOT is_found THEN {Outcome.ONLY_THERE.value!r}
+         WHEN marked IS NULL THEN {Outcome.DIFFER.value!r}
+         WHEN size(array_except(IF(size(lost) > 0, lost, drained), marked)) > 0 THEN {Outcome.DIFFER.value!r}
+         ELSE {Outcome.AGREE.value!r} END AS outcome
+"""
+
+
+def found_ledgers(findings: DataFrame, draining: AbstractSet[str] = frozenset()) -> DataFrame:
+    """One row per ledger with findings of lost or drained bookies: ``ledger_id``, ``lost``, ``drained``, ``severity``.
+
+    Args:
+        findings: rows of a report's findings (``FINDING_DDL``, more columns do no harm); other kinds are passed over.
+        draining: bookies that are being drained, and registered.
+    """
+    is_draining = in_list("bookie", sorted(draining))
+    named = findings.where(f"kind IN ({_KINDS})").groupBy("ledger_id")
+    return named.agg(
+        F.expr("array_distinct(flatten(collect_list(missing))) AS named"),
+        F.expr("min_by(severity, severity_rank) AS severity"),
+    ).selectExpr(
+        "ledger_id",
+        f"array_sort(filter(named, bookie -> NOT {is_draining})) AS lost",
+        f"array_sort(filter(named, bookie -> {is_draining})) AS drained",
+        "severity",
+    )
+
+
+def compared(found: DataFrame, tasks: DataFrame) -> DataFrame:
+    """One row per ledger on either side (``COMPARED_DDL``).
+
+    Both agree where the task names at least the bookies that we found lost: a task may name more, as nobody takes a
+    name out of it.
+
+    Args:
+        found: ``found_ledgers``.
+        tasks: rows of ``bk_tasks``; ``missing`` is null in a task that cannot be read.
+    """
+    here = found.withColumn("is_found", F.lit(True))
+    there = tasks.selectExpr("ledger_id", "missing AS marked", "true AS is_marked")
+    both = here.join(there, "ledger_id", "full_outer")
+    sides = both.selectExpr(
+        "ledger_id", "lost", "drained", "marked", "severity",
+        "coalesce(is_found, false) AS is_found", "coalesce(is_marked, false) AS is_marked",
+    )  # fmt: skip
+    return sides.selectExpr("ledger_id", _OUTCOME, "severity")
+
+
+def outcomes(table: DataFrame) -> Mapping[Outcome, int]:
+    """Ledgers of each outcome in ``compared``."""
+    found = {Outcome(row["outcome"]): int(row["count"]) for row in table.groupBy("outcome").count().collect()}
+    return {outcome: found.get(outcome, 0) for outcome in Outcome}
+
+
+def differing(table: DataFrame) -> DataFrame:
+    """The rows of ``compared`` that are to be looked at again, by ledger id."""
+    return table.where(F.col("outcome") != Outcome.AGREE.value).orderBy("ledger_id")

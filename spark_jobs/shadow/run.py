@@ -1,0 +1,279 @@
+"""Shadow mode: a dry run of the bookies check, compared with the tasks that are there. Changes nothing in the cluster.
+
+The run's directory gets one more table, ``shadow.parquet``: one row per ledger on which the two still differ when it is
+looked at again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from bookie.metadata.uri import parse_uri
+from bookie.model.ids import BookieId, LedgerId
+from bookie.runtime.clock import Clock
+from spark_jobs.audit import AuditResult
+from spark_jobs.bookie_state import BookieState
+from spark_jobs.checks.findings import FINDING_DDL
+from spark_jobs.datasource import options, tasks
+from spark_jobs.progress import Phase, Progress
+from spark_jobs.report.files import FINDINGS, SHADOW, ReportDirError
+from spark_jobs.report.history import reports
+from spark_jobs.report.summary import rfc3339
+from spark_jobs.runs.ledger_scan import ScanFailedError
+from spark_jobs.runs.port import Gate
+from spark_jobs.runs.spark_tasks import spark_tasks
+from spark_jobs.settings import AuditSettings
+from spark_jobs.shadow import compare as shadow
+from spark_jobs.shadow.reasons import Difference, Outcome, Reason, judged
+from spark_jobs.shadow.second_look import SecondLook, losses, opened_look
+from spark_jobs.worker_errors import first_line, store_error
+
+T = TypeVar("T")
+
+SETTLE_S: Final = 300.0
+"""After a loss, the other auditor reads all metadata before it marks: minutes on a large cluster."""
+_BATCH: Final = 5_000
+"""Ledgers looked at together: a few bulk reads, and one row group of the table."""
+_SCHEMA: Final = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("ledger_id", pa.int64()),
+        ("outcome", pa.string()),
+        ("reason", pa.string()),
+        ("explained", pa.bool_()),
+        ("severity", pa.string()),
+        ("found", pa.list_(pa.string())),
+        ("marked", pa.list_(pa.string())),
+        ("marked_at", pa.timestamp("ms", tz="UTC")),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """What came of it."""
+
+    run_id: str
+    table: Path
+    agree: int
+    """Ledgers on which both sides agreed at first sight."""
+    resolved: int
+    """Ledgers on which they differed at first, and not any more when looked at again."""
+    differing: Mapping[tuple[Outcome, Reason], int]
+    """Ledgers on which they differ."""
+    leader: str
+    """Who leads the auditors; empty: nobody."""
+    is_disabled: bool
+    delay_s: int
+    rows: tuple[Difference, ...] = field(default=())
+    """The first of those that differ: unexplained ones before the others, by ledger id."""
+
+    @property
+    def unexplained(self) -> int:
+        """Ledgers on which they differ without an explained reason."""
+        return sum(count for (_, reason), count in self.differing.items() if not reason.is_explained)
+
+    def total(self, outcome: Outcome) -> int:
+        """Ledgers that differ in this way."""
+        return sum(count for (each, _), count in self.differing.items() if each is outcome)
+
+    def to_json(self) -> Mapping[str, Any]:
+        """The document of ``--output json``, without its head."""
+        return {
+            "run_id": self.run_id,
+            "table": str(self.table),
+            "auditor": self.leader or None,
+            "recovery_enabled": not self.is_disabled,
+            "lost_bookie_delay_s": self.delay_s,
+            "agree": self.agree,
+            "resolved": self.resolved,
+            "only_here": self.total(Outcome.ONLY_HERE),
+            "only_there": self.total(Outcome.ONLY_THERE),
+            "differ": self.total(Outcome.DIFFER),
+            "unexplained": self.unexplained,
+            "reasons": [
+                {
+                    "outcome": outcome.value,
+                    "reason": reason.word,
+                    "explained": reason.is_explained,
+                    "ledgers": count,
+                    "text": reason.text,
+                }
+                for (outcome, reason), count in ordered(self.differing)
+            ],
+            "items": [_document(row) for row in self.rows],
+        }
+
+
+def ordered(differing: Mapping[tuple[Outcome, Reason], int]) -> list[tuple[tuple[Outcome, Reason], int]]:
+    """Counts in the order in which people read them: unexplained ones first."""
+    outcomes, reasons = list(Outcome), list(Reason)
+    return sorted(
+        differing.items(),
+        key=lambda each: (each[0][1].is_explained, outcomes.index(each[0][0]), reasons.index(each[0][1])),
+    )
+
+
+def compare(
+    spark: SparkSession,
+    result: AuditResult,
+    settings: AuditSettings,
+    progress: Progress,
+    gate: Gate,
+    clock: Clock,
+    *,
+    rows_max: int,
+    settle_s: float = SETTLE_S,
+) -> Shadow:
+    """Compare the findings of a run with the tasks of its cluster, and add the table to its report. Blocks.
+
+    Args:
+        spark: the session that the run used.
+        result: of the run, which no brake held.
+        settings: of the run.
+        progress: told of the phase.
+        gate: passed before each batch.
+        clock: to tell delays by.
+        rows_max: how many of the ledgers that differ to return.
+        settle_s: how long after a loss the other auditor may be under way.
+
+    Raises:
+        RunStoppedError: from ``gate``.
+        StoreUnavailableError, AccessDeniedError: the metadata store did not answer, or does not allow to read.
+        ReportDirError: the table cannot be written.
+        ScanFailedError: Spark failed.
+    """
+    summary = result.summary
+    directory = result.summary_path.parent
+    known = losses(reports(settings.report_dir), summary.cluster.instance_id)
+    gone = {BookieId(each.bookie_id) for each in summary.bookies if each.state is BookieState.UNREGISTERED}
+    lost_in_run = frozenset(gone) if summary.is_complete else frozenset()
+    with opened_look(
+        parse_uri(settings.metadata_uri),
+        clock,
+        known,
+        lost_in_run,
+        settle_s=settle_s,
+        connect_timeout_s=settings.connect_timeout_s,
+    ) as look:
+        look.check()
+        around = look.around()
+        table = _compared(spark, directory, settings, around.bookies.draining).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            with spark_tasks(spark, Phase.COMPARE, result.run_id, progress, gate, pool=summary.kind.value):
+                counts = _reading(lambda: shadow.outcomes(table), settings.metadata_uri)
+                rows = shadow.differing(table).toLocalIterator()
+                found = _Found(rows_max)
+                _write(directory / SHADOW, _differences(rows, look, gate, found, summary.run_id))
+        finally:
+            table.unpersist()
+        delay_s = look.delay_s()
+    return Shadow(
+        summary.run_id, directory / SHADOW, counts[Outcome.AGREE], found.resolved, dict(found.counts), around.leader,
+        around.is_disabled, delay_s, found.first(),
+    )  # fmt: skip
+
+
+class _Found:
+    """Counts, and the first rows, of what still differs."""
+
+    def __init__(self, rows_max: int) -> None:
+        self.resolved = 0
+        self.counts: Counter[tuple[Outcome, Reason]] = Counter()
+        self._rows_max = rows_max
+        self._explained: list[Difference] = []
+        self._unexplained: list[Difference] = []
+
+    def add(self, difference: Difference | None) -> None:
+        if difference is None:
+            self.resolved += 1
+            return
+        self.counts[difference.outcome, difference.reason] += 1
+        rows = self._explained if difference.reason.is_explained else self._unexplained
+        if len(rows) < self._rows_max:
+            rows.append(difference)
+
+    def first(self) -> tuple[Difference, ...]:
+        return (*self._unexplained, *self._explained)[: self._rows_max]
+
+
+def _compared(
+    spark: SparkSession, directory: Path, settings: AuditSettings, draining: frozenset[BookieId]
+) -> DataFrame:
+    path = (directory / FINDINGS).resolve().as_uri()
+    findings = spark.read.schema(f"run_id string, {FINDING_DDL}").parquet(path)
+    marked = spark.read.format(tasks.NAME).option(options.METADATA_URI, settings.metadata_uri)
+    found = shadow.found_ledgers(findings, draining)
+    return shadow.compared(found, marked.option(tasks.WITH_UNREADABLE, "true").load())
+
+
+def _reading(read: Callable[[], T], uri: str) -> T:
+    """Read tasks through Spark; its errors as ours."""
+    try:
+        return read()
+    except PySparkException as error:
+        refused = store_error(error)
+        if refused is not None:
+            raise type(refused)(f"tasks could not be read from {uri}: {refused}") from error
+        raise ScanFailedError(f"Spark could not compare with the tasks of {uri}: {first_line(error)}") from error
+
+
+def _differences(
+    rows: Iterator[Row], look: SecondLook, gate: Gate, found: _Found, run_id: str
+) -> Iterator[list[Mapping[str, Any]]]:
+    """Batches of rows for the table, each looked at again."""
+    while batch := list(islice(rows, _BATCH)):
+        gate.pass_through()
+        seconds, around = look.look([LedgerId(row["ledger_id"]) for row in batch])
+        kept: list[Mapping[str, Any]] = []
+        for row, second in zip(batch, seconds, strict=True):
+            difference = judged(Outcome(row["outcome"]), second, around)
+            found.add(difference)
+            if difference is not None:
+                kept.append(_item(difference) | {"run_id": run_id, "severity": row["severity"]})
+        yield kept
+
+
+def _write(path: Path, batches: Iterable[Sequence[Mapping[str, Any]]]) -> None:
+    """Write the table whole or not at all; one batch in memory at a time."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with pq.ParquetWriter(temporary, _SCHEMA) as writer:
+            for rows in batches:
+                writer.write_table(pa.Table.from_pylist([*map(_columns, rows)], _SCHEMA))
+        temporary.replace(path)
+    except OSError as error:
+        raise ReportDirError(f"cannot write {path}: {error.strerror or error}; the run's report is there") from error
+
+
+def _document(row: Difference) -> dict[str, Any]:
+    item = _item(row)
+    marked_ms = item.pop("marked_ms")
+    return item | {"marked_at": None if marked_ms is None else rfc3339(marked_ms)}
+
+
+def _columns(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**item, "marked_at": item["marked_ms"]}
+
+
+def _item(row: Difference) -> dict[str, Any]:
+    return {
+        "ledger_id": row.ledger_id,
+        "outcome": row.outcome.value,
+        "reason": row.reason.word,
+        "explained": row.reason.is_explained,
+        "found": list(row.found),
+        "marked": None if row.marked is None else list(row.marked),
+        "marked_ms": row.marked_ms,
+    }

@@ -1,0 +1,205 @@
+"""The second look at what differs: metadata, then registrations, then tasks, as they are now. It only reads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.layout import bookie_path, tasks_path
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.port import NoNodeError
+from bookie.metadata.runs.election import current_auditor
+from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.metadata.uri import MetadataUri
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.run import RunKind
+from bookie.runtime.clock import Clock
+from spark_jobs.bookie_state import BookieState
+from spark_jobs.connect import Connection, connected
+from spark_jobs.report.history import is_whole
+from spark_jobs.report.summary import RunSummary
+from spark_jobs.runs.lost_bookies import LostBookies
+from spark_jobs.shadow.reasons import Around, Second
+
+REPORTS_MAX: Final = 100
+"""Earlier reports that are asked since when a bookie is down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What earlier runs saw of a bookie that is lost now, epoch milliseconds; None: no run saw it so."""
+
+    since_ms: int | None = None
+    """When the first run of the unbroken row up to now that found it lost was over."""
+    seen_ms: int | None = None
+    """When the last run that found it registered began: it was lost after that."""
+
+
+def losses(newest_first: Iterable[RunSummary], instance_id: str) -> Mapping[BookieId, Loss]:
+    """What the reports say of each bookie that the newest of them found lost. Pure.
+
+    A dry run leaves no note of when a bookie was first seen down, so the reports of runs before it have to do.
+    """
+    found: dict[BookieId, Loss] = {}
+    open_still: set[BookieId] | None = None
+    for run in islice(newest_first, REPORTS_MAX):
+        if run.kind is not RunKind.BOOKIES or not is_whole(run) or run.cluster.instance_id != instance_id:
+            continue
+        lost = {BookieId(each.bookie_id) for each in run.bookies if each.state is BookieState.UNREGISTERED}
+        if open_still is None:
+            open_still = lost
+        for bookie in open_still & lost:
+            found[bookie] = Loss(run.finished_ms)
+        for bookie in open_still - lost:
+            found[bookie] = replace(found[bookie], seen_ms=run.started_ms)
+        open_still &= lost
+        if not open_still:
+            break
+    return found
+
+
+class SecondLook:
+    """Blocking calls on a session of its own, for one thread. Every call may raise StoreUnavailableError."""
+
+    def __init__(
+        self,
+        runner: asyncio.Runner,
+        connection: Connection,
+        clock: Clock,
+        known: Mapping[BookieId, Loss],
+        lost_in_run: AbstractSet[BookieId],
+        settle_s: float,
+    ) -> None:
+        store, cluster = connection.store, connection.cluster
+        self._runner = runner
+        self._store = store
+        self._root = cluster.root
+        self._clock = clock
+        self._known = known
+        self._lost_in_run = lost_in_run
+        self._settle_ms = settle_s * 1000
+        self._ledgers = LedgerStore(store, cluster, random.Random(0))  # only ever reads, so nothing is drawn
+        self._registrations = Registrations(store, cluster)
+        self._tasks = UnderReplication(store, cluster, clock)
+        self._drains = Drains(store, cluster.root)
+        self._down = FirstSeenDown(store, cluster.root)
+
+    def around(self) -> Around:
+        """The cluster now."""
+        return self._runner.run(self._around())
+
+    def check(self) -> None:
+        """Look at the tree of tasks once, before Spark does: its workers would tell a refusal less well.
+
+        Raises:
+            AccessDeniedError: it may not be read.
+        """
+        self._runner.run(self._check())
+
+    def delay_s(self) -> int:
+        """The delay for lost bookies, seconds.
+
+        Raises:
+            InvalidDelayError: what is stored is not a number of seconds.
+        """
+        return self._runner.run(self._tasks.lost_bookie_delay_s())
+
+    def look(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[Second], Around]:
+        """Each of the ledgers, and the cluster: registrations were read after the metadata, tasks last."""
+        return self._runner.run(self._look(ledger_ids))
+
+    async def _check(self) -> None:
+        with contextlib.suppress(NoNodeError):
+            await self._store.children(tasks_path(self._root))
+
+    async def _look(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[Second], Around]:
+        await self._store.sync(self._root)
+        ledgers = await self._ledgers.read_many(ledger_ids)
+        around = await self._around()
+        await self._store.sync(tasks_path(self._root))
+        tasks = await self._tasks.read_many(ledger_ids)
+        return [Second(*each) for each in zip(ledger_ids, ledgers, tasks, strict=True)], around
+
+    async def _around(self) -> Around:
+        known = await self._registrations.known()
+        bookies = (await self._registrations.list()).with_draining((await self._drains.draining()).bookies)
+        return Around(
+            bookies,
+            await self._registered_ms(bookies),
+            await self._waiting(known - bookies.registered),
+            frozenset(bookie for bookie in known - bookies.registered if self._is_new(bookie)),
+            self._lost_in_run,
+            await self._tasks.is_disabled(),
+            await current_auditor(self._store, self._root),
+        )
+
+    async def _registered_ms(self, bookies: Bookies) -> dict[BookieId, int]:
+        """When each registration was made; the later one of a bookie that has both for a moment."""
+        names = sorted(bookies.registered)
+        found: dict[BookieId, int] = {}
+        for is_read_only in (False, True):
+            paths = [bookie_path(self._root, bookie, is_read_only=is_read_only) for bookie in names]
+            for bookie, node in zip(names, await self._store.get_many(paths), strict=True):
+                if node is not None:
+                    found[bookie] = max(found.get(bookie, 0), node.stat.ctime_ms)
+        return found
+
+    async def _waiting(self, lost: AbstractSet[BookieId]) -> AbstractSet[BookieId]:
+        """Lost bookies whose delay is not known to be over: counted from our auditors' notes, else from reports."""
+        now_ms, noted = self._clock.epoch_ms(), await self._down.read()
+        downs = {bookie: noted.get(bookie) or Down(self._since_ms(bookie, now_ms)) for bookie in lost}
+        return LostBookies(downs, await self._tasks.lost_bookie_delay_s(), now_ms).waiting.keys()
+
+    def _since_ms(self, bookie: BookieId, now_ms: int) -> int:
+        since_ms = self._known.get(bookie, Loss()).since_ms
+        return now_ms if since_ms is None else min(since_ms, now_ms)
+
+    def _is_new(self, bookie: BookieId) -> bool:
+        """Whether runs saw it registered, and none found it lost for longer than the other auditor may need."""
+        loss = self._known.get(bookie, Loss())
+        if loss.seen_ms is None or loss.since_ms is None:
+            return False
+        return loss.since_ms + self._settle_ms > self._clock.epoch_ms()
+
+
+@contextmanager
+def opened_look(
+    uri: MetadataUri,
+    clock: Clock,
+    known: Mapping[BookieId, Loss],
+    lost_in_run: AbstractSet[BookieId],
+    *,
+    settle_s: float,
+    connect_timeout_s: float,
+) -> Iterator[SecondLook]:
+    """Connect to the cluster, and disconnect at the end.
+
+    Args:
+        uri: of the cluster.
+        clock: to tell delays by.
+        known: see ``losses``.
+        lost_in_run: see ``Around``.
+        settle_s: how long after a loss the other auditor may be under way.
+        connect_timeout_s: how long to try.
+
+    Raises:
+        StoreUnavailableError: no answer from the hosts.
+        NotAClusterError: there is no cluster at the root.
+    """
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            connection = runner.run(stack.enter_async_context(connected(uri, connect_timeout_s)))
+            yield SecondLook(runner, connection, clock, known, lost_in_run, settle_s)
+        finally:
+            runner.run(stack.aclose())
