@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias, get_origin
 import typer
 import yaml
 
-from auditor.cli.config import configured
+from auditor.cli.configuration.command import configured
 from auditor.cli.main import app
 from auditor.service.settings import RANGES as AUDITOR_RANGES
 from spark_jobs.settings import FailOn

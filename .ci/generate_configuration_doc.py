@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from auditor.cli.config import configured
+from auditor.cli.configuration.command import configured
 from auditor.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent

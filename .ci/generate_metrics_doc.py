@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from auditor.metrics_catalog import APACHE, CATALOG
+from auditor.metrics.catalog import APACHE, CATALOG
 from bookie.runtime.metric_definitions import Definition
 
 ROOT = Path(__file__).resolve().parent.parent

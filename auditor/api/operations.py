@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from auditor.api.port import BookieState, BookieView, TaskPage, TaskState, TaskView
+from auditor.api.operations_port import BookieState, BookieView, TaskPage, TaskState, TaskView
 from auditor.api.snapshot import Snapshot
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Bookies, Registrations

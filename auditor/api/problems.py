@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from auditor.api.access import ForbiddenError, RateLimitedError, UnauthenticatedError
+from auditor.api.access.access import ForbiddenError, RateLimitedError, UnauthenticatedError
+from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
 from auditor.api.idempotency import InvalidKeyError, KeyReusedError
-from auditor.service.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.tasks.underreplication import InvalidDelayError
 from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError, PermanentError, TransientError

@@ -10,31 +10,17 @@ from typing import Annotated, Final
 
 import typer
 
-from auditor.cli import (
-    audit,
-    auditor,
-    bench,
-    bookies,
-    config,
-    dead_letters,
-    decommission,
-    demo,
-    drain,
-    ledger,
-    log,
-    ok_to_stop,
-    processes,
-    quickstart,
-    recovery,
-    remote,
-    report,
-    simpletest,
-    status,
-)
+from auditor.cli import bench, demo, quickstart
+from auditor.cli.audit import command as audit
+from auditor.cli.audit import remote, report
+from auditor.cli.cluster import bookies, dead_letters, decommission, drain, ok_to_stop, recovery, status
+from auditor.cli.configuration import command as config
+from auditor.cli.configuration.security_options import FRAME_HELP, set_for_this_call
 from auditor.cli.exit_codes import ExitCode, exit_code_of
+from auditor.cli.ledgers import ledger, log, simpletest
 from auditor.cli.narrow_help import command_for_terminal
 from auditor.cli.output import print_error, print_line
-from auditor.cli.security_options import FRAME_HELP, set_for_this_call
+from auditor.cli.services import auditor, processes
 from bookie.model.errors import BkhealError
 from bookie.runtime.grpc_environment import prepare_grpc
 from bookie.runtime.logs import setup_logging

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from auditor.cli.configuration import load_defaults
+from auditor.cli.configuration.sources import load_defaults
 from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat
 from bookie.model.errors import BkhealError

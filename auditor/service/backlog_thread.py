@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
-from auditor.service.backlog import BacklogCounter
-from auditor.service.control import Backlog
+from auditor.api.control import Backlog
+from auditor.service.watch.backlog import BacklogCounter
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from auditor.api.grpc_face import GrpcFace
-from auditor.api.http import HttpFace
+from auditor.api.grpc.server import GrpcFace
+from auditor.api.http.server import HttpFace
 from auditor.api.operations import StoreOperations
-from auditor.api.port import BookieView, TaskPage
+from auditor.api.operations_port import BookieView, TaskPage
 from auditor.api.settings import ApiSettings, ServerTls
-from auditor.service.metrics import AuditorMetrics
+from auditor.metrics.service_metrics import AuditorMetrics
 from auditor.service.service import AuditorService, Connection
 from auditor.service.settings import ServiceSettings
 from bookie.client.resolve import RegistrationResolver

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from auditor.api.settings import anonymous_write_problems
-from auditor.service.schedule import InvalidScheduleError, Schedule, parse_schedule
+from auditor.service.runs.schedule import InvalidScheduleError, Schedule, parse_schedule
 from bookie.metadata.uri import InvalidUriError, parse_uri
 from bookie.model.run import RunKind
 from bookie.runtime.settings import ConfigurationError

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from auditor.service.control import (
+from auditor.api.control import (
     Control,
     NotLeaderError,
     RunBusyError,
@@ -17,7 +17,7 @@ from auditor.service.control import (
     UnknownRunError,
     why_no_next_run,
 )
-from auditor.service.spark_runner import Spark
+from auditor.service.runs.spark_runner import Spark
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.run import RunCause, RunKind, RunRecord
 from bookie.runtime.clock import Clock

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from auditor.cli.audit_shadow import exit_code
+from auditor.cli.audit.shadow import exit_code
 from bookie.embedded.process import ManagedProcess
 from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock

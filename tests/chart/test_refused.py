@@ -222,7 +222,7 @@ def test_uris_that_processes_take(uri: str) -> None:
     "schedule", ["off", "90s", "15m", "24h", "7d", "17 2 * * 0", "*/5 0-6 1,15 1 *", "0 3 * * mon-fri"]
 )
 def test_schedules_that_the_auditor_takes(schedule: str) -> None:
-    from auditor.service.schedule import parse_schedule
+    from auditor.service.runs.schedule import parse_schedule
 
     parse_schedule(schedule)
     assert render({"bookkeeper": URI, "auditor": {"schedules": {"bookies": schedule}}}).objects

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from auditor.metrics_catalog import CATALOG
+from auditor.metrics.catalog import CATALOG
 from tests.chart.rendering import render
 from tests.chart.rule_files import alerts, groups, promtool, recorded_in, write_rules
 from tests.required import missing

@@ -106,7 +106,7 @@ def test_a_value_with_the_rules_of_an_option_sets_that_option(path: tuple[str, .
 def test_a_table_has_every_option_but_those_that_the_chart_sets_for_other_objects_too(table: str, name: str) -> None:
     import typer
 
-    from auditor.cli.config import configured
+    from auditor.cli.configuration.command import configured
     from auditor.cli.main import app
 
     root: Any = typer.main.get_command(app)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from auditor.api.operations import StoreOperations, worst_fragment
-from auditor.api.port import BookieState, TaskState
+from auditor.api.operations_port import BookieState, TaskState
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.service_info import PROTOCOL_GRPC, Endpoint, ServiceInfo

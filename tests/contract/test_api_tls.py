@@ -16,10 +16,10 @@ import pytest
 
 from auditor.api import control_pb2 as pb
 from auditor.api import control_pb2_grpc as rpc
-from auditor.api.grpc_face import GrpcFace
-from auditor.api.http import HttpFace
+from auditor.api.access.tls import ReloadingContext
+from auditor.api.grpc.server import GrpcFace
+from auditor.api.http.server import HttpFace
 from auditor.api.settings import ServerTls
-from auditor.api.tls import ReloadingContext
 from bookie.wire.tls import TlsFilesError
 from tests.deadlines import STATE_S
 from tests.unit.api_world import ManualClock, TwinControl, TwinOperations, running, settings_in

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from auditor.cli import audit as audit_cli
+from auditor.cli.audit import command as audit_cli
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.model.ids import BookieId, LedgerId

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from auditor.service.control import Backlog, ServiceStatus
-from auditor.service.metrics import AuditorMetrics
+from auditor.api.control import Backlog, ServiceStatus
+from auditor.metrics.service_metrics import AuditorMetrics
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import connect
 from bookie.embedded.process import ManagedProcess

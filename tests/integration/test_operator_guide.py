@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from auditor.api.documents import rfc3339
+from auditor.api.http.documents import rfc3339
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState

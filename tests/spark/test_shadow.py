@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
-from auditor.cli import audit as audit_cli
-from auditor.cli import audit_shadow
+from auditor.cli.audit import command as audit_cli
+from auditor.cli.audit import shadow as audit_shadow
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.layout import ledger_path, task_path
 from bookie.metadata.tasks.parked import own_path

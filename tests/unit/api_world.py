@@ -13,12 +13,8 @@ from typing import Any
 import aiohttp
 import jsonschema
 
-from auditor.api.http import HttpFace
-from auditor.api.port import BookieState, BookieView, TaskPage, TaskState, TaskView
-from auditor.api.schemas import SCHEMAS
-from auditor.api.settings import ApiSettings
-from auditor.api.tokens import NewToken, Role, make_token
-from auditor.service.control import (
+from auditor.api.access.tokens import NewToken, Role, make_token
+from auditor.api.control import (
     Backlog,
     LostBookie,
     NotLeaderError,
@@ -28,6 +24,10 @@ from auditor.service.control import (
     SeverityBacklog,
     UnknownRunError,
 )
+from auditor.api.http.schemas import SCHEMAS
+from auditor.api.http.server import HttpFace
+from auditor.api.operations_port import BookieState, BookieView, TaskPage, TaskState, TaskView
+from auditor.api.settings import ApiSettings
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.metadata.tasks.underreplication import InvalidDelayError, Task

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from auditor.service.events import EventFanout
-from auditor.service.run_gate import RunGate
-from auditor.service.run_manager import RunOutcome, RunRequest
-from auditor.service.schedule import Schedule, first_due_ms, period_s
+from auditor.service.runs.gate import RunGate
+from auditor.service.runs.manager import RunOutcome, RunRequest
+from auditor.service.runs.schedule import Schedule, first_due_ms, period_s
 from auditor.service.service import AuditorService, Connection, SchedulerPort, ServicePorts
 from auditor.service.settings import ServiceSettings
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown

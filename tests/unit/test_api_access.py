@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from auditor.api.access import client_of
-from auditor.api.grpc_face import GrpcFace
-from auditor.api.http import HttpFace
-from auditor.api.routes import Route
+from auditor.api.access.access import client_of
+from auditor.api.access.tokens import Role, Tokens, TokensFileError, make_token, parse_tokens
+from auditor.api.grpc.server import GrpcFace
+from auditor.api.http.routes import Route
+from auditor.api.http.server import HttpFace
 from auditor.api.settings import ApiSettings, is_loopback
-from auditor.api.tokens import Role, Tokens, TokensFileError, make_token, parse_tokens
 from bookie.runtime.settings import ConfigurationError
 from tests.unit.api_world import ManualClock, TwinControl, TwinOperations, World, running
 

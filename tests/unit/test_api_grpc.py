@@ -16,10 +16,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from auditor.api import control_pb2 as pb
 from auditor.api import control_pb2_grpc as rpc
-from auditor.api.grpc_face import LIVENESS, READINESS, GrpcFace
-from auditor.api.grpc_messages import KINDS, STATES
-from auditor.api.grpc_servicer import peer_address
-from auditor.api.tokens import Role
+from auditor.api.access.tokens import Role
+from auditor.api.grpc.messages import KINDS, STATES
+from auditor.api.grpc.server import LIVENESS, READINESS, GrpcFace
+from auditor.api.grpc.servicer import peer_address
 from bookie.model.run import RunKind, RunState
 from tests.deadlines import STATE_S
 from tests.unit.api_world import EVIL, NOW_MS, ManualClock, TwinControl, settings_in

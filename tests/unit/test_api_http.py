@@ -11,8 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from auditor.api import cluster_routes
-from auditor.api.tokens import Role
+from auditor.api.access.tokens import Role
+from auditor.api.http import cluster_routes
 from bookie.model.run import RunKind, RunRecord, RunState
 from tests.unit.api_world import EVIL, Reply, World, running
 

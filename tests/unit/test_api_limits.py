@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from auditor.api.access.rate_limit import RateLimit
+from auditor.api.access.tokens import Role
 from auditor.api.idempotency import KEPT_S, KEYS_MAX, Intents, KeyReusedError, LostFirstError
-from auditor.api.rate_limit import RateLimit
-from auditor.api.tokens import Role
 from tests.deadlines import STATE_S
 from tests.unit.api_world import ManualClock, running
 

@@ -15,8 +15,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from auditor.api.tokens import Role, Tokens
-from auditor.cli.remote import (
+from auditor.api.access.tokens import Role, Tokens
+from auditor.cli.audit.remote import (
     Remote,
     RemoteBusyError,
     RemoteNotLeaderError,

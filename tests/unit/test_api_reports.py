@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from auditor.api.report_routes import find_file
+from auditor.api.http.report_routes import find_file
 from tests.unit.api_world import World, running
 
 RUN = "20261120T101500Z-0a1b2c"

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from auditor.cli import audit, remote
-from auditor.cli.remote import RemoteBusyError, RemoteRun, RemoteSettings, RemoteUnavailableError
+from auditor.cli.audit import command as audit
+from auditor.cli.audit import remote
+from auditor.cli.audit.remote import RemoteBusyError, RemoteRun, RemoteSettings, RemoteUnavailableError
 from bookie.model.run import RunKind, RunState
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli.security_options import given_or_of_this_call, set_for_this_call
+from auditor.cli.configuration.security_options import given_or_of_this_call, set_for_this_call
 from bookie.wire.security import BookieSecurity, SaslCredentials, SaslMechanism, SecurityFiles, SecurityFilesError
 from bookie.wire.tls import TlsSettings
 

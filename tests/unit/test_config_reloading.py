@@ -10,10 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from auditor.cli import auditor as auditor_command
-from auditor.cli import processes
-from auditor.cli.configuration import LIVE
+from auditor.cli.configuration.sources import LIVE
 from auditor.cli.main import app
+from auditor.cli.services import auditor as auditor_command
+from auditor.cli.services import processes
 from bookie.runtime.reload import ConfigSource, decide
 from bookie.runtime.settings import ConfigurationError
 

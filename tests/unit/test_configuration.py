@@ -12,9 +12,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from auditor.cli import config
-from auditor.cli.command_settings import RULES
-from auditor.cli.configuration import options_of
+from auditor.cli.configuration import command as config
+from auditor.cli.configuration.settings import RULES
+from auditor.cli.configuration.sources import options_of
 from auditor.cli.main import app as bkheal
 from auditor.cli.running import ConfigOption
 from bookie.runtime.settings import ConfigurationError, parse_config

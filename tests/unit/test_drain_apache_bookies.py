@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from auditor.cli.drain import _not_turned, _question, _stay_read_only_note, _stay_writable_note
+from auditor.cli.cluster.drain import _not_turned, _question, _stay_read_only_note, _stay_writable_note
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, PROTOCOL_GRPC, Endpoint, ServiceInfo
 from bookie.model.ids import BookieId
 from tests.unit.repair_world import World, names

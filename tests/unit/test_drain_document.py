@@ -11,7 +11,7 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from auditor.cli.dead_letters import _ADVICE
+from auditor.cli.cluster.dead_letters import _ADVICE
 from auditor.cli.main import app
 from bookie.metadata.tasks.parked import ParkReason
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.service.backlog import BacklogCounter, Judged, judge
+from auditor.service.watch.backlog import BacklogCounter, Judged, judge
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import Severity, fragment_health

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from auditor.api.grpc_face import GrpcFace
-from auditor.api.http import HttpFace
+from auditor.api.grpc.server import GrpcFace
+from auditor.api.http.server import HttpFace
 from auditor.cli.exit_codes import exit_code_of as command_exit_code_of
 from bookie.runtime.listening import AddressInUseError
 from bookie.runtime.metrics import MetricSet

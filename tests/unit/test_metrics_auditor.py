@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from auditor.service import metric_definitions as names
-from auditor.service.control import Backlog, LostBookie, ServiceStatus, SeverityBacklog
-from auditor.service.metrics import AuditorMetrics, result_of
-from auditor.service.metrics_export import MetricsExportError, export_to_file, push
+from auditor.api.control import Backlog, LostBookie, ServiceStatus, SeverityBacklog
+from auditor.metrics import definitions as names
+from auditor.metrics.export import MetricsExportError, export_to_file, push
+from auditor.metrics.service_metrics import AuditorMetrics, result_of
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity

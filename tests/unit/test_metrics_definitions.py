@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from auditor.metrics_catalog import APACHE, CATALOG, series_names
+from auditor.metrics.catalog import APACHE, CATALOG, series_names
 from bookie.model.errors import InvariantError
 from bookie.runtime.metric_definitions import Definition, MetricType, problems
 from bookie.runtime.metrics import COMMON, MetricSet, render

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 
-from auditor.service.one_shot_metrics import OneShotMetrics, served
+from auditor.metrics.one_shot import OneShotMetrics, served
 from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.status_server import StatusServerSettings

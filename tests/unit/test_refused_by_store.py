@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from auditor.service import metric_definitions as auditor_names
-from auditor.service.metrics import state_values
+from auditor.metrics import definitions as auditor_names
+from auditor.metrics.service_metrics import state_values
 from bookie.metadata.layout import available_path, cookie_path
 from bookie.metadata.nodes import ensure_path, parent_of
 from bookie.metadata.port import AccessDeniedError

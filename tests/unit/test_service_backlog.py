@@ -6,8 +6,8 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from auditor.service.backlog import READ_LEDGERS, BacklogCounter, Judged, judge
-from auditor.service.control import Backlog, SeverityBacklog
+from auditor.api.control import Backlog, SeverityBacklog
+from auditor.service.watch.backlog import READ_LEDGERS, BacklogCounter, Judged, judge
 from bookie.metadata.bookies.registration import Registrations, ServiceInfo
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import task_path

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from auditor.service.run_gate import RunGate, Stop
+from auditor.service.runs.gate import RunGate, Stop
 from bookie.model.run import RunState
 from spark_jobs.runs.port import RunStoppedError
 from tests.deadlines import STATE_S

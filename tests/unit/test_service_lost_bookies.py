@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from auditor.service.bookie_watch import SETTLE_SESSIONS
+from auditor.service.watch.bookie_watch import SETTLE_SESSIONS
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.layout import cookie_path, disable_path
 from bookie.metadata.nodes import ensure_path

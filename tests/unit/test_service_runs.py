@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from auditor.service.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError, why_no_next_run
-from auditor.service.run_gate import RunGate
-from auditor.service.run_manager import RunManager, RunOutcome, RunRequest
+from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError, why_no_next_run
+from auditor.service.runs.gate import RunGate
+from auditor.service.runs.manager import RunManager, RunOutcome, RunRequest
 from auditor.service.service import AuditorService
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.election import Leadership

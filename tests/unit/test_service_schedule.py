@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from auditor.service.schedule import (
+from auditor.service.runs.schedule import (
     Cron,
     Every,
     InvalidScheduleError,

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from auditor.cli.main import app
-from auditor.service.schedule import Every
+from auditor.service.runs.schedule import Every
 from auditor.service.settings import ServiceSettings
 from bookie.model.run import RunKind
 from bookie.runtime.settings import ConfigurationError

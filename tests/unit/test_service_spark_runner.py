@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from auditor.service.main import SPARK_LOOK_INTERVAL_S, SparkWatch
-from auditor.service.run_manager import RunRequest
-from auditor.service.settings import ServiceSettings
-from auditor.service.spark_runner import (
+from auditor.service.runs.manager import RunRequest
+from auditor.service.runs.spark_runner import (
     START_FAILURES_MAX,
     SparkHolder,
     UnknownOptionError,
@@ -21,6 +20,7 @@ from auditor.service.spark_runner import (
     in_thread,
     session_settings,
 )
+from auditor.service.settings import ServiceSettings
 from bookie.model.run import RunCause, RunKind
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.session import SessionSettings

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from auditor.service.control import (
+from auditor.api.control import (
     Backlog,
     LostBookie,
     NotLeaderError,

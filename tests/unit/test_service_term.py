@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.service.backlog import BacklogCounter
-from auditor.service.control import Backlog, NotLeaderError
-from auditor.service.overview import Overview
+from auditor.api.control import Backlog, NotLeaderError
+from auditor.service.runs.spark_runner import UnknownOptionError
 from auditor.service.service import Connection
-from auditor.service.spark_runner import UnknownOptionError
+from auditor.service.watch.backlog import BacklogCounter
+from auditor.service.watch.overview import Overview
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.tasks.parked import own_path

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from auditor.cli.exit_codes import exit_code_of
-from auditor.cli.simpletest import LedgerLeftError, WrongEntryError, prove
+from auditor.cli.ledgers.simpletest import LedgerLeftError, WrongEntryError, prove
 from bookie.client.errors import NotEnoughBookiesError
 from bookie.client.options import LedgerOptions
 from bookie.client.reader.reader import LedgerReader

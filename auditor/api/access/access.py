@@ -1,0 +1,120 @@
+"""Who a caller is and whether it may: the same rules on every face."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Final
+
+from auditor.api.access.rate_limit import RateLimit
+from auditor.api.access.tokens import ANONYMOUS, Role, Tokens
+from auditor.api.settings import ApiSettings
+from bookie.model.errors import PermanentError, TransientError
+from bookie.runtime.clock import Clock
+
+_IPV6_CLIENT_BITS: Final = 64
+"""One client usually has a whole network of this size, so addresses in it count as one."""
+
+
+class UnauthenticatedError(PermanentError):
+    """No token where one is needed, or one that is not known."""
+
+
+class ForbiddenError(PermanentError):
+    """The token is known, and its role does not include this."""
+
+
+class RateLimitedError(TransientError):
+    """Too many requests of this client."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__(f"too many requests of this client: try again in {retry_after_s:.1f} s")
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A caller that was admitted."""
+
+    name: str
+    """Of its token, or ``anonymous``."""
+    address: str
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether it showed no token."""
+        return self.name == ANONYMOUS
+
+    @property
+    def client(self) -> str:
+        """What tells clients apart: the token, else the address."""
+        return f"address {client_of(self.address)}" if self.is_anonymous else f"token {self.name}"
+
+
+class Access:
+    """Admits callers of one face."""
+
+    def __init__(self, settings: ApiSettings, clock: Clock) -> None:
+        self._tokens = Tokens(settings.tokens_file)
+        self._limit = RateLimit(settings.requests_per_second, settings.clients_max, clock)
+        self._anonymous = {Role.READ: settings.allow_anonymous_read, Role.OPERATE: settings.allow_anonymous_write}
+
+    def set_requests_per_second(self, rate: float) -> None:
+        """Change the rate of each client, from its next request on."""
+        self._limit.set_rate(rate)
+
+    def admit(self, address: str, token: str | None, needed: Role) -> Principal:
+        """Return who calls.
+
+        Wrong tokens count against their address, so that guessing is as slow as asking. A wrong token is refused also
+        where none is needed: its owner believes to be somebody.
+
+        Args:
+            address: IP address of the caller.
+            token: what it showed; None: nothing.
+            needed: role that the request needs.
+
+        Raises:
+            RateLimitedError, UnauthenticatedError, ForbiddenError: see there.
+        """
+        entry = None if token is None else self._tokens.find(token)
+        caller = Principal(entry.name if entry else ANONYMOUS, address)
+        wait_s = self._limit.wait_s(caller.client)
+        if wait_s > 0:
+            raise RateLimitedError(wait_s)
+        if token is not None and entry is None:
+            raise UnauthenticatedError("this token is not known: it was revoked, or mistyped")
+        if entry is None and not self._anonymous[needed]:
+            raise UnauthenticatedError(f"this needs a token with the role {needed.value}: send it as a bearer token")
+        if entry is not None and not entry.role.includes(needed):
+            raise ForbiddenError(
+                f"the token of {entry.name} has the role {entry.role.value}; this needs {needed.value}"
+            )
+        return caller
+
+
+def bearer_token(header: str | None) -> str | None:
+    """The token in an ``Authorization`` header; None without one.
+
+    Raises:
+        UnauthenticatedError: the header is of another kind.
+    """
+    if header is None:
+        return None
+    scheme, _, token = header.strip().partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise UnauthenticatedError("the Authorization header must be `Bearer TOKEN`")
+    return token.strip()
+
+
+def client_of(address: str) -> str:
+    """The network that counts as one client."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, _IPV6_CLIENT_BITS), strict=False))
+    return address

@@ -1,0 +1,4 @@
+"""The gRPC API: the same operations as the HTTP API.
+
+Start with ``servicer``.
+"""

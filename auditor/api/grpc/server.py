@@ -1,0 +1,173 @@
+"""The gRPC face: the control service and gRPC's own health service on one address.
+
+Health has three names: ``liveness`` and the empty one say that this process answers, ``readiness`` that it can do its
+work. The empty one is what a Kubernetes probe without a name asks, and a liveness probe must not fail for the metadata
+store's sake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # absent from the stubs
+
+from auditor.api import control_pb2_grpc as rpc
+from auditor.api.access.access import Access
+from auditor.api.access.tls import check_pair
+from auditor.api.control import Control
+from auditor.api.grpc.servicer import ControlServicer
+from auditor.api.idempotency import Intents
+from auditor.api.settings import ApiSettings, ServerTls, check_settings
+from bookie.runtime.clock import Clock
+from bookie.runtime.listening import address_in_use, shown
+from bookie.runtime.tasks import cancel, guarded
+from bookie.wire.tls import TlsFilesError
+
+_log = logging.getLogger(__name__)
+
+LIVENESS: Final = "liveness"
+READINESS: Final = "readiness"
+_HEALTH_CHECK_S: Final = 1.0
+_STOP_GRACE_S: Final = 1.0
+_MESSAGE_BYTES_MAX: Final = 64 * 1024
+"""The largest request is some hundred bytes. Answers are not bounded by it."""
+_REQUESTS_AT_ONCE: Final = 64
+"""Beside the streams of watchers."""
+
+
+class GrpcFace:
+    """``start``, ``stop``, and ``port`` in between. Lives on the event loop of its ``Control``."""
+
+    def __init__(self, control: Control, settings: ApiSettings, clock: Clock) -> None:
+        """Only stores.
+
+        Args:
+            control: the service.
+            settings: address, limits, files.
+            clock: for rates, the age of keys, and looks at readiness.
+        """
+        self._control = control
+        self._settings = settings
+        self._clock = clock
+        self._access = Access(settings, clock)
+        self._health = health.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+        self._following: asyncio.Task[None] | None = None
+        self.port = 0
+        """The port that it listens on, once it has started."""
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigurationError: the settings are open to everybody, or cannot work.
+            TlsFilesError: the TLS files cannot be used.
+            AddressInUseError: the address cannot be had.
+        """
+        check_settings(self._settings)
+        self._server = grpc.aio.server(
+            options=_options(self._settings), maximum_concurrent_rpcs=_REQUESTS_AT_ONCE + self._settings.watchers_max
+        )
+        servicer = ControlServicer(self._control, self._access, Intents(self._clock), self._settings)
+        rpc.add_AuditorServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self.port = self._bind(self._server)
+        for service in ("", LIVENESS):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        await self._set_readiness()
+        await self._server.start()
+        self._following = guarded("grpc readiness", self._follow())
+        _log.info("grpc face listens", extra={"host": self._settings.grpc_host, "port": self.port})
+
+    def set_requests_per_second(self, rate: float) -> None:
+        """Change the rate of each client, from its next request on."""
+        self._access.set_requests_per_second(rate)
+
+    async def say_stopping(self) -> None:
+        """Tell health checks for good that the end is near; requests are still answered."""
+        await cancel(self._following)
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self) -> None:
+        """Stop listening; requests under way have a moment, streams end. Idempotent."""
+        await self.say_stopping()
+        if self._server is not None:
+            await self._server.stop(_STOP_GRACE_S)
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        host, port = self._settings.grpc_host, self._settings.grpc_port
+        address = shown(host, port)
+        try:
+            if self._settings.tls is None:
+                return server.add_insecure_port(address)
+            return server.add_secure_port(address, server_credentials(self._settings.tls))
+        except RuntimeError as error:
+            raise address_in_use(host, port, "gRPC", ("--grpc-port", "--grpc-host")) from error
+
+    async def _follow(self) -> None:
+        while True:
+            await self._clock.sleep(_HEALTH_CHECK_S)
+            await self._set_readiness()
+
+    async def _set_readiness(self) -> None:
+        is_ready = self._control.status().is_store_connected
+        response = health_pb2.HealthCheckResponse
+        await self._health.set(READINESS, response.SERVING if is_ready else response.NOT_SERVING)
+
+
+def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    """Credentials that follow the certificate's files: they are read anew for a connection once they have changed.
+
+    Raises:
+        TlsFilesError: unusable now.
+    """
+    check_pair(tls)
+    seen = [_read(tls)]
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        try:
+            now = _read(tls)
+            if now == seen[0]:
+                return None
+            check_pair(tls)
+        except TlsFilesError as error:
+            _log.warning("the old certificate stays in use", extra={"error": str(error)})
+            return None
+        seen[0] = now
+        return _configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(seen[0]),
+        changed,  # type: ignore[arg-type]  # the stubs forget None, "no change"
+        tls.client_ca is not None,
+    )
+
+
+def _configuration(files: tuple[bytes, bytes, bytes | None]) -> grpc.ServerCertificateConfiguration:
+    key, cert, client_ca = files
+    return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
+
+
+def _read(tls: ServerTls) -> tuple[bytes, bytes, bytes | None]:
+    try:
+        return tls.key.read_bytes(), tls.cert.read_bytes(), tls.client_ca.read_bytes() if tls.client_ca else None
+    except OSError as error:
+        raise TlsFilesError(f"cannot read a TLS file: {error}") from error
+
+
+def _options(settings: ApiSettings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # two services on one port must clash
+        ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+        ("grpc.max_metadata_size", settings.header_bytes_max),
+        ("grpc.max_concurrent_streams", _REQUESTS_AT_ONCE),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # the C name of what clients may send
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", 30_000),  # finds watchers whose machine vanished
+        ("grpc.keepalive_timeout_ms", 10_000),
+    ]

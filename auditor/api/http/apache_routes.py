@@ -1,0 +1,184 @@
+"""Paths of Apache BookKeeper's admin server, for scripts that use them. Answers have Apache's shapes.
+
+Differences: errors are problem documents with fitting codes (Apache answers 404 or 500 to most), and a parameter that
+is neither true nor false is refused instead of counting as false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp import web
+
+from auditor.api.access.tokens import Role
+from auditor.api.control import Control, RunBusyError
+from auditor.api.http.queries import delay_request, truth
+from auditor.api.http.routes import JSON, TEXT, Answer, Call, Handler, Parameter, Route
+from auditor.api.operations_port import BookieState, Operations
+from auditor.api.problems import InvalidRequestError, NotFoundError
+from bookie.model.run import RunCause, RunKind
+
+_AUTORECOVERY: Final = "/api/v1/autorecovery"
+_BOOKIE: Final = "/api/v1/bookie"
+_FLAG: Final = {"type": "string", "enum": ["true", "false"]}
+
+
+class ApacheRoutes:
+    """Handlers over ``Control`` and ``Operations``."""
+
+    def __init__(self, control: Control, operations: Operations) -> None:
+        self._control = control
+        self._operations = operations
+
+    def routes(self) -> Sequence[Route]:
+        """The routes, described."""
+        return (
+            _read(f"{_AUTORECOVERY}/status", "apache_recovery_status", "Whether recovery is enabled.", self._status,
+                  Answer(200, "The switch.", JSON, "RecoverySwitch")),
+            _change(f"{_AUTORECOVERY}/status", "apache_set_recovery", "Enable or disable recovery.", self._switch,
+                    Answer(200, "The switch as it is now.", JSON, "RecoverySwitch"), (_ENABLED,)),
+            _read(f"{_AUTORECOVERY}/list_under_replicated_ledger", "apache_list_under_replicated",
+                  "Ids of ledgers marked for repair; 404 where there are none.", self._list,
+                  Answer(200, "Ledgers.", JSON, "LedgerIds"), _FILTERS),
+            _read(f"{_AUTORECOVERY}/who_is_auditor", "apache_who_is_auditor", "Who leads; 404 where nobody does.",
+                  self._auditor, Answer(200, "`Auditor: ID`", TEXT)),
+            _change(f"{_AUTORECOVERY}/trigger_audit", "apache_trigger_audit", "Begin a bookies run.", self._trigger,
+                    Answer(200, "It has begun, or one is under way.", TEXT)),
+            _read(f"{_AUTORECOVERY}/lost_bookie_recovery_delay", "apache_get_delay", "The lost-bookie delay.",
+                  self._get_delay, Answer(200, "`lostBookieRecoveryDelay value: SECONDS`", TEXT)),
+            _change(f"{_AUTORECOVERY}/lost_bookie_recovery_delay", "apache_set_delay", "Set the lost-bookie delay.",
+                    self._set_delay, Answer(200, "It is set.", TEXT), body="DelayRequest"),
+            _read(f"{_BOOKIE}/cluster_info", "apache_cluster_info", "The cluster in numbers.", self._cluster,
+                  Answer(200, "Numbers.", JSON, "ClusterInfo")),
+            _read(f"{_BOOKIE}/list_bookies", "apache_list_bookies", "Writable or read-only bookies.", self._bookies,
+                  Answer(200, "Bookies.", JSON, "BookieNames"), _BOOKIE_FILTERS),
+        )  # fmt: skip
+
+    async def _status(self, call: Call) -> web.Response:
+        return web.json_response({"enabled": await self._operations.is_recovery_enabled()})
+
+    async def _switch(self, call: Call) -> web.Response:
+        if "enabled" not in call.request.query:
+            raise InvalidRequestError("the parameter enabled is missing: true or false")
+        is_on = truth(call.request.query["enabled"], "enabled")
+        call.trail.detail = f"enabled={is_on}".lower()
+        await self._operations.set_recovery(is_on=is_on)
+        return await self._status(call)
+
+    async def _list(self, call: Call) -> web.Response:
+        query = call.request.query
+        missing, not_missing = query.get("missingreplica", ""), query.get("excludingmissingreplica", "")
+        found = [
+            task
+            for task in await self._operations.marked()
+            if (not missing or missing in task.missing) and (not not_missing or not_missing not in task.missing)
+        ]
+        if not found:
+            raise NotFoundError("No under replicated ledgers found")
+        if "printmissingreplica" in query:
+            return web.json_response({str(task.ledger_id): list(task.missing) for task in found})
+        return web.json_response([task.ledger_id for task in found])
+
+    async def _auditor(self, call: Call) -> web.Response:
+        leader = self._control.status().leader
+        if not leader:
+            raise NotFoundError("No auditor elected")
+        return web.Response(text=f"Auditor: {leader}")
+
+    async def _trigger(self, call: Call) -> web.Response:
+        call.trail.check = RunKind.BOOKIES.value
+        try:
+            run = await self._control.start_run(RunKind.BOOKIES, cause=RunCause.HTTP, owner=call.who.name)
+        except RunBusyError as busy:
+            call.trail.run_id, call.trail.detail = busy.run_id, "under way already"
+        else:
+            call.trail.run_id = run.run_id
+        return web.Response(text="Success trigger audit.")
+
+    async def _get_delay(self, call: Call) -> web.Response:
+        return web.Response(text=f"lostBookieRecoveryDelay value: {await self._operations.lost_bookie_delay_s()}")
+
+    async def _set_delay(self, call: Call) -> web.Response:
+        seconds = delay_request(await call.request.read())
+        call.trail.detail = f"delay_seconds={seconds}"
+        await self._operations.set_lost_bookie_delay_s(seconds)
+        return web.Response(text=f"Success set lostBookieRecoveryDelay to {seconds}")
+
+    async def _cluster(self, call: Call) -> web.Response:
+        status = self._control.status()
+        bookies = await self._operations.bookies()
+        states = [bookie.state for bookie in bookies]
+        return web.json_response(
+            {
+                "auditorElected": bool(status.leader),
+                "auditorId": status.leader,
+                "clusterUnderReplicated": bool(await self._operations.marked()),
+                "ledgerReplicationEnabled": await self._operations.is_recovery_enabled(),
+                "totalBookiesCount": len(states),
+                "writableBookiesCount": states.count(BookieState.WRITABLE),
+                "readonlyBookiesCount": states.count(BookieState.READ_ONLY),
+                "unavailableBookiesCount": states.count(BookieState.LOST),
+            }
+        )
+
+    async def _bookies(self, call: Call) -> web.Response:
+        query = call.request.query
+        wanted = BookieState.READ_ONLY if query.get("type") == "ro" else BookieState.WRITABLE
+        with_hosts = query.get("print_hostnames") == "true"
+        found = [bookie for bookie in await self._operations.bookies() if bookie.state is wanted]
+        return web.json_response({bookie.bookie_id: bookie.host if with_hosts else None for bookie in found})
+
+
+def _read(
+    path: str, operation: str, summary: str, handler: Handler, answer: Answer, parameters: tuple[Parameter, ...] = ()
+) -> Route:
+    return Route(
+        "GET",
+        path,
+        operation,
+        summary,
+        handler,
+        (answer,),
+        tag="apache",
+        parameters=parameters,
+        is_slash_optional=True,
+    )
+
+
+def _change(
+    path: str,
+    operation: str,
+    summary: str,
+    handler: Handler,
+    answer: Answer,
+    parameters: tuple[Parameter, ...] = (),
+    *,
+    body: str = "",
+) -> Route:
+    return Route(
+        "PUT",
+        path,
+        operation,
+        summary,
+        handler,
+        (answer,),
+        role=Role.OPERATE,
+        tag="apache",
+        parameters=parameters,
+        body=body,
+        is_slash_optional=True,
+        is_changing=True,
+    )
+
+
+_ENABLED: Final = Parameter("enabled", "Whether to enable it.", _FLAG, is_required=True)
+_FILTERS: Final = (
+    Parameter("missingreplica", "Only ledgers that miss a copy on this bookie.", {"type": "string"}),
+    Parameter("excludingmissingreplica", "Only ledgers that miss none on this bookie.", {"type": "string"}),
+    Parameter("printmissingreplica", "With the missing bookies of each.", _FLAG),
+)
+_BOOKIE_FILTERS: Final = (
+    Parameter("type", "rw, the default, or ro.", {"type": "string", "enum": ["rw", "ro"]}),
+    Parameter("print_hostnames", "With host names.", _FLAG),
+)

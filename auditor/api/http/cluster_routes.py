@@ -1,0 +1,82 @@
+"""``/api/v1``: the service and its cluster as they are now."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp import web
+
+from auditor.api.control import Control
+from auditor.api.http.documents import bookie_list, status_document, task_list
+from auditor.api.http.queries import refuse_unknown, whole_number
+from auditor.api.http.routes import HTML, JSON, Answer, Call, Parameter, Route
+from auditor.api.http.status_page import status_page
+from auditor.api.operations_port import Operations
+from bookie.metadata.port import StoreUnavailableError
+from bookie.model.ids import LEDGER_ID_MAX, LedgerId
+from bookie.model.run import RunRecord
+
+_PAGE_RUNS: Final = 20
+_PAGE_PATIENCE_S: Final = 2.0
+"""A person waits for the page, and a silent store would hold it up for longer than browsers do."""
+_PAGE_DEFAULT: Final = 100
+_PAGE_MAX: Final = 1_000
+
+
+class ClusterRoutes:
+    """Handlers over ``Control`` and ``Operations``."""
+
+    def __init__(self, control: Control, operations: Operations) -> None:
+        self._control = control
+        self._operations = operations
+
+    def routes(self) -> Sequence[Route]:
+        """The routes, described."""
+        return (
+            Route("GET", "/api/v1/status", "get_status", "The service and its cluster.", self._status,
+                  (Answer(200, "Status, some seconds old at most.", JSON, "ServiceStatus"),)),
+            Route("GET", "/status", "get_status_page", "The same as a plain page.", self._page,
+                  (Answer(200, "A page.", HTML),)),
+            Route("GET", "/api/v1/underreplicated", "list_underreplicated", "Ledgers marked for repair, by id.",
+                  self._tasks, (Answer(200, "A page.", JSON, "UnderReplicatedLedgerList"),), parameters=_PAGING),
+            Route("GET", "/api/v1/bookies", "list_bookies", "Every known bookie with its state and free space.",
+                  self._bookies, (Answer(200, "Bookies.", JSON, "BookieList"),)),
+        )  # fmt: skip
+
+    async def _status(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, (), "parameter")
+        return web.json_response(status_document(self._control.status()))
+
+    async def _page(self, call: Call) -> web.Response:
+        runs: Sequence[RunRecord] = ()
+        with contextlib.suppress(StoreUnavailableError, TimeoutError):  # the rest is known without the store
+            async with asyncio.timeout(_PAGE_PATIENCE_S):
+                runs = await self._control.runs(_PAGE_RUNS)
+        page = status_page(self._control.status(), runs)
+        return web.Response(
+            text=page.html, content_type=HTML, headers={"Content-Security-Policy": page.policy, "Refresh": "10"}
+        )
+
+    async def _tasks(self, call: Call) -> web.Response:
+        query = call.request.query
+        refuse_unknown(query, ("limit", "after", "missing"), "parameter")
+        limit = whole_number(query.get("limit", str(_PAGE_DEFAULT)), "limit", 1, _PAGE_MAX)
+        after = LedgerId(whole_number(query["after"], "after", 0, LEDGER_ID_MAX)) if "after" in query else None
+        page = await self._operations.list_tasks(limit, after, missing=query.get("missing", ""))
+        return web.json_response(task_list(page))
+
+    async def _bookies(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, (), "parameter")
+        return web.json_response(bookie_list(await self._operations.bookies(), self._control.status().lost))
+
+
+_PAGING: Final = (
+    Parameter(
+        "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": _PAGE_MAX, "default": _PAGE_DEFAULT}
+    ),
+    Parameter("after", "Begin behind this ledger.", {"type": "integer", "minimum": 0}),
+    Parameter("missing", "Only ledgers that miss a copy on this bookie.", {"type": "string"}),
+)

@@ -1,0 +1,144 @@
+"""The JSON documents of the HTTP face, made of values. Pure.
+
+``apiVersion`` and ``kind`` first; names in snake_case, times in RFC 3339, sizes in bytes; what is not known is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from auditor.api.control import Backlog, LostBookie, ServiceStatus, SeverityBacklog
+from auditor.api.operations_port import BookieView, TaskPage, TaskView
+from bookie.model.run import RunKind, RunRecord
+
+API_VERSION: Final = "bkheal/v1"
+
+
+def document(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A document of one kind."""
+    return {"apiVersion": API_VERSION, "kind": kind, **fields}
+
+
+def rfc3339(epoch_ms: int) -> str | None:
+    """A time for people and programs; None for 0, which stands for not known."""
+    if epoch_ms <= 0:
+        return None
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def run_document(record: RunRecord) -> dict[str, Any]:
+    """One run."""
+    return document("Run", {"run": record.to_json()})
+
+
+def run_list(records: Iterable[RunRecord]) -> dict[str, Any]:
+    """Runs, the newest first."""
+    return document("RunList", {"items": [record.to_json() for record in records]})
+
+
+def status_document(status: ServiceStatus) -> dict[str, Any]:
+    """All that the service knows about itself and its cluster."""
+    return document(
+        "ServiceStatus",
+        {
+            "version": status.version,
+            "process": status.process,
+            "is_leader": status.is_leader,
+            "leader": status.leader or None,
+            "store_connected": status.is_store_connected,
+            "metadata_uri": status.metadata_uri,
+            "instance_id": status.instance_id,
+            "recovery_enabled": status.is_recovery_enabled,
+            "lost_bookie_delay_seconds": status.lost_bookie_delay_s,
+            "held_because": status.held_because or None,
+            "bookies": {
+                "writable": list(status.writable),
+                "read_only": list(status.read_only),
+                "lost": [_lost(lost) for lost in status.lost],
+            },
+            "backlog": _backlog(status.backlog),
+            "running": [record.to_json() for record in status.running],
+            "checks": {kind.value: _check(status, kind) for kind in RunKind},
+        },
+    )
+
+
+def task_list(page: TaskPage) -> dict[str, Any]:
+    """A page of marked ledgers."""
+    return document(
+        "UnderReplicatedLedgerList",
+        {"items": [_task(task) for task in page.tasks], "next_after": page.next_after, "total": page.total},
+    )
+
+
+def bookie_list(bookies: Sequence[BookieView], lost: Sequence[LostBookie]) -> dict[str, Any]:
+    """Every known bookie."""
+    since = {known.bookie_id: known for known in lost}
+    return document("BookieList", {"items": [_bookie(view, since.get(view.bookie_id)) for view in bookies]})
+
+
+def _check(status: ServiceStatus, kind: RunKind) -> dict[str, Any]:
+    last = status.last.get(kind)
+    return {
+        "schedule": status.schedules.get(kind),
+        "period_seconds": status.period_s.get(kind),
+        "next_run": rfc3339(status.next_run_ms.get(kind, 0)),
+        "last_success": rfc3339(status.last_success_ms.get(kind, 0)),
+        "paused": kind in status.paused_kinds,
+        "last": last.to_json() if last else None,
+    }
+
+
+def _backlog(backlog: Backlog) -> dict[str, Any]:
+    return {
+        "counted": rfc3339(backlog.counted_ms),
+        "ledgers": backlog.ledgers,
+        "severities": {severity.name.lower(): _part(part) for severity, part in backlog.severities.items()},
+        "healthy": _part(backlog.healthy),
+        "unreadable": backlog.unreadable,
+        "locked": backlog.locked,
+        "parked": {reason.value: count for reason, count in backlog.parked.items()},
+    }
+
+
+def _part(part: SeverityBacklog) -> dict[str, Any]:
+    return {"ledgers": part.ledgers, "bytes_estimate": part.bytes_estimate, "oldest": rfc3339(part.oldest_ms)}
+
+
+def _lost(lost: LostBookie) -> dict[str, Any]:
+    return {
+        "bookie_id": lost.bookie_id,
+        "first_seen_down": rfc3339(lost.first_seen_down_ms),
+        "audit_due": rfc3339(lost.audit_due_ms),
+    }
+
+
+def _task(task: TaskView) -> dict[str, Any]:
+    return {
+        "ledger_id": task.ledger_id,
+        "state": task.state.value,
+        "condition": task.condition,
+        "missing": list(task.missing),
+        "marked": rfc3339(task.marked_ms),
+        "copies_min": task.copies_min,
+        "ledger_bytes": task.ledger_bytes,
+        "park_reason": task.park_reason.value if task.park_reason else None,
+        "detail": task.detail or None,
+    }
+
+
+def _bookie(view: BookieView, lost: LostBookie | None) -> dict[str, Any]:
+    return {
+        "bookie_id": view.bookie_id,
+        "state": view.state.value,
+        "host": view.host or None,
+        "port": view.port or None,
+        "protocol": view.protocol or None,
+        "disk_total_bytes": view.disk_total_bytes,
+        "disk_free_bytes": view.disk_free_bytes,
+        "ledger_count": view.ledger_count,
+        "first_seen_down": rfc3339(lost.first_seen_down_ms) if lost else None,
+        "audit_due": rfc3339(lost.audit_due_ms) if lost else None,
+    }

@@ -1,0 +1,172 @@
+"""What every HTTP request passes: limits, identity, deadline, errors as documents, headers, the audit log."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from auditor.api.access.access import Access, Principal, bearer_token
+from auditor.api.access.tokens import ANONYMOUS
+from auditor.api.access.trail import Trail
+from auditor.api.http.routes import Call, Route, changing
+from auditor.api.problems import (
+    PROBLEM_TYPE,
+    CrossSiteError,
+    OverloadedError,
+    Problem,
+    http_problem,
+    problem_of,
+)
+from auditor.api.settings import ApiSettings, is_loopback
+
+_log = logging.getLogger(__name__)
+
+_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
+_POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
+_HSTS: Final = "max-age=31536000"
+_TOO_MANY: Final = 429
+"""Not in the audit log: who sends too much would decide how much is written there."""
+_SAME_SITE: Final = ("same-origin", "none")
+"""``none``: the person typed the address, or it is no browser's page."""
+
+
+class Guard:
+    """Wraps handlers of one face."""
+
+    def __init__(self, settings: ApiSettings, access: Access) -> None:
+        self._settings = settings
+        self._access = access
+        self._in_flight = 0
+        self._guards_names = is_loopback(settings.http_host)
+
+    def wrap(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """The handler of a route as the HTTP library calls it; it never raises."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            trail = Trail("http", route.operation, _address(request))
+            if route.role is None:
+                return await self._answer(route, Call(request, Principal(ANONYMOUS, trail.address), trail))
+            response = await self._admitted(route, request, trail)
+            if route.is_changing and response.status != _TOO_MANY:
+                trail.record(str(response.status), is_refused=response.status >= 400)
+            return response
+
+        return handle
+
+    async def prepare(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Put the headers on every answer that must not lack them. A signal of the HTTP library."""
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
+        response.headers.setdefault("Content-Security-Policy", _POLICY)
+        response.headers.setdefault("Cache-Control", "no-store")
+        response.headers["Server"] = "bkheal"
+        if self._settings.tls is not None:
+            response.headers["Strict-Transport-Security"] = _HSTS
+
+    @web.middleware
+    async def catch(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Turn what the HTTP library itself refuses into problem documents."""
+        try:
+            return await handler(request)
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            return _respond(request, http_problem(error.status, error.reason, request.path, allowed))
+        except web.HTTPException as error:
+            return _respond(request, http_problem(error.status, error.reason, request.path))
+
+    async def _admitted(self, route: Route, request: web.Request, trail: Trail) -> web.StreamResponse:
+        assert route.role is not None
+        if self._in_flight >= self._settings.in_flight_max:
+            return _respond(request, problem_of(OverloadedError("this process answers too many requests at once")))
+        self._in_flight += 1
+        try:
+            if changing(route):
+                refuse_cross_site(request)
+            token = bearer_token(request.headers.get("Authorization"))
+            who = self._access.admit(trail.address, token, route.role)
+            trail.who = who.name
+            if who.is_anonymous and self._guards_names:
+                refuse_foreign_name(request.host, self._settings.allowed_hosts)
+            return await self._answer(route, Call(request, who, trail))
+        except Exception as error:  # noqa: BLE001  # a request's boundary; the answer says what its caller may know
+            return _respond(request, _told(route, error))
+        finally:
+            self._in_flight -= 1
+
+    async def _answer(self, route: Route, call: Call) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(self._settings.request_deadline_s):
+                return await route.handler(call)
+        except web.HTTPException:
+            raise
+        except Exception as error:  # noqa: BLE001  # as above
+            return _respond(call.request, _told(route, error))
+
+
+def refuse_cross_site(request: web.BaseRequest) -> None:
+    """Refuse a request that a browser sent for another site's page.
+
+    Browsers say so in ``Sec-Fetch-Site``, older ones by an ``Origin`` that is not this host. Programs send neither.
+
+    Raises:
+        CrossSiteError: it is one.
+    """
+    site = request.headers.get("Sec-Fetch-Site")
+    if site is not None and site not in _SAME_SITE:
+        raise CrossSiteError("a page of another site asked for this; open this service's own page instead")
+    origin = request.headers.get("Origin")
+    if origin is not None and urlsplit(origin).netloc.lower() != request.host.lower():
+        raise CrossSiteError("the Origin is not this service; open this service's own page instead")
+
+
+def refuse_foreign_name(host: str, allowed: tuple[str, ...]) -> None:
+    """Refuse a name that is not this machine's: a page whose name was pointed here would count as the same site.
+
+    Raises:
+        CrossSiteError: it is none of this machine, nor one of ``allowed``.
+    """
+    name = (urlsplit(f"//{host}").hostname or "").lower()
+    if name == "localhost" or name in allowed:
+        return
+    try:
+        if ipaddress.ip_address(name).is_loopback:
+            return
+    except ValueError:
+        pass
+    raise CrossSiteError("this service is meant for this machine: ask it as localhost, send a token, or allow the name")
+
+
+def _told(route: Route, error: Exception) -> Problem:
+    if isinstance(error, TimeoutError):
+        detail = "the request took too long" + ("; it may still have taken effect" if changing(route) else "")
+        return Problem(504, "deadline", "The deadline passed", detail)
+    if isinstance(error, web.HTTPException):
+        return http_problem(error.status, error.reason, route.path)
+    problem = problem_of(error)
+    if problem.status == 500:
+        _log.error("request failed", extra={"operation": route.operation}, exc_info=error)
+    return problem
+
+
+def _respond(request: web.Request, problem: Problem) -> web.Response:
+    return web.json_response(
+        problem.document(request.path), status=problem.status, headers=problem.headers, content_type=PROBLEM_TYPE
+    )
+
+
+def _address(request: web.Request) -> str:
+    return request.remote or "unknown"

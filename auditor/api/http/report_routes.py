@@ -1,0 +1,145 @@
+"""``/reports``: the files of reports, and nothing else of this machine.
+
+A path is admitted by its form before the file system is asked, and by where it really leads after. Pages of reports
+show names that others chose, so they are sent with a policy that lets them load and reach nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+
+from auditor.api.http.documents import document, rfc3339
+from auditor.api.http.queries import refuse_unknown
+from auditor.api.http.routes import HTML, JSON, Answer, Call, Route
+from auditor.api.problems import NotFoundError
+from spark_jobs.report.files import INDEX, PAGE, SUMMARY, is_run_id
+
+REPORTS_MAX: Final = 500
+"""In one listing; the newest."""
+_SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,199}")
+"""Hidden files are not served: they are half written."""
+_DEPTH_MAX: Final = 8
+_PAGES: Final = (PAGE, INDEX)
+_TYPES: Final[Mapping[str, str]] = {
+    ".html": "text/html",
+    ".json": "application/json",
+    ".txt": "text/plain",
+    ".csv": "text/csv",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".parquet": "application/vnd.apache.parquet",
+}
+"""Files with other endings are not served."""
+_POLICY: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; "
+    "sandbox allow-scripts allow-popups allow-top-navigation-by-user-activation"
+)
+"""A sandbox without an origin: even a script that got into a page cannot ask this server anything in its reader's
+name."""
+
+
+class ReportRoutes:
+    """Handlers over a directory."""
+
+    def __init__(self, report_dir: Path) -> None:
+        self._report_dir = report_dir
+
+    def routes(self) -> Sequence[Route]:
+        """The routes, described."""
+        run = {"run_id": "Id of the run."}
+        page = (Answer(200, "A self-contained page.", HTML),)
+        file = (Answer(200, "The file.", ""),)
+        return (
+            Route("GET", "/api/v1/reports", "list_reports", "Reports on this server, the newest first.", self._list,
+                  (Answer(200, "Reports.", JSON, "ReportList"),), tag="reports"),
+            Route("GET", "/reports/", "get_report_index", "The list of reports as a page.", self._index, page,
+                  tag="reports"),
+            Route("GET", "/reports/index.html", "get_report_index_file", "The same, as pages of reports link to it.",
+                  self._index, page, tag="reports"),
+            Route("GET", "/reports/{run_id}/", "get_report_page", "A report as a page.", self._page, page,
+                  tag="reports", segments=run),
+            Route("GET", "/reports/{run_id}/{path:.+}", "get_report_file", "A file of a report.", self._file, file,
+                  tag="reports", segments={**run, "path": "Path below the report's directory."}),
+        )  # fmt: skip
+
+    async def _list(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, (), "parameter")
+        items = await asyncio.to_thread(list_reports, self._report_dir)
+        return web.json_response(document("ReportList", {"items": items}))
+
+    async def _index(self, call: Call) -> web.StreamResponse:
+        return await self._first([INDEX])
+
+    async def _page(self, call: Call) -> web.StreamResponse:
+        run_id = call.request.match_info["run_id"]
+        return await self._first([f"{run_id}/{page}" for page in _PAGES])
+
+    async def _file(self, call: Call) -> web.StreamResponse:
+        return await self._first([f"{call.request.match_info['run_id']}/{call.request.match_info['path']}"])
+
+    async def _first(self, paths: Sequence[str]) -> web.StreamResponse:
+        for path in paths:
+            found = await asyncio.to_thread(find_file, self._report_dir, path)
+            if found is not None:
+                return _send(found)
+        raise NotFoundError("there is no such report, or no such file in it")
+
+
+def find_file(report_dir: Path, path: str) -> Path | None:
+    """The regular file at ``path`` below ``report_dir``; None where there is none, or none that may be sent.
+
+    Args:
+        report_dir: root of all that is sent.
+        path: ``index.html``, or a run's id and a path below its directory.
+    """
+    segments = path.split("/")
+    if len(segments) > _DEPTH_MAX or not all(_SEGMENT.fullmatch(segment) for segment in segments):
+        return None
+    if len(segments) > 1 and not is_run_id(segments[0]):
+        return None
+    if Path(path).suffix not in _TYPES:
+        return None
+    try:
+        root = report_dir.resolve(strict=True)
+        found = root.joinpath(*segments).resolve(strict=True)
+    except (OSError, RuntimeError):  # RuntimeError: links in a circle
+        return None
+    return found if found.is_relative_to(root) and found.is_file() else None
+
+
+def list_reports(report_dir: Path) -> list[dict[str, Any]]:
+    """Reports in the directory, the newest first; empty where it does not exist."""
+    try:
+        names = [entry.name for entry in report_dir.iterdir() if is_run_id(entry.name)]
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        summary = find_file(report_dir, f"{name}/{SUMMARY}")
+        page = next((page for page in _PAGES if find_file(report_dir, f"{name}/{page}")), None)
+        if summary is None:
+            continue
+        found.append(
+            {
+                "run_id": name,
+                "modified": rfc3339(summary.stat().st_mtime_ns // 1_000_000),
+                "summary": f"/reports/{name}/{SUMMARY}",
+                "page": f"/reports/{name}/" if page else None,
+            }
+        )
+    return sorted(found, key=lambda item: (str(item["modified"]), str(item["run_id"])), reverse=True)[:REPORTS_MAX]
+
+
+def _send(path: Path) -> web.FileResponse:
+    kind = _TYPES[path.suffix]
+    headers = {"Content-Type": f"{kind}; charset=utf-8" if kind.startswith("text/") else kind}
+    if kind in (HTML, "image/svg+xml"):
+        headers["Content-Security-Policy"] = _POLICY
+    return web.FileResponse(path, headers=headers)

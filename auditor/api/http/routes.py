@@ -1,0 +1,93 @@
+"""What a route is: how it is asked, who may, what does the work, and how it is described."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from aiohttp import web
+
+from auditor.api.access.access import Principal
+from auditor.api.access.tokens import Role
+from auditor.api.access.trail import Trail
+
+JSON: Final = "application/json"
+TEXT: Final = "text/plain"
+HTML: Final = "text/html"
+
+_PATTERN: Final = re.compile(r":[^}]+(?=})")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One admitted request."""
+
+    request: web.Request
+    who: Principal
+    trail: Trail
+    """Written only for requests that would change something."""
+
+
+Handler: TypeAlias = Callable[[Call], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One way in which a request can succeed, or fail in a way of its own."""
+
+    status: int
+    description: str
+    content_type: str = JSON
+    schema: str = ""
+    """Name in ``auditor.api.http.schemas``; empty: the body has no schema."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Names of headers and what they say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of the query, or a header that is no credential."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    where: str = "query"
+    is_required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """See the module docstring."""
+
+    method: str
+    path: str
+    """``{name}`` stands for one segment."""
+    operation: str
+    """Its name in the description, and what the audit log calls the action."""
+    summary: str
+    handler: Handler
+    answers: tuple[Answer, ...]
+    role: Role | None = Role.READ
+    """None: everybody, not counted and never refused; for probes."""
+    tag: str = "auditor"
+    segments: Mapping[str, str] = field(default_factory=dict)
+    """What each ``{name}`` is."""
+    parameters: tuple[Parameter, ...] = ()
+    body: str = ""
+    """Name of the body's schema; empty: there is none."""
+    is_slash_optional: bool = False
+    """Also answers with a slash behind it, as Apache's documentation writes some paths."""
+    is_changing: bool = False
+    """Written into the audit log, and refused to pages of other sites."""
+
+    @property
+    def described_path(self) -> str:
+        """The path as a description writes it: without the patterns of its segments."""
+        return _PATTERN.sub("", self.path)
+
+
+def changing(route: Route) -> bool:
+    """Whether a page of another site must not send this."""
+    return route.is_changing or route.method not in ("GET", "HEAD")

@@ -1,0 +1,128 @@
+"""``/api/v1/runs``: list, start, look at, pause, resume and cancel runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp import web
+
+from auditor.api.access.tokens import Role
+from auditor.api.control import Control
+from auditor.api.http.documents import run_document, run_list
+from auditor.api.http.queries import refuse_unknown, run_kind, run_request, whole_number
+from auditor.api.http.routes import JSON, Answer, Call, Parameter, Route
+from auditor.api.idempotency import Intents
+from auditor.api.problems import InvalidRequestError
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+
+RUNS: Final = "/api/v1/runs"
+RUNS_MAX: Final = 200
+_RUNS_DEFAULT: Final = 50
+_KEY: Final = "Idempotency-Key"
+_REPLAYED: Final = "Idempotent-Replayed"
+_TARGETS: Final = (RunState.PAUSED, RunState.RUNNING, RunState.CANCELLED)
+
+
+class RunRoutes:
+    """Handlers over ``Control``."""
+
+    def __init__(self, control: Control, intents: Intents) -> None:
+        self._control = control
+        self._intents = intents
+
+    def routes(self) -> Sequence[Route]:
+        """The routes, described."""
+        one = {"run_id": "Id of the run."}
+        changed = (Answer(200, "The run as it is now.", JSON, "Run"),)
+        target = {**one, "state": "paused, running or cancelled."}
+        key = Parameter(_KEY, "The same key with the same body begins nothing twice.", {"type": "string"}, "header")
+        return (
+            Route("GET", RUNS, "list_runs", "The newest runs of all processes, running ones included.", self._list,
+                  (Answer(200, "Runs.", JSON, "RunList"),), parameters=_LIST_PARAMETERS),
+            Route("POST", RUNS, "start_run", "Begin a run. It goes on by itself.", self._start, _STARTED,
+                  role=Role.OPERATE, body="RunRequest", parameters=(key,), is_changing=True),
+            Route("GET", RUNS + "/{run_id}", "get_run", "One run.", self._get,
+                  (Answer(200, "The run.", JSON, "Run"),), segments=one),
+            Route("PUT", RUNS + "/{run_id}/state/{state}", "change_run", "Pause, resume or cancel a run.",
+                  self._change, changed, role=Role.OPERATE, segments=target, is_changing=True),
+            Route("POST", RUNS + "/{run_id}/state/{state}", "change_run_post", "As PUT, for who cannot send that.",
+                  self._change, changed, role=Role.OPERATE, segments=target, is_changing=True),
+        )  # fmt: skip
+
+    async def _list(self, call: Call) -> web.Response:
+        query = call.request.query
+        refuse_unknown(query, ("limit", "kind"), "parameter")
+        limit = whole_number(query.get("limit", str(_RUNS_DEFAULT)), "limit", 1, RUNS_MAX)
+        kind = run_kind(query["kind"]) if "kind" in query else None
+        found = await self._control.runs(limit if kind is None else RUNS_MAX)
+        return web.json_response(run_list([run for run in found if kind in (None, run.kind)][:limit]))
+
+    async def _get(self, call: Call) -> web.Response:
+        return web.json_response(run_document(await self._control.run(call.request.match_info["run_id"])))
+
+    async def _start(self, call: Call) -> web.Response:
+        if call.request.content_type != JSON:
+            raise InvalidRequestError(f"the body must be JSON: send it as Content-Type: {JSON}")
+        kind, is_dry_run = run_request(await call.request.read())
+        call.trail.check = kind.value
+        call.trail.detail = "dry run" if is_dry_run else ""
+        key = call.request.headers.get(_KEY)
+        if key is None:
+            return self._started(call, await self._begin(call, kind, is_dry_run=is_dry_run))
+
+        begun: list[RunRecord] = []
+
+        async def begin() -> str:
+            begun.append(await self._begin(call, kind, is_dry_run=is_dry_run))
+            return begun[0].run_id
+
+        asked = f"{kind.value} {is_dry_run}"
+        run_id, is_replayed = await self._intents.once(call.who.client, key, asked, begin)
+        if not is_replayed:
+            return self._started(call, begun[0])
+        call.trail.detail = "sent again"
+        response = self._started(call, await self._control.run(run_id))
+        response.headers[_REPLAYED] = "true"
+        return response
+
+    async def _begin(self, call: Call, kind: RunKind, *, is_dry_run: bool) -> RunRecord:
+        return await self._control.start_run(kind, cause=RunCause.HTTP, owner=call.who.name, is_dry_run=is_dry_run)
+
+    def _started(self, call: Call, run: RunRecord) -> web.Response:
+        call.trail.run_id = run.run_id
+        return web.json_response(run_document(run), status=202, headers={"Location": f"{RUNS}/{run.run_id}"})
+
+    async def _change(self, call: Call) -> web.Response:
+        run_id, name = call.request.match_info["run_id"], call.request.match_info["state"]
+        call.trail.run_id, call.trail.detail = run_id[:100], name[:20]
+        owner = call.who.name
+        match name:
+            case RunState.PAUSED.value:
+                run = await self._control.pause_run(run_id, owner=owner)
+            case RunState.RUNNING.value:
+                run = await self._control.resume_run(run_id, owner=owner)
+            case RunState.CANCELLED.value:
+                run = await self._control.cancel_run(run_id, owner=owner)
+            case _:
+                wanted = ", ".join(state.value for state in _TARGETS)
+                raise InvalidRequestError(f"a run can be brought into the states {wanted}, not {name[:40]!r}")
+        call.trail.check = run.kind.value
+        return web.json_response(run_document(run))
+
+
+_LIST_PARAMETERS: Final = (
+    Parameter(
+        "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": RUNS_MAX, "default": _RUNS_DEFAULT}
+    ),
+    Parameter("kind", "Only runs of this kind.", {"type": "string", "enum": [kind.value for kind in RunKind]}),
+)
+_STARTED: Final = (
+    Answer(
+        202,
+        "The run has begun.",
+        JSON,
+        "Run",
+        {"Location": "Path of the run.", _REPLAYED: "true: an earlier request with this key began it."},
+    ),
+)

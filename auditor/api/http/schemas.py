@@ -1,0 +1,216 @@
+"""JSON schemas of the documents, by name, for the description and for who checks answers against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from auditor.api.http.documents import API_VERSION
+from auditor.api.operations_port import BookieState, TaskState
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.run import RunCause, RunKind, RunState
+from bookie.model.severity import Severity
+
+Schema = dict[str, Any]
+
+_TEXT: Final[Schema] = {"type": "string"}
+_TRUTH: Final[Schema] = {"type": "boolean"}
+_COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
+_TIME: Final[Schema] = {"type": ["string", "null"], "format": "date-time"}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _nullable(schema: Schema) -> Schema:
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def _one_of(values: list[str], *, or_null: bool = False) -> Schema:
+    return {"enum": [*values, None]} if or_null else {"type": "string", "enum": values}
+
+
+def _list(of: Schema) -> Schema:
+    return {"type": "array", "items": of}
+
+
+def _map(of: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": of}
+
+
+def _fields(properties: Mapping[str, Schema]) -> Schema:
+    return {"type": "object", "properties": dict(properties), "required": list(properties)}
+
+
+def _document(kind: str, properties: Mapping[str, Schema]) -> Schema:
+    return _fields({"apiVersion": {"const": API_VERSION}, "kind": {"const": kind}, **properties})
+
+
+_RUN: Final = _fields(
+    {
+        "run_id": _TEXT,
+        "kind": _one_of([kind.value for kind in RunKind]),
+        "cause": _one_of([cause.value for cause in RunCause]),
+        "owner": _TEXT,
+        "process": _TEXT,
+        "state": _one_of([state.value for state in RunState]),
+        "dry_run": _TRUTH,
+        "phase": _TEXT,
+        "done": _COUNT,
+        "total": _nullable(_COUNT),
+        "started": _TIME,
+        "updated": _TIME,
+        "finished": _TIME,
+        "eta": _TIME,
+        "verdict": _nullable(_TEXT),
+        "exit_code": {"type": ["integer", "null"], "description": "As of a one-shot run."},
+        "ledgers": _COUNT,
+        "findings": {**_map(_COUNT), "description": "Ledgers by severity."},
+        "tasks_changed": _COUNT,
+        "report": _nullable(_TEXT),
+        "detail": _nullable(_TEXT),
+    }
+)
+_PART: Final = _fields({"ledgers": _COUNT, "bytes_estimate": _COUNT, "oldest": _TIME})
+_LOST: Final = _fields({"bookie_id": _TEXT, "first_seen_down": _TIME, "audit_due": _TIME})
+_CHECK: Final = _fields(
+    {
+        "schedule": {
+            "type": ["string", "null"],
+            "description": "As this auditor would follow it if it led; null: not scheduled.",
+        },
+        "period_seconds": {"type": ["number", "null"], "description": "Null: not scheduled."},
+        "next_run": {**_TIME, "description": "Null also where another auditor leads, which alone knows the time."},
+        "last_success": _TIME,
+        "paused": _TRUTH,
+        "last": {"anyOf": [_ref("RunFields"), {"type": "null"}]},
+    }
+)
+_STATUS: Final = _document(
+    "ServiceStatus",
+    {
+        "version": _TEXT,
+        "process": _TEXT,
+        "is_leader": _TRUTH,
+        "leader": _nullable(_TEXT),
+        "store_connected": _TRUTH,
+        "metadata_uri": _TEXT,
+        "instance_id": _TEXT,
+        "recovery_enabled": _TRUTH,
+        "lost_bookie_delay_seconds": _COUNT,
+        "held_because": _nullable(_TEXT),
+        "bookies": _fields({"writable": _list(_TEXT), "read_only": _list(_TEXT), "lost": _list(_LOST)}),
+        "backlog": _fields(
+            {
+                "counted": _TIME,
+                "ledgers": _COUNT,
+                "severities": _map(_PART),
+                "healthy": _PART,
+                "unreadable": _COUNT,
+                "locked": _COUNT,
+                "parked": _map(_COUNT),
+            }
+        ),
+        "running": _list(_ref("RunFields")),
+        "checks": _fields({kind.value: _CHECK for kind in RunKind}),
+    },
+)
+_TASK: Final = _fields(
+    {
+        "ledger_id": _COUNT,
+        "state": _one_of([state.value for state in TaskState]),
+        "condition": _one_of([*(severity.name.lower() for severity in Severity), "healthy", "unreadable", "gone"]),
+        "missing": _list(_TEXT),
+        "marked": _TIME,
+        "copies_min": _nullable(_COUNT),
+        "ledger_bytes": _nullable(_COUNT),
+        "park_reason": _one_of([reason.value for reason in ParkReason], or_null=True),
+        "detail": _nullable(_TEXT),
+    }
+)
+_BOOKIE: Final = _fields(
+    {
+        "bookie_id": _TEXT,
+        "state": _one_of([state.value for state in BookieState]),
+        "host": _nullable(_TEXT),
+        "port": _nullable(_COUNT),
+        "protocol": _nullable(_TEXT),
+        "disk_total_bytes": _nullable(_COUNT),
+        "disk_free_bytes": _nullable(_COUNT),
+        "ledger_count": _nullable(_COUNT),
+        "first_seen_down": _TIME,
+        "audit_due": _TIME,
+    }
+)
+_REPORT: Final = _fields(
+    {
+        "run_id": _TEXT,
+        "modified": _TIME,
+        "summary": {"type": ["string", "null"], "description": "Path of summary.json on this server."},
+        "page": {"type": ["string", "null"], "description": "Path of the page for people on this server."},
+    }
+)
+
+SCHEMAS: Final[Mapping[str, Schema]] = {
+    "RunFields": _RUN,
+    "Run": _document("Run", {"run": _ref("RunFields")}),
+    "RunList": _document("RunList", {"items": _list(_ref("RunFields"))}),
+    "RunRequest": {
+        "type": "object",
+        "properties": {
+            "kind": _one_of([kind.value for kind in RunKind]),
+            "dry_run": {**_TRUTH, "default": False, "description": "Report only, and mark nothing."},
+        },
+        "required": ["kind"],
+        "additionalProperties": False,
+    },
+    "ServiceStatus": _STATUS,
+    "UnderReplicatedLedgerList": _document(
+        "UnderReplicatedLedgerList",
+        {
+            "items": _list(_TASK),
+            "next_after": {"type": ["integer", "null"], "description": "Value of `after` for the next page."},
+            "total": _COUNT,
+        },
+    ),
+    "BookieList": _document("BookieList", {"items": _list(_BOOKIE)}),
+    "ReportList": _document("ReportList", {"items": _list(_REPORT)}),
+    "Version": _document("Version", {"version": _TEXT, "component": _TEXT}),
+    "RecoverySwitch": _fields({"enabled": _TRUTH}),
+    "DelayRequest": {
+        "type": "object",
+        "properties": {"delay_seconds": {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1}},
+        "required": ["delay_seconds"],
+    },
+    "LedgerIds": {
+        "anyOf": [_list(_COUNT), _map(_list(_TEXT))],
+        "description": "Ids; with printmissingreplica, the missing bookies by id.",
+    },
+    "ClusterInfo": _fields(
+        {
+            "auditorElected": _TRUTH,
+            "auditorId": _TEXT,
+            "clusterUnderReplicated": _TRUTH,
+            "ledgerReplicationEnabled": _TRUTH,
+            "totalBookiesCount": _COUNT,
+            "writableBookiesCount": _COUNT,
+            "readonlyBookiesCount": _COUNT,
+            "unavailableBookiesCount": _COUNT,
+        }
+    ),
+    "BookieNames": {**_map(_nullable(_TEXT)), "description": "Host names by bookie id; null unless asked for."},
+    "Description": {"type": "object", "required": ["openapi", "info", "paths"]},
+    "Problem": {
+        "type": "object",
+        "description": "RFC 9457. Some types have members of their own, such as `run_id` and `leader`.",
+        "properties": {
+            "type": _TEXT,
+            "title": _TEXT,
+            "status": {"type": "integer"},
+            "detail": _TEXT,
+            "instance": _TEXT,
+        },
+        "required": ["type", "title", "status", "detail", "instance"],
+    },
+}

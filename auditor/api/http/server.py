@@ -1,0 +1,146 @@
+"""The HTTP face: one listening address, and all routes on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp import web
+
+from auditor.api.access.access import Access
+from auditor.api.access.tls import ReloadingContext
+from auditor.api.control import Control
+from auditor.api.http.apache_routes import ApacheRoutes
+from auditor.api.http.cluster_routes import ClusterRoutes
+from auditor.api.http.guard import Guard
+from auditor.api.http.openapi import describe
+from auditor.api.http.process_routes import ProcessRoutes, RenderMetrics
+from auditor.api.http.report_routes import ReportRoutes
+from auditor.api.http.routes import Route
+from auditor.api.http.run_routes import RunRoutes
+from auditor.api.idempotency import Intents
+from auditor.api.operations_port import Operations
+from auditor.api.settings import ApiSettings, check_settings
+from bookie.runtime.clock import Clock
+from bookie.runtime.listening import address_in_use
+from bookie.runtime.tasks import cancel, guarded
+
+_log = logging.getLogger(__name__)
+
+_CERTIFICATE_CHECK_S: Final = 10.0
+_LINGERING_S: Final = 1.0
+"""How long the rest of a refused body is read, so that its sender gets to see the answer."""
+_SHUTDOWN_S: Final = 2.0
+"""For answers under way when the face stops."""
+
+
+class HttpFace:
+    """``start``, ``stop``, and ``port`` in between. Lives on the event loop of its ``Control``."""
+
+    def __init__(
+        self,
+        control: Control,
+        operations: Operations,
+        settings: ApiSettings,
+        clock: Clock,
+        *,
+        metrics: RenderMetrics | None = None,
+    ) -> None:
+        """Only stores.
+
+        Args:
+            control: the service.
+            operations: its cluster.
+            settings: addresses, limits, files.
+            clock: for rates and the age of keys.
+            metrics: renders them for ``/metrics``; None: there are none.
+        """
+        self._control = control
+        self._settings = settings
+        self._clock = clock
+        self._access = Access(settings, clock)
+        self._guard = Guard(settings, self._access)
+        self._process = ProcessRoutes(control, metrics)
+        self.routes: Sequence[Route] = (
+            *RunRoutes(control, Intents(clock)).routes(),
+            *ClusterRoutes(control, operations).routes(),
+            *ReportRoutes(settings.report_dir).routes(),
+            *ApacheRoutes(control, operations).routes(),
+            *self._process.routes(),
+        )
+        self._runner: web.AppRunner | None = None
+        self._certificates: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigurationError: the settings are open to everybody, or cannot work.
+            TlsFilesError: the TLS files cannot be used.
+            AddressInUseError: the address cannot be had.
+        """
+        check_settings(self._settings)
+        tls = ReloadingContext(self._settings.tls) if self._settings.tls is not None else None
+        self._process.description = describe(self.routes, self._control.status().version)
+        self._runner = web.AppRunner(
+            self._application(),
+            access_log=None,
+            handle_signals=False,
+            keepalive_timeout=self._settings.idle_connection_s,
+            max_line_size=self._settings.header_bytes_max,
+            max_field_size=self._settings.header_bytes_max,
+            lingering_time=_LINGERING_S,
+            shutdown_timeout=_SHUTDOWN_S,
+        )
+        await self._runner.setup()
+        host, port = self._settings.http_host, self._settings.http_port
+        try:
+            await web.TCPSite(self._runner, host, port, ssl_context=tls.context if tls else None).start()
+        except OSError as error:
+            await self.stop()
+            raise address_in_use(host, port, "HTTP", ("--http-port", "--http-host"), error) from error
+        if tls is not None:
+            self._certificates = guarded("certificates", self._follow(tls))
+        _log.info("http face listens", extra={"host": host, "port": self.port, "tls": tls is not None})
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        assert self._runner is not None
+        return int(self._runner.addresses[0][1])
+
+    def set_requests_per_second(self, rate: float) -> None:
+        """Change the rate of each client, from its next request on."""
+        self._access.set_requests_per_second(rate)
+
+    def say_stopping(self) -> None:
+        """Tell readiness probes that the end is near; requests are still answered."""
+        self._process.say_stopping()
+
+    async def stop(self) -> None:
+        """Stop listening and close every connection. Idempotent."""
+        self.say_stopping()
+        await cancel(self._certificates)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _application(self) -> web.Application:
+        application = web.Application(
+            middlewares=[self._guard.catch], client_max_size=self._settings.body_bytes_max, handler_args=None
+        )
+        for route in self.routes:
+            handler = self._guard.wrap(route)
+            for path in (route.path, route.path + "/") if route.is_slash_optional else (route.path,):
+                if route.method == "GET":
+                    application.router.add_get(path, handler)
+                else:
+                    application.router.add_route(route.method, path, handler)
+        application.on_response_prepare.append(self._guard.prepare)
+        return application
+
+    async def _follow(self, tls: ReloadingContext) -> None:
+        while True:
+            await self._clock.sleep(_CERTIFICATE_CHECK_S)
+            tls.refresh()

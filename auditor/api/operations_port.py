@@ -1,0 +1,148 @@
+"""What the HTTP face asks of the cluster itself, beside ``auditor.api.control.Control``: marks, bookies, switches.
+
+Every process answers these, whether it leads or not.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.metadata.tasks.underreplication import Task
+from bookie.model.ids import BookieId, LedgerId
+
+
+class TaskState(enum.StrEnum):
+    """What is being done about a marked ledger."""
+
+    WAITING = "waiting"
+    IN_PROGRESS = "in_progress"
+    PARKED = "parked"
+
+
+class BookieState(enum.StrEnum):
+    """How a known bookie is registered."""
+
+    WRITABLE = "writable"
+    READ_ONLY = "read_only"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskView:
+    """A marked ledger, judged by its metadata and the bookies registered now."""
+
+    ledger_id: LedgerId
+    missing: Sequence[BookieId]
+    """As its mark says."""
+    marked_ms: int
+    """When it was marked, epoch milliseconds; 0: not known."""
+    state: TaskState
+    condition: str
+    """Name of its worst severity in lower case; ``healthy``: every bookie it names is registered; ``unreadable`` or
+    ``gone``: so is its metadata."""
+    copies_min: int | None = None
+    """Copies left of the entry with the fewest; None where nothing is missing, or nobody can tell."""
+    ledger_bytes: int | None = None
+    """Payload of the whole ledger; None unless it is closed."""
+    park_reason: ParkReason | None = None
+    detail: str = ""
+    """Why it is parked, or what is wrong with its metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPage:
+    """Some marked ledgers, by ledger id."""
+
+    tasks: Sequence[TaskView]
+    next_after: LedgerId | None
+    """Ask for what comes after this one; None: there is no more."""
+    total: int
+    """Over all pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class BookieView:
+    """A known bookie. Its figures are None where it did not say."""
+
+    bookie_id: BookieId
+    state: BookieState
+    host: str = ""
+    port: int = 0
+    protocol: str = ""
+    """Of its first endpoint; empty: it is not registered, or its registration cannot be read."""
+    disk_total_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    ledger_count: int | None = None
+
+
+class Operations(Protocol):
+    """See the module docstring. Answers may be some seconds old, except after a change by this process."""
+
+    async def list_tasks(self, limit: int, after: LedgerId | None = None, *, missing: str = "") -> TaskPage:
+        """Marked ledgers in the order of their ids.
+
+        Args:
+            limit: how many at most, from 1.
+            after: begin behind this ledger; None: at the first.
+            missing: only those that miss a copy on this bookie; empty: all.
+
+        Raises:
+            StoreUnavailableError: no answer.
+            NotAClusterError: the cluster is gone.
+        """
+        ...
+
+    async def marked(self) -> Sequence[Task]:
+        """Every mark that can be read, by ledger id.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        ...
+
+    async def bookies(self) -> Sequence[BookieView]:
+        """Every known bookie, by id.
+
+        Raises:
+            StoreUnavailableError: no answer from the store. A bookie that does not answer has no figures.
+            NotAClusterError: the cluster is gone.
+        """
+        ...
+
+    async def is_recovery_enabled(self) -> bool:
+        """The cluster-wide switch.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        ...
+
+    async def set_recovery(self, *, is_on: bool) -> None:
+        """Turn repair on or off for the whole cluster, for Apache's workers as well. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; setting it again is safe.
+        """
+        ...
+
+    async def lost_bookie_delay_s(self) -> int:
+        """Seconds to wait before a lost bookie's ledgers are marked.
+
+        Raises:
+            InvalidDelayError: what is stored is not a number of seconds.
+            StoreUnavailableError: no answer.
+        """
+        ...
+
+    async def set_lost_bookie_delay_s(self, seconds: int) -> None:
+        """Set it. Setting the value that it has makes Apache's auditor start an audit.
+
+        Raises:
+            InvalidDelayError: not a delay.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; setting it again is safe.
+        """
+        ...

@@ -1,0 +1,238 @@
+"""``bkheal audit``: one check over the whole cluster, here and now or by a running service; and the runs so far."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from auditor.cli.audit import options as opt
+from auditor.cli.audit import runs as audit_runs
+from auditor.cli.audit import shadow as audit_shadow
+from auditor.cli.audit_progress import shown_progress
+from auditor.cli.configuration import security_options as sec
+from auditor.cli.configuration.settings import Options, audit_settings
+from auditor.cli.exit_codes import ExitCode
+from auditor.cli.output import OutputFormat, print_error, print_line, print_note
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
+from bookie.model.errors import BkhealError
+from bookie.model.run import RunKind, RunRecord
+from bookie.runtime.settings import ConfigurationError
+from bookie.wire.apache.framing import FRAME_BYTES_MAX
+from bookie.wire.security import SaslMechanism
+
+if TYPE_CHECKING:
+    from spark_jobs.one_shot.run import OneShot
+    from spark_jobs.progress import ProgressEvent
+    from spark_jobs.settings import AuditSettings
+
+_REPORTS: Final = Path("reports")
+_CHECKS: Final = """
+Checks (--kind):
+
+  bookies     read all ledger metadata, find fragments that lost a copy with their bookie, mark them for repair
+
+  placement   find ensembles that break the rack, zone and region policy; marks nothing by default
+
+  replicas    ask every bookie whether it holds the entries that it should, mark what is missing
+
+One run of a kind goes on at a time in a cluster, whoever started it.
+"""
+_EXIT_CODES: Final = (
+    "Exit codes: 0 done, 1 findings from --fail-on on, 2 wrong usage, 3 ZooKeeper unreachable or lost, 5 not every "
+    "ledger was checked, 6 too many bookies missing (nothing marked), 7 cancelled (what was marked stays), 69 the "
+    "service of --at did not answer, 70 Spark or this program failed, 75 another run of this kind is under way "
+    "(nothing done), 78 wrong configuration or no BookKeeper cluster there; 130 and 143 ended by Ctrl-C and SIGTERM, "
+    "cleanly."
+)
+
+app = typer.Typer(
+    invoke_without_command=True,
+    help="Check all ledgers with Spark, and look at the runs of checks.\n\n"
+    "Without a command this is `run`: find fragments that lost a copy with their bookie, and mark them for repair.",
+)
+
+
+@app.callback(epilog=_EXIT_CODES)
+def audit(
+    context: typer.Context,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    report_dir: opt.ReportDirOption = _REPORTS,
+    dry_run: opt.DryRunOption = False,
+    master: opt.MasterOption = None,
+    fail_on: opt.FailOnOption = "never",
+    missing_share_max: opt.MissingShareOption = 0.5,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """See ``help`` above."""
+    if context.invoked_subcommand is not None:
+        context.auto_envvar_prefix = None  # each command below has its own, and names it not in its help
+        _refuse_options(context)
+        return
+    shot = _shot(
+        RunKind.BOOKIES,
+        _settings(metadata_uri(uri, config), context.params),
+        master=master,
+        wait_s=0,
+    )
+    _here(shot, fail_on, output)
+
+
+@app.command("run", help=f"Run one check, once.\n{_CHECKS}", epilog=_EXIT_CODES)
+def run(
+    context: typer.Context,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    kind: opt.KindOption = RunKind.BOOKIES,
+    report_dir: opt.ReportDirOption = _REPORTS,
+    dry_run: opt.DryRunOption = False,
+    wait: opt.WaitOption = False,
+    wait_s: opt.WaitSecondsOption = None,
+    master: opt.MasterOption = None,
+    fail_on: opt.FailOnOption = "never",
+    missing_share_max: opt.MissingShareOption = 0.5,
+    topology_file: opt.TopologyFileOption = None,
+    min_racks: opt.MinRacksOption = 2,
+    min_zones: opt.MinZonesOption = 1,
+    min_regions: opt.MinRegionsOption = 1,
+    strict_placement: opt.StrictOption = False,
+    mark_misplaced: opt.MarkMisplacedOption = False,
+    ledger_min: opt.LedgerMinOption = 0,
+    ledger_max: opt.LedgerMaxOption = None,
+    sample: opt.SampleOption = 1.0,
+    sample_seed: opt.SampleSeedOption = None,
+    tls_ca: sec.TlsCaOption = None,
+    tls_cert: sec.TlsCertOption = None,
+    tls_key: sec.TlsKeyOption = None,
+    sasl_username: sec.SaslUsernameOption = "",
+    sasl_password_file: sec.SaslPasswordFileOption = None,
+    sasl_mechanism: sec.SaslMechanismOption = SaslMechanism.DIGEST_MD5,
+    frame_bytes_max: sec.FrameBytesMaxOption = FRAME_BYTES_MAX,
+    reports_kept: opt.ReportsKeptOption = None,
+    http_port: opt.MetricsPortOption = None,
+    http_host: opt.MetricsHostOption = "127.0.0.1",
+    metrics_file: opt.MetricsFileOption = None,
+    pushgateway: opt.PushgatewayOption = None,
+    cluster_name: opt.ClusterNameOption = "bookkeeper",
+    at: opt.AtOption = None,
+    token_file: opt.TokenFileOption = None,
+    ca: opt.CaOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """See ``help`` above."""
+    from spark_jobs.one_shot.run import WAIT_S_MAX
+
+    patience_s = wait_s if wait_s is not None else (WAIT_S_MAX if wait else 0.0)
+    if at:
+        services = audit_runs.services(at, token_file, ca)
+        raise typer.Exit(
+            audit_runs.start(services, kind, is_dry_run=dry_run, wait_s=patience_s, is_json=output is OutputFormat.JSON)
+        )
+    settings = _settings(metadata_uri(uri, config), context.params)
+    exported = _exporting(metrics_file, pushgateway, cluster_name)
+    with _scraped(kind, http_port, http_host) as told:
+        _here(_shot(kind, settings, master=master, wait_s=patience_s), fail_on, output, exported, told)
+
+
+app.command("shadow", help=audit_shadow.HELP, epilog=audit_shadow.EPILOG)(audit_shadow.shadow)
+app.command("list")(audit_runs.list_runs)
+app.command("show")(audit_runs.show)
+app.command("cancel")(audit_runs.cancel)
+app.command("pause")(audit_runs.pause)
+app.command("resume")(audit_runs.resume)
+
+
+def _settings(uri: str, given: Options) -> AuditSettings:
+    try:
+        return audit_settings(uri, given)
+    except ConfigurationError as error:
+        raise typer.BadParameter("; ".join(error.problems)) from error
+
+
+def _shot(kind: RunKind, settings: AuditSettings, *, master: str | None, wait_s: float) -> OneShot:
+    from spark_jobs.one_shot.run import OneShot
+    from spark_jobs.session import SessionSettings
+
+    return OneShot(kind, settings, SessionSettings(master=master), getpass.getuser(), wait_s)
+
+
+def _exporting(file: Path | None, gateway: str | None, cluster_name: str) -> Callable[[RunRecord], None]:
+    """Hand the metrics of a run over as asked for; where that fails it is said, and the run is as it was."""
+
+    def export(record: RunRecord) -> None:
+        from auditor.metrics.export import MetricsExportError, export_to_file, push
+
+        try:
+            if file is not None:
+                export_to_file(record, file)
+            if gateway is not None:
+                push(record, gateway, cluster_name)
+        except MetricsExportError as error:
+            print_note(str(error))
+
+    return export
+
+
+@contextlib.contextmanager
+def _scraped(kind: RunKind, port: int | None, host: str) -> Iterator[Callable[[ProgressEvent], None]]:
+    """Serve metrics meanwhile, where a port is given; yields whom to tell of progress."""
+    from auditor.metrics.one_shot import OneShotMetrics, served
+    from bookie.runtime.clock import SystemClock
+    from bookie.runtime.status_server import StatusServerSettings
+    from bookie.runtime.version import installed_version
+
+    metrics = OneShotMetrics(kind, installed_version(), SystemClock())
+    with served(metrics, None if port is None else StatusServerSettings(port, host)) as bound:
+        if bound is not None:
+            sys.stderr.write(f"metrics on http://{host}:{bound}/metrics\n")
+        yield metrics.told
+
+
+def _here(
+    shot: OneShot,
+    fail_on: str,
+    output: OutputFormat,
+    ended: Callable[[RunRecord], None] | None = None,
+    told: Callable[[ProgressEvent], None] | None = None,
+) -> None:
+    """Run in this process, and exit."""
+    from spark_jobs.one_shot.run import exit_code_of, run_one_shot
+    from spark_jobs.report.console import table
+    from spark_jobs.settings import FailOn
+
+    try:
+        with shown_progress() as shown:
+
+            def progress(event: ProgressEvent) -> None:
+                shown(event)
+                if told is not None:
+                    told(event)
+
+            result = run_one_shot(shot, progress, ended)
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    except BkhealError as error:
+        print_error(str(error))
+        raise typer.Exit(exit_code_of(error)) from None
+    if output is OutputFormat.JSON:
+        print_line(json.dumps(result.summary.to_json(), indent=2))
+    else:
+        print_line(table(result.summary))
+    sys.stderr.write(f"report: {result.summary_path}\n")
+    raise typer.Exit(result.exit_code(FailOn(fail_on)))
+
+
+def _refuse_options(context: typer.Context) -> None:
+    """Options of the short form would be lost in front of a command."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = f"--{name.replace('_', '-')}"
+            raise typer.BadParameter(f"write {flag} behind `{context.invoked_subcommand}`, not in front of it")

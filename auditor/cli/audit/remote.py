@@ -1,0 +1,352 @@
+"""A client of a running auditor service's HTTP face, for commands: start a run and wait for it, list, cancel.
+
+Each request has a connection of its own: where several processes stand behind one address, the next connection may
+reach the leader that the last one missed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import SplitResult, quote, urlsplit
+
+import typer
+
+from auditor.api.access.tokens import Role, make_token
+from auditor.api.settings import is_loopback
+from auditor.cli.exit_codes import ExitCode
+from auditor.cli.output import OutputFormat, print_json, print_line, print_note
+from auditor.cli.running import OutputOption
+from bookie.model.errors import ConflictError, PermanentError, TransientError
+from bookie.model.run import RunKind, RunState
+from bookie.runtime.settings import ConfigurationError
+
+TOKEN_VARIABLE: Final = "BKHEAL_TOKEN"  # noqa: S105  # a name
+EXIT_CANCELLED: Final = 7
+_ANSWER_BYTES_MAX: Final = 64 << 20
+_NOT_LEADER: Final = "urn:bkheal:problem:not-leader"
+_RUN_BUSY: Final = "urn:bkheal:problem:run-busy"
+
+
+class RemoteUnavailableError(TransientError):
+    """The service cannot be reached, or cannot answer now."""
+
+
+class RemoteNotLeaderError(RemoteUnavailableError):
+    """Every process that answered follows another one, or several change places."""
+
+
+class RemoteRefusedError(PermanentError):
+    """The service refused the request; ``status`` is HTTP's."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class RemoteBusyError(ConflictError):
+    """A run of this kind is under way; ``run_id`` names it, empty where it is not known."""
+
+    def __init__(self, text: str, run_id: str) -> None:
+        super().__init__(text)
+        self.run_id = run_id
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """How to reach a service."""
+
+    url: str
+    """``http://host:8080`` or ``https://host:8080``; a path before ``/api`` may follow."""
+    token: str | None = field(default=None, repr=False)
+    ca: Path | None = None
+    """PEM file of who signed the service's certificate; None: the system's authorities."""
+    cert: Path | None = None
+    """Client certificate, where the service asks for one; ``key`` goes with it."""
+    key: Path | None = None
+    allow_plaintext_token: bool = False
+    """Send the token over http to another machine as well. Whoever sees the connection can then use it."""
+    timeout_s: float = 35.0
+    """For one answer; a little more than the service's own deadline."""
+    leader_attempts: int = 10
+    """Connections to try for a request that only the leader answers, a second apart."""
+    patience_s: float = 60.0
+    """How long ``wait`` goes on while the service cannot be reached: a change of leader takes some seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRun:
+    """A run as the service shows it."""
+
+    fields: Mapping[str, Any]
+
+    @property
+    def run_id(self) -> str:
+        """Its id."""
+        return str(self.fields["run_id"])
+
+    @property
+    def state(self) -> RunState:
+        """Where it is."""
+        return RunState(self.fields["state"])
+
+    @property
+    def exit_code(self) -> int:
+        """What a command that waited for it ends with."""
+        code = self.fields.get("exit_code")
+        if isinstance(code, int):
+            return code
+        return EXIT_CANCELLED if self.state is RunState.CANCELLED else int(ExitCode.INTERNAL)
+
+    def progress(self) -> str:
+        """One line for people."""
+        run = self.fields
+        amount = f" {run['done']}/{run['total']}" if run.get("total") else ""
+        eta = f", done at {run['eta']}" if run.get("eta") else ""
+        return f"{run['kind']} run {self.run_id} is {self.state.value}: {run.get('phase') or 'begins'}{amount}{eta}"
+
+
+class Remote:
+    """One service."""
+
+    def __init__(
+        self,
+        settings: RemoteSettings,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read the TLS files; nothing is sent.
+
+        Raises:
+            ConfigurationError: the URL is none, a file cannot be used, or the token would be sent in the clear.
+        """
+        self._settings = settings
+        self._sleep = sleep
+        self._monotonic_s = monotonic_s
+        parts = _address(settings)
+        self._host, self._port, self._prefix = str(parts.hostname), parts.port, parts.path.rstrip("/")
+        self._tls = _context(settings) if parts.scheme == "https" else None
+
+    def status(self) -> Mapping[str, Any]:
+        """The service's status document. Raises as ``run``."""
+        return self._ask("GET", "/api/v1/status")
+
+    def runs(self, limit: int = 50) -> Sequence[RemoteRun]:
+        """The newest runs first. Raises as ``run``."""
+        return [RemoteRun(item) for item in self._ask("GET", f"/api/v1/runs?limit={limit}")["items"]]
+
+    def run(self, run_id: str) -> RemoteRun:
+        """One run.
+
+        Raises:
+            RemoteUnavailableError: no answer, or not now.
+            RemoteRefusedError: no such run, or the token is missing, unknown or not enough.
+        """
+        return RemoteRun(self._ask("GET", f"/api/v1/runs/{quote(run_id, safe='')}")["run"])
+
+    def start(self, kind: RunKind, *, is_dry_run: bool = False, key: str) -> RemoteRun:
+        """Begin a run.
+
+        Args:
+            kind: which check.
+            is_dry_run: report only.
+            key: new for each intent; sent again with it, the request begins nothing twice.
+
+        Raises:
+            RemoteBusyError: one of this kind is under way.
+            RemoteNotLeaderError, RemoteUnavailableError, RemoteRefusedError: see there.
+        """
+        body = {"kind": kind.value, "dry_run": is_dry_run}
+        return RemoteRun(self._ask_leader("POST", "/api/v1/runs", body, {"Idempotency-Key": key})["run"])
+
+    def change(self, run_id: str, state: RunState) -> RemoteRun:
+        """Bring a run into ``paused``, ``running`` or ``cancelled``. Raises as ``start``."""
+        path = f"/api/v1/runs/{quote(run_id, safe='')}/state/{state.value}"
+        return RemoteRun(self._ask_leader("PUT", path)["run"])
+
+    def wait(
+        self,
+        run_id: str,
+        on_change: Callable[[RemoteRun], None] = lambda run: None,
+        *,
+        poll_s: float = 1.0,
+        deadline_s: float | None = None,
+    ) -> RemoteRun:
+        """Return a run once it is over.
+
+        Args:
+            run_id: which.
+            on_change: called with the run at first, and each time it looks different.
+            poll_s: how often to ask.
+            deadline_s: how long to wait; None: as long as it takes.
+
+        Raises:
+            RemoteUnavailableError: no answer for longer than ``patience_s``, or the deadline passed; the run goes on.
+            RemoteRefusedError: see ``run``.
+        """
+        started_s = reached_s = self._monotonic_s()
+        seen: RemoteRun | None = None
+        while True:
+            try:
+                found = self.run(run_id)
+                reached_s = self._monotonic_s()
+            except RemoteUnavailableError:
+                if self._monotonic_s() - reached_s > self._settings.patience_s:
+                    raise
+            else:
+                if found != seen:
+                    on_change(found)
+                    seen = found
+                if found.state.is_final:
+                    return found
+            if deadline_s is not None and self._monotonic_s() - started_s >= deadline_s:
+                raise RemoteUnavailableError(f"run {run_id} was not over after {deadline_s:g} s; it goes on")
+            self._sleep(poll_s)
+
+    def _ask_leader(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] = {}
+    ) -> Mapping[str, Any]:
+        attempts = self._settings.leader_attempts
+        for attempt in range(1, attempts + 1):
+            try:
+                return self._ask(method, path, body, headers)
+            except RemoteNotLeaderError:
+                if attempt == attempts:
+                    raise
+                self._sleep(1.0)
+        raise RemoteNotLeaderError(f"{self._settings.url}: no attempt was allowed (leader_attempts is {attempts})")
+
+    def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] = {}
+    ) -> Mapping[str, Any]:
+        sent = {"Accept": "application/json", **headers}
+        if body is not None:
+            sent["Content-Type"] = "application/json"
+        if self._settings.token:
+            sent["Authorization"] = f"Bearer {self._settings.token}"
+        connection = self._connection()
+        try:
+            connection.request(method, self._prefix + path, None if body is None else json.dumps(body), sent)
+            response = connection.getresponse()
+            data = response.read(_ANSWER_BYTES_MAX)
+        except (OSError, http.client.HTTPException) as error:
+            raise RemoteUnavailableError(
+                f"no answer from {self._settings.url}: {error or type(error).__name__}"
+            ) from error
+        finally:
+            connection.close()
+        return self._understand(response.status, data)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._tls is None:
+            return http.client.HTTPConnection(self._host, self._port, timeout=self._settings.timeout_s)
+        return http.client.HTTPSConnection(self._host, self._port, timeout=self._settings.timeout_s, context=self._tls)
+
+    def _understand(self, status: int, data: bytes) -> Mapping[str, Any]:
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise RemoteRefusedError(
+                f"{self._settings.url} answered {status} with something that is not JSON: is it an auditor?", status
+            ) from error
+        if not isinstance(found, dict):
+            raise RemoteRefusedError(
+                f"{self._settings.url} answered {status} with no document: is it an auditor?", status
+            )
+        if status < 300:
+            return found
+        raise self._refusal(status, found)
+
+    def _refusal(self, status: int, problem: Mapping[str, Any]) -> Exception:
+        text = f"{self._settings.url}: {problem.get('detail') or problem.get('title') or f'status {status}'}"
+        kind = problem.get("type")
+        if kind == _NOT_LEADER:
+            return RemoteNotLeaderError(text)
+        if kind == _RUN_BUSY:
+            return RemoteBusyError(text, str(problem.get("run_id") or ""))
+        if status in (429, 502, 503, 504):
+            return RemoteUnavailableError(text)
+        if status == 401:
+            text += f"; set ${TOKEN_VARIABLE} or give --token-file"
+        return RemoteRefusedError(text, status)
+
+
+def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str | None:
+    """The token to send: of the file, else of ``$BKHEAL_TOKEN``, else none.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or what was found is no token.
+    """
+    where = f"${TOKEN_VARIABLE}"
+    token = environment.get(TOKEN_VARIABLE, "")
+    if token_file is not None:
+        where = str(token_file)
+        try:
+            token = token_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError([f"cannot read the token in {token_file}: {error}"]) from error
+    token = token.strip()
+    if token_file is not None and not token:
+        raise ConfigurationError([f"there is no token in {where}"])
+    if any(char.isspace() or not char.isprintable() or not char.isascii() for char in token):
+        raise ConfigurationError([f"what is in {where} is no token: it must be one word of plain ASCII"])
+    return token or None
+
+
+def auditor_token(
+    name: Annotated[str, typer.Argument(help="Whom the token is for; shown in the audit log.")],
+    role: Annotated[
+        Role, typer.Option(help="read, or operate: also start and cancel runs, switch recovery.")
+    ] = Role.READ,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Make an API token: the secret for its user, and the line for the service's tokens file.
+
+    The secret goes to standard output, the line to standard error, so that each can be sent to its place:
+
+        bkheal auditor-token alice --role operate >alice.token 2>>tokens
+
+    The service reads the file again when it changed. The user gives the secret in $BKHEAL_TOKEN or --token-file.
+    """
+    made = make_token(name, role)
+    if output is OutputFormat.JSON:
+        print_json("Token", token=made.token, line=made.line)
+        return
+    print_line(made.token)
+    if sys.stderr.isatty():
+        print_note("the token above is shown this once; add this line to the service's tokens file:")
+    sys.stderr.write(f"{made.line}\n")
+
+
+def _address(settings: RemoteSettings) -> SplitResult:
+    parts = urlsplit(settings.url)
+    try:
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise ConfigurationError([f"not the URL of a service: {settings.url!r}; such as https://host:8080"])
+    is_open = parts.scheme == "http" and not is_loopback(str(parts.hostname))
+    if settings.token and is_open and not settings.allow_plaintext_token:
+        raise ConfigurationError(
+            [f"the token would travel to {parts.hostname} in the clear: use https, or allow a plaintext token"]
+        )
+    return parts
+
+
+def _context(settings: RemoteSettings) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=settings.ca)
+        if settings.cert is not None:
+            context.load_cert_chain(settings.cert, settings.key)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError([f"cannot use the TLS files for {settings.url}: {error}"]) from error
+    return context

@@ -1,0 +1,199 @@
+"""``bkheal audit list, show, cancel, pause, resume``: runs on record, and those of a running service."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from auditor.cli.audit import options as opt
+from auditor.cli.exit_codes import ExitCode
+from auditor.cli.output import OutputFormat, print_error, print_json, print_line, print_note, print_table, printable
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
+from auditor.cli.running import run as run_to_end
+from bookie.model.run import RunKind, RunRecord, RunState
+
+if TYPE_CHECKING:
+    from auditor.cli.audit.remote import Remote, RemoteRun
+
+T = TypeVar("T")
+
+
+def list_runs(
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 20,
+    kind: Annotated[RunKind | None, typer.Option(help="Only this check.", show_default=False)] = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """List the newest runs of all processes, as ZooKeeper has them."""
+    records = [each for each in run_to_end(_list(metadata_uri(uri, config), limit)) if kind in (None, each.kind)]
+    if output is OutputFormat.JSON:
+        print_json("AuditRunList", items=[record.to_json() for record in records])
+        return
+    if not records:
+        print_line("no run is on record")
+        return
+    print_table(
+        ("RUN", "KIND", "STATE", "VERDICT", "LEDGERS", "MARKED", "CAUSE", "OWNER"),
+        [
+            (
+                *(each.run_id, each.kind.value, each.state.value, each.verdict or "-", each.ledgers),
+                *(each.tasks_changed, each.cause.value, printable(each.owner)),
+            )
+            for each in records
+        ],
+        right=(4, 5),
+    )
+
+
+def show(
+    run_id: opt.RunIdArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show one run: who started it and why, how far it is, what it found, where its report is."""
+    record = run_to_end(_get(metadata_uri(uri, config), run_id))
+    if record is None:
+        raise typer.BadParameter(f"no run {run_id!r} is on record; see `bkheal audit list`")
+    if output is OutputFormat.JSON:
+        print_json("AuditRun", run=record.to_json())
+        return
+    _print_fields(record.to_json())
+
+
+def cancel(
+    run_id: opt.RunIdArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    at: opt.AtOption = None,
+    token_file: opt.TokenFileOption = None,
+    ca: opt.CaOption = None,
+) -> None:
+    """End a run within seconds, between two batches of marking. What it marked stays.
+
+    Without --at the request is left in ZooKeeper, where whoever runs it finds it, a service or a command.
+    """
+    if at:
+        _change(at, token_file, ca, run_id, RunState.CANCELLED)
+        return
+    record = run_to_end(_request_cancel(metadata_uri(uri, config), run_id))
+    if record is None:
+        raise typer.BadParameter(f"no run {run_id!r} is on record; see `bkheal audit list`")
+    if record.state.is_final:
+        print_error(f"run {run_id} is over: it is {record.state.value}")
+        raise typer.Exit(ExitCode.FAILED)
+    print_line(f"{record.process} is asked to end run {run_id}")
+
+
+def pause(
+    run_id: opt.RunIdArgument,
+    at: opt.AtOption = None,
+    token_file: opt.TokenFileOption = None,
+    ca: opt.CaOption = None,
+) -> None:
+    """Hold a run of a service between two chunks, until it is resumed."""
+    _change(at, token_file, ca, run_id, RunState.PAUSED)
+
+
+def resume(
+    run_id: opt.RunIdArgument,
+    at: opt.AtOption = None,
+    token_file: opt.TokenFileOption = None,
+    ca: opt.CaOption = None,
+) -> None:
+    """Let a paused run of a service go on."""
+    _change(at, token_file, ca, run_id, RunState.RUNNING)
+
+
+def services(urls: Sequence[str], token_file: Path | None, ca: Path | None) -> list[Remote]:
+    """Clients of the auditors at ``urls``.
+
+    Raises:
+        ConfigurationError: a URL, the token or a file cannot be used.
+    """
+    from auditor.cli.audit.remote import Remote, RemoteSettings, read_token
+
+    token = read_token(token_file, os.environ)
+    return [Remote(RemoteSettings(url, token, ca)) for url in urls]
+
+
+def start(remotes: Sequence[Remote], kind: RunKind, *, is_dry_run: bool, wait_s: float, is_json: bool) -> int:
+    """Start a run at the first auditor that can, and return the exit code: of the run, if it is waited for."""
+    from auditor.cli.audit.remote import RemoteBusyError
+
+    key = uuid.uuid4().hex  # one intent, whoever carries it out
+    try:
+        remote, run = _first(remotes, lambda remote: (remote, remote.start(kind, is_dry_run=is_dry_run, key=key)))
+    except RemoteBusyError as error:
+        print_error(str(error))
+        return ExitCode.BUSY
+    if wait_s > 0:
+        run = remote.wait(run.run_id, _say, deadline_s=wait_s)
+    if is_json:
+        print_json("AuditRun", run=dict(run.fields))
+    else:
+        _print_fields(run.fields)
+    return run.exit_code if run.state.is_final else ExitCode.OK
+
+
+def _change(at: Sequence[str] | None, token_file: Path | None, ca: Path | None, run_id: str, state: RunState) -> None:
+    if not at:
+        raise typer.BadParameter("--at URL is needed: only the service that runs it can do that")
+    run = _first(services(at, token_file, ca), lambda remote: remote.change(run_id, state))
+    print_line(run.progress())
+
+
+def _first(remotes: Sequence[Remote], ask: Callable[[Remote], T]) -> T:
+    """The answer of the first that can give one; the last error if none can."""
+    from auditor.cli.audit.remote import RemoteUnavailableError
+
+    for remote in remotes[:-1]:
+        try:
+            return ask(remote)
+        except RemoteUnavailableError as error:
+            print_note(f"{error}; trying the next one")
+    return ask(remotes[-1])
+
+
+def _say(run: RemoteRun) -> None:
+    sys.stderr.write(f"{run.progress()}\n")
+
+
+def _print_fields(fields: Any) -> None:
+    for name, value in fields.items():
+        if value not in (None, "", {}):
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            print_line(f"{name.replace('_', ' '):<14}{printable(text)}")
+
+
+async def _list(uri: str, limit: int) -> Sequence[RunRecord]:
+    from spark_jobs.run_records import opened_runs
+
+    async with opened_runs(uri) as runs:
+        return await runs.list(limit)
+
+
+async def _get(uri: str, run_id: str) -> RunRecord | None:
+    from spark_jobs.run_records import opened_runs
+
+    async with opened_runs(uri) as runs:
+        return await runs.get(run_id)
+
+
+async def _request_cancel(uri: str, run_id: str) -> RunRecord | None:
+    from spark_jobs.run_records import opened_runs
+
+    async with opened_runs(uri) as runs:
+        record = await runs.get(run_id)
+        if record is not None and not record.state.is_final:
+            await runs.request_cancel(run_id, getpass.getuser())
+        return record

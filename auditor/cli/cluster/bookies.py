@@ -1,0 +1,112 @@
+"""``bkheal bookies`` and ``bkheal cluster``: who is there, and making a new cluster root."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from auditor.cli.configuration.security_options import bookie_security
+from auditor.cli.output import OutputFormat, print_json, print_line, print_note, print_table, size
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+
+if TYPE_CHECKING:
+    from bookie.wire.port import InfoReply
+
+cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
+_INFO_TIMEOUT_S = 5.0
+
+
+def bookies(
+    uri: MetadataUriOption = None, config: ConfigOption = None, output: OutputOption = OutputFormat.TABLE
+) -> None:
+    """List bookies: every one that ever joined, its state, address and disk."""
+    rows = run(_bookies(metadata_uri(uri, config)))
+    if output is OutputFormat.JSON:
+        print_json("BookieList", items=rows)
+        return
+    print_table(
+        ("BOOKIE", "STATE", "ENDPOINT", "LEDGERS", "FREE", "DISK"),
+        [
+            (
+                row["bookie_id"],
+                row["state"],
+                row["endpoint"] or "-",
+                "-" if row["ledgers"] is None else row["ledgers"],
+                "-" if row["disk_free_bytes"] is None else size(row["disk_free_bytes"]),
+                "-" if row["disk_total_bytes"] is None else size(row["disk_total_bytes"]),
+            )
+            for row in rows
+        ],
+        right=(3, 4, 5),
+    )
+    for row in rows:
+        if row["detail"] is not None:
+            print_note(f"{row['bookie_id']} is registered and did not answer: {row['detail']}")
+
+
+@cluster_app.command("init")
+def init(uri: MetadataUriOption = None, config: ConfigOption = None) -> None:
+    """Create the root of a new cluster in ZooKeeper. Refuses a root that exists already."""
+    target = metadata_uri(uri, config)
+    run(_init(target))
+    print_line(f"created an empty cluster at {target}; start bookies with `bkheal bookie --metadata-uri {target} ...`")
+
+
+async def _bookies(uri: str) -> list[dict[str, Any]]:
+    from bookie.client.connect import connect
+    from bookie.metadata.bookies.drains import Drains
+
+    async with await connect(uri, security=bookie_security()) as client:
+        registered = await client.ports.registrations.list()
+        known = await client.ports.registrations.known() | registered.registered
+        drains = await Drains(client.store, client.cluster.root).read()
+
+        async def row(bookie: Any) -> dict[str, Any]:
+            state = "writable" if bookie in registered.writable else "read-only"
+            if bookie not in registered.registered:
+                state = "down"
+            elif bookie in drains:
+                state = "draining"
+            info = await client.ports.registrations.service_info(bookie) if state != "down" else None
+            endpoint = info.endpoints[0] if info and info.endpoints else None
+            reply = await client.ports.transport.info(bookie, _INFO_TIMEOUT_S) if state != "down" else None
+            details = reply.info if reply else None
+            return {
+                "bookie_id": bookie,
+                "state": state,
+                "endpoint": f"{endpoint.protocol}://{endpoint.host}:{endpoint.port}" if endpoint else None,
+                "incarnation": info.incarnation if info else None,
+                "ledgers": details.ledger_count if details else None,
+                "disk_free_bytes": details.disk_free_bytes if details else None,
+                "disk_total_bytes": details.disk_total_bytes if details else None,
+                "detail": _why_silent(reply),
+            }
+
+        return list(await asyncio.gather(*(row(bookie) for bookie in sorted(known))))
+
+
+def _why_silent(reply: InfoReply | None) -> str | None:
+    """Why a bookie that was asked told nothing; None if it told, or was not asked."""
+    if reply is None or reply.info is not None:
+        return None
+    return f"{reply.status.name}, {reply.detail}" if reply.detail else reply.status.name
+
+
+async def _init(uri: str) -> None:
+    import random
+
+    from bookie.metadata.cluster import format_cluster
+    from bookie.metadata.layout import LayoutKind
+    from bookie.metadata.store.zookeeper import ZooKeeperStore
+    from bookie.metadata.uri import parse_uri
+
+    parsed = parse_uri(uri)
+    kinds = {"longhierarchical": LayoutKind.LONG_HIERARCHICAL, "flat": LayoutKind.FLAT}
+    store = await ZooKeeperStore.connect(parsed.hosts)
+    try:
+        kind = kinds.get(parsed.layout or "", LayoutKind.HIERARCHICAL)
+        await format_cluster(store, parsed.ledgers_root, kind, rng=random.SystemRandom())
+    finally:
+        await store.close()

@@ -1,0 +1,99 @@
+"""What the commands that change a cluster share: options, asking first, and refusals with the same exit codes."""
+
+from __future__ import annotations
+
+import datetime
+import getpass
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from auditor.cli.configuration.security_options import bookie_security
+from auditor.cli.exit_codes import ExitCode
+from auditor.cli.output import OutputFormat, print_error, print_json, print_line
+from bookie.model.ids import BookieId, bookie_id
+
+if TYPE_CHECKING:
+    from bookie.client.connect import ConnectedBookKeeper
+
+BookiesArgument = Annotated[list[str], typer.Argument(metavar="BOOKIE", help="Ids, see `bkheal bookies`.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def bookie_ids(names: Sequence[str]) -> tuple[BookieId, ...]:
+    """The bookies of a command line, each once."""
+    return tuple(dict.fromkeys(bookie_id(name) for name in names))
+
+
+def confirm(question: str, *, is_sure: bool) -> None:
+    """Ask on standard error, and end the command on anything but yes."""
+    if not is_sure:
+        typer.confirm(question, abort=True, err=True)
+
+
+def whoami() -> str:
+    """User and host, for people who later ask who did that."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def refuse(reason: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:
+    """End the command: nothing was done, and why."""
+    print_error(reason)
+    raise typer.Exit(code)
+
+
+def show(output: OutputFormat, kind: str, document: dict[str, Any], lines: Sequence[str]) -> None:
+    """Print a result, for programs or for people."""
+    if output is OutputFormat.JSON:
+        print_json(kind, **document)
+        return
+    for line in lines:
+        print_line(line)
+
+
+def moment(epoch_ms: int) -> str | None:
+    """A time for people and programs, in UTC; None where it is not known."""
+    if epoch_ms <= 0:
+        return None
+    at = datetime.datetime.fromtimestamp(epoch_ms / 1000, tz=datetime.UTC)
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def age_s(epoch_ms: int) -> int:
+    """Whole seconds since then."""
+    return max(0, int(time.time() - epoch_ms / 1000))
+
+
+def duration(seconds: float) -> str:
+    """A time span for people."""
+    whole = int(seconds)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if whole >= 2 * size:
+            return f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def unknown_names(names: Sequence[BookieId], known: frozenset[BookieId]) -> None:
+    """End the command if a name is no bookie of the cluster: most likely it is misspelt."""
+    strangers = [name for name in names if name not in known]
+    if strangers:
+        refuse(f"no bookie of this cluster: {', '.join(strangers)}; `bkheal bookies` lists them")
+
+
+@asynccontextmanager
+async def connected(uri: str, **options: Any) -> AsyncIterator[ConnectedBookKeeper]:
+    """A client of the cluster, closed in the end. See ``connect`` for errors and options."""
+    from bookie.client.connect import connect
+
+    async with await connect(uri, security=bookie_security(), **options) as client:
+        yield client

@@ -1,0 +1,124 @@
+"""``bkheal decommission``: forget bookies that are stopped and that no ledger needs any more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from auditor.cli.cluster.changing import (
+    BookiesArgument,
+    DryRunOption,
+    YesOption,
+    bookie_ids,
+    confirm,
+    connected,
+    refuse,
+    show,
+)
+from auditor.cli.counting import counting
+from auditor.cli.exit_codes import ExitCode
+from auditor.cli.output import OutputFormat
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.model.ids import BookieId
+
+if TYPE_CHECKING:
+    from bookie.client.connect import ConnectedBookKeeper
+
+_NAMED_MAX = 5
+
+
+def decommission(
+    names: BookiesArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    is_dry_run: DryRunOption = False,
+    is_sure: YesOption = False,
+) -> None:
+    """Take bookies out of the cluster for good: delete their cookies, and end their drains.
+
+    Refused while one of them is running, and while any ledger names one: nothing is lost by it. Doing it again is safe.
+    The history of its disks is kept, so that a later bookie of that name is known to be another one.
+
+    Exit codes: 0 done, or nothing was left to do (with --dry-run: would be), 1 refused, 3 the store did not answer,
+    5 refused because some metadata cannot be read and may name it.
+
+    Example: `bkheal drain status bookie-2:3181 --wait`, stop the process, `bkheal decommission bookie-2:3181`
+    """
+    document = run(_decommission(metadata_uri(uri, config), bookie_ids(names), is_dry_run, is_sure))
+    would = "would be" if is_dry_run else "is"
+    lines = []
+    for row in document["bookies"]:
+        parts = [text for name, text in _PARTS if row[name]]
+        lines.append(f"{row['bookie_id']}: {', '.join(parts)} {would} deleted" if parts else _nothing(row))
+    show(output, "Decommission", document, lines)
+
+
+_PARTS = (("cookie", "its cookie"), ("drain", "the note of its drain"), ("noted_down", "the note of its loss"))
+
+
+def _nothing(row: dict[str, Any]) -> str:
+    return f"{row['bookie_id']}: nothing to do, the cluster does not know it"
+
+
+async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool, is_sure: bool) -> dict[str, Any]:
+    from bookie.metadata.bookies.cookies import CookieStore
+    from bookie.metadata.bookies.drains import Drains
+    from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+
+    async with connected(uri) as client:
+        cookies = CookieStore(client.store, client.cluster)
+        drains, downs = Drains(client.store, client.cluster.root), FirstSeenDown(client.store, client.cluster.root)
+        await _refuse_running(client, bookies)
+        await _refuse_needed(client, bookies)
+        stored = {bookie: await cookies.read(bookie) for bookie in bookies}
+        drained, noted = await drains.read(), await downs.read()
+        rows = [
+            {
+                "bookie_id": bookie,
+                "cookie": stored[bookie] is not None,
+                "drain": bookie in drained,
+                "noted_down": bookie in noted,
+            }
+            for bookie in bookies
+        ]
+        if not is_dry_run and any(row["cookie"] or row["drain"] or row["noted_down"] for row in rows):
+            confirm(f"Take {', '.join(bookies)} out of the cluster for good?", is_sure=is_sure)
+            await _refuse_running(client, bookies)
+            for bookie in bookies:
+                if (cookie := stored[bookie]) is not None:
+                    await cookies.delete(bookie, cookie.version)
+            # A bookie that started just now got past its cookie: then the drain stays, and keeps ledgers away from it.
+            await _refuse_running(client, bookies)
+            for bookie in bookies:
+                await downs.forget(bookie)
+                await drains.stop(bookie)
+    return {"dry_run": is_dry_run, "bookies": rows}
+
+
+async def _refuse_running(client: ConnectedBookKeeper, bookies: tuple[BookieId, ...]) -> None:
+    registered = await client.ports.registrations.list()
+    running = sorted(set(bookies) & registered.registered)
+    if running:
+        refuse(
+            f"{', '.join(running)} is running: `bkheal drain start`, wait for `bkheal drain status --wait`, stop it, "
+            "and come back when its registration is gone"
+        )
+
+
+async def _refuse_needed(client: ConnectedBookKeeper, bookies: tuple[BookieId, ...]) -> None:
+    from auditor.safety.draining import holdings_of
+    from auditor.safety.scan import count
+
+    with counting("ledgers", await count(client.ports.ledgers)) as advance:
+        found, scanned = await holdings_of(client.ports.ledgers, bookies, advance)
+    if found.ledgers:
+        shown = ", ".join(map(str, sorted(found.ledgers)[:_NAMED_MAX]))
+        more = ", ..." if len(found.ledgers) > _NAMED_MAX else ""
+        refuse(
+            f"{len(found.ledgers)} ledgers still name {', '.join(bookies)} ({shown}{more}): `bkheal recover "
+            f"{' '.join(bookies)}` marks them, and `bkheal drain status {' '.join(bookies)} --wait` waits until they "
+            "are moved"
+        )
+    if not scanned.is_complete:
+        ids = ", ".join(map(str, scanned.unreadable[:_NAMED_MAX]))
+        refuse(f"{scanned.unreadable_count} ledgers cannot be read and may name it: {ids}", ExitCode.PARTIAL)

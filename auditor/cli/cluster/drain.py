@@ -1,0 +1,335 @@
+"""``bkheal drain``: empty bookies while they go on serving, so that they can be stopped and taken out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from auditor.cli.cluster.changing import (
+    BookiesArgument,
+    DryRunOption,
+    YesOption,
+    bookie_ids,
+    confirm,
+    connected,
+    duration,
+    moment,
+    refuse,
+    show,
+    unknown_names,
+    whoami,
+)
+from auditor.cli.cluster.drain_watch import Watched, watch
+from auditor.cli.cluster.recovery import ForceOption
+from auditor.cli.counting import counting
+from auditor.cli.exit_codes import ExitCode
+from auditor.cli.output import OutputFormat, print_note, size
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.bookies.service_info import PROTOCOL_GRPC
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bookie.client.connect import ConnectedBookKeeper
+    from bookie.metadata.bookies.registration import Registrations
+
+app = typer.Typer(
+    help="Empty bookies while they serve: copies first, and only then out of the metadata.",
+    epilog="The whole way, from `drain start` to `decommission`: docs/taking-a-bookie-out.md.",
+    no_args_is_help=True,
+)
+OptionalBookies = Annotated[
+    list[str] | None, typer.Argument(metavar="BOOKIE", help="Default: every drained bookie.", show_default=False)
+]
+
+_OPEN: Final = "open_ledger"
+
+
+@app.command("start")
+def start(
+    names: BookiesArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    is_dry_run: DryRunOption = False,
+    is_sure: YesOption = False,
+    is_forced: ForceOption = False,
+) -> None:
+    """Begin to drain bookies: they turn read-only, nobody chooses them any more, and what they hold is marked.
+
+    An Apache bookie knows of no drain and stays as it is. While it is writable, replicators and our writers do not
+    choose it, but Apache's writers do. Make it read-only by Apache's own means first, and leave it so until the drain
+    is over; notes say which bookies that concerns.
+
+    Nothing is at risk meanwhile: a drained bookie serves its copies until each of them has another home. Ledgers that
+    are written to are left to their writers, who leave a read-only bookie with the next write. Starting again is safe
+    and marks what was overlooked.
+
+    Exit codes: 0 begun (or, with --dry-run, would be), 1 refused, 3 the store did not answer, 5 some metadata could not
+    be read (the rest is marked).
+
+    Example: `bkheal drain start bookie-2:3181 --dry-run`
+    """
+    document = run(_start(metadata_uri(uri, config), bookie_ids(names), is_dry_run, is_sure, is_forced))
+    would = "would be" if is_dry_run else "are"
+    held = f"{document['fragments']} fragments, {size(document['bytes'])} in closed ledgers"
+    lines = [f"{document['ledgers']} ledgers {would} marked: {held}, {document['open_ledgers']} ledgers not closed"]
+    if not is_dry_run:
+        lines.append("watch it with `bkheal drain status --wait`; `bkheal drain stop` calls it off")
+    show(output, "DrainStart", document, lines)
+    if document["stay_writable"]:
+        print_note(_stay_writable_note(document["stay_writable"]))
+    if document["stay_read_only"]:
+        print_note(_stay_read_only_note(document["stay_read_only"]))
+    if document["unreadable_ledgers"]:
+        print_note(f"the metadata of {document['unreadable_ledgers']} ledgers cannot be read, they are not marked")
+        raise typer.Exit(ExitCode.PARTIAL)
+
+
+@app.command("stop")
+def stop(
+    names: BookiesArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    is_dry_run: DryRunOption = False,
+    is_sure: YesOption = False,
+) -> None:
+    """Call drains off: the bookies turn writable again. What has been moved stays where it is.
+
+    An Apache bookie that was made read-only for the drain stays read-only until its own setting is taken back.
+
+    Exit codes: 0 called off, 1 one of them is not being drained (the others are called off), 3 no answer.
+    """
+    target, bookies = metadata_uri(uri, config), bookie_ids(names)
+    if not is_dry_run:
+        confirm(f"Call off the drain of {', '.join(bookies)}?", is_sure=is_sure)
+    stopped = run(_stop(target, bookies, is_dry_run))
+    would = "would be" if is_dry_run else "is"
+    lines = [f"the drain of {bookie} {would} called off" for bookie in stopped]
+    lines += [f"{bookie} is not being drained" for bookie in bookies if bookie not in stopped]
+    show(output, "DrainStop", {"dry_run": is_dry_run, "stopped": stopped}, lines)
+    if len(stopped) < len(bookies):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command("status")
+def status(
+    names: OptionalBookies = None,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    is_waiting: Annotated[
+        bool,
+        typer.Option("--wait", help="Look again and again until nothing is left; mark again what no task names."),
+    ] = False,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            min=0,
+            metavar="SECONDS",
+            help="With --wait: wait no longer than this, and end with 1. Default: as long as it takes.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Say what is left on drained bookies, what that waits for, and how long it may take.
+
+    Without --wait it looks once. With --wait it looks every few seconds until nothing is left on any of the bookies, or
+    until --timeout is over, and says then how things stand. Meanwhile it marks ledgers again that no task names (any
+    more); nothing else depends on it, so that it may be interrupted: the drain goes on.
+
+    Exit codes: 0 nothing is left, 1 something is (with --wait: the time is over), 2 wrong usage, 3 the store did not
+    answer, 5 some metadata could not be read.
+
+    Example: `bkheal drain status bookie-2:3181 --wait --timeout 3600`
+    """
+    if timeout_s is not None and not is_waiting:
+        raise typer.BadParameter("it is the longest time to wait: give --wait as well", param_hint="'--timeout'")
+    seen = run(_status(metadata_uri(uri, config), bookie_ids(names or ()), is_waiting, timeout_s))
+    document = _document(seen)
+    show(output, "DrainStatus", document, _lines(document))
+    if document["ledgers_left"]:
+        if timeout_s is not None:
+            print_note(f"not waiting any longer, {timeout_s:g} s are over; the drain goes on")
+        raise typer.Exit(ExitCode.FAILED)
+    if document["unreadable_ledgers"]:
+        raise typer.Exit(ExitCode.PARTIAL)
+
+
+async def _start(
+    uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool, is_sure: bool, is_forced: bool
+) -> dict[str, Any]:
+    from auditor.safety.draining import holdings_of, mark
+    from auditor.safety.scan import count
+
+    async with connected(uri) as client:
+        ports = client.ports
+        await _check_startable(client, bookies, is_dry_run=is_dry_run, is_forced=is_forced)
+        stay_writable, stay_read_only = await _not_turned(ports.registrations, bookies)
+        if not is_dry_run:
+            confirm(_question(bookies, stay_writable, stay_read_only), is_sure=is_sure)
+            drains, now_ms = Drains(client.store, client.cluster.root), ports.clock.epoch_ms()
+            for bookie in bookies:
+                await drains.start(Drain(bookie, whoami(), now_ms))
+        # Behind the notes: whoever chose one of them before is seen here, or finds it read-only.
+        with counting("ledgers", await count(ports.ledgers)) as advance:
+            found, scanned = await holdings_of(ports.ledgers, bookies, advance)
+        if not is_dry_run:
+            with counting("marked", len(found.ledgers)) as advance:
+                await mark(ports.tasks, found.ledgers, advance)
+    return {
+        "dry_run": is_dry_run,
+        "bookies": list(bookies),
+        "ledgers": len(found.ledgers),
+        "open_ledgers": len(found.unclosed),
+        "fragments": found.fragments,
+        "bytes": found.bytes,
+        "unreadable_ledgers": scanned.unreadable_count,
+        "stay_writable": stay_writable,
+        "stay_read_only": stay_read_only,
+    }
+
+
+async def _not_turned(
+    registrations: Registrations, bookies: Sequence[BookieId]
+) -> tuple[list[BookieId], list[BookieId]]:
+    """Of ``bookies``, those that know of no drain and stay as they are: writable ones, and read-only ones.
+
+    They speak Apache's protocol alone. One of which nothing can be read counts among them while it is writable.
+    """
+    listed = await registrations.list()
+    infos = [(bookie, await registrations.service_info(bookie)) for bookie in bookies if bookie in listed.registered]
+    apaches = [bookie for bookie, info in infos if info is None or info.endpoint(PROTOCOL_GRPC) is None]
+    writable = [bookie for bookie in apaches if bookie in listed.writable]
+    return writable, [bookie for bookie in apaches if bookie in listed.read_only]
+
+
+def _question(
+    bookies: Sequence[BookieId], stay_writable: Sequence[BookieId], stay_read_only: Sequence[BookieId]
+) -> str:
+    turning = [bookie for bookie in bookies if bookie not in (*stay_writable, *stay_read_only)]
+    said = [f"{', '.join(turning)}: read-only from now on."] if turning else []
+    said += [f"{', '.join(stay_writable)}: Apache's, stays writable."] if stay_writable else []
+    said += [f"{', '.join(stay_read_only)}: Apache's, read-only as long as it is told so."] if stay_read_only else []
+    return f"Drain {', '.join(bookies)}? {' '.join(said)}"
+
+
+def _stay_read_only_note(bookies: Sequence[str]) -> str:
+    return (
+        f"{', '.join(bookies)}: an Apache bookie, which is read-only by its own setting or for want of room, not by "
+        "the drain. Let it be so until the drain is over (forceReadOnlyBookie=true stays in its bk_server.conf): once "
+        "it is writable again, Apache's clients write to it, and `bkheal drain stop` does not make it writable"
+    )
+
+
+def _stay_writable_note(bookies: Sequence[str]) -> str:
+    return (
+        f"{', '.join(bookies)}: an Apache bookie, which knows of no drain and stays writable. Repair does not choose "
+        "it as a target, but Apache's clients go on writing to it. Make it read-only: forceReadOnlyBookie=true in its "
+        "bk_server.conf and a restart, or PUT /api/v1/bookie/state/readonly where its HTTP server is on. If nobody "
+        "writes with Apache's client, there is nothing to do"
+    )
+
+
+async def _check_startable(
+    client: ConnectedBookKeeper, bookies: tuple[BookieId, ...], *, is_dry_run: bool, is_forced: bool
+) -> None:
+    """Refuse what would not get to its end, or leave writers without bookies."""
+    from auditor.safety.scan import Shape, count, scan
+    from auditor.safety.stopping import room_problems
+
+    ports = client.ports
+    registered = await ports.registrations.list()
+    unknown_names(bookies, await ports.registrations.known() | registered.registered)
+    away = sorted(set(bookies) - registered.registered)
+    if away:
+        refuse(f"{', '.join(away)} is not running: `bkheal recover {' '.join(away)}` marks what it held")
+    if is_forced:
+        return
+    if not is_dry_run and await ports.tasks.is_disabled():
+        refuse("recovery is off, nobody would copy: `bkheal recovery enable` first, or use --force")
+    shapes: set[Shape] = set()
+
+    def visit(_: LedgerId, metadata: LedgerMetadata) -> None:
+        shapes.add(Shape(metadata.ensemble_size, metadata.write_quorum))
+
+    with counting("ledgers", await count(ports.ledgers)) as advance:
+        scanned = await scan(ports.ledgers, bookies, visit, advance)
+    if registered.writable & set(bookies):
+        shapes |= set(scanned.unclosed)  # writers will find fewer bookies
+    problems = room_problems(shapes, registered, bookies, ports.placement, are_copies_moved=True)
+    if problems:
+        refuse(f"there would be too few bookies: {'; '.join(problems)}. Add bookies, or use --force")
+
+
+async def _stop(uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool) -> list[BookieId]:
+    async with connected(uri) as client:
+        drains = Drains(client.store, client.cluster.root)
+        if is_dry_run:
+            known = await drains.read()
+            return [bookie for bookie in bookies if bookie in known]
+        return [bookie for bookie in bookies if await drains.stop(bookie)]
+
+
+async def _status(uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, timeout_s: float | None) -> Watched:
+    async with connected(uri) as client:
+        drains = await Drains(client.store, client.cluster.root).read()
+        chosen = bookies or tuple(sorted(drains))
+        if not chosen:
+            refuse("no bookie is being drained; `bkheal drain start BOOKIE` begins")
+        unknown_names(chosen, await client.ports.registrations.known() | frozenset(drains))
+        return await watch(client, chosen, drains, is_waiting=is_waiting, timeout_s=timeout_s)
+
+
+def _document(seen: Watched) -> dict[str, Any]:
+    left = seen.left
+    return {
+        "bookies": [
+            {"bookie_id": bookie, "since": moment(drain.since_ms), "by": drain.by, "state": seen.states[bookie]}
+            for bookie, drain in seen.drains.items()
+        ],
+        "ledgers_left": len(left.holdings.ledgers),
+        "bytes_left": left.holdings.bytes,
+        "moving": left.moving,
+        "unmarked": len(left.unmarked),
+        "parked": dict(left.parked),
+        "examples": [
+            {"ledger_id": record.ledger_id, "reason": record.reason.value, "detail": record.detail}
+            for record in left.examples
+        ],
+        "open_ledgers": len(left.holdings.unclosed),
+        "unreadable_ledgers": left.scanned.unreadable_count,
+        "recovery_enabled": seen.is_enabled,
+        "ledgers_per_second": seen.ledgers_per_s,
+        "eta_seconds": seen.eta_s,
+    }
+
+
+def _lines(document: dict[str, Any]) -> list[str]:
+    lines = []
+    for bookie in document["bookies"]:
+        begun = f", drained since {bookie['since']} by {bookie['by']}" if bookie["since"] else ", not being drained"
+        lines.append(f"{bookie['bookie_id']}: {bookie['state']}{begun}")
+    if not document["ledgers_left"]:
+        lines.append("nothing is left on them: see `bkheal ok-to-stop`, then stop them and `bkheal decommission`")
+    else:
+        eta = f", about {duration(document['eta_seconds'])} to go" if document["eta_seconds"] is not None else ""
+        held = f"{document['ledgers_left']} ledgers left, {size(document['bytes_left'])} in closed ones{eta}"
+        lines += [held, f"  {document['moving']} marked for copying"]
+    if document["unmarked"]:
+        lines.append(f"  {document['unmarked']} not marked: `bkheal drain start` marks them")
+    lines += [f"  {count} parked: {reason}" for reason, count in document["parked"].items()]
+    lines += [f"    ledger {item['ledger_id']}: {item['detail']}" for item in document["examples"]]
+    if _OPEN in document["parked"]:
+        lines.append("  of ledgers whose writer is gone, `bkheal ledger recover LEDGER` finds the end and closes them")
+    if not document["recovery_enabled"]:
+        lines.append("recovery is DISABLED, nothing moves: `bkheal recovery enable`")
+    if document["unreadable_ledgers"]:
+        lines.append(f"the metadata of {document['unreadable_ledgers']} ledgers cannot be read: `bkheal audit run`")
+    return lines

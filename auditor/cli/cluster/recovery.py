@@ -1,0 +1,203 @@
+"""``bkheal recovery``: the cluster-wide switches that Apache's tools share. And ``bkheal recover``: do not wait."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from auditor.cli.cluster.changing import (
+    BookiesArgument,
+    DryRunOption,
+    YesOption,
+    bookie_ids,
+    confirm,
+    connected,
+    refuse,
+    show,
+    unknown_names,
+)
+from auditor.cli.counting import counting
+from auditor.cli.exit_codes import ExitCode
+from auditor.cli.output import OutputFormat, print_json, print_line, size
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.model.ids import BookieId
+
+app = typer.Typer(
+    help="Switch repair on and off for the whole cluster (the same switch as `bookkeeper shell autorecovery`).",
+    no_args_is_help=True,
+)
+
+ForceOption = Annotated[bool, typer.Option("--force", help="Go on although recovery is off, or the brake holds.")]
+
+
+@app.command("enable")
+def enable(
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    is_dry_run: DryRunOption = False,
+) -> None:
+    """Let audits publish tasks and replicators copy again. Fails if it is on already."""
+    _switched(metadata_uri(uri, config), output, is_on=True, is_dry_run=is_dry_run)
+
+
+@app.command("disable")
+def disable(
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    is_dry_run: DryRunOption = False,
+) -> None:
+    """Stop publishing and copying everywhere, promptly; nothing is lost. Fails if it is off already."""
+    _switched(metadata_uri(uri, config), output, is_on=False, is_dry_run=is_dry_run)
+
+
+@app.command("status")
+def status(
+    uri: MetadataUriOption = None, config: ConfigOption = None, output: OutputOption = OutputFormat.TABLE
+) -> None:
+    """Show whether repair is on, and the lost-bookie delay."""
+    is_enabled, delay_s = run(_status(metadata_uri(uri, config)))
+    if output is OutputFormat.JSON:
+        print_json("RecoveryStatus", enabled=is_enabled, lost_bookie_delay_seconds=delay_s)
+        return
+    print_line(f"recovery: {'enabled' if is_enabled else 'disabled'}")
+    print_line(f"lost-bookie delay: {delay_s} s")
+
+
+@app.command("delay")
+def delay(
+    seconds: Annotated[int | None, typer.Argument(min=0, help="Set it to this.", show_default=False)] = None,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    is_dry_run: DryRunOption = False,
+) -> None:
+    """Show or set how long a bookie must be away before its ledgers are marked (Apache's lostBookieRecoveryDelay).
+
+    0 means at once; rolling restarts need more than a restart takes, at least 60. Setting the value that it has makes
+    Apache's auditor start an audit.
+
+    Example, one hour of maintenance: `bkheal recovery delay 3600`
+    """
+    before = run(_delay(metadata_uri(uri, config), None if is_dry_run else seconds))
+    now = before if seconds is None else seconds
+    lines = [f"lost-bookie delay: {now} s"]
+    if seconds is not None:
+        would = "would be" if is_dry_run else "is now"
+        lines = [f"the lost-bookie delay {would} {seconds} s; it was {before} s"]
+    fields = {"dry_run": is_dry_run, "lost_bookie_delay_seconds": now, "before_seconds": before}
+    show(output, "LostBookieDelay", fields, lines)
+
+
+def recover(
+    names: BookiesArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    is_dry_run: DryRunOption = False,
+    is_sure: YesOption = False,
+    is_forced: ForceOption = False,
+    missing_share_max: Annotated[float, typer.Option(min=0, max=1, help="Brake: larger share of lost bookies.")] = 0.5,
+) -> None:
+    """Mark every ledger of these lost bookies for repair now, without waiting for the delay or for an audit.
+
+    For bookies that will not come back. One that is running is refused: see `bkheal drain`.
+
+    Exit codes: 0 marked (or, with --dry-run, would be), 1 refused, 3 the store did not answer, 5 some metadata could
+    not be read (the rest is marked), 6 so many bookies are gone that the brake holds.
+
+    Example: `bkheal recover bookie-2:3181 --dry-run`
+    """
+    target, bookies = metadata_uri(uri, config), bookie_ids(names)
+    document = run(_recover(target, bookies, is_dry_run, is_sure, is_forced, missing_share_max))
+    would = "would be" if is_dry_run else "are"
+    held = f"{document['fragments']} fragments, {size(document['bytes'])} in closed ledgers"
+    lines = [f"{document['ledgers']} ledgers {would} marked: {held}, {document['open_ledgers']} ledgers not closed"]
+    if not is_dry_run:
+        lines.append("replicators copy them now; see `bkheal status`")
+    if document["unreadable_ledgers"]:
+        lines.append(f"the metadata of {document['unreadable_ledgers']} ledgers cannot be read, they are not marked")
+    show(output, "Recovery", document, lines)
+    if document["unreadable_ledgers"]:
+        raise typer.Exit(ExitCode.PARTIAL)
+
+
+def _switched(uri: str, output: OutputFormat, *, is_on: bool, is_dry_run: bool) -> None:
+    run(_switch(uri, is_on=is_on, is_dry_run=is_dry_run))
+    would = "would be" if is_dry_run else "is"
+    text = f"recovery {would} {'enabled' if is_on else 'disabled'}"
+    if not is_on and not is_dry_run:
+        text += "; enable it again with `bkheal recovery enable`"
+    show(output, "RecoverySwitch", {"dry_run": is_dry_run, "enabled": is_on}, [text])
+
+
+async def _switch(uri: str, *, is_on: bool, is_dry_run: bool) -> None:
+    from bookie.metadata.tasks.underreplication import AlreadyDisabledError, AlreadyEnabledError
+
+    async with connected(uri) as client:
+        tasks = client.ports.tasks
+        if not is_dry_run:
+            await tasks.initialize()
+            await (tasks.enable() if is_on else tasks.disable())
+        elif await tasks.is_disabled() is not is_on:
+            error = AlreadyEnabledError if is_on else AlreadyDisabledError
+            raise error(f"auto-recovery of {client.cluster.root} is {'enabled' if is_on else 'disabled'} already")
+
+
+async def _status(uri: str) -> tuple[bool, int]:
+    async with connected(uri) as client:
+        tasks = client.ports.tasks
+        return not await tasks.is_disabled(), await tasks.lost_bookie_delay_s()
+
+
+async def _delay(uri: str, seconds: int | None) -> int:
+    async with connected(uri) as client:
+        before = await client.ports.tasks.lost_bookie_delay_s()
+        if seconds is not None:
+            await client.ports.tasks.initialize()
+            await client.ports.tasks.set_lost_bookie_delay_s(seconds)
+        return before
+
+
+async def _recover(
+    uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool, is_sure: bool, is_forced: bool, missing_share_max: float
+) -> dict[str, Any]:
+    from auditor.safety.draining import holdings_of, mark
+    from auditor.safety.recovering import brake, refusal
+    from auditor.safety.scan import count
+    from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+
+    async with connected(uri) as client:
+        ports = client.ports
+        if not is_dry_run and not is_forced and await ports.tasks.is_disabled():
+            refuse("recovery is off, nobody would copy: `bkheal recovery enable` first, or use --force")
+        known = await ports.registrations.known()
+        with counting("ledgers", await count(ports.ledgers)) as advance:
+            found, scanned = await holdings_of(ports.ledgers, bookies, advance)
+        registered = await ports.registrations.list()  # behind the metadata (R2)
+        unknown_names(bookies, known | registered.registered | {b for named in found.ledgers.values() for b in named})
+        if (reason := refusal(bookies, registered)) is not None:
+            refuse(reason)
+        if not is_forced and (reason := brake(known | set(bookies), registered, missing_share_max)) is not None:
+            refuse(reason, ExitCode.BRAKE)
+        if not is_dry_run and found.ledgers:
+            confirm(f"Mark {len(found.ledgers)} ledgers of {', '.join(bookies)} for repair now?", is_sure=is_sure)
+            if (reason := refusal(bookies, await ports.registrations.list())) is not None:
+                refuse(reason)  # it came back while somebody was asked
+            with counting("marked", len(found.ledgers)) as advance:
+                await mark(ports.tasks, found.ledgers, advance)
+            downs = FirstSeenDown(client.store, client.cluster.root)
+            for bookie, down in (await downs.read()).items():
+                if bookie in bookies:
+                    await downs.waive_delay(bookie, down.since_ms)
+    return {
+        "dry_run": is_dry_run,
+        "bookies": list(bookies),
+        "ledgers": len(found.ledgers),
+        "open_ledgers": len(found.unclosed),
+        "fragments": found.fragments,
+        "bytes": found.bytes,
+        "unreadable_ledgers": scanned.unreadable_count,
+    }

@@ -1,0 +1,161 @@
+"""``bkheal config``: what is set, where it was set, and whether the file makes sense."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+from typer.core import TyperGroup
+
+from auditor.cli.configuration.settings import RULES
+from auditor.cli.configuration.sources import Setting, TakesEffect, has_options, options_of, problems_in, settings_of
+from auditor.cli.exit_codes import ExitCode
+from auditor.cli.output import OutputFormat, print_json, print_line, print_table
+from auditor.cli.running import OutputOption
+from bookie.metadata.uri import InvalidUriError, parse_uri
+from bookie.runtime.settings import URI_KEY, URI_VARIABLE, ConfigurationError, config_file, read_config, uri_problem
+
+app = typer.Typer(help="Show and check the configuration of all commands.", no_args_is_help=True)
+
+CONFIGURED: Final = (("auditor",), ("audit", "run"), ("replicator",), ("bookie",))
+"""Commands whose options belong in a file: those that run for long, or by a schedule."""
+
+_ANY_URI: Final = "zk://localhost:2181/ledgers"
+"""Where the cluster is may be said elsewhere."""
+
+_Row: TypeAlias = tuple[str, Any, str, str]
+"""Key, value, where it comes from, when a change takes effect."""
+
+FileOption = Annotated[
+    Path | None, typer.Option("--config", help="Config file; default: $BKHEAL_CONFIG, ~/.config/bkheal/config.toml.")
+]
+
+
+@app.command("show")
+def show(
+    context: typer.Context,
+    config: FileOption = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Only what is set, and where.")] = False,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show each option of the long-running commands: its value, and whether environment, file or default gave it.
+
+    And when a change of the file takes effect: live, in processes that run, or at a restart, or at the next call.
+    """
+    path = config_file(config, os.environ)
+    content = read_config(path) if path is not None else {}
+    rows = [_uri_row(content), *_rows(_root(context), content)]
+    shown = [row for row in rows if not origin or row[2] != "default"]
+    if output is OutputFormat.JSON:
+        names = ("key", "value", "origin", "takes_effect")
+        print_json(
+            "Configuration",
+            file=str(path) if path else None,
+            settings=[dict(zip(names, row, strict=True)) for row in shown],
+        )
+        return
+    print_line(f"config file: {path or 'none'}")
+    cells = [(key, "" if value is None else str(value), at, effect) for key, value, at, effect in shown]
+    print_table(("key", "value", "from", "change takes effect"), cells)
+
+
+@app.command("validate")
+def validate(context: typer.Context, config: FileOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Check the config file: each key is an option of some command and of its type, and commands would start with it.
+
+    For the auditor, one-shot audits, replicators and bookies: no options contradict each other, and files are there.
+    Variables of the environment count as they would for the commands; flags are not known here. Addresses are not
+    tried, and nothing is asked of ZooKeeper. Every problem is told; the exit code is 78 if there is one.
+
+    With --output json, the document on standard output lists the problems, in place of a sentence on standard error.
+    """
+    path = config_file(config, os.environ)
+    try:
+        _refuse_problems(path, context)
+    except ConfigurationError as error:
+        if output is not OutputFormat.JSON:
+            raise
+        _print_verdict(path, error.problems)
+        raise typer.Exit(ExitCode.CONFIGURATION) from None
+    if output is OutputFormat.JSON:
+        _print_verdict(path, ())
+    else:
+        print_line(f"{path} is fine")
+
+
+def _refuse_problems(path: Path | None, context: typer.Context) -> None:
+    if path is None:
+        raise ConfigurationError(["there is no config file; name one with --config or $BKHEAL_CONFIG"])
+    content = read_config(path)
+    root = _root(context)
+    problems = [*problems_in(content, root, context), *_contradictions(content, root, context)]
+    if problems:
+        raise ConfigurationError([f"{path}: {problem}" for problem in problems])
+
+
+def _print_verdict(path: Path | None, problems: Sequence[str]) -> None:
+    """The file has a field of its own, so that problems need not begin with it."""
+    listed = [problem.removeprefix(f"{path}: ") for problem in problems]
+    print_json("ConfigurationVerdict", file=str(path) if path else None, valid=not listed, problems=listed)
+
+
+def configured(root: TyperGroup) -> Iterator[tuple[tuple[str, ...], Setting]]:
+    """Every setting of the commands in ``CONFIGURED``, with the command's words."""
+    for words in CONFIGURED:
+        command: Any = root
+        for word in words:
+            command = command.commands[word]
+        for setting in settings_of(command, words):
+            yield words, setting
+
+
+def _rows(root: TyperGroup, content: Any) -> Iterator[_Row]:
+    for words, setting in configured(root):
+        table = content
+        for word in words:
+            table = table.get(word, {}) if isinstance(table, dict) else {}
+        key, effect = ".".join((*words, setting.key)), setting.takes_effect.value
+        if os.environ.get(setting.variable):
+            yield key, os.environ[setting.variable], setting.variable, effect
+        elif isinstance(table, dict) and setting.key in table:
+            yield key, table[setting.key], "file", effect
+        else:
+            yield key, setting.default or None, "default", effect
+
+
+def _contradictions(content: Any, root: TyperGroup, context: typer.Context) -> Iterator[str]:
+    """What the commands would refuse to start with, beyond what each option says of itself."""
+    yield from _uri_problems(content.get(URI_KEY, _ANY_URI))
+    for words, make in RULES.items():
+        options = options_of(content, words, root, context) if has_options(content, words) else None
+        if options is None:
+            continue  # some value is wrong by itself
+        try:
+            make(_ANY_URI, options)
+        except ConfigurationError as error:
+            yield from (f"[{'.'.join(words)}] {problem}" for problem in error.problems)
+
+
+def _uri_problems(uri: object) -> Iterator[str]:
+    if (problem := uri_problem(uri)) is not None:
+        yield problem
+        return
+    try:
+        parse_uri(str(uri))
+    except InvalidUriError as error:
+        yield f"{URI_KEY}: {error}"
+
+
+def _uri_row(content: Any) -> _Row:
+    effect = TakesEffect.RESTART.value
+    if os.environ.get(URI_VARIABLE):
+        return URI_KEY, os.environ[URI_VARIABLE], URI_VARIABLE, effect
+    return (URI_KEY, content[URI_KEY], "file", effect) if content.get(URI_KEY) else (URI_KEY, None, "default", effect)
+
+
+def _root(context: typer.Context) -> TyperGroup:
+    root: Any = context.find_root().command
+    return root  # type: ignore[no-any-return]

@@ -1,0 +1,54 @@
+"""How a command that runs for long understands its configuration file again: by the rules of its own start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import typer
+
+from auditor.cli.configuration.settings import MakeSettings
+from auditor.cli.configuration.sources import LIVE, content_at_start, problems_of, settings_of, values_in, words_of
+from bookie.runtime.reload import ConfigSource
+from bookie.runtime.settings import URI_KEY, URI_VARIABLE, ConfigurationError, config_file, parse_config, uri_in
+
+
+def config_source(context: typer.Context, make: MakeSettings) -> ConfigSource | None:
+    """The file that a command was called with, for it to follow while it runs; None: there was none.
+
+    Args:
+        context: of the call.
+        make: refuses options that the command would not start with.
+    """
+    path, words = config_file(context.params["config"], os.environ), words_of(context)
+    if path is None:
+        return None
+    given, named_uri = _given(context, words), context.params["uri"] or os.environ.get(URI_VARIABLE)
+
+    def parse(text: str) -> Mapping[str, object]:
+        content = parse_config(text, path)
+        problems: list[str] = []
+        uri = uri_in(content, path, problems)
+        problems += problems_of(content, words, context)
+        if problems:
+            raise ConfigurationError(problems)
+        values = values_in(content, words, context)
+        stay = {option: context.params[option] for option in given if option != URI_KEY}
+        make(named_uri or uri or "", values | stay)
+        return values | {URI_KEY: uri}
+
+    start = content_at_start(context)
+    values = values_in(start, words, context) | {URI_KEY: uri_in(start, path, [])}
+    return ConfigSource(path, parse, values, given, LIVE[words])
+
+
+def _given(context: typer.Context, words: tuple[str, ...]) -> dict[str, str]:
+    """What named an option before the file could."""
+    given = {}
+    for setting in settings_of(context.command, words):
+        source = context.get_parameter_source(setting.key)
+        if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
+            given[setting.key] = setting.flag if source.name == "COMMANDLINE" else setting.variable
+    if context.params["uri"] or os.environ.get(URI_VARIABLE):
+        given[URI_KEY] = "--metadata-uri" if context.params["uri"] else URI_VARIABLE
+    return given

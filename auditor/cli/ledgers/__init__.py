@@ -1,0 +1,1 @@
+"""Commands that read and write ledgers and logs: ``bkheal ledger``, ``log``, ``simpletest``."""

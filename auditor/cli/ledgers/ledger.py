@@ -1,0 +1,232 @@
+"""``bkheal ledger``: look at ledgers, close and delete them. Entries are in ``ledger_entries``."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from typing import Annotated, Any, Final
+
+import typer
+
+from auditor.cli.configuration.security_options import bookie_security
+from auditor.cli.ledgers import entries as ledger_entries
+from auditor.cli.ledgers.entries import describe
+from auditor.cli.ledgers.options import LedgerArgument, PasswordOption, YesOption
+from auditor.cli.output import OutputFormat, print_json, print_line, print_table, printable, size
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.model.ids import bookie_id, ledger_id
+from bookie.model.metadata import LedgerState
+
+app = typer.Typer(
+    help="Ledgers: list, show, write, read, follow, recover, delete.",
+    epilog="Try: `echo hello | bkheal ledger write -e 3 -w 2 -a 2`, then `bkheal ledger read ID`.",
+    no_args_is_help=True,
+)
+app.command("write")(ledger_entries.write)
+app.command("read")(ledger_entries.read)
+app.command("tail")(ledger_entries.tail)
+
+_AGO: Final = re.compile(r"(\d+)([smhd])")
+_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@app.command("list")
+def list_ledgers(
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    limit: Annotated[int, typer.Option(min=0, help="Stop after this many; 0 for all.")] = 0,
+    state: Annotated[str | None, typer.Option(help="OPEN, IN_RECOVERY or CLOSED.", show_default=False)] = None,
+    bookie: Annotated[str | None, typer.Option(help="Some fragment is on this bookie.", show_default=False)] = None,
+    custom: Annotated[
+        list[str] | None, typer.Option(help="Custom metadata KEY=VALUE, or KEY with any value; repeatable.")
+    ] = None,
+    created_after: Annotated[
+        str | None, typer.Option(help="2026-01-31T12:00 (UTC), or 30m, 2h, 7d ago.", show_default=False)
+    ] = None,
+    created_before: Annotated[str | None, typer.Option(help="As --created-after.", show_default=False)] = None,
+    prefix: Annotated[str, typer.Option(help="First digits of the id.", show_default=False)] = "",
+) -> None:
+    """List ledgers with their shape, state and size; all conditions must hold.
+
+    Example, open ones of an application, older than a day: `bkheal ledger list --state open --custom app=shop
+    --created-before 1d`.
+    """
+    from bookie.client.ledger_filter import LedgerFilter
+
+    if state is not None and state.upper() not in LedgerState.__members__:
+        raise typer.BadParameter(f"{state!r} is no state; use one of {', '.join(LedgerState.__members__)}")
+    if prefix and not (prefix.isascii() and prefix.isdigit()):
+        raise typer.BadParameter(f"{prefix!r} begins no id: ids are numbers")
+    pairs = (pair.partition("=") for pair in custom or [])
+    where = LedgerFilter(
+        states=None if state is None else frozenset({LedgerState[state.upper()]}),
+        bookie=None if bookie is None else bookie_id(bookie),
+        custom={key: value.encode() if equals else None for key, equals, value in pairs},
+        created_after_ms=_time_ms(created_after),
+        created_before_ms=_time_ms(created_before),
+        id_prefix=prefix,
+    )
+    rows = run(_list(metadata_uri(uri, config), where, limit))
+    if output is OutputFormat.JSON:
+        print_json("LedgerList", items=rows)
+        return
+    print_table(
+        ("LEDGER", "STATE", "E/Qw/Qa", "DIGEST", "FRAGMENTS", "LAST ENTRY", "LENGTH"),
+        [
+            (
+                row["ledger_id"],
+                row["state"],
+                "{ensemble_size}/{write_quorum}/{ack_quorum}".format(**row) if "ensemble_size" in row else "-",
+                row.get("digest_type", "-"),
+                len(row["fragments"]) if "fragments" in row else "-",
+                _or_dash(row.get("last_entry_id")),
+                "-" if row.get("length") is None else size(row["length"]),
+            )
+            for row in rows
+        ],
+        right=(0, 4, 5, 6),
+    )
+
+
+@app.command("show")
+def show(
+    ledger: LedgerArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show a ledger's metadata; never its password."""
+    row = run(_show(metadata_uri(uri, config), ledger))
+    if output is OutputFormat.JSON:
+        print_json("Ledger", **row)
+        return
+    for name, value in row.items():
+        if name == "fragments":
+            print_line("fragments:")
+            for fragment in value:
+                print_line(f"  from entry {fragment['first_entry_id']}: {', '.join(fragment['members'])}")
+        elif name == "custom_metadata":
+            print_line(
+                f"custom metadata: {printable(', '.join(f'{key}={text}' for key, text in value.items())) or '-'}"
+            )
+        elif name == "ctime_ms":
+            print_line(f"created: {_moment(value)}")
+        else:
+            print_line(f"{name.replace('_', ' ')}: {_or_dash(value)}")
+
+
+@app.command("recover")
+def recover(
+    ledger: LedgerArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    password: PasswordOption = "",
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Decide where a ledger ends whose writer is gone, and close it. Safe to repeat; a closed one is left alone.
+
+    Its writer, should it live after all, is fenced out: it cannot add anything from then on. Everything that was
+    acknowledged stays. Exits with 69 while too few bookies answer to know the end; run it again when they are back.
+    """
+    row = run(_recover(metadata_uri(uri, config), ledger, password.encode() or None))
+    if output is OutputFormat.JSON:
+        print_json("Ledger", **row)
+    else:
+        print_line(f"ledger {ledger} is closed: {row['last_entry_id'] + 1} entries, {size(row['length'])}")
+
+
+@app.command("close")
+def close(
+    ledger: LedgerArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    password: PasswordOption = "",
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Close a ledger. Only its writer knows where it ends; for anybody else this is `recover`: fence, find, close."""
+    recover(ledger, uri, config, password, output)
+
+
+@app.command("delete")
+def delete(
+    ledger: LedgerArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Delete a ledger for good. Bookies free its entries when they collect garbage."""
+    target = metadata_uri(uri, config)
+    row = run(_show(target, ledger))
+    if not yes:
+        typer.confirm(f"Delete ledger {ledger} ({row['state']}, {_or_dash(row['length'])} bytes) for good?", abort=True)
+    run(_delete(target, ledger))
+    print_line(f"ledger {ledger} deleted")
+
+
+async def _list(uri: str, where: Any, limit: int) -> list[dict[str, Any]]:
+    from bookie.client.connect import connect
+    from bookie.metadata.ledgers.ledgers import Unreadable
+
+    rows: list[dict[str, Any]] = []
+    async with await connect(uri, security=bookie_security()) as client:
+        async for item in client.scan_ledgers(where, limit=limit or None):
+            if isinstance(item, Unreadable):
+                rows.append({"ledger_id": item.ledger_id, "state": "UNREADABLE", "reason": item.reason})
+            else:
+                rows.append(describe(item.ledger_id, item.metadata))
+    return rows
+
+
+async def _show(uri: str, ledger: int) -> dict[str, Any]:
+    from bookie.client.connect import connect
+
+    async with await connect(uri, security=bookie_security()) as client:
+        found = await client.ports.ledgers.read(ledger_id(ledger))
+        return describe(ledger, found.metadata)
+
+
+async def _recover(uri: str, ledger: int, password: bytes | None) -> dict[str, Any]:
+    from bookie.client.connect import connect
+
+    async with await connect(uri, security=bookie_security()) as client:
+        return describe(ledger, await client.recover_ledger(ledger_id(ledger), password=password))
+
+
+async def _delete(uri: str, ledger: int) -> None:
+    from bookie.client.connect import connect
+
+    async with await connect(uri, security=bookie_security()) as client:
+        await client.delete_ledger(ledger_id(ledger))
+
+
+def _time_ms(text: str | None) -> int | None:
+    """Epoch milliseconds of a moment in UTC, or of so long ago."""
+    if text is None:
+        return None
+    now = datetime.datetime.now(datetime.UTC)
+    if match := _AGO.fullmatch(text):
+        try:
+            moment = now - datetime.timedelta(seconds=int(match[1]) * _UNIT_S[match[2]])
+        except (OverflowError, ValueError) as error:
+            raise typer.BadParameter(f"{text!r} is before the first year") from error
+    else:
+        try:
+            moment = datetime.datetime.fromisoformat(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"{text!r} is no time: write 2026-01-31T12:00, or 30m, 2h, 7d") from error
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+    return int(moment.timestamp() * 1000)
+
+
+def _moment(epoch_ms: int | None) -> str:
+    if epoch_ms is None:  # Apache's client does not store it unless told to
+        return "-"
+    try:
+        return datetime.datetime.fromtimestamp(epoch_ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError):  # another client may have stored anything
+        return f"{epoch_ms} ms"
+
+
+def _or_dash(value: object) -> object:
+    return "-" if value is None else value

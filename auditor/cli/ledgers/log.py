@@ -1,0 +1,333 @@
+"""``bkheal log``: endless logs made of ledgers."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from auditor.cli.configuration.security_options import bookie_security
+from auditor.cli.counting import counting
+from auditor.cli.ledgers.entries import FormatOption, describe
+from auditor.cli.ledgers.entry_format import EntryFormat, check_quorums, digest_named, formatted, payloads_from
+from auditor.cli.ledgers.options import (
+    AckQuorumOption,
+    DigestOption,
+    EnsembleOption,
+    EntriesOption,
+    EntryBytesOption,
+    FileArgument,
+    PasswordOption,
+    WriteQuorumOption,
+    YesOption,
+)
+from auditor.cli.output import OutputFormat, print_json, print_line, print_table, printable, size
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.metadata.logs.log_store import NoSuchLogError
+
+if TYPE_CHECKING:
+    from bookie.client.log.values import LogEntry, LogOptions, LogPosition
+
+app = typer.Typer(
+    help="Logs: endless sequences of entries under a name, kept in ledgers that come and go.",
+    epilog="Try: `echo one | bkheal log append orders --create`, then `bkheal log tail orders --from start`.",
+    no_args_is_help=True,
+)
+
+_TELL_S: Final = 0.2
+"""After this time those who follow the log are told of its newest entries, when no later ones tell them."""
+NameArgument = Annotated[str, typer.Argument(help="Name of the log.")]
+
+
+@app.command("create")
+def create(
+    name: NameArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    ensemble_size: EnsembleOption = 3,
+    write_quorum: WriteQuorumOption = 2,
+    ack_quorum: AckQuorumOption = 2,
+    digest: DigestOption = "CRC32C",
+    ledger_bytes: Annotated[int, typer.Option(min=1, help="Payload bytes after which a new ledger begins.")] = 1 << 30,
+    ledger_age: Annotated[float, typer.Option(min=1, help="Seconds after which a new ledger begins.")] = 3600.0,
+) -> None:
+    """Create an empty log. How its ledgers are made stays with it, for every later writer."""
+    from bookie.client.log.values import LogOptions
+    from bookie.client.options import LedgerOptions
+
+    shape = check_quorums(ensemble_size, write_quorum, ack_quorum)
+    options = LogOptions(LedgerOptions(*shape, digest_type=digest_named(digest)), ledger_bytes, ledger_age)
+    run(_create(metadata_uri(uri, config), name, options))
+    print_line(f"log {printable(name)} created; write to it with `bkheal log append {printable(shlex.quote(name))}`")
+
+
+@app.command("append")
+def append(
+    name: NameArgument,
+    file: FileArgument = None,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    entries: EntriesOption = 0,
+    entry_bytes: EntryBytesOption = 1024,
+    password: PasswordOption = "",
+    is_created: Annotated[bool, typer.Option("--create", help="Create the log where there is none.")] = False,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Append one entry per line of a file or standard input (or --entries random ones).
+
+    This takes the log over: whoever else writes it is deposed. Example: `dmesg | bkheal log append kernel --create`.
+    """
+    payloads = payloads_from(file, entries, entry_bytes)
+    work = _append(metadata_uri(uri, config), name, payloads, entries or None, password.encode(), is_created)
+    try:
+        first, last, count = run(work)
+    except NoSuchLogError as error:
+        raise NoSuchLogError(f"{error}; append with --create, or create it with `bkheal log create`") from error
+    if output is OutputFormat.JSON:
+        print_json("LogAppend", log=name, entries=count, first=_text(first), last=_text(last))
+    elif count:
+        print_line(f"{count} entries appended to log {name}, {first} to {last}")
+    else:
+        print_line(f"nothing appended to log {name}")
+
+
+@app.command("read")
+def read(
+    name: NameArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    first: Annotated[
+        str, typer.Option("--from", help="Position LEDGER:ENTRY to begin at; 'start' for the first one there is.")
+    ] = "start",
+    limit: Annotated[int, typer.Option(min=0, help="Stop after this many; 0 for all.")] = 0,
+    form: FormatOption = EntryFormat.TEXT,
+    password: PasswordOption = "",
+) -> None:
+    """Print a log's entries up to its end as it is now.
+
+    A position is printed with --format json or hex. Example: `bkheal log read orders --from 17:0 --limit 10`.
+    """
+    run(_print(metadata_uri(uri, config), name, first, limit, form, password.encode() or None, is_tailing=False))
+
+
+@app.command("tail")
+def tail(
+    name: NameArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    first: Annotated[
+        str, typer.Option("--from", help="Position LEDGER:ENTRY, 'start', or 'end' for what is appended from now on.")
+    ] = "end",
+    limit: Annotated[int, typer.Option(min=0, help="Stop after this many; 0 for never.")] = 0,
+    form: FormatOption = EntryFormat.TEXT,
+    password: PasswordOption = "",
+) -> None:
+    """Print entries as they are appended, over new ledgers and new writers, until Ctrl-C is pressed."""
+    run(_print(metadata_uri(uri, config), name, first, limit, form, password.encode() or None, is_tailing=True))
+
+
+@app.command("list")
+def list_logs(
+    uri: MetadataUriOption = None, config: ConfigOption = None, output: OutputOption = OutputFormat.TABLE
+) -> None:
+    """List logs."""
+    rows = run(_list(metadata_uri(uri, config)))
+    if output is OutputFormat.JSON:
+        print_json("LogList", items=rows)
+        return
+    print_table(
+        ("LOG", "LEDGERS", "ENTRIES", "LENGTH", "STARTS AT", "IS OPEN"),
+        [
+            (
+                printable(row["log"]),
+                len(row["ledgers"]),
+                row["closed_entries"],
+                size(row["closed_length"]),
+                row["first"] or "-",
+                "yes" if row["is_open"] else "no",
+            )
+            for row in rows
+        ],
+        right=(1, 2, 3),
+    )
+
+
+@app.command("show")
+def show(
+    name: NameArgument,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show a log: how its ledgers are made, and each of them."""
+    row = run(_show(metadata_uri(uri, config), name))
+    if output is OutputFormat.JSON:
+        print_json("Log", **row)
+        return
+    for title, value in row["options"].items():
+        print_line(f"{title.replace('_', ' ')}: {value}")
+    print_line(f"starts at: {row['first'] or '-'}")
+    print_line(f"waiting for deletion: {', '.join(map(str, row['waiting_for_deletion'])) or '-'}")
+    print_line()
+    print_table(
+        ("LEDGER", "STATE", "ENTRIES", "LENGTH"),
+        [
+            (
+                ledger["ledger_id"],
+                ledger["state"],
+                "-" if ledger.get("last_entry_id") is None else ledger["last_entry_id"] + 1,
+                "-" if ledger.get("length") is None else size(ledger["length"]),
+            )
+            for ledger in row["ledgers"]
+        ],
+        right=(0, 2, 3),
+    )
+
+
+@app.command("truncate")
+def truncate(
+    name: NameArgument,
+    before: Annotated[str, typer.Option(help="Position LEDGER:ENTRY; what lies before it may go.")],
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Free what lies before a position, in whole ledgers: its own ledger stays, and so does the log's last one."""
+    from bookie.client.log.values import LogPosition
+
+    position, target = LogPosition.parse(before), metadata_uri(uri, config)
+    if not yes:
+        typer.confirm(f"Delete every ledger of log {name} before ledger {position.ledger_id} for good?", abort=True)
+    dropped = run(_truncate(target, name, position))
+    print_line(f"log {name}: {len(dropped)} ledgers dropped{': ' if dropped else ''}{', '.join(map(str, dropped))}")
+
+
+@app.command("delete")
+def delete(
+    name: NameArgument, uri: MetadataUriOption = None, config: ConfigOption = None, yes: YesOption = False
+) -> None:
+    """Delete a log and all its ledgers for good. Whoever writes it is told."""
+    target = metadata_uri(uri, config)
+    if not yes:
+        row = run(_show(target, name))
+        typer.confirm(f"Delete log {name} with its {len(row['ledgers'])} ledgers for good?", abort=True)
+    run(_delete(target, name))
+    print_line(f"log {name} deleted")
+
+
+async def _create(uri: str, name: str, options: LogOptions) -> None:
+    from bookie.client.connect import connect
+
+    async with await connect(uri, security=bookie_security()) as client:
+        await client.log(name).create(options)
+
+
+async def _append(
+    uri: str, name: str, payloads: AsyncIterator[bytes], count: int | None, password: bytes, is_created: bool
+) -> tuple[LogPosition | None, LogPosition | None, int]:
+    from bookie.client.connect import connect
+    from bookie.client.writer_options import WriterOptions
+
+    appended, first, last = 0, None, None
+    async with (
+        await connect(uri, security=bookie_security()) as client,
+        await client.log(name).write(
+            password=password, is_created=is_created, writer_options=WriterOptions(explicit_lac_interval_s=_TELL_S)
+        ) as writer,
+    ):
+        with counting("appending", count) as advance:
+            async for payload in payloads:
+                last = await writer.submit(payload)
+                first = first or last
+                appended += 1
+                advance(1)
+            if first is not None and last is not None:
+                return await first, await last, appended  # acknowledged in order: all are, once the last one is
+    return None, None, 0
+
+
+async def _print(
+    uri: str, name: str, start: str, limit: int, form: EntryFormat, password: bytes | None, *, is_tailing: bool
+) -> None:
+    from bookie.client.connect import connect
+    from bookie.client.log.values import LogPosition
+
+    first = None if start in ("start", "end") else LogPosition.parse(start)
+    async with await connect(uri, security=bookie_security()) as client:
+        log = client.log(name)
+        if start == "end":
+            first = await log.end()
+        entries = log.tail(first, password=password) if is_tailing else log.read(first, password=password)
+        await _write_out(entries, limit, form, is_flushed=is_tailing)
+
+
+async def _write_out(entries: AsyncIterator[LogEntry], limit: int, form: EntryFormat, *, is_flushed: bool) -> None:
+    printed = 0
+    async for entry in entries:
+        place: dict[str, object] = {"position": str(entry.position)}
+        sys.stdout.buffer.write(formatted(place, entry.payload, form))
+        if is_flushed:
+            sys.stdout.buffer.flush()
+        printed += 1
+        if printed == limit:
+            break
+    sys.stdout.buffer.flush()
+
+
+async def _list(uri: str) -> list[dict[str, Any]]:
+    from bookie.client.connect import connect
+
+    async with await connect(uri, security=bookie_security()) as client:
+        return [await _row(client, name) for name in await client.logs()]
+
+
+async def _show(uri: str, name: str) -> dict[str, Any]:
+    from bookie.client.connect import connect
+
+    async with await connect(uri, security=bookie_security()) as client:
+        return await _row(client, name)
+
+
+async def _row(client: Any, name: str) -> dict[str, Any]:
+    from bookie.metadata.ledgers.ledgers import Unreadable
+
+    info = await client.log(name).info()
+    ledgers: list[dict[str, Any]] = [
+        {"ledger_id": ledger.ledger_id, "state": "UNREADABLE", "reason": ledger.reason}
+        if isinstance(ledger, Unreadable)
+        else describe(ledger.ledger_id, ledger.metadata)
+        for ledger in info.ledgers
+    ]
+    closed = [ledger for ledger in ledgers if ledger.get("last_entry_id") is not None]
+    return {
+        "log": name,
+        "ctime_ms": info.ctime_ms,
+        "options": info.options.to_json(),
+        "first": _text(info.first),
+        "is_open": any(ledger["state"] in ("OPEN", "IN_RECOVERY") for ledger in ledgers),
+        "closed_entries": sum(ledger["last_entry_id"] + 1 for ledger in closed),
+        "closed_length": sum(ledger["length"] for ledger in closed),
+        "waiting_for_deletion": list(info.waiting_for_deletion),
+        "ledgers": ledgers,
+    }
+
+
+async def _truncate(uri: str, name: str, before: LogPosition) -> list[int]:
+    from bookie.client.connect import connect
+
+    async with await connect(uri, security=bookie_security()) as client:
+        return list(await client.log(name).truncate(before))
+
+
+async def _delete(uri: str, name: str) -> None:
+    from bookie.client.connect import connect
+
+    async with await connect(uri, security=bookie_security()) as client:
+        await client.log(name).delete()
+
+
+def _text(position: LogPosition | None) -> str | None:
+    return None if position is None else str(position)

@@ -1,0 +1,118 @@
+"""The names that Grafana boards for Apache's auditor ask for, from our figures. Off unless ``compat_metrics`` is set.
+
+Boards read two of Apache's summaries as if they were gauges: the number and the size of the ledgers marked. Here every
+sample of those (quantiles, ``_sum`` and ``_count``) is the figure of this moment. The summaries of times have the last
+run in their quantiles, and all runs of this process in ``_sum`` and ``_count``, in milliseconds as Apache has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from auditor.api.control import ServiceStatus
+from bookie.model.run import RunKind, RunRecord
+from bookie.model.severity import Severity
+
+_NOW: Final = "Apache-compatible form of"
+_QUANTILES: Final = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
+_TIMES: Final = {
+    RunKind.BOOKIES: "auditor_AUDIT_BOOKIES_TIME",
+    RunKind.PLACEMENT: "auditor_PLACEMENT_POLICY_CHECK_TIME",
+    RunKind.REPLICAS: "auditor_REPLICAS_CHECK_TIME",
+}
+_BY_COPIES: Final = {
+    "auditor_NUM_LEDGERS_HAVING_NO_REPLICA_OF_AN_ENTRY": (Severity.LOST, Severity.NO_LIVE_COPY),
+    "auditor_NUM_LEDGERS_HAVING_LESS_THAN_AQ_REPLICAS_OF_AN_ENTRY": (Severity.CRITICAL, Severity.BELOW_ACK_QUORUM),
+    "auditor_NUM_LEDGERS_HAVING_LESS_THAN_WQ_REPLICAS_OF_AN_ENTRY": (Severity.BELOW_WRITE_QUORUM,),
+}
+
+APACHE: Final = {
+    "auditor_NUM_UNDER_REPLICATED_LEDGERS": f"{_NOW} bkheal_underreplicated_ledgers, over all severities",
+    "auditor_UNDER_REPLICATED_LEDGERS_TOTAL_SIZE": f"{_NOW} bkheal_underreplicated_bytes, over all severities",
+    **dict.fromkeys(_TIMES.values(), f"{_NOW} bkheal_audit_duration_seconds, in milliseconds"),
+    "auditor_NUM_LEDGERS_CHECKED": f"{_NOW} the sum of checked ledgers over all runs of this process",
+    "auditor_NUM_LEDGERS_NOT_ADHERING_TO_PLACEMENT_POLICY": f"{_NOW} misplaced ledgers in the last placement run",
+    **dict.fromkeys(_BY_COPIES, f"{_NOW} findings of the last replicas run"),
+}
+"""Names and help texts."""
+
+
+class ApacheNames(Collector):
+    """Renders the last status and the runs that ended."""
+
+    def __init__(self) -> None:
+        self.status: ServiceStatus | None = None
+        self._checked = 0
+        self._runs: dict[tuple[RunKind, bool], tuple[int, int, int]] = {}
+        """Count, sum and last duration in milliseconds."""
+
+    def run_ended(self, record: RunRecord, *, is_success: bool) -> None:
+        """Count a run."""
+        count, total_ms, _ = self._runs.get((record.kind, is_success), (0, 0, 0))
+        took_ms = max(0, record.finished_ms - record.started_ms)
+        self._runs[record.kind, is_success] = (count + 1, total_ms + took_ms, took_ms)
+        self._checked += record.ledgers
+
+    def describe(self) -> Iterable[Metric]:
+        """See ``Collector``."""
+        return [Metric(name, text, "unknown") for name, text in APACHE.items()]
+
+    def collect(self) -> Iterator[Metric]:
+        """See ``Collector``. Nothing of the cluster before the first status, or in a process that does not lead."""
+        checked = "auditor_NUM_LEDGERS_CHECKED"
+        yield _plain(checked, self._checked)
+        for kind, name in _TIMES.items():
+            metric = Metric(name, APACHE[name], "summary")
+            for is_success in (True, False):
+                count, total_ms, last_ms = self._runs.get((kind, is_success), (0, 0, 0))
+                _add_summary(metric, is_success, last_ms, count, total_ms)
+            yield metric
+        status = self.status
+        if status is not None and status.is_leader:
+            yield from _of_cluster(status)
+
+
+def _of_cluster(status: ServiceStatus) -> Iterator[Metric]:
+    backlog = status.backlog
+    if backlog.counted_ms:
+        size = sum(part.bytes_estimate for part in (*backlog.severities.values(), backlog.healthy))
+        for name, value in (
+            ("auditor_NUM_UNDER_REPLICATED_LEDGERS", backlog.ledgers),
+            ("auditor_UNDER_REPLICATED_LEDGERS_TOTAL_SIZE", size),
+        ):
+            metric = Metric(name, APACHE[name], "summary")
+            _add_summary(metric, True, value, value, value)
+            _add_summary(metric, False, 0, 0, 0)
+            yield metric
+    yield _plain(
+        "auditor_NUM_LEDGERS_NOT_ADHERING_TO_PLACEMENT_POLICY",
+        _found(status.last.get(RunKind.PLACEMENT), (Severity.MISPLACED,)),
+    )
+    for name, severities in _BY_COPIES.items():
+        yield _plain(name, _found(status.last.get(RunKind.REPLICAS), severities))
+
+
+def _found(record: RunRecord | None, severities: Iterable[Severity]) -> int:
+    if record is None:
+        return 0
+    wanted = {severity.name.lower() for severity in severities}
+    return sum(count for name, count in record.findings.items() if name.lower() in wanted)
+
+
+def _plain(name: str, value: float) -> Metric:
+    """Without a type, because Apache's counters do not end in ``_total``."""
+    metric = Metric(name, APACHE[name], "unknown")
+    metric.add_sample(name, {}, value)
+    return metric
+
+
+def _add_summary(metric: Metric, is_success: bool, quantile: float, count: float, total: float) -> None:
+    labels = {"success": str(is_success).lower()}
+    for at in _QUANTILES:
+        metric.add_sample(metric.name, {**labels, "quantile": at}, quantile)
+    metric.add_sample(f"{metric.name}_count", labels, count)
+    metric.add_sample(f"{metric.name}_sum", labels, total)

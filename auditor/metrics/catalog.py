@@ -1,0 +1,40 @@
+"""Every metric of every process in one place, for the document, the alert rules, the dashboards and their tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from auditor.metrics import apache as auditor_apache
+from auditor.metrics.definitions import AUDITOR
+from bookie.runtime.metric_definitions import Definition, MetricType
+from bookie.runtime.metrics import COMMON
+from bookie.server.metrics import BOOKIE
+from replicator.telemetry import apache_metrics as replicator_apache
+from replicator.telemetry.metrics import REPLICATOR
+
+CATALOG: Mapping[str, Sequence[Definition]] = {
+    "every process": COMMON,
+    "auditor": AUDITOR,
+    "replicator": REPLICATOR,
+    "bookie": BOOKIE,
+}
+"""Definitions by process."""
+
+APACHE: Mapping[str, Mapping[str, str]] = {
+    "auditor": auditor_apache.APACHE,
+    "replicator": replicator_apache.APACHE,
+}
+"""Names and help texts of the Apache-compatible metrics, by process."""
+
+_HISTOGRAM_SERIES = ("_bucket", "_count", "_sum")
+
+
+def series_names() -> frozenset[str]:
+    """Every name that a query may use, without the Apache-compatible ones."""
+    return frozenset(name for definitions in CATALOG.values() for one in definitions for name in _names(one))
+
+
+def _names(definition: Definition) -> Sequence[str]:
+    if definition.type is not MetricType.HISTOGRAM:
+        return (definition.name,)
+    return tuple(definition.name + series for series in _HISTOGRAM_SERIES)

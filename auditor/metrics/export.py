@@ -1,0 +1,159 @@
+"""The result of one run outside the service as metrics: into a file for node-exporter, or to a Pushgateway.
+
+Only what says how fresh and how good the last run is: gauges by kind, no counters, as the next run is another process.
+A run that failed keeps the time of the last success as it was found in the file or at the gateway.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Iterable
+from http.client import HTTPException
+from pathlib import Path
+from typing import Final
+from urllib.error import HTTPError
+from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.request import HTTPHandler, HTTPSHandler, Request, build_opener
+
+from prometheus_client import CollectorRegistry, pushadd_to_gateway, write_to_textfile
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from auditor.metrics.definitions import LAST_RUN, LAST_SUCCESS, STATE
+from auditor.metrics.service_metrics import Key, is_complete, last_run_values
+from bookie.model.errors import TransientError
+from bookie.model.run import RunRecord
+
+PUSH_JOB: Final = "bkheal_audit"
+_PUSH_TIMEOUT_S: Final = 10.0
+
+
+class MetricsExportError(TransientError):
+    """The metrics of a run could not be handed over; the run itself is as it was."""
+
+
+def export_to_file(record: RunRecord, path: Path) -> None:
+    """Write the metrics of a run that is over to ``path`` in one step; by custom it ends in ``.prom``.
+
+    Each kind of run needs a file of its own.
+
+    Raises:
+        MetricsExportError: it cannot be written.
+    """
+    try:
+        write_to_textfile(str(path), _registry(record, _last_success(record, path)))
+    except OSError as error:
+        raise MetricsExportError(
+            f"cannot write metrics to {path}: {error.strerror or error}; give a path in a folder that can be written"
+        ) from error
+
+
+def push(record: RunRecord, gateway: str, cluster: str) -> None:
+    """Push the metrics of a run that is over to the Pushgateway at ``gateway``, grouped by cluster and kind.
+
+    Args:
+        record: the run.
+        gateway: host and port, or a URL; a user and password in it are sent as basic authentication and never shown.
+        cluster: name of the cluster, for the group.
+
+    Raises:
+        MetricsExportError: the gateway cannot be reached, or refused.
+    """
+    grouping = {"cluster": cluster, "kind": record.kind.value}
+    success: dict[Key, float] = (
+        {(LAST_SUCCESS, record.kind.value): record.finished_ms / 1000} if is_complete(record) else {}
+    )
+    try:
+        url, handler = _with_access(gateway)
+        pushadd_to_gateway(
+            url,
+            job=PUSH_JOB,
+            registry=_registry(record, success),
+            grouping_key=grouping,
+            timeout=_PUSH_TIMEOUT_S,
+            handler=handler,
+        )
+    except (OSError, ValueError, HTTPException) as error:  # the last two: a URL that is none
+        raise MetricsExportError(f"cannot push metrics to {_without_secrets(gateway)}: {_reason(error)}") from None
+
+
+def _registry(record: RunRecord, success: dict[Key, float]) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(_OneRun(record, last_run_values(record) | success))
+    return registry
+
+
+def _last_success(record: RunRecord, path: Path) -> dict[Key, float]:
+    key = (LAST_SUCCESS, record.kind.value)
+    if is_complete(record):
+        return {key: record.finished_ms / 1000}
+    try:
+        before = list(text_string_to_metric_families(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+    samples = [sample for family in before if family.name == LAST_SUCCESS for sample in family.samples]
+    found = [sample.value for sample in samples if sample.labels == {"kind": record.kind.value}]
+    return {key: found[0]} if found else {}
+
+
+class _OneRun(Collector):
+    def __init__(self, record: RunRecord, values: dict[Key, float]) -> None:
+        self._kind = record.kind.value
+        self._values = values
+
+    def collect(self) -> Iterable[Metric]:
+        for definition in STATE:
+            if definition.name not in LAST_RUN:
+                continue
+            if definition.name == LAST_SUCCESS and (LAST_SUCCESS, self._kind) not in self._values:
+                continue  # not known is not never: what the gateway has stays
+            family = GaugeMetricFamily(definition.name, definition.help, labels=tuple(definition.labels))
+            for labels in definition.combinations():
+                if labels["kind"] == self._kind:
+                    key = tuple(labels.values())
+                    family.add_metric(key, self._values.get((definition.name, *key), 0))
+            yield family
+
+
+def _with_access(gateway: str) -> tuple[str, Callable[..., Callable[[], None]]]:
+    """The URL without user and password, and the sender that knows them.
+
+    Raises:
+        ValueError: it is no URL of a web server.
+    """
+    parts = urlsplit(gateway if "://" in gateway else f"http://{gateway}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("not an http or https URL")
+    access, _, host = parts.netloc.rpartition("@")
+    more = {"Authorization": f"Basic {b64encode(unquote(access).encode()).decode()}"} if access else {}
+
+    def handler(
+        url: str, method: str, timeout: float | None, headers: Iterable[tuple[str, str]], data: bytes
+    ) -> Callable[[], None]:
+        def send() -> None:
+            request = Request(url, data, dict(headers) | more, method=method)  # noqa: S310 (the scheme was checked)
+            try:
+                with build_opener(HTTPHandler, HTTPSHandler).open(request, timeout=timeout):
+                    return
+            except HTTPError as error:
+                error.close()
+                raise
+
+        return send
+
+    return urlunsplit(parts._replace(netloc=host)), handler
+
+
+def _without_secrets(url: str) -> str:
+    """The URL as it may be shown: without user, password and query."""
+    try:
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        shown = parts.hostname or "the given URL"
+        return f"{shown}:{parts.port}" if parts.port else shown
+    except ValueError:
+        return "the given URL"
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", "")) or type(error).__name__

@@ -1,0 +1,77 @@
+"""``/metrics`` of a one-shot run, as long as it lasts: its kind, its time, its progress, and nothing of the cluster.
+
+Whoever scrapes several processes takes the maximum over them, so a one-shot run shows the kind it runs alone; who leads
+and what waits for repair is for the service to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from auditor.metrics.definitions import COMPONENT, PROGRESS, RUNNING, RUNNING_SECONDS, STATE
+from bookie.model.run import RunKind
+from bookie.runtime.clock import Clock
+from bookie.runtime.metrics import SESSION, MetricSet
+from bookie.runtime.status_pages import Health
+from bookie.runtime.status_server import StatusServer, StatusServerSettings
+from spark_jobs.progress import ProgressEvent
+
+_SHOWN: Final = tuple(item for item in STATE if item.name in (RUNNING, RUNNING_SECONDS, PROGRESS))
+
+
+class OneShotMetrics(Collector):
+    """Told of progress, shows it. Safe in any thread."""
+
+    def __init__(self, kind: RunKind, version: str, clock: Clock) -> None:
+        self._kind = kind
+        self._clock = clock
+        self._began_s = clock.monotonic_s()
+        self._ratio = 0.0
+        self.metrics = MetricSet(COMPONENT, version, ())
+        self.metrics.registry.register(self)
+
+    def told(self, event: ProgressEvent) -> None:
+        """A phase began, or moved on; from the first one on there is a session."""
+        self.metrics.gauge(SESSION).set(1)
+        self._ratio = min(1.0, event.done / event.total) if event.total else 0.0
+
+    def describe(self) -> Iterable[Metric]:
+        """See ``Collector``."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """See ``Collector``."""
+        values = {
+            RUNNING: 1.0,
+            RUNNING_SECONDS: self._clock.monotonic_s() - self._began_s,
+            PROGRESS: self._ratio,
+        }
+        for definition in _SHOWN:
+            family = GaugeMetricFamily(definition.name, definition.help, labels=("kind",))
+            family.add_metric((self._kind.value,), values[definition.name])
+            yield family
+
+
+@contextlib.contextmanager
+def served(metrics: OneShotMetrics, settings: StatusServerSettings | None) -> Iterator[int | None]:
+    """Serve ``metrics`` and probes around a run; yields the port, None without settings.
+
+    Raises:
+        AddressInUseError: the address is taken.
+        StatusServerError: the settings or TLS files cannot be used.
+    """
+    if settings is None:
+        yield None
+        return
+    server = StatusServer(settings, metrics.metrics, Health())
+    server.start()
+    try:
+        yield server.port
+    finally:
+        server.stop()

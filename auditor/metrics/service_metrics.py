@@ -1,0 +1,199 @@
+"""The metrics of an auditor: counters fed by what happens, and gauges rendered from the last ``ServiceStatus``.
+
+The results of the last runs come with the status, which reads them from the run records in ZooKeeper: they survive a
+restart and a change of leader. A process that does not lead leaves out what only the leader knows, so that a sum or a
+maximum over all auditors is right. ``show`` and the events are called on the event loop; rendering is safe anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from auditor.api.control import Backlog, ServiceStatus, SeverityBacklog
+from auditor.metrics import definitions as names
+from auditor.metrics.apache import ApacheNames
+from auditor.metrics.definitions import BACKLOG, COMPONENT, EVENTS, STATE
+from bookie.model.run import RunRecord, RunState
+from bookie.runtime.clock import Clock
+from bookie.runtime.metric_definitions import Definition
+from bookie.runtime.metrics import SESSION, MetricSet
+
+Key = tuple[str, ...]
+"""Name of a metric and the values of its labels, in their order."""
+
+_EXIT_PARTIAL: Final = 5
+_EXIT_HELD: Final = 6
+_UNSUCCESSFUL: Final = frozenset({"failed", "cancelled"})
+
+
+class AuditorMetrics:
+    """See the module docstring."""
+
+    def __init__(self, version: str, clock: Clock, *, has_apache_names: bool = False) -> None:
+        """Begin with every counter at 0 and no gauges: ``show`` brings them.
+
+        Args:
+            version: of the program.
+            clock: for ages.
+            has_apache_names: also show what Grafana boards for Apache's auditor ask for (``compat_metrics``).
+        """
+        self.metrics = MetricSet(COMPONENT, version, EVENTS)
+        self.registry = self.metrics.registry
+        self._is_leader = False
+        self._state = _StateCollector(clock)
+        self.registry.register(self._state)
+        self._apache = ApacheNames() if has_apache_names else None
+        if self._apache is not None:
+            self.registry.register(self._apache)
+
+    def show(self, status: ServiceStatus) -> None:
+        """Show ``status`` from now on. To be called before each scrape, or every few seconds."""
+        self.leads(status.is_leader)
+        self.metrics.gauge(SESSION).set(status.is_store_connected)
+        self._state.status = status
+        if self._apache is not None:
+            self._apache.status = status
+
+    def leads(self, is_leader: bool) -> None:
+        """Note whether this process leads; counted where it differs from before."""
+        if is_leader != self._is_leader:
+            self._is_leader = is_leader
+            self.metrics.counter(names.LEADERSHIP_CHANGES).inc()
+
+    def run_ended(self, record: RunRecord) -> None:
+        """Count a run of this process that is over. Dry runs count for nothing."""
+        if record.is_dry_run:
+            return
+        result, kind = result_of(record), record.kind.value
+        self.metrics.counter(names.RUNS, kind=kind, result=result).inc()
+        self.metrics.histogram(names.DURATION, kind=kind).observe(_duration_s(record))
+        if self._apache is not None:
+            self._apache.run_ended(record, is_success=result not in _UNSUCCESSFUL)
+
+    def detected(self, seconds: float) -> None:
+        """Note that the ledgers of a lost bookie are marked, ``seconds`` after it was first seen down."""
+        self.metrics.histogram(names.TIME_TO_DETECT).observe(max(0.0, seconds))
+
+
+def result_of(record: RunRecord) -> str:
+    """How a run that is over ended, as the label ``result`` has it."""
+    if record.state is RunState.CANCELLED:
+        return "cancelled"
+    if record.state is not RunState.DONE:
+        return "failed"
+    if record.exit_code == _EXIT_HELD or record.verdict == "held":
+        return "held"
+    if record.exit_code == _EXIT_PARTIAL or record.verdict == "incomplete":
+        return "partial"
+    return "findings" if any(record.findings.values()) else "clean"
+
+
+def is_complete(record: RunRecord) -> bool:
+    """Whether a run came to a complete end, so that its kind is fresh."""
+    return result_of(record) in ("clean", "findings")
+
+
+def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
+    """The values of ``STATE`` and ``BACKLOG``; what is not in it is 0."""
+    values: dict[Key, float] = {
+        (names.LEADER,): status.is_leader,
+        (names.REFUSED,): bool(status.problems),
+        (names.RECOVERY_ENABLED,): status.is_recovery_enabled,
+        (names.LOST_BOOKIE_DELAY,): status.lost_bookie_delay_s,
+        (names.BRAKE_HELD,): bool(status.held_because),
+        (names.BOOKIES, "writable"): len(status.writable),
+        (names.BOOKIES, "read_only"): len(status.read_only),
+        (names.BOOKIES, "lost"): len(status.lost),
+    }
+    values |= _backlog_values(status.backlog, now_ms)
+    values |= {(names.PERIOD, kind.value): seconds for kind, seconds in status.period_s.items()}
+    values |= {(names.PAUSED, kind.value): 1 for kind in status.paused_kinds}
+    for last in status.last.values():
+        values |= last_run_values(last)
+    values |= {(names.LAST_SUCCESS, kind.value): ms / 1000 for kind, ms in status.last_success_ms.items()}
+    for record in status.running:
+        values |= _running_values(record, now_ms)
+    return values
+
+
+def last_run_values(record: RunRecord) -> dict[Key, float]:
+    """The values that one run which is over has, but for the time of the last success."""
+    kind = record.kind.value
+    return {
+        (names.LAST_START, kind): record.started_ms / 1000,
+        (names.LAST_COMPLETION, kind): record.finished_ms / 1000,
+        (names.LAST_DURATION, kind): _duration_s(record),
+        (names.LAST_LEDGERS, kind): record.ledgers,
+        (names.LAST_HELD, kind): result_of(record) == "held",
+        **{(names.LAST_FINDINGS, kind, _severity(name)): count for name, count in record.findings.items()},
+    }
+
+
+def families(definitions: Iterable[Definition], values: Mapping[Key, float]) -> Iterator[GaugeMetricFamily]:
+    """Gauges with every combination of their labels, 0 where ``values`` has none."""
+    for definition in definitions:
+        family = GaugeMetricFamily(definition.name, definition.help, labels=tuple(definition.labels))
+        for labels in definition.combinations():
+            key = tuple(labels.values())
+            family.add_metric(key, values.get((definition.name, *key), 0))
+        yield family
+
+
+def _backlog_values(backlog: Backlog, now_ms: int) -> dict[Key, float]:
+    parts = {severity.name.lower(): part for severity, part in backlog.severities.items()}
+    parts |= {names.HEALTHY: backlog.healthy, names.UNREADABLE: SeverityBacklog(backlog.unreadable)}
+    values: dict[Key, float] = {(names.LOCKED,): backlog.locked, (names.COUNTED,): backlog.counted_ms / 1000}
+    for name, part in parts.items():
+        values[names.MARKED_LEDGERS, name] = part.ledgers
+        values[names.MARKED_BYTES, name] = part.bytes_estimate
+        values[names.MARKED_AGE, name] = max(0, now_ms - part.oldest_ms) / 1000 if part.oldest_ms > 0 else 0
+    return values | {(names.PARKED, reason.value): count for reason, count in backlog.parked.items()}
+
+
+def _running_values(record: RunRecord, now_ms: int) -> dict[Key, float]:
+    kind = record.kind.value
+    values: dict[Key, float] = {(names.RUNNING, kind): 1}
+    if record.started_ms:
+        values[names.LAST_START, kind] = record.started_ms / 1000
+        values[names.RUNNING_SECONDS, kind] = max(0, now_ms - record.started_ms) / 1000
+    if record.total > 0:
+        values[names.PROGRESS, kind] = min(1.0, record.done / record.total)
+    if record.state is RunState.PAUSED:
+        values[names.PAUSED, kind] = 1
+    return values
+
+
+def _duration_s(record: RunRecord) -> float:
+    return max(0, record.finished_ms - record.started_ms) / 1000 if record.started_ms else 0.0
+
+
+def _severity(name: str) -> str:
+    return name.lower().replace(" ", "_")
+
+
+class _StateCollector(Collector):
+    """Renders the last status; nothing before the first one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.status: ServiceStatus | None = None
+        self._clock = clock
+
+    def describe(self) -> Iterable[Metric]:
+        return families((*STATE, *BACKLOG), {})
+
+    def collect(self) -> Iterable[Metric]:
+        status = self.status
+        if status is None:
+            return ()
+        return families(shown(status), state_values(status, self._clock.epoch_ms()))
+
+
+def shown(status: ServiceStatus) -> Sequence[Definition]:
+    """What this process may show: not what only the leader knows, and no backlog that was never counted."""
+    definitions = (*STATE, *BACKLOG) if status.backlog.counted_ms else STATE
+    return [definition for definition in definitions if status.is_leader or not definition.is_leader_only]

@@ -1,0 +1,154 @@
+"""The backlog as it is: every ledger that is marked for repair, judged by its metadata and the bookies of this moment.
+
+What the last audit found says nothing about what was repaired since, so this is counted from the store. Ledgers are
+read and judged in parts, so that a huge backlog neither fills the memory nor keeps the loop from other work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Final
+
+from auditor.api.control import Backlog, SeverityBacklog
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
+from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.metadata.tasks.underreplication import Task, UnderReplication, UnreadableTask
+from bookie.model.ids import BookieId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.severity import Severity, fragment_health
+from bookie.runtime.clock import Clock
+
+READ_LEDGERS: Final = 500
+"""Judged between two turns of the loop: some ten milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One marked ledger."""
+
+    severity: Severity | None
+    """None: nothing is missing."""
+    bytes_estimate: int
+    """Payload that has to be copied; 0 where it is not known, as with open ledgers."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    ledgers: int = 0
+    bytes_estimate: int = 0
+    oldest_ms: int = 0
+
+    def add(self, judged: Judged, ctime_ms: int) -> None:
+        self.ledgers += 1
+        self.bytes_estimate += judged.bytes_estimate
+        if ctime_ms > 0:
+            self.oldest_ms = min(self.oldest_ms or ctime_ms, ctime_ms)
+
+    def total(self) -> SeverityBacklog:
+        return SeverityBacklog(self.ledgers, self.bytes_estimate, self.oldest_ms)
+
+
+@dataclass(slots=True)
+class _Tally:
+    by_severity: dict[Severity | None, _Sum] = field(default_factory=dict)
+    unreadable: int = 0
+    marked: set[int] = field(default_factory=set)
+
+    def add(self, task: Task | UnreadableTask, ledger: LedgerMetadata | Unreadable | None, bookies: Bookies) -> None:
+        self.marked.add(task.ledger_id)
+        if isinstance(task, UnreadableTask) or not isinstance(ledger, LedgerMetadata):
+            self.unreadable += 1
+            return
+        judged = judge(ledger, bookies.registered, bookies.draining)
+        if judged.severity is None and not task.missing:  # a repair of the placement names no bookie
+            judged = Judged(Severity.MISPLACED, judged.bytes_estimate)
+        self.by_severity.setdefault(judged.severity, _Sum()).add(judged, task.ctime_ms)
+
+
+_Live = AbstractSet[BookieId]
+
+
+class BacklogCounter:
+    """Counts the backlog of one cluster."""
+
+    def __init__(
+        self,
+        tasks: UnderReplication,
+        ledgers: LedgerStore,
+        registrations: Registrations,
+        parked: ParkedTasks,
+        clock: Clock,
+        drains: Drains | None = None,
+    ) -> None:
+        """Prepare to count; without ``drains`` nothing is known of bookies that are being drained."""
+        self._tasks = tasks
+        self._ledgers = ledgers
+        self._registrations = registrations
+        self._parked = parked
+        self._clock = clock
+        self._drains = drains
+
+    async def count(self) -> Backlog:
+        """Count everything that is marked now.
+
+        Raises:
+            StoreUnavailableError: no answer.
+            NotAClusterError: the parent of all registrations is gone.
+        """
+        counted_ms = self._clock.epoch_ms()
+        bookies = await self._registrations.list()
+        if self._drains is not None:
+            bookies = bookies.with_draining((await self._drains.draining()).bookies)
+        tally = _Tally()
+        tasks = await self._tasks.list_all()
+        for start in range(0, len(tasks), READ_LEDGERS):
+            part = tasks[start : start + READ_LEDGERS]
+            ledgers = await self._ledgers.read_many_metadata([task.ledger_id for task in part])
+            for task, ledger in zip(part, ledgers, strict=True):
+                tally.add(task, ledger, bookies)
+            await asyncio.sleep(0)
+        locked = await self._tasks.locked()
+        parked = Counter(item.reason for item in await self._parked.list() if item.ledger_id in tally.marked)
+        return Backlog(
+            counted_ms=counted_ms,
+            severities={severity: part.total() for severity, part in tally.by_severity.items() if severity is not None},
+            healthy=tally.by_severity.get(None, _Sum()).total(),
+            unreadable=tally.unreadable,
+            parked=dict(parked),
+            locked=len(locked & tally.marked),
+        )
+
+
+def judge(ledger: LedgerMetadata, live: _Live, draining: _Live = frozenset()) -> Judged:
+    """The worst fragment's severity, and what all of them lack, or have to move. Pure."""
+    worst: Severity | None = None
+    lacking = 0.0
+    for severity, share in _fragments(ledger, live, draining):
+        worst = severity if worst is None else min(worst, severity)
+        lacking += share
+    return Judged(worst, round(lacking))
+
+
+def _fragments(ledger: LedgerMetadata, live: _Live, draining: _Live) -> Iterable[tuple[Severity, float]]:
+    """Severity and missing bytes of each fragment that lacks something; each position stores Qw/E of the entries."""
+    for index, fragment in enumerate(ledger.fragments):
+        is_live = [member in live for member in fragment.members]
+        is_draining = [member in draining for member in fragment.members]
+        if all(is_live) and not any(is_draining):
+            continue
+        last = ledger.fragment_last_entry_id(index)
+        write, ack = ledger.write_quorum, ledger.ack_quorum
+        health = fragment_health(is_live, write, ack, fragment.first_entry_id, last, is_draining)
+        lacking = 0.0
+        if ledger.length and ledger.last_entry_id is not None and ledger.last_entry_id >= 0 and last is not None:
+            entries = max(0, last - fragment.first_entry_id + 1)
+            per_position = ledger.length / (ledger.last_entry_id + 1) * entries * ledger.write_quorum
+            lacking = per_position * len(health.missing_positions) / ledger.ensemble_size
+        if health.severity is not None:
+            yield health.severity, lacking

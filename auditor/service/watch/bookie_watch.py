@@ -1,0 +1,351 @@
+"""Watches bookies, their delay and the switches; the leader's watch starts an audit when a lost bookie is due.
+
+Level-triggered: what is due follows from what is in the store at each look, never from an event that somebody saw. So
+nothing is forgotten by a change of leader, a lost session, a failed audit, or one that was under way when another
+bookie was lost: while a due bookie is not audited, there is another audit.
+
+Every process looks, so that each can show the cluster; only the leader notes and starts anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from auditor.api.control import LostBookie, NotLeaderError, RunBusyError
+from auditor.service.events import ServiceEvents
+from auditor.service.watch.lost_bookies import Decision, Watched, decide, lost_now
+from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.cluster import Cluster, NotAClusterError
+from bookie.metadata.layout import disable_path, lost_bookie_delay_path
+from bookie.metadata.port import MetadataStore, Stat
+from bookie.metadata.store.session import Signal, waiting_for
+from bookie.metadata.tasks.underreplication import InvalidDelayError, UnderReplication
+from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.model.ids import BookieId
+from bookie.model.run import RunCause
+from bookie.runtime.clock import Clock
+from bookie.runtime.retry import GrowingPause
+from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.waiting import first_to_end
+
+_log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S: Final = 15.0
+"""Without any change. Cookies are not watched: a decommissioned bookie is noticed so late."""
+_RETRY_S: Final = 1.0
+_REFUSED_RETRY_S_MAX: Final = 60.0
+"""After many looks that the store refused, each pause twice the one before: only a person can change that."""
+_AUDIT_RETRY_S: Final = 30.0
+"""After an audit that did not deal with a lost bookie; doubled each time."""
+_AUDIT_RETRY_S_MAX: Final = 900.0
+_OUTAGE_SESSIONS: Final = 0.5
+"""Session timeouts without a connection from which on others may have lost their sessions."""
+SETTLE_SESSIONS: Final = 2.0
+"""Session timeouts to wait after an outage of the store before any bookie counts as lost for good: as long as a bookie
+may take to learn that its session is over and to register again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSeen:
+    """The cluster at the last look."""
+
+    writable: frozenset[BookieId] = frozenset()
+    read_only: frozenset[BookieId] = frozenset()
+    lost: tuple[LostBookie, ...] = ()
+    held_because: str = ""
+    delay_s: int = 0
+    is_recovery_enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Switches:
+    delay_s: int
+    delay_stat: Stat | None
+    disable_stat: Stat | None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchPorts:
+    """What the watch works on."""
+
+    store: MetadataStore
+    cluster: Cluster
+    registrations: Registrations
+    tasks: UnderReplication
+    down: FirstSeenDown
+    clock: Clock
+    is_leader: Callable[[], bool]
+    start_audit: Callable[[RunCause, str], Awaitable[None]]
+    """Start a bookies run. Raises RunBusyError, NotLeaderError, StoreUnavailableError."""
+    wait_audit_ended: Callable[[], Awaitable[None]]
+    events: ServiceEvents
+
+
+class BookieWatch:
+    """See the module docstring."""
+
+    def __init__(self, ports: WatchPorts, *, missing_share_max: float, settle_s: float) -> None:
+        self._ports = ports
+        self._missing_share_max = missing_share_max
+        self._settle_s = settle_s
+        self._poked = Signal()
+        self._pokes = 0
+        self._epoch: int | None = None
+        self._settle_until_s = 0.0
+        """On the monotonic clock, as whatever is waited for in this process: the date may jump."""
+        self._switches: _Switches | None = None
+        self._noted: Mapping[BookieId, Down] = {}
+        self._watched_to = ""
+        """Version of the registrations at the last look as leader; empty: there may have been a time without looks."""
+        self._reopened: set[BookieId] = set()
+        self._is_asked = False
+        self._tried: frozenset[BookieId] = frozenset()
+        self._next_try_s = 0.0
+        self._retry_s = _AUDIT_RETRY_S
+        self._refusals = GrowingPause(_RETRY_S, _REFUSED_RETRY_S_MAX)
+        self.seen = ClusterSeen()
+        self.problem = ""
+        """Why nothing can be done about lost bookies until a person changes something; empty: it can, or the store does
+        not answer."""
+
+    def poke(self) -> None:
+        """Something changed that the watch does not see by itself: look again."""
+        self._pokes += 1
+        self._poked.fire()
+
+    async def run(self) -> None:
+        """Look and wait, until cancelled."""
+        minding = guarded("auditor connection", self._mind_connection())
+        try:
+            await self._look_and_wait()
+        finally:
+            await cancel(minding)
+
+    async def _mind_connection(self) -> None:
+        """An outage that this session survived may have been the end of others, which come back a little later."""
+        store, clock = self._ports.store, self._ports.clock
+        session, away_since_s = store.session, None
+        while True:
+            if not session.is_connected:
+                away_since_s = clock.monotonic_s() if away_since_s is None else away_since_s
+            elif away_since_s is not None:
+                if clock.monotonic_s() - away_since_s >= self._settle_s / SETTLE_SESSIONS * _OUTAGE_SESSIONS:
+                    self._settle()
+                away_since_s = None
+            session = await store.wait_session_changed(session)
+
+    def _settle(self) -> None:
+        self._settle_until_s = self._ports.clock.monotonic_s() + self._settle_s
+
+    def _settled_ms(self, now_ms: int) -> int:
+        """The date at which bookies have had their moment to register again; 0 if that is over."""
+        left_s = self._settle_until_s - self._ports.clock.monotonic_s()
+        return now_ms + math.ceil(left_s * 1000) if left_s > 0 else 0
+
+    async def _look_and_wait(self) -> None:
+        while True:
+            pokes = self._pokes
+            try:
+                bookies, decision = await self._look()
+                is_busy = await self._act(decision)
+                self.problem = ""
+                await self._wait(bookies, decision, pokes, is_busy)
+                self._refusals.reset()
+            except (TransientError, OutcomeUnknownError, ConflictError) as error:
+                _log.warning("the cluster is looked at again", extra={"reason": str(error)})
+                await self._ports.clock.sleep(_RETRY_S)
+            except PermanentError as error:
+                self.problem, pause_s = str(error), self._refusals.next_s()
+                fields = {"reason": self.problem, "in_s": pause_s}
+                _log.error("the store refused a look at the cluster, trying again", extra=fields)
+                await self._ports.clock.sleep(pause_s)
+
+    async def _look(self) -> tuple[Bookies, Decision]:
+        self._settle_after_outage()
+        version = await self._ports.registrations.version()  # before the list, which thus is no older
+        bookies = await self._bookies()
+        known = await self._ports.registrations.known()
+        switches = await self._read_switches()
+        now_ms = self._ports.clock.epoch_ms()
+        lost = lost_now(known, bookies.registered)
+        noted = await self._note(lost, now_ms, switches, version)
+        watched = Watched(known, bookies.registered, noted, switches.delay_s, self._settled_ms(now_ms))
+        decision = decide(watched, now_ms, self._missing_share_max)
+        if self.seen.held_because and not decision.held_because:
+            _log.warning("the mass-loss brake is released")
+            self._settle()
+            watched = Watched(known, bookies.registered, noted, switches.delay_s, self._settled_ms(now_ms))
+            decision = decide(watched, now_ms, self._missing_share_max)
+        if decision.held_because and decision.held_because != self.seen.held_because:
+            _log.error("the mass-loss brake holds, nothing is marked", extra={"reason": decision.held_because})
+        self._tell(decision)
+        self.seen = ClusterSeen(
+            bookies.writable,
+            bookies.read_only,
+            decision.lost,
+            decision.held_because,
+            switches.delay_s,
+            switches.disable_stat is None,
+        )
+        return bookies, decision
+
+    def _settle_after_outage(self) -> None:
+        """A session that followed another was lost in an outage, which bookies had as well."""
+        epoch = self._ports.store.session.epoch
+        if self._epoch is not None and epoch != self._epoch:
+            self._settle()
+            self._watched_to = ""
+        self._epoch = epoch
+
+    async def _bookies(self) -> Bookies:
+        try:
+            return await self._ports.registrations.list()
+        except NotAClusterError:  # the brake will say that nobody is there
+            return Bookies(frozenset(), frozenset())
+
+    async def _read_switches(self) -> _Switches:
+        store, root = self._ports.store, self._ports.cluster.root
+        delay, disable = await store.get_many([lost_bookie_delay_path(root), disable_path(root)])
+        try:
+            delay_s = await self._ports.tasks.lost_bookie_delay_s() if delay is not None else 0
+        except InvalidDelayError as error:
+            delay_s = 0 if self._switches is None else self._switches.delay_s
+            _log.error("the delay for lost bookies cannot be read", extra={"reason": str(error), "used_s": delay_s})
+        found = _Switches(delay_s, delay.stat if delay else None, disable.stat if disable else None)
+        before, self._switches = self._switches, found
+        if before is not None and _is_audit_wanted(before, found):
+            _log.info("an audit was asked for by setting the delay for lost bookies again")
+            self._is_asked = True
+        return found
+
+    async def _note(
+        self, lost: frozenset[BookieId], now_ms: int, switches: _Switches, version: str
+    ) -> Mapping[BookieId, Down]:
+        if not self._ports.is_leader():
+            self._noted, self._watched_to = {}, ""
+            return await self._ports.down.read()
+        noted = await self._reopen_unwatched(dict(await self._ports.down.reconcile(lost, now_ms)), version)
+        for bookie in sorted(noted.keys() - self._noted.keys()):
+            fields = {"bookie_id": bookie, "since_ms": noted[bookie].since_ms, "delay_s": switches.delay_s}
+            _log.warning("bookie is lost", extra=fields)
+        for bookie in sorted(self._noted.keys() - noted.keys()):
+            _log.warning("bookie is back, or known no more", extra={"bookie_id": bookie})
+        for bookie, down in noted.items() if self._is_asked else ():
+            if not down.audited_ms and not down.is_delay_waived:
+                await self._ports.down.waive_delay(bookie, down.since_ms)
+        if self._is_asked:
+            noted = dict(await self._ports.down.read())
+        for bookie, down in noted.items():
+            earlier = self._noted.get(bookie)
+            if down.audited_ms and earlier is not None and not earlier.audited_ms and bookie not in self._reopened:
+                self._ports.events.loss_audited((down.audited_ms - down.since_ms) / 1000)
+        self._noted = noted
+        self._reopened &= noted.keys()
+        return noted
+
+    async def _reopen_unwatched(self, noted: dict[BookieId, Down], version: str) -> dict[BookieId, Down]:
+        """Bookies came or went while nobody led: a lost one may have been there, got new ledgers, and be gone again."""
+        if version == self._watched_to:
+            return noted
+        down = self._ports.down
+        if not self._watched_to and await down.watched_to() != version:
+            for bookie, loss in noted.items():
+                if loss.audited_ms:
+                    _log.info("a lost bookie is audited again: nobody watched", extra={"bookie_id": bookie})
+                    await down.reopen(bookie, loss.since_ms)
+                    noted[bookie] = replace(loss, audited_ms=0)
+                    self._reopened.add(bookie)
+        await down.note_watched(version)
+        self._watched_to = version
+        return noted
+
+    def _tell(self, decision: Decision) -> None:
+        if not decision.due:
+            self._tried, self._retry_s = frozenset(), _AUDIT_RETRY_S
+
+    async def _act(self, decision: Decision) -> bool:
+        """Start an audit if one is due; True if it has to wait for another one's end."""
+        is_enabled = self._switches is not None and self._switches.disable_stat is None
+        if not self._ports.is_leader():
+            self._is_asked, self._tried = False, frozenset()
+            return False
+        is_due = bool(decision.due) and is_enabled and self._may_try(decision)
+        if not is_due and not self._is_asked:
+            return False
+        try:
+            if is_due:
+                await self._ports.start_audit(RunCause.BOOKIE_LOSS, ", ".join(sorted(decision.due))[:_OWNER_MAX])
+            else:
+                await self._ports.start_audit(RunCause.COMMAND, "lostBookieRecoveryDelay")
+        except RunBusyError:
+            return True
+        except NotLeaderError:
+            return False
+        self._is_asked = False
+        if is_due:
+            self._tried |= decision.due
+            self._next_try_s = self._ports.clock.monotonic_s() + self._retry_s
+            self._retry_s = min(self._retry_s * 2, _AUDIT_RETRY_S_MAX)
+        return False
+
+    def _may_try(self, decision: Decision) -> bool:
+        return bool(decision.due - self._tried) or self._ports.clock.monotonic_s() >= self._next_try_s
+
+    async def _wait(self, bookies: Bookies, decision: Decision, pokes: int, is_busy: bool) -> None:
+        """Until anything changes, or the next delay is over."""
+        store, root = self._ports.store, self._ports.cluster.root
+        switches = self._switches
+        assert switches is not None
+        works = [
+            self._changed(bookies),
+            store.wait_node_changed(lost_bookie_delay_path(root), switches.delay_stat),
+            store.wait_node_changed(disable_path(root), switches.disable_stat),
+            self._poked_since(pokes),
+        ]
+        if is_busy:
+            works.append(_of(self._ports.wait_audit_ended()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._wait_s(decision)):
+                await first_to_end(*works)
+
+    def _wait_s(self, decision: Decision) -> float:
+        clock = self._ports.clock
+        left_s = [] if decision.next_look_ms is None else [(decision.next_look_ms - clock.epoch_ms()) / 1000]
+        if decision.due and not decision.due - self._tried:
+            left_s.append(self._next_try_s - clock.monotonic_s())
+        soonest_s = min((left for left in left_s if left > 0), default=LOOK_INTERVAL_S)
+        return min(LOOK_INTERVAL_S, soonest_s + _ROUNDING_S)
+
+    async def _changed(self, bookies: Bookies) -> None:
+        try:
+            await self._ports.registrations.wait_changed(bookies)
+        except NotAClusterError:
+            await self._ports.clock.sleep(LOOK_INTERVAL_S)
+
+    async def _poked_since(self, pokes: int) -> None:
+        while self._pokes == pokes:
+            with waiting_for(self._poked) as waiter:
+                await waiter
+
+
+_OWNER_MAX: Final = 200
+_ROUNDING_S: Final = 0.002
+"""So that the clock has surely reached a time of whole milliseconds when it is looked at again."""
+
+
+def _is_audit_wanted(before: _Switches, now: _Switches) -> bool:
+    """Whether the delay was set to the value that it had: how people ask Apache's auditor for an audit."""
+    if before.delay_stat is None or now.delay_stat is None or before.delay_s != now.delay_s:
+        return False
+    return before.delay_stat.mzxid != now.delay_stat.mzxid
+
+
+async def _of(awaitable: Awaitable[None]) -> None:
+    await awaitable

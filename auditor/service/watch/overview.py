@@ -1,0 +1,104 @@
+"""What a process knows of runs and backlog for its status page: read from the store every few seconds.
+
+Runs and their past are read by every process; the backlog is counted by the leader alone, because it costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from auditor.api.control import Backlog
+from bookie.metadata.runs.records import Runs
+from bookie.metadata.store.session import Signal, waiting_for
+from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.model.run import RunKind, RunRecord
+from bookie.runtime.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+RUNS_READ: Final = 100
+"""The newest; enough that each kind's last run is among them, unless another kind runs very often."""
+_REST_FACTOR: Final = 3.0
+"""Of the time that counting takes: a million marked ledgers take minutes, of the store's time as well."""
+_REST_S_MAX: Final = 120.0
+"""Figures older than some minutes raise an alert."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Runs as the store has them."""
+
+    running: Sequence[RunRecord] = ()
+    """Of all processes."""
+    last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
+    """The newest of each kind that is over."""
+    last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)
+    paused_kinds: Sequence[RunKind] = ()
+
+
+class CountsBacklog(Protocol):
+    """Where the backlog comes from."""
+
+    async def count(self) -> Backlog:
+        """Count everything that is marked now. Raises StoreUnavailableError."""
+        ...
+
+
+class Overview:
+    """See the module docstring."""
+
+    def __init__(
+        self, runs: Runs, counter: CountsBacklog, clock: Clock, *, is_leader: Callable[[], bool], interval_s: float
+    ) -> None:
+        self._runs = runs
+        self._counter = counter
+        self._clock = clock
+        self._is_leader = is_leader
+        self._interval_s = interval_s
+        self._poked = Signal()
+        self._pokes = 0
+        self.history = History()
+        self.backlog = Backlog()
+
+    def poke(self) -> None:
+        """Something changed: read again now."""
+        self._pokes += 1
+        self._poked.fire()
+
+    async def run(self) -> None:
+        """Read and wait, until cancelled."""
+        while True:
+            pokes = self._pokes
+            began_s = self._clock.monotonic_s()
+            try:
+                self.history = await self._read()
+                self.backlog = await self._counter.count() if self._is_leader() else Backlog()
+            except (TransientError, OutcomeUnknownError, ConflictError, PermanentError) as error:
+                _log.info("runs or backlog cannot be read now", extra={"reason": str(error)})
+            took_s = self._clock.monotonic_s() - began_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(self._interval_s, min(_REST_FACTOR * took_s, _REST_S_MAX))):
+                    await self._poked_since(pokes)
+
+    async def _poked_since(self, pokes: int) -> None:
+        while self._pokes == pokes:
+            with waiting_for(self._poked) as waiter:
+                await waiter
+
+    async def _read(self) -> History:
+        newest = await self._runs.list(RUNS_READ)
+        last: dict[RunKind, RunRecord] = {}
+        for record in newest:
+            if record.state.is_final:
+                last.setdefault(record.kind, record)
+        return History(
+            running=tuple(record for record in newest if not record.state.is_final),
+            last=last,
+            last_success_ms=await self._runs.last_success_ms(),
+            paused_kinds=await self._runs.paused_kinds(),
+        )
