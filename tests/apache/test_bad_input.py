@@ -104,7 +104,7 @@ async def closed(handle: JavaHandle, digest: str) -> Ledger:
 
 async def endings(replicator: Replicator) -> dict[int, Mapping[str, Any]]:
     """How the latest turn of each ledger ended."""
-    return {event["ledger_id"]: event for event in replicator.telemetry.events() if "ending" in event}
+    return {event["ledger_id"]: event for event in replicator.events() if "ending" in event}
 
 
 async def done(replicator: Replicator) -> set[int]:

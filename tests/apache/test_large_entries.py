@@ -80,4 +80,4 @@ async def test_large_entries_are_repaired_with_the_option_and_told_without(
 
 
 async def _details(replicator: Replicator) -> list[str]:
-    return [str(event.get("detail", "")) for event in replicator.telemetry.events()]
+    return [str(event.get("detail", "")) for event in replicator.events()]

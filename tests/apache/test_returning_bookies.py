@@ -73,7 +73,7 @@ async def endings(uri: str, directory: Path) -> dict[int, str]:
     """How a replicator ends each task."""
     replicator = await Replicator.start(uri, directory, "--once")
     assert await replicator.wait() == 0
-    return {event["ledger_id"]: event["ending"] for event in replicator.telemetry.events() if "ending" in event}
+    return {event["ledger_id"]: event["ending"] for event in replicator.events() if "ending" in event}
 
 
 async def test_a_bookie_under_another_port_is_found_again_and_filled_up_in_place(
@@ -196,7 +196,7 @@ async def test_recoveries_that_got_stuck_are_parked_and_finished_when_the_bookie
         await asyncio.gather(*(bookie.start() for bookie in away))
         await no_work_left(here, client)
         await until(client.parked.list, lambda parked: not parked, "nothing is parked any more")
-        ended = [event for event in replicator.telemetry.events() if event.get("recovered")]
+        ended = [event for event in replicator.events() if event.get("recovered")]
         assert {event["ledger_id"] for event in ended} == {ledger.ledger_id for ledger in ledgers}
     for ledger in ledgers:
         found = await java.call("metadata", ledger=ledger.ledger_id)

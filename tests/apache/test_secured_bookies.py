@@ -253,7 +253,7 @@ async def test_a_wrong_ledger_password_or_digest_is_refused(secured: Secured) ->
 
 async def failures(replicator: Replicator) -> list[str]:
     """Why it could not repair what it tried to."""
-    return [event["detail"] for event in replicator.telemetry.events() if event.get("ending") == "failed"]
+    return [event["detail"] for event in replicator.events() if event.get("ending") == "failed"]
 
 
 async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_heals(
