@@ -22,8 +22,8 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 VERSIONS: Final = ("4.1.3", "4.1.4", "4.2.0", "4.2.1", "4.3.0")
 TESTS: Final = (
-    "tests/unit/test_ui_tab_absent.py",
-    "tests/unit/test_ui_face.py",
+    "tests/unit/spark_jobs/ui/test_ui_tab_absent.py",
+    "tests/unit/spark_jobs/ui/test_ui_face.py",
     "tests/spark/test_ui_tab.py",
     "tests/spark/test_session.py",
 )

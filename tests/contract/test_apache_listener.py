@@ -18,7 +18,7 @@ from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache import v2
 from bookie.wire.apache.framing import framed
 from tests.contract.apache_listener_world import DEADLINE_S, listening
-from tests.unit.apache_listener_world import KEY, LEDGER, add, entry, long_poll, read, request
+from tests.worlds.apache_listener import KEY, LEDGER, add, entry, long_poll, read, request
 
 
 def numbered(message: pb.Request, txn: int) -> pb.Request:

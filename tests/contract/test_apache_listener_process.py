@@ -17,7 +17,7 @@ from bookie.wire.apache import protocol_pb2 as pb
 from tests.contract.apache_listener_world import Client
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S
-from tests.unit.apache_listener_world import add, entry, read
+from tests.worlds.apache_listener import add, entry, read
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ from bookie.server.apache.limits import ListenerLimits
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.framing import framed
 from tests.contract.apache_listener_world import DEADLINE_S, Client, Listening, listening
-from tests.unit.apache_listener_world import add, entry, read
+from tests.worlds.apache_listener import add, entry, read
 
 LARGE = 300 << 10
 

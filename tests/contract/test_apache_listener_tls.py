@@ -22,7 +22,7 @@ from tests.apache.recording_proxy import RecordingProxy
 from tests.contract.apache_listener_world import DEADLINE_S, Client, Listening, listening
 from tests.contract.scripted_apache_bookie import BOOKIE, Directory, batch
 from tests.contract.test_grpc_tls import make_ca, make_certificate
-from tests.unit.apache_listener_world import KEY, LEDGER, add, entry, read, request
+from tests.worlds.apache_listener import KEY, LEDGER, add, entry, read, request
 
 pytestmark = pytest.mark.needs("openssl")
 

@@ -22,7 +22,7 @@ from auditor.api.http.server import HttpFace
 from auditor.api.settings import ServerTls
 from bookie.wire.tls import TlsFilesError
 from tests.deadlines import STATE_S
-from tests.unit.api_world import ManualClock, TwinControl, TwinOperations, running, settings_in
+from tests.worlds.api import ManualClock, TwinControl, TwinOperations, running, settings_in
 
 pytestmark = pytest.mark.needs("openssl")
 

@@ -21,7 +21,7 @@ import pytest
 
 from tests.deadlines import PROGRAM_S, STATE_S
 from tests.required import missing
-from tests.unit import report_world as world
+from tests.worlds import report as world
 
 pytestmark = pytest.mark.integration
 

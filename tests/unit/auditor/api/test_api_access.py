@@ -1,0 +1,203 @@
+"""Who may do what on every route, and what is written down about it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from auditor.api.access.access import client_of
+from auditor.api.access.tokens import Role, Tokens, TokensFileError, make_token, parse_tokens
+from auditor.api.grpc.server import GrpcFace
+from auditor.api.http.routes import Route
+from auditor.api.http.server import HttpFace
+from auditor.api.settings import ApiSettings, is_loopback
+from bookie.runtime.settings import ConfigurationError
+from tests.worlds.api import ManualClock, TwinControl, TwinOperations, World, running
+
+POLICIES = {
+    "open to read": (True, False),
+    "closed": (False, False),
+    "open": (True, True),
+}
+
+
+def path_of(route: Route, run_id: str) -> str:
+    path = route.described_path.replace("{run_id}", run_id).replace("{state}", "paused")
+    return path.replace("{path}", "summary.json") + (
+        "?enabled=false" if route.operation == "apache_set_recovery" else ""
+    )
+
+
+def allowed(caller: str, needed: Role | None, policy: tuple[bool, bool]) -> int:
+    """What the rules say, written a second time: 0 where the request goes through, else the status."""
+    if needed is None:
+        return 0
+    if caller in ("unknown token", "no bearer"):
+        return 401
+    if caller == "anonymous":
+        return 0 if policy[0 if needed is Role.READ else 1] else 401
+    return 403 if caller == "read" and needed is Role.OPERATE else 0
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+async def test_matrix_of_callers_and_routes(tmp_path: Path, policy: tuple[bool, bool]) -> None:
+    read, write = policy
+    async with running(tmp_path, allow_anonymous_read=read, allow_anonymous_write=write) as world:
+        run_id = await world.start()
+        headers = {
+            "anonymous": {},
+            "read": {"Authorization": f"Bearer {world.tokens[Role.READ].token}"},
+            "operate": {"Authorization": f"bearer  {world.tokens[Role.OPERATE].token}"},
+            "unknown token": {"Authorization": "Bearer bkheal_nonsense"},
+            "no bearer": {"Authorization": "Basic YTpi"},
+        }
+        for route in world.face.routes:
+            for caller, sent in headers.items():
+                reply = await world.ask(route.method, path_of(route, run_id), headers=sent)
+                expected = allowed(caller, route.role, policy)
+                where = (route.operation, caller, reply.status)
+                assert (reply.status if reply.status in (401, 403) else 0) == expected, where
+                if expected == 401:
+                    assert reply.headers["WWW-Authenticate"] == "Bearer"
+                    assert reply.problem == "unauthenticated"
+
+
+async def test_refused_requests_change_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.start()
+        for token in (None, "bkheal_nonsense", world.tokens[Role.READ].token):
+            for route in world.face.routes:
+                if route.is_changing:
+                    await world.ask(route.method, path_of(route, run_id), token=token, json={"kind": "replicas"})
+        assert world.control.started == 1
+        assert (await world.control.run(run_id)).state.value == "running"
+        assert (world.operations.is_on, world.operations.delay_s) == (True, 60)
+
+
+async def test_revoked_token_and_damaged_file_admit_nobody(tmp_path: Path) -> None:
+    async with running(tmp_path, allow_anonymous_read=False) as world:
+        token = world.tokens[Role.READ].token
+        assert (await world.ask("GET", "/api/v1/status", token=token)).status == 200
+        good = world.tokens_file.read_text()
+        for content in ("", good + "nonsense\n", "\n".join(good.splitlines()[2:])):
+            world.tokens_file.write_text(content + "#" * len(content))
+            assert (await world.ask("GET", "/api/v1/status", token=token)).status == 401
+        world.tokens_file.unlink()
+        assert (await world.ask("GET", "/api/v1/status", token=token)).status == 401
+        world.tokens_file.write_text(good)
+        assert (await world.ask("GET", "/api/v1/status", token=token)).status == 200
+
+
+async def test_new_token_counts_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        made = make_token("newcomer", Role.OPERATE)
+        assert (await world.ask("PUT", "/api/v1/autorecovery/trigger_audit", token=made.token)).status == 401
+        with world.tokens_file.open("a") as file:
+            file.write(made.line + "\n")
+        assert (await world.ask("PUT", "/api/v1/autorecovery/trigger_audit", token=made.token)).status == 200
+
+
+async def test_writing_without_a_token_is_for_this_machine_alone(tmp_path: Path) -> None:
+    settings = ApiSettings(report_dir=tmp_path, allow_anonymous_write=True, http_port=0, grpc_port=0)
+    for exposed in (
+        replace(settings, http_host="0.0.0.0"),
+        replace(settings, grpc_host="::"),
+        replace(settings, http_host="auditor.example"),
+    ):
+        for face in (
+            HttpFace(TwinControl(), TwinOperations(), exposed, ManualClock()),
+            GrpcFace(TwinControl(), exposed, ManualClock()),
+        ):
+            with pytest.raises(ConfigurationError, match="allow_anonymous_write"):
+                await face.start()
+
+
+async def test_settings_that_cannot_work_are_all_named(tmp_path: Path) -> None:
+    settings = ApiSettings(report_dir=tmp_path, tokens_file=tmp_path / "none", requests_per_second=0)
+    with pytest.raises(ConfigurationError) as refused:
+        await HttpFace(TwinControl(), TwinOperations(), settings, ManualClock()).start()
+    assert len(refused.value.problems) == 2
+
+
+def test_which_addresses_only_this_machine_reaches() -> None:
+    for host in ("127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost"):
+        assert is_loopback(host)
+    for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.example", ""):
+        assert not is_loopback(host)
+
+
+async def records(world: World, caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
+    names = ("face", "action", "who", "address", "check", "run_id", "detail", "outcome")
+    kept = [record for record in caplog.records if record.name == "bkheal.audit"]
+    return [{name: getattr(record, name) for name in names if hasattr(record, name)} for record in kept]
+
+
+async def test_changing_requests_are_written_down_and_others_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bkheal.audit")
+    async with running(tmp_path) as world:
+        run_id = await world.start()
+        await world.operate("PUT", f"/api/v1/runs/{run_id}/state/cancelled")
+        await world.ask("POST", "/api/v1/runs", json={"kind": "bookies"})
+        await world.ask("POST", "/api/v1/runs", token=world.tokens[Role.READ].token, json={"kind": "bookies"})
+        await world.operate("PUT", "/api/v1/autorecovery/status?enabled=false")
+        await world.operate("GET", "/api/v1/status")
+        found = await records(world, caplog)
+    common = {"face": "http", "address": "127.0.0.1"}
+    who = "somebody-who-may-operate"
+    assert found == [
+        {**common, "action": "start_run", "who": who, "check": "bookies", "run_id": run_id, "outcome": "202"},
+        {
+            **common, "action": "change_run", "who": who, "check": "bookies", "run_id": run_id,
+            "detail": "cancelled", "outcome": "200",
+        },
+        {**common, "action": "start_run", "who": "anonymous", "outcome": "401"},
+        {**common, "action": "start_run", "who": "anonymous", "outcome": "403"},
+        {**common, "action": "apache_set_recovery", "who": who, "detail": "enabled=false", "outcome": "200"},
+    ]  # fmt: skip
+    for made in world.tokens.values():
+        assert made.token not in caplog.text
+
+
+def test_tokens_file_says_which_line_is_wrong_and_never_shows_it() -> None:
+    line = make_token("a", Role.READ).line
+    assert [entry.name for entry in parse_tokens(f"\n# x\n{line} # of a\n")] == ["a"]
+    for wrong in (
+        "a read",
+        "a write " + "0" * 64,
+        "a read " + "0" * 63,
+        "a/b read " + "0" * 64,
+        "anonymous " + line[2:],
+    ):
+        with pytest.raises(TokensFileError, match="line 2") as refused:
+            parse_tokens(f"{line}\n{wrong}\n")
+        assert wrong not in str(refused.value)
+    with pytest.raises(TokensFileError, match="second time"):
+        parse_tokens(f"{line}\n{line}\n")
+    with pytest.raises(TokensFileError, match="cannot be named"):
+        make_token("two words", Role.READ)
+
+
+def test_secrets_do_not_print(tmp_path: Path) -> None:
+    made = make_token("a", Role.OPERATE)
+    assert made.token not in repr(made)
+    assert made.token not in made.line
+    path = tmp_path / "tokens"
+    path.write_text(made.line)
+    entry = Tokens(path).find(made.token)
+    assert entry is not None
+    assert entry.sha256 not in repr(entry)
+    assert Tokens(path).find(made.token + "x") is None
+    assert Tokens(path).find("") is None
+    assert Tokens(path).find("\udcff") is None
+    assert Tokens(None).find(made.token) is None
+
+
+def test_refused_caller_is_told_what_it_lacks(tmp_path: Path) -> None:
+    assert client_of("2001:db8::1") == client_of("2001:db8::2") != client_of("2001:db8:1::1")
+    assert client_of("::ffff:10.0.0.1") == "10.0.0.1"
+    assert client_of("unknown") == "unknown"

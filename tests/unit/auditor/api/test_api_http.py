@@ -1,0 +1,465 @@
+"""Every path of the HTTP face over a real socket; each answer fits the description that the face itself gives."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from auditor.api.access.tokens import Role
+from auditor.api.http import cluster_routes
+from bookie.model.run import RunKind, RunRecord, RunState
+from tests.worlds.api import EVIL, Reply, World, running
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with running(tmp_path) as made:
+        yield made
+
+
+def closed(schema: Any) -> Any:
+    """The schema with no members but the described ones, all the way down."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: closed(part) for name, part in schema.items()}
+    if "properties" in made:
+        made.setdefault("additionalProperties", False)
+    return made
+
+
+async def check(world: World, method: str, path: str, reply: Reply) -> None:
+    """The answer to ``method path`` is one that the description allows, member for member."""
+    description = (await world.ask("GET", "/openapi.json")).json
+    bare = path.partition("?")[0]
+    patterns = {known: re.sub(r"\{[^}]+\}", "[^/]+", known) for known in description["paths"]}
+    [known] = sorted((known for known, pattern in patterns.items() if re.fullmatch(pattern, bare)), key=len)[:1]
+    responses = description["paths"][known][method.lower()]["responses"]
+    response = responses.get(str(reply.status)) or responses["default"]
+    content = response.get("content", {})
+    kind = reply.headers.get("Content-Type", "").partition(";")[0]
+    assert not content or kind in content
+    schema = content.get(kind, {}).get("schema")
+    if schema is not None:
+        components = description["components"]
+        if kind == "application/json" and schema["$ref"] != "#/components/schemas/Description":
+            components = closed(components)
+        jsonschema.Draft202012Validator({**schema, "components": components}).validate(reply.json)
+
+
+async def good(world: World, method: str, path: str, **options: Any) -> Reply:
+    """Ask as an operator, expect success, and check the answer against the description."""
+    reply = await world.operate(method, path, **options)
+    assert reply.status < 400, reply.body
+    await check(world, method, path, reply)
+    return reply
+
+
+async def test_status_tells_all_that_is_known(world: World) -> None:
+    run_id = await world.start()
+    await world.control.finish(run_id)
+    await world.start(RunKind.REPLICAS)
+    document = (await good(world, "GET", "/api/v1/status")).json
+    assert (document["apiVersion"], document["kind"]) == ("bkheal/v1", "ServiceStatus")
+    assert document["bookies"]["writable"] == ["a:3181", "b:3181"]
+    assert document["bookies"]["lost"][0]["audit_due"] == "2023-11-14T22:14:20.000Z"
+    assert document["backlog"]["ledgers"] == 5
+    assert document["backlog"]["severities"]["critical"] == {
+        "ledgers": 2,
+        "bytes_estimate": 100,
+        "oldest": "2023-11-14T22:13:20.000Z",
+    }
+    assert document["checks"]["bookies"]["last"]["verdict"] == "findings"
+    assert document["checks"]["bookies"]["schedule"] == "24h"
+    assert document["checks"]["placement"] == {
+        "schedule": None,
+        "period_seconds": None,
+        "next_run": None,
+        "last_success": None,
+        "paused": False,
+        "last": None,
+    }
+    assert [run["kind"] for run in document["running"]] == ["replicas"]
+
+
+async def test_page_for_people_escapes_names_and_loads_nothing(world: World) -> None:
+    run_id = await world.start()
+    await world.control.finish(run_id)
+    reply = await good(world, "GET", "/status")
+    text = reply.body.decode()
+    assert f'<a href="reports/{run_id}/">findings</a>' in text
+    assert EVIL not in text
+    assert text.count("&lt;script&gt;") >= 3
+    assert "script-src" not in reply.headers["Content-Security-Policy"]
+    assert reply.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert "<script" not in text
+    root = await good(world, "GET", "/")
+    assert (root.status, root.headers["Location"]) == (302, "/status")
+
+
+async def test_a_follower_shows_the_schedules_that_it_would_follow_and_no_times(world: World) -> None:
+    world.control.is_leader = False
+    checks = (await good(world, "GET", "/api/v1/status")).json["checks"]
+    assert (checks["bookies"]["schedule"], checks["bookies"]["next_run"]) == ("24h", None)
+    page = (await good(world, "GET", "/status")).body.decode()
+    assert "<td>bookies</td><td>24h on the leader, time not known here</td>" in page
+    assert "<td>placement</td><td>not scheduled</td>" in page
+    world.control.leader = ""
+    assert "<td>bookies</td><td>24h once an auditor leads</td>" in (await good(world, "GET", "/status")).body.decode()
+
+
+async def test_page_is_there_without_the_store(world: World) -> None:
+    world.control.is_connected = False
+    assert b"no connection" in (await good(world, "GET", "/status")).body
+
+
+async def test_run_from_begin_to_end(world: World) -> None:
+    begun = await good(world, "POST", "/api/v1/runs", json={"kind": "bookies", "dry_run": True})
+    run = begun.json["run"]
+    assert begun.status == 202
+    assert begun.headers["Location"] == f"/api/v1/runs/{run['run_id']}"
+    assert (run["kind"], run["dry_run"], run["cause"]) == ("bookies", True, "http")
+    assert run["owner"] == "somebody-who-may-operate"
+    path = begun.headers["Location"]
+    assert (await good(world, "GET", path)).json["run"] == run
+    for method in ("PUT", "POST"):
+        for name, state in (("paused", RunState.PAUSED), ("running", RunState.RUNNING)):
+            changed = await good(world, method, f"{path}/state/{name}")
+            assert changed.json["run"]["state"] == state.value
+    cancelled = await good(world, "PUT", f"{path}/state/cancelled")
+    assert cancelled.json["run"]["detail"] == "cancelled by somebody-who-may-operate"
+    again = await world.operate("PUT", f"{path}/state/cancelled")
+    assert (again.status, again.problem) == (409, "run-over")
+
+
+async def test_runs_are_listed_newest_first_within_a_limit_and_by_kind(world: World) -> None:
+    ids = [await world.start(kind) for kind in RunKind]
+    listed = await good(world, "GET", "/api/v1/runs")
+    assert [run["run_id"] for run in listed.json["items"]] == ids[::-1]
+    assert len((await good(world, "GET", "/api/v1/runs?limit=2")).json["items"]) == 2
+    placement = await good(world, "GET", "/api/v1/runs?kind=placement&limit=1")
+    assert [run["run_id"] for run in placement.json["items"]] == [ids[1]]
+
+
+async def test_second_run_of_a_kind_is_refused_with_the_id_of_the_first(world: World) -> None:
+    run_id = await world.start()
+    busy = await world.operate("POST", "/api/v1/runs", json={"kind": "bookies"})
+    assert (busy.status, busy.problem) == (409, "run-busy")
+    assert busy.json["run_id"] == run_id
+    assert run_id in busy.json["detail"]
+    await check(world, "POST", "/api/v1/runs", busy)
+
+
+async def test_process_that_does_not_lead_names_who_does(world: World) -> None:
+    run_id = await world.start()
+    world.control.is_leader, world.control.leader = False, "auditor-1:3181"
+    for method, path, body in (
+        ("POST", "/api/v1/runs", {"kind": "replicas"}),
+        ("PUT", f"/api/v1/runs/{run_id}/state/paused", None),
+        ("PUT", "/api/v1/autorecovery/trigger_audit", None),
+    ):
+        reply = await world.operate(method, path, json=body)
+        assert (reply.status, reply.problem) == (503, "not-leader")
+        assert reply.json["leader"] == "auditor-1:3181"
+        assert reply.headers["Retry-After"] == "1"
+    assert (await good(world, "GET", f"/api/v1/runs/{run_id}")).json["run"]["state"] == "running"
+
+
+async def test_request_sent_again_begins_nothing_twice(world: World) -> None:
+    headers = {"Idempotency-Key": "7d9f"}
+    first = await good(world, "POST", "/api/v1/runs", json={"kind": "bookies"}, headers=headers)
+    await world.control.finish(first.json["run"]["run_id"])
+    again = await good(world, "POST", "/api/v1/runs", json={"kind": "bookies"}, headers=headers)
+    assert "Idempotent-Replayed" not in first.headers
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert again.json["run"]["run_id"] == first.json["run"]["run_id"]
+    assert again.json["run"]["state"] == "done"
+    assert world.control.started == 1
+    other = await world.operate("POST", "/api/v1/runs", json={"kind": "bookies", "dry_run": True}, headers=headers)
+    assert (other.status, other.problem) == (422, "key-reused")
+    wrong = await world.operate("POST", "/api/v1/runs", json={"kind": "bookies"}, headers={"Idempotency-Key": "a b"})
+    assert (wrong.status, wrong.problem) == (400, "invalid-request")
+
+
+async def test_failed_request_may_be_sent_again_with_its_key(world: World) -> None:
+    headers = {"Idempotency-Key": "7d9f"}
+    world.control.is_connected = False
+    failed = await world.operate("POST", "/api/v1/runs", json={"kind": "bookies"}, headers=headers)
+    assert (failed.status, failed.problem) == (503, "store-unavailable")
+    world.control.is_connected = True
+    await good(world, "POST", "/api/v1/runs", json={"kind": "bookies"}, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"", "not JSON"),
+        (b"[]", "one JSON object"),
+        (b"{", "not JSON"),
+        (b'{"kind": "everything"}', "bookies, placement, replicas"),
+        (b'{"kind": ["bookies"]}', "bookies, placement, replicas"),
+        (b"{}", "kind must be"),
+        (b'{"kind": "bookies", "dryrun": true}', "unknown field: dryrun"),
+        (b'{"kind": "bookies", "dry_run": "yes"}', "dry_run must be true or false"),
+        (b"[" * 10_000, "not JSON"),
+    ],
+)
+async def test_body_that_starts_nothing_says_why(world: World, body: bytes, told: str) -> None:
+    reply = await world.operate("POST", "/api/v1/runs", data=body, headers={"Content-Type": "application/json"})
+    assert (reply.status, reply.problem) == (400, "invalid-request")
+    assert told in reply.json["detail"]
+    assert world.control.started == 0
+
+
+async def test_form_starts_nothing(world: World) -> None:
+    reply = await world.operate("POST", "/api/v1/runs", data={"kind": "bookies"})
+    assert (reply.status, reply.problem) == (400, "invalid-request")
+    assert world.control.started == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/runs?limit=0",
+        "/api/v1/runs?limit=201",
+        "/api/v1/runs?limit=%D9%A3",
+        "/api/v1/runs?kind=all",
+        "/api/v1/runs?page=2",
+        "/api/v1/underreplicated?limit=1001",
+        "/api/v1/underreplicated?after=-1",
+        "/api/v1/underreplicated?after=99999999999999999999",
+        "/api/v1/underreplicated?bookie=a",
+        "/api/v1/status?full=1",
+        "/api/v1/bookies?type=ro",
+        "/api/v1/reports?limit=1",
+    ],
+)
+async def test_parameter_that_is_wrong_or_unknown_is_refused(world: World, path: str) -> None:
+    reply = await world.operate("GET", path)
+    assert (reply.status, reply.problem) == (400, "invalid-request")
+    await check(world, "GET", path, reply)
+
+
+async def test_marked_ledgers_come_in_pages(world: World) -> None:
+    first = (await good(world, "GET", "/api/v1/underreplicated?limit=2")).json
+    assert [task["ledger_id"] for task in first["items"]] == [3, 7]
+    assert (first["next_after"], first["total"]) == (7, 3)
+    assert first["items"][0]["ledger_bytes"] == 4_096
+    second = (await good(world, "GET", "/api/v1/underreplicated?limit=2&after=7")).json
+    assert [task["ledger_id"] for task in second["items"]] == [9]
+    assert second["next_after"] is None
+    assert (second["items"][0]["park_reason"], second["items"][0]["detail"]) == ("no_live_copy", EVIL)
+    missing = (await good(world, "GET", "/api/v1/underreplicated?missing=b:3181")).json
+    assert [task["ledger_id"] for task in missing["items"]] == [7, 9]
+
+
+async def test_bookies_come_with_state_address_and_space(world: World) -> None:
+    items = (await good(world, "GET", "/api/v1/bookies")).json["items"]
+    assert [item["state"] for item in items] == ["writable", "read_only", "lost"]
+    assert (items[0]["host"], items[0]["disk_free_bytes"], items[1]["disk_free_bytes"]) == ("host-a", 400, None)
+    assert items[2]["first_seen_down"] == "2023-11-14T22:13:20.000Z"
+
+
+async def test_apaches_paths_answer_in_apaches_shapes(world: World) -> None:
+    root = "/api/v1/autorecovery"
+    assert (await good(world, "GET", f"{root}/status")).json == {"enabled": True}
+    assert (await good(world, "PUT", f"{root}/status?enabled=false")).json == {"enabled": False}
+    assert world.operations.is_on is False
+    assert (await good(world, "PUT", f"{root}/status?enabled=TRUE")).json == {"enabled": True}
+    listing = f"{root}/list_under_replicated_ledger"
+    assert (await good(world, "GET", listing)).json == [3, 7, 9]
+    assert (await good(world, "GET", f"{listing}?missingreplica=a:3181")).json == [3, 9]
+    both = f"{listing}?missingreplica=a:3181&excludingmissingreplica=b:3181"
+    assert (await good(world, "GET", both)).json == [3]
+    assert (await good(world, "GET", f"{listing}?missingreplica=b:3181&printmissingreplica=true")).json == {
+        "7": ["b:3181"],
+        "9": ["a:3181", "b:3181"],
+    }
+    assert (await good(world, "GET", f"{root}/who_is_auditor")).body == b"Auditor: auditor-0:3181"
+    for _ in range(2):  # the second time, one is under way
+        assert (await good(world, "PUT", f"{root}/trigger_audit")).body == b"Success trigger audit."
+    assert world.control.started == 1
+    delay = f"{root}/lost_bookie_recovery_delay"
+    assert (await good(world, "GET", delay)).body == b"lostBookieRecoveryDelay value: 60"
+    curl = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl -d sends
+    changed = await good(world, "PUT", delay, data=b'{"delay_seconds": 120}', headers=curl)
+    assert changed.body == b"Success set lostBookieRecoveryDelay to 120"
+    assert world.operations.delay_s == 120
+    assert (await good(world, "GET", "/api/v1/bookie/cluster_info")).json == {
+        "auditorElected": True,
+        "auditorId": "auditor-0:3181",
+        "clusterUnderReplicated": True,
+        "ledgerReplicationEnabled": True,
+        "totalBookiesCount": 3,
+        "writableBookiesCount": 1,
+        "readonlyBookiesCount": 1,
+        "unavailableBookiesCount": 1,
+    }
+    assert (await good(world, "GET", "/api/v1/bookie/list_bookies")).json == {"a:3181": None}
+    named = await good(world, "GET", "/api/v1/bookie/list_bookies?type=ro&print_hostnames=true")
+    assert named.json == {"c:3181": "host-c"}
+
+
+async def test_apaches_documentation_writes_a_slash_behind_some_paths(world: World) -> None:
+    reply = await world.ask("GET", "/api/v1/autorecovery/list_under_replicated_ledger/?missingreplica=a:3181")
+    assert (reply.status, reply.json) == (200, [3, 9])
+
+
+async def test_apaches_paths_where_there_is_nothing(world: World) -> None:
+    world.operations.tasks, world.control.leader = [], ""
+    for path in ("list_under_replicated_ledger", "who_is_auditor"):
+        reply = await world.ask("GET", f"/api/v1/autorecovery/{path}")
+        assert (reply.status, reply.problem) == (404, "not-found")
+    info = (await good(world, "GET", "/api/v1/bookie/cluster_info")).json
+    assert (info["auditorElected"], info["clusterUnderReplicated"]) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("status", None),
+        ("status?enabled=1", None),
+        ("lost_bookie_recovery_delay", b"120"),
+        ("lost_bookie_recovery_delay", b'{"delay_seconds": -1}'),
+        ("lost_bookie_recovery_delay", b'{"delay_seconds": true}'),
+    ],
+)
+async def test_wrong_changes_by_apaches_paths_change_nothing(world: World, path: str, body: bytes | None) -> None:
+    reply = await world.operate("PUT", f"/api/v1/autorecovery/{path}", data=body)
+    assert (reply.status, reply.problem) == (400, "invalid-request")
+    assert (world.operations.is_on, world.operations.delay_s) == (True, 60)
+
+
+async def test_liveness_does_not_depend_on_the_store_and_readiness_does(world: World) -> None:
+    for path in ("/livez", "/healthz", "/readyz"):
+        assert (await good(world, "GET", path)).body == b"ok"
+    world.control.is_connected = False
+    for path in ("/livez", "/healthz"):
+        assert (await good(world, "GET", path)).body == b"ok"
+    reply = await world.ask("GET", "/readyz")
+    assert reply.status == 503
+    assert b"[-]metadata-store failed" in reply.body
+    await check(world, "GET", "/readyz", reply)
+    world.control.is_connected = True
+    verbose = (await good(world, "GET", "/readyz?verbose")).body
+    assert verbose == b"[+]metadata-store ok\n[+]permissions ok\n[+]not-stopping ok\nreadyz check passed\n"
+    world.face.say_stopping()
+    assert (await world.ask("GET", "/readyz")).status == 503
+    assert (await world.ask("GET", "/livez")).status == 200
+
+
+async def test_an_auditor_that_the_store_refuses_is_alive_and_says_why_it_is_not_ready(world: World) -> None:
+    world.control.problems = ("create /ledgers/underreplication/auditorelection: its ACL does not allow this",)
+    assert (await good(world, "GET", "/livez")).body == b"ok"
+    reply = await world.ask("GET", "/readyz")
+    assert reply.status == 503
+    assert b"[-]permissions failed" in reply.body
+    assert b"auditorelection: its ACL does not allow this" in reply.body
+    assert b"auditorelection: its ACL does not allow this" in (await good(world, "GET", "/status")).body
+
+
+async def test_follower_is_ready(world: World) -> None:
+    world.control.is_leader = False
+    assert (await world.ask("GET", "/readyz")).status == 200
+
+
+async def test_metrics_and_version(world: World) -> None:
+    metrics = await good(world, "GET", "/metrics")
+    assert metrics.body == b"up 1\n"
+    assert metrics.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    version = (await good(world, "GET", "/version")).json
+    assert (version["kind"], version["version"], version["component"]) == ("Version", "1.2.3", "auditor")
+
+
+async def test_what_is_not_there_is_a_problem_document(world: World) -> None:
+    for path in ("/nothing", "/api/v2/runs", "/api/v1/runs/", "/api/v1/runs/20990101T000000Z-ffffff"):
+        reply = await world.ask("GET", path)
+        assert (reply.status, reply.problem) == (404, "not-found")
+    reply = await world.operate("DELETE", "/api/v1/runs")
+    assert (reply.status, reply.problem) == (405, "method-not-allowed")
+    assert reply.headers["Allow"] == "GET, HEAD, POST"
+    reply = await world.operate("PUT", f"/api/v1/runs/{await world.start()}/state/done")
+    assert (reply.status, reply.problem) == (400, "invalid-request")
+
+
+async def test_every_answer_has_the_headers_that_protect_browsers(world: World) -> None:
+    for path in ("/api/v1/status", "/status", "/livez", "/nothing", "/api/v1/runs?x=1", "/reports/"):
+        headers = (await world.ask("GET", path)).headers
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Cache-Control"] == "no-store"
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["Server"] == "bkheal"
+
+
+async def test_head_answers_as_get_without_a_body(world: World) -> None:
+    reply = await world.ask("HEAD", "/api/v1/status")
+    assert (reply.status, reply.body) == (200, b"")
+
+
+async def test_store_that_does_not_answer_is_told_as_such(world: World) -> None:
+    world.control.is_connected = False
+    reply = await world.ask("GET", "/api/v1/runs")
+    assert (reply.status, reply.problem) == (503, "store-unavailable")
+    assert reply.headers["Retry-After"] == "5"
+    assert (await world.ask("GET", "/api/v1/status")).json["store_connected"] is False
+
+
+async def test_the_page_waits_for_no_silent_store(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(limit: int = 50) -> Sequence[RunRecord]:
+        await asyncio.Event().wait()
+        return ()
+
+    monkeypatch.setattr(cluster_routes, "_PAGE_PATIENCE_S", 0.01)
+    monkeypatch.setattr(world.control, "runs", silent)
+    await good(world, "GET", "/status")
+
+
+async def test_failure_inside_tells_nothing_of_the_inside(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("the password is hunter2")
+
+    monkeypatch.setattr(world.control, "status", broken)
+    reply = await world.ask("GET", "/api/v1/status")
+    assert (reply.status, reply.problem) == (500, "internal")
+    assert b"hunter2" not in reply.body
+    assert "request failed" in caplog.text
+
+
+async def test_description_has_every_route_and_nothing_else(world: World) -> None:
+    description = (await good(world, "GET", "/openapi.json")).json
+    described = {(method.upper(), path) for path, operations in description["paths"].items() for method in operations}
+    assert description["openapi"] == "3.1.0"
+    runner = world.face._runner
+    assert runner is not None
+    served = {
+        (route.method, route.resource.canonical.rstrip("/") or "/")
+        for route in runner.app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    }
+    assert {(method, path.rstrip("/") or "/") for method, path in described} == served
+    operations = [operation for path in description["paths"].values() for operation in path.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert len(set(names)) == len(names)
+    for operation in operations:
+        assert operation["summary"].endswith((".", "!"))
+        assert operation["responses"]
+    for schema in description["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+async def test_description_says_who_may(world: World) -> None:
+    paths = (await world.ask("GET", "/openapi.json")).json["paths"]
+    assert paths["/api/v1/runs"]["post"]["security"] == [{"token": []}]
+    assert paths["/api/v1/runs"]["post"]["x-bkheal-role"] == Role.OPERATE.value
+    assert {"token": []} in paths["/api/v1/runs"]["get"]["security"]
+    assert paths["/livez"]["get"]["security"] == []

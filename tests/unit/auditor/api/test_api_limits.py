@@ -1,0 +1,236 @@
+"""Bounds: rates, sizes, deadlines, requests at once, and pages of other sites."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from auditor.api.access.rate_limit import RateLimit
+from auditor.api.access.tokens import Role
+from auditor.api.idempotency import KEPT_S, KEYS_MAX, Intents, KeyReusedError, LostFirstError
+from tests.deadlines import STATE_S
+from tests.worlds.api import ManualClock, running
+
+
+async def test_client_that_asks_too_much_is_told_when_to_come_back(tmp_path: Path) -> None:
+    async with running(tmp_path, requests_per_second=2) as world:
+        codes = [(await world.ask("GET", "/api/v1/status")).status for _ in range(5)]
+        assert codes == [200] * 4 + [429]
+        refused = await world.ask("GET", "/api/v1/status")
+        assert (refused.problem, refused.headers["Retry-After"]) == ("too-many-requests", "1")
+        for path in ("/livez", "/readyz", "/healthz"):
+            assert (await world.ask("GET", path)).status == 200
+        assert (await world.operate("GET", "/api/v1/status")).status == 200  # another client at this address
+        world.clock.now_s += 0.5
+        assert [(await world.ask("GET", "/api/v1/status")).status for _ in range(2)] == [200, 429]
+
+
+async def test_guessing_tokens_is_as_slow_as_asking(tmp_path: Path) -> None:
+    async with running(tmp_path, requests_per_second=2) as world:
+        codes = [(await world.ask("GET", "/version", token=f"guess{n}")).status for n in range(6)]
+        assert codes == [401] * 4 + [429] * 2
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 3)), max_size=60))
+def test_no_client_passes_more_than_its_rate_and_one_burst(steps: list[tuple[str, float]]) -> None:
+    clock = ManualClock()
+    limit, begin_s = RateLimit(2.0, 100, clock), clock.now_s
+    passed = dict.fromkeys("abc", 0)
+    for client, pause_s in steps:
+        clock.now_s += pause_s
+        wait_s = limit.wait_s(client)
+        assert 0 <= wait_s <= 0.5
+        passed[client] += wait_s == 0
+        assert passed[client] <= 4 + 2 * (clock.now_s - begin_s) + 1e-6
+
+
+def test_who_was_silent_for_long_has_no_more_than_one_burst() -> None:
+    clock = ManualClock()
+    limit = RateLimit(2.0, 100, clock)
+    limit.wait_s("a")
+    clock.now_s += 1_000
+    assert [limit.wait_s("a") == 0 for _ in range(5)] == [True] * 4 + [False]
+
+
+async def test_a_new_rate_counts_from_the_next_request_on(tmp_path: Path) -> None:
+    async with running(tmp_path, requests_per_second=2) as world:
+        assert [(await world.ask("GET", "/api/v1/status")).status for _ in range(5)] == [200] * 4 + [429]
+        world.face.set_requests_per_second(100)
+        world.clock.now_s += 0.5
+        assert [(await world.ask("GET", "/api/v1/status")).status for _ in range(50)] == [200] * 50
+        world.face.set_requests_per_second(1)
+        world.clock.now_s += 1000
+        assert [(await world.ask("GET", "/api/v1/status")).status for _ in range(3)] == [200] * 2 + [429]
+
+
+def test_bounded_number_of_clients_is_remembered() -> None:
+    limit = RateLimit(0.5, 3, ManualClock())
+    for client in "abcd" * 5:
+        limit.wait_s(client)
+    assert len(limit._buckets) == 3
+
+
+async def test_body_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path, body_bytes_max=100) as world:
+        body = b'{"kind": "bookies"' + b" " * 200 + b"}"
+        for data in (body, chunks(body)):
+            reply = await world.operate("POST", "/api/v1/runs", data=data, headers={"Content-Type": "application/json"})
+            assert (reply.status, reply.problem) == (413, "too-large")
+        assert world.control.started == 0
+
+
+async def chunks(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), 10):
+        yield body[start : start + 10]
+
+
+async def test_header_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        for path, headers in (("/livez", {"X-Long": "x" * 20_000}), ("/livez?" + "x" * 20_000, {})):
+            assert (await world.ask("GET", path, headers=headers)).status in (400, 414, 431)
+        assert (await world.ask("GET", "/livez")).status == 200
+
+
+async def test_request_that_takes_too_long_ends(tmp_path: Path) -> None:
+    async with running(tmp_path, request_deadline_s=0.05) as world:
+        world.control.may_start.clear()
+        reply = await world.operate("POST", "/api/v1/runs", json={"kind": "bookies"})
+        assert (reply.status, reply.problem) == (504, "deadline")
+        assert "may still have taken effect" in reply.json["detail"]
+
+
+async def test_body_that_never_comes_ends_at_the_deadline(tmp_path: Path) -> None:
+    async with running(tmp_path, request_deadline_s=0.05) as world:
+        head = (
+            f"POST /api/v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n"
+            f"Authorization: Bearer {world.tokens[Role.OPERATE].token}\r\n\r\n"
+        )
+        assert (await raw(world.face.port, head.encode())).startswith(b"HTTP/1.1 504 ")
+
+
+async def test_connection_that_sends_no_whole_request_is_closed(tmp_path: Path) -> None:
+    async with running(tmp_path, idle_connection_s=0.05) as world:
+        assert await raw(world.face.port, b"GET /livez HTTP/1.1\r\nHost: local") == b""
+
+
+async def raw(port: int, data: bytes) -> bytes:
+    """All that a connection answers until it is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        async with asyncio.timeout(STATE_S):
+            return await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_requests_at_once_are_bounded_and_probes_are_not(tmp_path: Path) -> None:
+    async with running(tmp_path, in_flight_max=2, request_deadline_s=STATE_S) as world:
+        world.control.may_start.clear()
+        stuck = [
+            asyncio.ensure_future(world.operate("POST", "/api/v1/runs", json={"kind": kind}))
+            for kind in ("bookies", "replicas")
+        ]
+        async with asyncio.timeout(STATE_S):
+            reply = await world.ask("GET", "/api/v1/status")
+            while reply.status != 503:
+                reply = await world.ask("GET", "/api/v1/status")
+        assert reply.problem == "overloaded"
+        assert (await world.ask("GET", "/livez")).status == 200
+        world.control.may_start.set()
+        assert [answered.status for answered in await asyncio.gather(*stuck)] == [202, 202]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec-Fetch-Site": "same-origin", "Origin": "https://evil.example"},
+    ],
+)
+async def test_page_of_another_site_changes_nothing(tmp_path: Path, headers: dict[str, str]) -> None:
+    async with running(tmp_path, allow_anonymous_write=True) as world:
+        for method, path in (("POST", "/api/v1/runs"), ("PUT", "/api/v1/autorecovery/status?enabled=false")):
+            reply = await world.ask(method, path, headers=headers, json={"kind": "bookies"})
+            assert (reply.status, reply.problem) == (403, "cross-site")
+        assert (world.control.started, world.operations.is_on) == (0, True)
+
+
+async def test_own_page_and_programs_may(tmp_path: Path) -> None:
+    async with running(tmp_path, allow_anonymous_write=True) as world:
+        for headers in ({"Sec-Fetch-Site": "same-origin", "Origin": world.url}, {"Sec-Fetch-Site": "none"}, {}):
+            reply = await world.ask("PUT", "/api/v1/autorecovery/trigger_audit", headers=headers)
+            assert reply.status == 200
+
+
+async def test_name_that_somebody_pointed_here_is_refused_without_a_token(tmp_path: Path) -> None:
+    """A page at that name would be of the same site as this service, whatever browsers check."""
+    async with running(tmp_path, allow_anonymous_write=True, allowed_hosts=("auditor.example",)) as world:
+        for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[::2]"):
+            rebound = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+            assert (await world.ask("POST", "/api/v1/runs", headers=rebound, json={"kind": "bookies"})).status == 403
+            assert (await world.ask("GET", "/api/v1/status", headers=rebound)).problem == "cross-site"
+            assert (await world.operate("GET", "/api/v1/status", headers=rebound)).status == 200
+            assert (await world.ask("GET", "/livez", headers=rebound)).status == 200
+        assert world.control.started == 0
+        for host in ("localhost", "localhost:1", "[::1]:8080", "auditor.example"):
+            assert (await world.ask("GET", "/api/v1/status", headers={"Host": host})).status == 200
+
+
+async def test_keys_are_bounded_and_grow_old() -> None:
+    clock = ManualClock()
+    intents = Intents(clock)
+    begun: list[str] = []
+
+    async def begin() -> str:
+        begun.append(f"run{len(begun)}")
+        return begun[-1]
+
+    assert await intents.once("a", "k", "x", begin) == ("run0", False)
+    assert await intents.once("a", "k", "x", begin) == ("run0", True)
+    assert await intents.once("b", "k", "x", begin) == ("run1", False)
+    with pytest.raises(KeyReusedError):
+        await intents.once("a", "k", "y", begin)
+    clock.now_s += KEPT_S
+    assert await intents.once("a", "k", "y", begin) == ("run2", False)
+    for number in range(KEYS_MAX + 10):
+        await intents.once("c", str(number), "x", begin)
+    assert len(intents._intents) <= KEYS_MAX
+    assert await intents.once("c", str(KEYS_MAX + 9), "x", begin) == (begun[-1], True)
+
+
+async def test_second_of_two_at_once_waits_for_the_first() -> None:
+    intents, gate = Intents(ManualClock()), asyncio.Event()
+
+    async def begin() -> str:
+        await gate.wait()
+        return "run0"
+
+    both = [asyncio.ensure_future(intents.once("a", "k", "x", begin)) for _ in range(2)]
+    await asyncio.sleep(0)
+    gate.set()
+    assert await asyncio.gather(*both) == [("run0", False), ("run0", True)]
+
+
+async def test_who_waits_for_a_request_that_was_given_up_is_told(tmp_path: Path) -> None:
+    intents = Intents(ManualClock())
+
+    async def begin() -> str:
+        await asyncio.Event().wait()
+        raise AssertionError("never set")
+
+    first, second = (asyncio.ensure_future(intents.once("a", "k", "x", begin)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(LostFirstError):
+        await second

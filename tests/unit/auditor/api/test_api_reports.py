@@ -1,0 +1,145 @@
+"""Files of reports: what is sent, and all that is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from auditor.api.http.report_routes import find_file
+from tests.worlds.api import World, running
+
+RUN = "20261120T101500Z-0a1b2c"
+SECRET = b"the secret outside"
+
+
+@pytest.fixture
+def report_dir(tmp_path: Path) -> Path:
+    reports = tmp_path / "reports"
+    run = reports / RUN
+    (run / "findings.parquet").mkdir(parents=True)
+    (run / "findings.parquet" / "part-00000-4f.snappy.parquet").write_bytes(b"PAR1")
+    (run / "report.html").write_text("<!doctype html><p>a report")
+    (run / "summary.json").write_text('{"apiVersion": "bkheal/v1"}')
+    (run / ".summary.json.tmp").write_bytes(SECRET)
+    (run / "settings.toml").write_bytes(SECRET)
+    (reports / "index.html").write_text("<!doctype html><p>all reports")
+    (reports / "tokens.txt").write_bytes(SECRET)
+    (reports / "20261119T101500Z-000000").mkdir()
+    (reports / "notes.d").mkdir()
+    (reports / "notes.d" / "summary.json").write_bytes(SECRET)
+    (tmp_path / "secret.txt").write_bytes(SECRET)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "summary.json").write_bytes(SECRET)
+    (run / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (run / "circle.txt").symlink_to(run / "circle.txt")
+    (reports / "20261118T000000Z-111111").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(run / "pipe.txt")
+    return reports
+
+
+@pytest.fixture
+async def world(report_dir: Path, tmp_path: Path) -> AsyncIterator[World]:
+    async with running(tmp_path) as made:
+        yield made
+
+
+async def test_files_are_sent_as_what_they_are(world: World) -> None:
+    expected = {
+        "/reports/": ("text/html; charset=utf-8", b"<!doctype html><p>all reports"),
+        "/reports/index.html": ("text/html; charset=utf-8", b"<!doctype html><p>all reports"),
+        f"/reports/{RUN}/": ("text/html; charset=utf-8", b"<!doctype html><p>a report"),
+        f"/reports/{RUN}/report.html": ("text/html; charset=utf-8", b"<!doctype html><p>a report"),
+        f"/reports/{RUN}/summary.json": ("application/json", b'{"apiVersion": "bkheal/v1"}'),
+        f"/reports/{RUN}/findings.parquet/part-00000-4f.snappy.parquet": ("application/vnd.apache.parquet", b"PAR1"),
+    }
+    for path, (kind, body) in expected.items():
+        reply = await world.ask("GET", path)
+        assert (reply.status, reply.headers["Content-Type"], reply.body) == (200, kind, body)
+
+
+async def test_pages_run_in_a_sandbox_without_an_origin(world: World) -> None:
+    policy = (await world.ask("GET", f"/reports/{RUN}/")).headers["Content-Security-Policy"]
+    sandbox = next(part for part in policy.split("; ") if part.startswith("sandbox"))
+    assert "allow-same-origin" not in sandbox
+    assert "default-src 'none'" in policy
+    assert "connect-src" not in policy
+
+
+async def test_reports_are_listed_with_their_paths(world: World) -> None:
+    [item] = (await world.ask("GET", "/api/v1/reports")).json["items"]
+    assert item["run_id"] == RUN
+    for name in ("page", "summary"):
+        assert (await world.ask("GET", item[name])).status == 200
+
+
+async def test_there_may_be_no_reports_yet(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        assert (await world.ask("GET", "/api/v1/reports")).json["items"] == []
+        for path in ("/reports/", f"/reports/{RUN}/", f"/reports/{RUN}/summary.json"):
+            assert (await world.ask("GET", path)).problem == "not-found"
+
+
+TRAVERSALS = [
+    "/reports/../secret.txt",
+    f"/reports/{RUN}/../../secret.txt",
+    f"/reports/{RUN}/../../../../../../etc/passwd",
+    f"/reports/{RUN}/%2e%2e/%2e%2e/secret.txt",
+    f"/reports/{RUN}/..%2f..%2fsecret.txt",
+    f"/reports/{RUN}/%252e%252e/secret.txt",
+    f"/reports/{RUN}/..\\..\\secret.txt",
+    f"/reports/{RUN}/..%5c..%5csecret.txt",
+    "/reports/%2e%2e/elsewhere/summary.json",
+    "/reports/..%2felsewhere/summary.json",
+    "/reports//etc/passwd",
+    f"/reports/{RUN}//etc/passwd",
+    f"/reports/{RUN}/%2fetc%2fpasswd",
+    f"/reports/{RUN}/summary.json%00.txt",
+    f"/reports/{RUN}/secret.txt%00.json",
+    f"/reports/{RUN}/link.txt",
+    f"/reports/{RUN}/circle.txt",
+    f"/reports/{RUN}/pipe.txt",
+    "/reports/20261118T000000Z-111111/summary.json",
+    f"/reports/{RUN}/.summary.json.tmp",
+    f"/reports/{RUN}/settings.toml",
+    "/reports/tokens.txt",
+    "/reports/tokens.txt/",
+    f"/reports/{RUN}/findings.parquet/",
+    f"/reports/{RUN}/findings.parquet",
+    "/reports/./tokens.txt",
+    "/reports/notes.d/summary.json",
+    f"/reports/{RUN}/" + "a/" * 50 + "x.txt",
+    f"/reports/{RUN}/" + "a" * 5000 + ".txt",
+    f"/reports/{RUN}/\xff.txt",
+]
+
+
+@pytest.mark.parametrize("path", TRAVERSALS)
+async def test_nothing_else_is_sent(world: World, path: str) -> None:
+    """Sent as raw bytes, because a client would tidy the path up."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.face.port)
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode("latin-1"))
+    async with asyncio.timeout(20):
+        answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    assert answer.split(b" ", 2)[1] in (b"400", b"404"), answer[:200]
+    assert SECRET not in answer
+    assert b"root:" not in answer
+
+
+@given(
+    st.lists(
+        st.sampled_from(["..", ".", "", RUN, "link.txt", "secret.txt", "elsewhere", "summary.json", "/"]), max_size=9
+    )
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_found_lies_inside(report_dir: Path, parts: list[str]) -> None:
+    found = find_file(report_dir, "/".join(parts))
+    assert found is None or (found.is_relative_to(report_dir.resolve()) and SECRET not in found.read_bytes())

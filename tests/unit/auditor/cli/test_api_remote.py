@@ -1,0 +1,219 @@
+"""The client that commands use, against a running face."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from auditor.api.access.tokens import Role, Tokens
+from auditor.cli.audit.remote import (
+    Remote,
+    RemoteBusyError,
+    RemoteNotLeaderError,
+    RemoteRefusedError,
+    RemoteRun,
+    RemoteSettings,
+    RemoteUnavailableError,
+    auditor_token,
+    read_token,
+)
+from bookie.model.run import RunKind, RunState
+from bookie.runtime.settings import ConfigurationError
+from tests.worlds.api import World, running
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with running(tmp_path) as made:
+        yield made
+
+
+def client(world: World, role: Role | None = Role.OPERATE, **options: Any) -> Remote:
+    token = world.tokens[role].token if role else None
+    return Remote(RemoteSettings(world.url, token), sleep=lambda seconds: None, **options)
+
+
+async def asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """The client blocks, and the face it asks lives on this loop."""
+    return await asyncio.to_thread(call, *arguments, **options)
+
+
+async def test_start_list_pause_resume_cancel(world: World) -> None:
+    remote = client(world)
+    begun = await asked(remote.start, RunKind.PLACEMENT, is_dry_run=True, key="k1")
+    assert (begun.state, begun.fields["dry_run"], begun.fields["kind"]) == (RunState.RUNNING, True, "placement")
+    assert (await asked(remote.start, RunKind.PLACEMENT, is_dry_run=True, key="k1")).run_id == begun.run_id
+    assert [run.run_id for run in await asked(remote.runs)] == [begun.run_id]
+    for state in (RunState.PAUSED, RunState.RUNNING, RunState.CANCELLED):
+        assert (await asked(remote.change, begun.run_id, state)).state is state
+    assert (await asked(remote.wait, begun.run_id)).exit_code == 7
+    assert (await asked(remote.status))["kind"] == "ServiceStatus"
+
+
+async def test_waiting_shows_each_change_and_ends_with_the_run(world: World) -> None:
+    remote, loop = client(world), asyncio.get_running_loop()
+    run_id = (await asked(remote.start, RunKind.BOOKIES, key="k")).run_id
+    shown: list[RemoteRun] = []
+
+    def on_change(run: RemoteRun) -> None:
+        shown.append(run)
+        if run.state is RunState.RUNNING:
+            asyncio.run_coroutine_threadsafe(world.control.finish(run_id), loop).result(20)
+
+    ended = await asked(remote.wait, run_id, on_change)
+    assert [run.state for run in shown] == [RunState.RUNNING, RunState.DONE]
+    assert (ended.exit_code, ended.fields["verdict"]) == (1, "findings")
+    assert shown[0].progress() == (f"bookies run {run_id} is running: scan 1/4, done at 2023-11-14T22:13:24.000Z")
+
+
+async def test_waiting_has_an_end_though_the_run_has_none(world: World) -> None:
+    now = iter(range(1_000))
+    remote = client(world, monotonic_s=lambda: float(next(now)))
+    run_id = (await asked(remote.start, RunKind.BOOKIES, key="k")).run_id
+    with pytest.raises(RemoteUnavailableError, match="was not over after 20 s"):
+        await asked(remote.wait, run_id, deadline_s=20)
+
+
+async def test_waiting_outlives_a_short_outage_and_no_long_one(world: World) -> None:
+    run_id = await world.start()
+    await world.control.finish(run_id)
+    now, outage = iter(range(0, 100_000, 10)), 3
+
+    def sleep(seconds: float) -> None:
+        nonlocal outage
+        outage -= 1
+        world.control.is_connected = outage <= 0
+
+    world.control.is_connected = False
+    remote = Remote(RemoteSettings(world.url), sleep=sleep, monotonic_s=lambda: float(next(now)))
+    assert (await asked(remote.wait, run_id)).state is RunState.DONE
+    outage, world.control.is_connected = 1_000, False
+    with pytest.raises(RemoteUnavailableError, match="no answer from the store"):
+        await asked(remote.wait, run_id)
+
+
+async def test_busy_names_the_run(world: World) -> None:
+    run_id = await world.start()
+    with pytest.raises(RemoteBusyError) as busy:
+        await asked(client(world).start, RunKind.BOOKIES, key="k")
+    assert busy.value.run_id == run_id
+
+
+async def test_next_connection_may_reach_the_leader(world: World) -> None:
+    world.control.is_leader = False
+    attempts = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal attempts
+        attempts += 1
+        world.control.is_leader = attempts == 3
+
+    remote = Remote(RemoteSettings(world.url, world.tokens[Role.OPERATE].token), sleep=sleep)
+    assert (await asked(remote.start, RunKind.BOOKIES, key="k")).state is RunState.RUNNING
+    world.control.is_leader, attempts = False, 3
+    with pytest.raises(RemoteNotLeaderError, match="auditor-0:3181"):
+        await asked(remote.change, "x", RunState.PAUSED)
+
+
+async def test_refusals_say_why(world: World) -> None:
+    with pytest.raises(RemoteRefusedError, match="BKHEAL_TOKEN") as refused:
+        await asked(client(world, None).start, RunKind.BOOKIES, key="k")
+    assert refused.value.status == 401
+    with pytest.raises(RemoteRefusedError, match="this needs operate") as refused:
+        await asked(client(world, Role.READ).start, RunKind.BOOKIES, key="k")
+    assert refused.value.status == 403
+    with pytest.raises(RemoteRefusedError, match=r"there is no run \.\./x") as refused:
+        await asked(client(world).run, "../x")
+    assert refused.value.status == 404
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # the port stays taken, and connections to it are refused
+        with pytest.raises(RemoteUnavailableError, match=r"no answer from http://127\.0\.0\.1"):
+            Remote(RemoteSettings(f"http://127.0.0.1:{silent.getsockname()[1]}")).status()
+
+
+@pytest.mark.parametrize("body", [b"<html>hello", b"[1]"])
+def test_another_server_is_recognised(body: bytes) -> None:
+    class Stranger(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Stranger) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            with pytest.raises(RemoteRefusedError, match="is it an auditor"):
+                Remote(RemoteSettings(f"http://127.0.0.1:{server.server_port}")).status()
+        finally:
+            server.shutdown()
+            thread.join(20)
+
+
+@pytest.mark.parametrize("url", ["", "auditor:8080", "ftp://auditor", "http://", "http://a:x", "http://a:99999"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="not the URL"):
+        Remote(RemoteSettings(url))
+
+
+def test_token_does_not_travel_in_the_clear_unless_allowed() -> None:
+    with pytest.raises(ConfigurationError, match="in the clear"):
+        Remote(RemoteSettings("http://auditor.example:8080", "t"))
+    Remote(RemoteSettings("http://auditor.example:8080", "t", allow_plaintext_token=True))
+    Remote(RemoteSettings("http://auditor.example:8080"))
+    Remote(RemoteSettings("https://auditor.example", "t"))
+    assert "secret" not in repr(RemoteSettings("https://auditor.example", "secret"))
+
+
+def test_tls_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="TLS files"):
+        Remote(RemoteSettings("https://auditor.example", ca=tmp_path / "none.pem"))
+
+
+def test_token_comes_from_the_file_then_from_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("from-file\n")
+    environment = {"BKHEAL_TOKEN": "from-environment"}
+    assert read_token(path, environment) == "from-file"
+    assert read_token(None, environment) == "from-environment"
+    assert read_token(None, {}) is None
+    for content in ("", "two words", "a\r\nInjected: yes"):
+        path.write_text(content)
+        with pytest.raises(ConfigurationError) as refused:
+            read_token(path, environment)
+        assert "Injected" not in str(refused.value)
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        read_token(tmp_path / "none", environment)
+
+
+def test_command_makes_a_token_that_the_service_admits(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(auditor_token)
+    made = CliRunner().invoke(app, ["ci", "--role", "operate", "--output", "json"])
+    assert made.exit_code == 0
+    document = json.loads(made.stdout)
+    path = tmp_path / "tokens"
+    path.write_text(document["line"])
+    entry = Tokens(path).find(document["token"])
+    assert entry is not None
+    assert (entry.name, entry.role) == ("ci", Role.OPERATE)
+    text = CliRunner().invoke(app, ["ci"])
+    assert text.stdout.strip().startswith("bkheal_")
+    path.write_text(text.stderr)  # what a shell's `2>>tokens` makes of it
+    assert Tokens(path).find(text.stdout.strip()) is not None

@@ -1,0 +1,47 @@
+"""``bkheal drain start`` says which bookies do not turn read-only by it, and what to do about them."""
+
+from __future__ import annotations
+
+from auditor.cli.cluster.drain import _not_turned, _question, _stay_read_only_note, _stay_writable_note
+from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, PROTOCOL_GRPC, Endpoint, ServiceInfo
+from bookie.model.ids import BookieId
+from tests.worlds.repair import World, names
+from tests.worlds.virtual_time import in_virtual_time
+
+
+def info(*protocols: str) -> ServiceInfo:
+    return ServiceInfo(tuple(Endpoint(protocol, "h", 3181, protocol) for protocol in protocols))
+
+
+@in_virtual_time
+async def test_bookies_that_speak_apaches_protocol_alone_are_named_and_whether_they_are_writable() -> None:
+    world = World()
+    await world.start("")
+    for name, found, is_read_only in (
+        ("ours", info(PROTOCOL_GRPC), False),
+        ("both", info(PROTOCOL_GRPC, PROTOCOL_APACHE), False),
+        ("apache", info(PROTOCOL_APACHE), False),
+        ("stopped", info(PROTOCOL_APACHE), True),
+        ("full", info(PROTOCOL_GRPC), True),
+    ):
+        await world.registrations.register(BookieId(name), found, is_read_only=is_read_only, takeover_deadline_s=1)
+    asked = names("ours both apache stopped full away")
+    assert await _not_turned(world.registrations, asked) == (["apache"], ["stopped"])
+    await world.close()
+
+
+def test_the_question_and_the_note_promise_nothing_that_an_apache_bookie_does_not_do() -> None:
+    ours, apache, stopped = names("ours apache stopped")
+    assert _question([ours], [], []) == "Drain ours? ours: read-only from now on."
+    assert _question([ours, apache], [apache], []).endswith("apache: Apache's, stays writable.")
+    assert "read-only from now on" not in _question([apache], [apache], [])
+    question = _question([stopped, ours], [], [stopped])
+    assert "ours: read-only from now on." in question
+    assert "stopped: Apache's, read-only as long as it is told so." in question
+    assert "read-only from now on" not in _question([stopped], [], [stopped])
+    note = _stay_writable_note([apache])
+    for text in ("apache: ", "forceReadOnlyBookie=true", "/api/v1/bookie/state/readonly", "does not choose it"):
+        assert text in note
+    note = _stay_read_only_note([stopped])
+    for text in ("stopped: ", "not by the drain", "forceReadOnlyBookie=true", "does not make it writable"):
+        assert text in note

@@ -1,0 +1,92 @@
+"""``bkheal report`` on reports that lie on disk."""
+
+from __future__ import annotations
+
+import json
+import webbrowser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from auditor.cli.main import app
+from bookie.model.errors import BkhealError
+from tests.worlds import report as world
+
+FIRST, SECOND = world.at(world.CLEAN, 0), world.at(world.NO_LIVE_COPY, 1)
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("reports")
+    world.write(directory, FIRST, SECOND)
+    return directory
+
+
+def bkheal(*arguments: str, reports: Path) -> str:
+    result = CliRunner().invoke(app, ["report", *arguments, "--report-dir", str(reports)])
+    if isinstance(result.exception, BkhealError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_runs_are_listed_newest_first(reports: Path) -> None:
+    lines = bkheal("list", reports=reports).splitlines()
+    assert [line.split()[0] for line in lines] == ["RUN", SECOND.run_id, FIRST.run_id]
+    assert "no live copy" in lines[1]
+    document = json.loads(bkheal("list", "--limit", "1", "-o", "json", reports=reports))
+    assert document["kind"] == "AuditReportList"
+    assert [item["run_id"] for item in document["items"]] == [SECOND.run_id]
+
+
+def test_a_run_is_shown_with_what_to_do_and_as_the_document_it_left(reports: Path) -> None:
+    text = bkheal("show", reports=reports)
+    assert "verdict     no live copy" in text
+    assert "bkheal ledger show 42" in text
+    document = json.loads(bkheal("show", "20260101", "-o", "json", reports=reports))
+    assert document == json.loads((reports / FIRST.run_id / "summary.json").read_bytes())
+
+
+def test_two_runs_are_compared(reports: Path) -> None:
+    text = bkheal("diff", reports=reports)
+    assert "verdict     clean -> no live copy" in text
+    assert "lost        bookie-00" in text
+    assert "No live copy: 0 -> 3 (+3) ledgers" in text
+    back = json.loads(bkheal("diff", SECOND.run_id, FIRST.run_id, "-o", "json", reports=reports))
+    assert back["findings"][0] == {"severity": "NO_LIVE_COPY", "before": 3, "now": 0, "change": -3}
+    assert "nothing changed" in bkheal("diff", "latest", reports=reports)
+
+
+def test_a_page_is_opened_and_its_path_printed(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def browse(url: str) -> bool:
+        opened.append(url)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", browse)
+    page = (reports / FIRST.run_id / "report.html").resolve()
+    assert bkheal("open", FIRST.run_id, reports=reports).splitlines() == [str(page)]
+    assert opened == [page.as_uri()]
+
+
+def test_errors_say_what_to_do(reports: Path, tmp_path: Path) -> None:
+    assert "`bkheal audit run` writes one" in bkheal("list", reports=tmp_path)
+    for command in (("show",), ("diff",), ("open",)):
+        with pytest.raises(BkhealError, match="holds no report"):
+            bkheal(*command, reports=tmp_path)
+    with pytest.raises(BkhealError, match="2 runs begin with"):
+        bkheal("show", "2026", reports=reports)
+    world.write(tmp_path, FIRST)
+    with pytest.raises(BkhealError, match="no complete bookies check of that cluster before"):
+        bkheal("diff", reports=tmp_path)
+    (tmp_path / FIRST.run_id / "report.html").unlink()
+    with pytest.raises(BkhealError, match="left no page"):
+        bkheal("open", reports=tmp_path)
+
+
+def test_names_that_others_chose_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
+    world.write(tmp_path, world.at(world.ATTACK, 0), world.at(world.ATTACK, 1))
+    for command in (("list",), ("show",), ("diff", "20260101")):
+        assert "\x1b" not in bkheal(*command, reports=tmp_path)

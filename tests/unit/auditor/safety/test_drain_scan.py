@@ -1,0 +1,113 @@
+"""The pass over all ledgers that the safety verbs decide from: what it hands on, counts, and does not hide."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from auditor.safety.draining import holdings_of, judge, mark, still_there
+from auditor.safety.holdings import Holdings
+from auditor.safety.recovering import brake, refusal
+from auditor.safety.scan import Shape, count, scan
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.glance import Glance, glance
+from bookie.metadata.ledgers.serde import decode, encode
+from bookie.metadata.tasks.parked import ParkedTask, ParkReason
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from tests.worlds.repair import World, a_world, make_metadata, names
+from tests.worlds.virtual_time import in_virtual_time
+
+
+async def filled(world: World) -> None:
+    for ledger_id, metadata in {
+        1: make_metadata((0, "a b"), (5, "b c"), quorum=(2, 2), last=9, length=1000),
+        2: make_metadata((0, "a c"), quorum=(2, 2), last=9),
+        3: make_metadata((0, "b a c"), quorum=(3, 2), last=None),
+        4: replace(make_metadata((0, "c b"), quorum=(2, 2), last=-1), format_version=2),
+    }.items():
+        await world.ledgers.create(LedgerId(ledger_id), metadata)
+
+
+@in_virtual_time
+async def test_only_ledgers_that_name_the_bookies_are_handed_on_and_all_are_counted() -> None:
+    async with a_world("a b c") as world:
+        await filled(world)
+        found: dict[LedgerId, LedgerMetadata] = {}
+        done: list[int] = []
+        result = await scan(world.ledgers, names("b"), found.__setitem__, done.append)
+        assert sorted(found) == [1, 3, 4]
+        assert (result.ledgers, sum(done), await count(world.ledgers)) == (4, 4, 4)
+        assert result.unclosed == {Shape(3, 3): 1}
+        assert result.is_complete
+
+
+@in_virtual_time
+async def test_what_cannot_be_read_is_named() -> None:
+    async with a_world("a b c") as world:
+        await filled(world)
+        await world.store.set(world.ledgers.path(LedgerId(2)), b"nonsense", -1)
+        result = await scan(world.ledgers, names("b"), lambda *_: None, lambda _: None)
+        assert (result.unreadable, result.unreadable_count, result.is_complete) == ([2], 1, False)
+        assert result.ledgers == 3
+
+
+@in_virtual_time
+async def test_what_is_left_is_told_apart_by_what_it_waits_for() -> None:
+    async with a_world("a b c") as world:
+        await filled(world)
+        holdings, scanned = await holdings_of(world.ledgers, names("b"), lambda _: None)
+        assert (sorted(holdings.ledgers), holdings.unclosed, holdings.fragments) == ([1, 3, 4], {3}, 4)
+        assert holdings.bytes == 1000
+        await mark(world.tasks, {LedgerId(1): names("b"), LedgerId(3): names("b"), LedgerId(4): names("z")})
+        await world.parked.park(ParkedTask(LedgerId(3), ParkReason.OPEN_LEDGER, "open", 1, frozenset(), 0))
+        left = await judge(holdings, scanned, world.tasks, world.parked)
+        assert (left.unmarked, dict(left.parked), left.moving) == ([4], {"open_ledger": 1}, 1)
+        assert not left.is_nothing
+        again, _ = await still_there(world.ledgers, names("b"), [LedgerId(2), LedgerId(3), LedgerId(9)])
+        assert sorted(again.ledgers) == [3]
+
+
+@given(st.sets(st.sampled_from("abcde")), st.integers(0, 40), st.integers(1, 5), st.integers(0, 100))
+def test_bytes_are_those_of_the_entries_that_the_bookies_store(
+    bookies: set[str], entries: int, quorum: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    first = " ".join(rng.sample("abcde", 5))
+    second = " ".join(rng.sample("abcde", 5))
+    metadata = make_metadata((0, first), (7, second), quorum=(quorum, 1), last=entries - 1, length=10 * entries)
+    holdings = Holdings()
+    holdings.add(LedgerId(1), metadata, frozenset(map(BookieId, bookies)))
+    expected = 0
+    for entry in range(entries):
+        members = metadata.fragments[0 if entry < 7 else 1].members
+        expected += sum(10 for i in range(quorum) if members[(entry + i) % 5] in bookies)
+    assert holdings.bytes == expected
+
+
+@given(st.integers(1, 3), st.booleans(), st.integers(0, 3), st.binary(max_size=12))
+def test_a_glance_agrees_with_a_close_look(version: int, is_closed: bool, cut: int, tail: bytes) -> None:
+    metadata = make_metadata((0, "a:1 b:1"), quorum=(2, 1), last=5 if is_closed else None)
+    data = encode(replace(metadata, format_version=3 if version == 1 else version))
+    seen = glance(data)
+    if data.split(b"\n")[0].endswith(b"3"):
+        assert seen == Glance(is_closed, 2, 2)
+        assert (decode(data).is_closed, decode(data).ensemble_size) == (is_closed, 2)
+    else:
+        assert seen is None
+    assert glance(data[: len(data) - 1 - cut]) is None
+    assert glance(tail) is None
+
+
+def test_running_bookies_are_not_given_up() -> None:
+    assert "drain start b" in (refusal(names("a b"), Bookies(frozenset(names("b c")), frozenset())) or "")
+    assert refusal(names("a"), Bookies(frozenset(), frozenset(names("b")))) is None
+
+
+def test_the_brake_holds_when_most_bookies_are_gone() -> None:
+    some = Bookies(frozenset(names("a b")), frozenset())
+    assert brake(frozenset(names("a b c d")), some, 0.5) is None
+    assert "3 of 5" in (brake(frozenset(names("a b c d e")), some, 0.5) or "")

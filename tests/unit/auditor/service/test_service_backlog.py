@@ -1,0 +1,142 @@
+"""The live backlog, counted from a store."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from auditor.api.control import Backlog, SeverityBacklog
+from auditor.service.watch.backlog import READ_LEDGERS, BacklogCounter, Judged, judge
+from bookie.metadata.bookies.registration import Registrations, ServiceInfo
+from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.layout import task_path
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.nodes import create_with_parents
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
+from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.severity import Severity
+from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+
+ROOT = "/ledgers"
+A, B, C, D = (BookieId(f"bk{name}:1") for name in "abcd")
+"""The first two are registered."""
+
+
+class Marks:
+    """A cluster with marked ledgers."""
+
+    def __init__(self, store: MemoryStore, cluster: Cluster) -> None:
+        self.store = store
+        self.clock = VirtualClock()
+        self.tasks = UnderReplication(store, cluster, self.clock)
+        self.ledgers = LedgerStore(store, cluster, random.Random(1))
+        self.parked = ParkedTasks(store, ROOT)
+        self.counter = BacklogCounter(self.tasks, self.ledgers, Registrations(store, cluster), self.parked, self.clock)
+
+    @classmethod
+    async def create(cls) -> Marks:
+        store = MemoryStore(MemoryCell())
+        await format_cluster(store, ROOT, rng=random.Random(1))
+        marks = cls(store, await open_cluster(store, ROOT))
+        await marks.tasks.initialize()
+        for bookie in (A, B):
+            registrations = Registrations(store, await open_cluster(store, ROOT))
+            await registrations.register(bookie, ServiceInfo(()), is_read_only=bookie == B, takeover_deadline_s=1)
+        return marks
+
+    async def ledger(self, ledger_id: int, *members: BookieId, missing: Sequence[BookieId] = (C,)) -> None:
+        await self.ledgers.create(LedgerId(ledger_id), closed(*members))
+        await self.tasks.mark(LedgerId(ledger_id), missing)
+
+
+def closed(*members: BookieId) -> LedgerMetadata:
+    """100 entries of 10 bytes."""
+    size = len(members)
+    fragments = (Fragment(EntryId(0), members),)
+    return LedgerMetadata(size, size, max(1, size - 1), fragments).closed(EntryId(99), 1000)
+
+
+@in_virtual_time
+async def test_marked_ledgers_are_counted_by_what_is_missing_now() -> None:
+    marks = await Marks.create()
+    await marks.ledger(1, A, B, C)
+    first_ms = marks.clock.epoch_ms()
+    await asyncio.sleep(60)
+    await marks.ledger(2, A, C, D)
+    await marks.ledger(3, C, D)
+    await marks.ledger(4, B, A, C)
+    await marks.ledger(5, A, B)  # its bookie is back
+    await marks.ledger(6, A, B, missing=())  # a repair of the placement
+    later_ms = marks.clock.epoch_ms()
+    assert await marks.counter.count() == Backlog(
+        counted_ms=later_ms,
+        severities={
+            Severity.BELOW_WRITE_QUORUM: SeverityBacklog(2, 2000, first_ms),
+            Severity.CRITICAL: SeverityBacklog(1, 2000, later_ms),
+            Severity.NO_LIVE_COPY: SeverityBacklog(1, 2000, later_ms),
+            Severity.MISPLACED: SeverityBacklog(1, 0, later_ms),
+        },
+        healthy=SeverityBacklog(1, 0, later_ms),
+    )
+
+
+@in_virtual_time
+async def test_what_cannot_be_read_is_counted_as_such() -> None:
+    marks = await Marks.create()
+    await marks.tasks.mark(LedgerId(7), [C])  # deleted
+    await marks.ledger(8, A, C)
+    await marks.store.set(marks.ledgers.path(LedgerId(8)), b"nonsense", 0)
+    await marks.ledgers.create(LedgerId(9), closed(A, C))
+    await create_with_parents(marks.store, task_path(ROOT, 9), b"\xff nonsense", ROOT)
+    backlog = await marks.counter.count()
+    assert backlog.unreadable == 3
+    assert backlog.ledgers == 3
+
+
+@in_virtual_time
+async def test_parked_and_locked_ledgers_are_those_that_are_marked() -> None:
+    marks = await Marks.create()
+    for ledger_id in (1, 2, 3):
+        await marks.ledger(ledger_id, A, C)
+    for ledger_id, reason in ((1, ParkReason.NO_CANDIDATE_BOOKIE), (99, ParkReason.NO_LIVE_COPY)):
+        await marks.parked.park(ParkedTask(LedgerId(ledger_id), reason, "", 0, frozenset(), 0))
+    await marks.tasks.lock(LedgerId(2), "worker")
+    await marks.tasks.lock_alone(LedgerId(50), "collector")
+    backlog = await marks.counter.count()
+    assert backlog.parked == {ParkReason.NO_CANDIDATE_BOOKIE: 1}
+    assert backlog.locked == 1
+
+
+@in_virtual_time
+async def test_a_long_backlog_lets_others_work_meanwhile() -> None:
+    marks = await Marks.create()
+    count = 4 * READ_LEDGERS
+    ids = [LedgerId(number) for number in range(count)]
+    await marks.ledgers.create_many([(ledger_id, closed(A, B, C)) for ledger_id in ids])
+    await marks.tasks.mark_many([(ledger_id, (C,)) for ledger_id in ids])
+    counting = asyncio.ensure_future(marks.counter.count())
+    turns = 0
+    while not counting.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert (await counting).ledgers == count
+    assert turns > count / READ_LEDGERS
+
+
+def test_what_has_to_be_copied_is_estimated_from_the_length() -> None:
+    live = frozenset({A, B})
+    striped = LedgerMetadata(3, 2, 2, (Fragment(EntryId(0), (A, B, C)),)).closed(EntryId(99), 900)
+    assert judge(striped, live) == Judged(Severity.CRITICAL, 600)
+    two = LedgerMetadata(2, 2, 1, (Fragment(EntryId(0), (A, C)), Fragment(EntryId(50), (A, B)))).closed(
+        EntryId(99), 1000
+    )
+    assert judge(two, live) == Judged(Severity.CRITICAL, 500)
+    assert judge(two, frozenset({A, B, C})) == Judged(None, 0)
+    opened = LedgerMetadata(2, 2, 1, (Fragment(EntryId(0), (A, C)),))
+    assert judge(opened, live) == Judged(Severity.CRITICAL, 0)
+    empty = LedgerMetadata(2, 2, 1, (Fragment(EntryId(0), (A, C)),)).closed(EntryId(-1), 0)
+    assert judge(empty, live) == Judged(Severity.METADATA_ONLY, 0)

@@ -1,0 +1,436 @@
+"""From the loss of a bookie to its audit: delay, return, brake, change of leader. Whole services on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from auditor.service.watch.bookie_watch import SETTLE_SESSIONS
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.layout import cookie_path, disable_path
+from bookie.metadata.nodes import ensure_path
+from bookie.model.run import RunCause, RunKind
+from tests.worlds.service import BOOKIES, ROOT, SESSION_TIMEOUT_S, World
+from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
+
+A, B, C, D, _ = BOOKIES
+DAY_MS = 86_400_000
+
+
+async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await until(holds, seconds)
+
+
+@in_virtual_time
+async def test_without_a_delay_a_loss_is_audited_at_once() -> None:
+    world = await World.create()
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    lost_s = world.clock.monotonic_s()
+    await world.down(A)
+    await when(lambda: bool(world.marked))
+    assert world.marked_bookies == [{A}]
+    assert world.marked[0].at_s - lost_s < world.check_s + 1
+    assert auditor.runner.requests[0].cause is RunCause.BOOKIE_LOSS
+    await asyncio.sleep(3600)
+    assert world.marked_bookies == [{A}]
+    assert [entry.audit_due_ms for entry in auditor.service.status().lost] == [0]
+    assert [0 <= loss_s < world.check_s + 1 for loss_s in auditor.counted.losses_s] == [True]
+    await world.close()
+
+
+@in_virtual_time
+async def test_the_delay_is_kept_for_each_bookie_and_a_return_ends_it() -> None:
+    world = await World.create()
+    await world.set_delay(300)
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    await world.down(A)
+    start_s = world.clock.monotonic_s()
+    await asyncio.sleep(100)
+    await world.down(B)
+    await asyncio.sleep(100)
+    await world.up(A)
+    await asyncio.sleep(150)
+    assert world.marked == []
+    await when(lambda: bool(world.marked))
+    assert world.marked_bookies == [{B}]
+    assert 400 <= world.marked[0].at_s - start_s < 403
+    await asyncio.sleep(1000)
+    assert world.marked_bookies == [{B}]
+    assert len(auditor.runner.requests) == 1
+    await world.close()
+
+
+@in_virtual_time
+async def test_restarting_every_bookie_within_the_delay_starts_nothing() -> None:
+    world = await World.create()
+    await world.set_delay(60)
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    for bookie in BOOKIES:
+        await world.down(bookie)
+        await asyncio.sleep(50)
+        await world.up(bookie)
+        await asyncio.sleep(5)
+    await asyncio.sleep(300)
+    assert auditor.runner.requests == []
+    assert auditor.service.status().lost == ()
+    await world.close()
+
+
+@in_virtual_time
+async def test_the_delay_runs_on_across_a_change_of_leader() -> None:
+    world = await World.create()
+    await world.set_delay(300)
+    first = await world.auditor("a")
+    await when(lambda: first.leads)
+    second = await world.auditor("b")
+    await world.down(A)
+    start_s = world.clock.monotonic_s()
+    await asyncio.sleep(150)
+    await first.kill()
+    await when(lambda: second.leads, SESSION_TIMEOUT_S)
+    await when(lambda: bool(world.marked))
+    assert world.marked_bookies == [{A}]
+    assert 300 <= world.marked[0].at_s - start_s < 303
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_return_cancels_the_delay_across_a_change_of_leader() -> None:
+    world = await World.create()
+    await world.set_delay(300)
+    first = await world.auditor("a")
+    await when(lambda: first.leads)
+    second = await world.auditor("b")
+    await world.down(A)
+    await asyncio.sleep(150)
+    await first.kill()
+    await world.up(A)
+    await asyncio.sleep(100)
+    await world.down(A)
+    again_s = world.clock.monotonic_s()
+    await when(lambda: bool(world.marked))
+    assert 300 <= world.marked[0].at_s - again_s < 303
+    assert second.leads
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_new_leader_repeats_no_audit_that_was_done() -> None:
+    world = await World.create()
+    first = await world.auditor("a")
+    await when(lambda: first.leads)
+    second = await world.auditor("b")
+    await world.down(A)
+    await when(lambda: bool(world.marked))
+    await asyncio.sleep(5)
+    await first.kill()
+    await when(lambda: second.leads)
+    await asyncio.sleep(600)
+    assert second.runner.requests == []
+    assert [(lost.bookie_id, lost.audit_due_ms) for lost in second.service.status().lost] == [(A, 0)]
+    await world.close()
+
+
+@in_virtual_time
+async def test_the_brake_holds_while_too_many_are_gone_and_settles_when_they_return() -> None:
+    world = await World.create()
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    for bookie in BOOKIES:
+        await world.down(bookie)
+    await when(lambda: bool(auditor.service.status().held_because))
+    await asyncio.sleep(1000)
+    for bookie in BOOKIES:  # one by one, as after an outage
+        await world.up(bookie)
+        await asyncio.sleep(3)
+    await asyncio.sleep(1000)
+    assert world.marked == []
+    assert auditor.service.status().held_because == ""
+    await world.close()
+
+
+@in_virtual_time
+async def test_what_stays_away_after_the_brake_is_audited() -> None:
+    world = await World.create()
+    await world.set_delay(60)
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    for bookie in (A, B, C):
+        await world.down(bookie)
+    await asyncio.sleep(200)
+    assert "3 of 5" in auditor.service.status().held_because
+    assert world.marked == []
+    await world.up(B)
+    await when(lambda: bool(world.marked))
+    assert world.marked_bookies == [{A, C}]
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_loss_during_an_audit_is_followed_by_another_directly() -> None:
+    world = await World.create()
+    world.check_s = 100
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=True)
+    await asyncio.sleep(50)
+    await world.down(A)
+    await when(lambda: len(auditor.runner.requests) == 1 and len(auditor.service.status().lost) == 1)
+    await when(lambda: bool(world.marked))
+    assert world.marked_bookies == [{A}]
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_loss_never_waits_for_a_run_of_another_kind() -> None:
+    world = await World.create()
+    world.check_s = 5000
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    slow = await auditor.service.start_run(RunKind.REPLICAS, cause=RunCause.COMMAND, owner="me")
+    await asyncio.sleep(10)
+    world.check_s = 1
+    await world.down(A)
+    await when(lambda: bool(world.marked), 30)
+    assert (await auditor.service.run(slow.run_id)).state.value == "running"
+    await world.close()
+
+
+@in_virtual_time
+async def test_an_audit_that_fails_is_tried_again_later() -> None:
+    world = await World.create()
+    world.failures = [RuntimeError("no luck"), RuntimeError("none again")]
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    await world.down(A)
+    await when(lambda: bool(world.marked))
+    assert len(auditor.runner.requests) == 3
+    starts = [request.run_id for request in auditor.runner.requests]
+    assert starts == sorted(starts)
+    assert world.marked_bookies == [{A}]
+    await world.close()
+
+
+@in_virtual_time
+async def test_while_recovery_is_disabled_no_audit_is_started_by_a_loss() -> None:
+    world = await World.create()
+    admin = world.store()
+    await ensure_path(admin, disable_path(ROOT))
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    await world.down(A)
+    await asyncio.sleep(600)
+    assert auditor.runner.requests == []
+    assert not auditor.service.status().is_recovery_enabled
+    await admin.delete(disable_path(ROOT))
+    await when(lambda: bool(world.marked), 30)
+    await world.close()
+
+
+@in_virtual_time
+async def test_setting_the_same_delay_again_starts_an_audit_that_does_not_wait() -> None:
+    world = await World.create()
+    await world.set_delay(3600)
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    await world.down(A)
+    await asyncio.sleep(60)
+    assert world.marked == []
+    await world.set_delay(3600)
+    await when(lambda: bool(world.marked), 30)
+    assert world.marked_bookies == [{A}]
+    await asyncio.sleep(30)
+    await world.set_delay(3600)
+    await when(lambda: len(auditor.runner.requests) == 2, 30)
+    assert auditor.runner.requests[-1].cause is RunCause.COMMAND
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_shorter_delay_counts_from_when_the_bookie_was_lost() -> None:
+    world = await World.create()
+    await world.set_delay(3600)
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    await world.down(A)
+    start_s = world.clock.monotonic_s()
+    await asyncio.sleep(60)
+    await world.set_delay(100)
+    await when(lambda: bool(world.marked))
+    assert 100 <= world.marked[0].at_s - start_s < 103
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_decommissioned_bookie_is_lost_no_more() -> None:
+    world = await World.create()
+    await world.set_delay(100)
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    await world.down(A)
+    await asyncio.sleep(10)
+    admin = world.store()
+    await admin.delete(cookie_path(ROOT, A))
+    await asyncio.sleep(300)
+    assert auditor.runner.requests == []
+    assert await FirstSeenDown(admin, ROOT).read() == {}
+    await world.close()
+
+
+@in_virtual_time
+async def test_after_an_outage_of_the_store_bookies_may_register_again_first() -> None:
+    world = await World.create()
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    auditor.store.suspend()
+    await asyncio.sleep(60)
+    auditor.store.expire()
+    for bookie in (A, B):
+        await world.down(bookie)
+    auditor.store.resume()
+    await when(lambda: auditor.leads)
+    await asyncio.sleep(SESSION_TIMEOUT_S)
+    for bookie in (A, B):
+        await world.up(bookie)
+    await asyncio.sleep(300)
+    assert auditor.runner.requests == []
+    assert D not in {lost.bookie_id for lost in auditor.service.status().lost}
+    await world.close()
+
+
+@in_virtual_time
+async def test_an_outage_that_the_auditors_session_survived_may_have_ended_those_of_bookies() -> None:
+    world = await World.create()
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    auditor.store.suspend()
+    await asyncio.sleep(SESSION_TIMEOUT_S * 0.6)
+    await world.down(A)
+    auditor.store.resume()
+    await asyncio.sleep(SESSION_TIMEOUT_S)
+    assert auditor.runner.requests == []
+    await world.up(A)
+    await asyncio.sleep(300)
+    assert auditor.runner.requests == []
+    await world.down(B)
+    await when(lambda: bool(world.marked))
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_blink_of_the_connection_delays_no_reaction() -> None:
+    world = await World.create()
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    auditor.store.suspend()
+    await asyncio.sleep(SESSION_TIMEOUT_S * 0.1)
+    await world.down(A)
+    auditor.store.resume()
+    await when(lambda: bool(world.marked), SESSION_TIMEOUT_S)
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_lost_bookie_that_was_back_while_nobody_led_is_audited_again() -> None:
+    world = await World.create()
+    first = await world.auditor("a")
+    await when(lambda: first.leads)
+    await world.down(A)
+    await when(lambda: bool(world.marked))
+    await asyncio.sleep(5)
+    await first.stop()
+    await world.up(A)
+    await asyncio.sleep(60)
+    await world.down(A)
+    second = await world.auditor("b")
+    await when(lambda: second.leads)
+    await when(lambda: len(world.marked) == 2, 60)
+    await asyncio.sleep(3600)
+    assert world.marked_bookies == [{A}, {A}]
+    assert second.counted.losses_s == []
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_loss_that_a_wrong_clock_noted_in_the_future_waits_for_the_delay_alone() -> None:
+    world = await World.create()
+    await world.set_delay(300)
+    await FirstSeenDown(world.store(), ROOT).reconcile(frozenset({A}), world.clock.epoch_ms() + 30 * 86_400_000)
+    await world.down(A)
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    start_s = world.clock.monotonic_s()
+    await when(lambda: bool(world.marked))
+    assert world.marked[0].at_s - start_s < 303
+    await world.close()
+
+
+class JumpingClock(VirtualClock):
+    """A date that may be wrong. The monotonic time never jumps."""
+
+    def __init__(self) -> None:
+        self.skew_ms = 0
+
+    def epoch_ms(self) -> int:
+        return super().epoch_ms() + self.skew_ms
+
+
+@pytest.mark.parametrize("jump_ms", [-30 * DAY_MS, -60_000, DAY_MS])
+@in_virtual_time
+async def test_a_clock_that_jumps_after_an_outage_keeps_no_loss_waiting(jump_ms: int) -> None:
+    world = await World.create()
+    world.clock = clock = JumpingClock()
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    auditor.store.suspend()
+    await asyncio.sleep(SESSION_TIMEOUT_S * 0.6)
+    await world.down(A)
+    auditor.store.resume()
+    resumed_s = clock.monotonic_s()
+    await asyncio.sleep(1)
+    clock.skew_ms += jump_ms
+    await when(lambda: bool(world.marked), 3600)
+    assert SETTLE_SESSIONS * SESSION_TIMEOUT_S <= world.marked[0].at_s - resumed_s < 60
+    await world.close()
+
+
+@pytest.mark.parametrize("jump_ms", [-30 * DAY_MS, DAY_MS])
+@in_virtual_time
+async def test_a_clock_that_jumps_after_a_failed_audit_keeps_no_loss_waiting(jump_ms: int) -> None:
+    world = await World.create()
+    world.clock = clock = JumpingClock()
+    world.failures = [RuntimeError("no luck")]
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    await world.down(A)
+    await when(lambda: len(auditor.runner.requests) == 1)
+    failed_s = clock.monotonic_s()
+    await asyncio.sleep(1)
+    clock.skew_ms += jump_ms
+    await when(lambda: bool(world.marked), 3600)
+    assert 25 < world.marked[0].at_s - failed_s < 60
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_clock_that_jumps_back_during_a_delay_begins_it_again_at_most() -> None:
+    world = await World.create()
+    world.clock = clock = JumpingClock()
+    await world.set_delay(300)
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    await world.down(A)
+    await asyncio.sleep(100)
+    clock.skew_ms -= DAY_MS
+    jumped_s = clock.monotonic_s()
+    await when(lambda: bool(world.marked), 3600)
+    assert 200 <= world.marked[0].at_s - jumped_s < 330
+    await world.close()

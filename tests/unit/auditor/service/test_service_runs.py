@@ -1,0 +1,450 @@
+"""Runs of a service: busy, pause, cancel, loss of the session, schedules, end of the process. Virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError, why_no_next_run
+from auditor.service.runs.gate import RunGate
+from auditor.service.runs.manager import RunManager, RunOutcome, RunRequest
+from auditor.service.service import AuditorService
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.runs.election import Leadership
+from bookie.metadata.runs.records import Runs
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.tasks.parked import own_path
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.tasks import guarded
+from spark_jobs.progress import ProgressEvent
+from spark_jobs.runs.port import RunStoppedError
+from tests.worlds.service import BOOKIES, ROOT, SESSION_TIMEOUT_S, Auditor, World
+from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
+
+
+async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await until(holds, seconds)
+
+
+async def leading(world: World, name: str = "a", **settings: object) -> Auditor:
+    auditor = await world.auditor(name, **settings)
+    await when(lambda: auditor.leads)
+    return auditor
+
+
+async def start(service: AuditorService, kind: RunKind = RunKind.BOOKIES) -> RunRecord:
+    return await service.start_run(kind, cause=RunCause.HTTP, owner="me")
+
+
+async def start_soon(service: AuditorService) -> RunRecord:
+    """As soon as the run before has let go."""
+    while True:
+        try:
+            return await start(service)
+        except RunBusyError:
+            await asyncio.sleep(1)
+
+
+async def ended(service: AuditorService, run_id: str) -> RunRecord:
+    record = await service.run(run_id)
+    while not record.state.is_final:
+        record = await service.wait_changed(run_id, record)
+    return record
+
+
+@in_virtual_time
+async def test_a_run_is_on_record_from_its_beginning_to_its_end() -> None:
+    world = await World.create()
+    world.check_s = 20
+    auditor = await leading(world)
+    record = await start(auditor.service)
+    stored = Runs(world.store(), ROOT)
+    assert await stored.get(record.run_id) == record
+    assert (record.state, record.cause, record.owner, record.process) == (
+        RunState.RUNNING,
+        RunCause.HTTP,
+        "me",
+        "a:1",
+    )
+    await asyncio.sleep(10)
+    half_way = await stored.get(record.run_id)
+    assert half_way is not None
+    assert half_way.phase == "reading ledger metadata"
+    assert 50 <= half_way.done <= 100
+    assert half_way.total == 200
+    assert half_way.eta_ms is not None
+    assert abs(half_way.eta_ms - (record.started_ms + 20_000)) < 1_000
+    final = await ended(auditor.service, record.run_id)
+    assert (final.state, final.verdict, final.exit_code, final.ledgers) == (RunState.DONE, "clean", 0, 10)
+    await when(lambda: not auditor.service.status().running)
+    assert await stored.get(record.run_id) == final
+    await when(lambda: RunKind.BOOKIES in auditor.service.status().last_success_ms)
+    assert auditor.service.status().last_success_ms == {RunKind.BOOKIES: record.started_ms}
+    assert auditor.service.status().last[RunKind.BOOKIES] == final
+    assert auditor.counted.ended == [final]
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_second_run_of_a_kind_is_refused_and_another_kind_is_not() -> None:
+    world = await World.create()
+    auditor = await leading(world)
+    first = await start(auditor.service)
+    with pytest.raises(RunBusyError, match=first.run_id) as busy:
+        await start(auditor.service)
+    assert busy.value.run_id == first.run_id
+    await start(auditor.service, RunKind.REPLICAS)
+    assert {record.kind for record in auditor.service.status().running} == {RunKind.BOOKIES, RunKind.REPLICAS}
+    await ended(auditor.service, first.run_id)
+    await when(lambda: not auditor.service.status().running)
+    await start(auditor.service)
+    await world.close()
+
+
+@in_virtual_time
+async def test_two_starts_at_once_make_one_run() -> None:
+    world = await World.create()
+    auditor = await leading(world)
+    results = await asyncio.gather(start(auditor.service), start(auditor.service), return_exceptions=True)
+    assert sorted(type(result).__name__ for result in results) == ["RunBusyError", "RunRecord"]
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_one_shot_run_elsewhere_makes_the_service_busy() -> None:
+    world = await World.create()
+    auditor = await leading(world)
+    lease = await Runs(world.store(), ROOT).acquire(RunKind.BOOKIES, "one-shot", "cron:7")
+    with pytest.raises(RunBusyError, match=r"one-shot in cron:7"):
+        await start(auditor.service)
+    await lease.release()
+    await start(auditor.service)
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_loss_during_a_one_shot_run_is_audited_after_it() -> None:
+    world = await World.create()
+    auditor = await leading(world)
+    lease = await Runs(world.store(), ROOT).acquire(RunKind.BOOKIES, "one-shot", "cron:7")
+    await world.down(BOOKIES[0])
+    await asyncio.sleep(127)
+    assert world.marked == []
+    await lease.release()
+    await when(lambda: bool(world.marked), 5)
+    assert auditor.runner.requests[0].cause is RunCause.BOOKIE_LOSS
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_follower_starts_nothing_and_names_the_leader() -> None:
+    world = await World.create()
+    await leading(world, "a")
+    follower = await world.auditor("b")
+    await when(lambda: follower.service.status().leader == "a:8080")
+    with pytest.raises(NotLeaderError, match="a:8080"):
+        await start(follower.service)
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_follower_shows_runs_of_the_leader() -> None:
+    world = await World.create()
+    leader = await leading(world, "a")
+    follower = await world.auditor("b", backlog_interval_s=1)
+    await when(lambda: follower.service.status().is_store_connected)
+    record = await start(leader.service)
+    final = await ended(follower.service, record.run_id)
+    assert final.state is RunState.DONE
+    assert [found.run_id for found in await follower.service.runs()] == [record.run_id]
+    with pytest.raises(UnknownRunError):
+        await follower.service.run("20990101T000000Z-000000")
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_paused_run_waits_and_goes_on() -> None:
+    world = await World.create()
+    world.check_s = 10
+    auditor = await leading(world)
+    record = await start(auditor.service)
+    await asyncio.sleep(3)
+    assert (await auditor.service.pause_run(record.run_id, owner="me")).state is RunState.PAUSED
+    await asyncio.sleep(500)
+    paused = await auditor.service.run(record.run_id)
+    assert paused.state is RunState.PAUSED
+    assert await Runs(world.store(), ROOT).get(record.run_id) == paused
+    assert (await auditor.service.resume_run(record.run_id, owner="me")).state is RunState.RUNNING
+    final = await ended(auditor.service, record.run_id)
+    assert final.state is RunState.DONE
+    assert final.finished_ms - final.started_ms >= 510_000
+    with pytest.raises(RunOverError):
+        await auditor.service.pause_run(record.run_id, owner="me")
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_cancelled_run_ends_and_frees_its_kind() -> None:
+    world = await World.create()
+    world.check_s = 1000
+    auditor = await leading(world)
+    record = await start(auditor.service)
+    await asyncio.sleep(5)
+    await auditor.service.pause_run(record.run_id, owner="me")
+    await auditor.service.cancel_run(record.run_id, owner="you")
+    final = await ended(auditor.service, record.run_id)
+    assert (final.state, final.detail, final.exit_code) == (RunState.CANCELLED, "cancelled by you", 7)
+    await when(lambda: not auditor.service.status().running)
+    with pytest.raises(RunOverError, match="cancelled"):
+        await auditor.service.cancel_run(record.run_id, owner="you")
+    assert auditor.service.status().last_success_ms == {}
+    await start(auditor.service)
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_run_obeys_a_request_left_in_the_store() -> None:
+    world = await World.create()
+    world.check_s = 1000
+    auditor = await leading(world)
+    record = await start(auditor.service)
+    await Runs(world.store(), ROOT).request_cancel(record.run_id, "somebody else")
+    final = await ended(auditor.service, record.run_id)
+    assert (final.state, final.detail) == (RunState.CANCELLED, "cancelled by somebody else")
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_failed_run_says_why_and_the_service_goes_on() -> None:
+    world = await World.create()
+    world.failures = [RuntimeError("executor lost")]
+    auditor = await leading(world)
+    final = await ended(auditor.service, (await start(auditor.service)).run_id)
+    assert (final.state, final.detail, final.exit_code) == (RunState.FAILED, "RuntimeError: executor lost", 70)
+    await when(lambda: not auditor.service.status().running)
+    assert (await ended(auditor.service, (await start(auditor.service)).run_id)).state is RunState.DONE
+    await world.close()
+
+
+@in_virtual_time
+async def test_the_loss_of_the_session_ends_runs_before_they_publish() -> None:
+    world = await World.create()
+    world.check_s = 60
+    auditor = await leading(world)
+    await world.down(BOOKIES[0])
+    await when(lambda: bool(auditor.runner.requests))
+    auditor.store.expire()
+    assert not auditor.leads
+    await asyncio.sleep(120)
+    assert world.marked == []
+    auditor.store.resume()
+    await when(lambda: auditor.leads)
+    runs = await auditor.service.runs()
+    assert {record.state for record in runs if record.state.is_final} == {RunState.ABANDONED}
+    await when(lambda: bool(world.marked))
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_connection_that_is_away_too_long_ends_the_leadership_before_the_server_does() -> None:
+    world = await World.create()
+    world.check_s = 60
+    auditor = await leading(world)
+    record = await start(auditor.service)
+    auditor.store.suspend()
+    await asyncio.sleep(SESSION_TIMEOUT_S * 0.5)
+    assert auditor.service.status().is_leader
+    await asyncio.sleep(SESSION_TIMEOUT_S * 0.3)
+    assert not auditor.service.status().is_leader
+    await asyncio.sleep(120)
+    auditor.store.resume()
+    await when(lambda: auditor.leads)
+    assert (await ended(auditor.service, record.run_id)).state is RunState.ABANDONED
+    assert (await ended(auditor.service, (await start_soon(auditor.service)).run_id)).state is RunState.DONE
+    assert auditor.counted.leaderships == [True, False, True]
+    await world.close()
+
+
+@in_virtual_time
+async def test_runs_of_a_killed_leader_are_called_abandoned_by_the_next() -> None:
+    world = await World.create()
+    world.check_s = 10_000
+    first = await leading(world, "a")
+    second = await world.auditor("b")
+    record = await start(first.service)
+    await first.kill()
+    await when(lambda: second.leads)
+    final = await ended(second.service, record.run_id)
+    assert final.state is RunState.ABANDONED
+    assert "a:1" in final.detail or "stopped" in final.detail
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_schedule_goes_on_across_restarts_without_skipping_or_repeating() -> None:
+    world = await World.create()
+    first = await leading(world, "a", bookies_schedule="1h")
+    began_s = world.clock.monotonic_s()
+    await when(lambda: len(first.counted.ended) == 1, 30)
+    assert first.runner.requests[0].cause is RunCause.SCHEDULE
+    await asyncio.sleep(1800)
+    await first.stop()
+    await asyncio.sleep(600)
+    second = await leading(world, "b", bookies_schedule="1h")
+    await when(lambda: len(second.counted.ended) == 1, 3600)
+    assert 3600 <= world.clock.monotonic_s() - began_s <= 3610
+    await second.stop()
+    await asyncio.sleep(20_000)
+    third = await leading(world, "c", bookies_schedule="1h")
+    await when(lambda: len(third.counted.ended) == 1, 30)
+    assert third.service.status().period_s == {RunKind.BOOKIES: 3600.0}
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_follower_knows_the_schedules_without_their_times() -> None:
+    world = await World.create()
+    leader = await leading(world, "a", bookies_schedule=" 1h ", placement_schedule="17 2 * * 0")
+    follower = await world.auditor("b", bookies_schedule="1h", placement_schedule="17 2 * * 0")
+    await when(lambda: follower.service.status().leader != "", 30)
+    own, others = leader.service.status(), follower.service.status()
+    assert own.schedules == others.schedules == {RunKind.BOOKIES: "1h", RunKind.PLACEMENT: "17 2 * * 0"}
+    assert why_no_next_run(others, RunKind.PLACEMENT) == "17 2 * * 0 on the leader, time not known here"
+    assert why_no_next_run(others, RunKind.REPLICAS) == "not scheduled"
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for() -> None:
+    world = await World.create()
+    auditor = await leading(world, bookies_schedule="1h")
+    await when(lambda: len(auditor.counted.ended) == 1, 30)
+    await auditor.service.pause_kind(RunKind.BOOKIES, owner="me")
+    await asyncio.sleep(10_000)
+    assert len(auditor.counted.ended) == 1
+    assert auditor.service.status().paused_kinds == [RunKind.BOOKIES]
+    await start(auditor.service)
+    await auditor.service.resume_kind(RunKind.BOOKIES, owner="me")
+    await when(lambda: len(auditor.counted.ended) == 3, 3700)
+    await world.close()
+
+
+@in_virtual_time
+async def test_the_store_may_be_away_at_the_start() -> None:
+    world = await World.create()
+    auditor = await world.auditor()
+    auditor.connect_failures = [StoreUnavailableError("no answer")] * 30
+    await asyncio.sleep(10)
+    status = auditor.service.status()
+    assert not status.is_store_connected
+    assert not status.is_leader
+    with pytest.raises(StoreUnavailableError, match="keeps trying"):
+        await start(auditor.service)
+    await when(lambda: auditor.leads)
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_stopped_service_ends_its_runs_resigns_and_lets_another_lead_at_once() -> None:
+    world = await World.create()
+    world.check_s = 10_000
+    first = await leading(world, "a")
+    second = await world.auditor("b")
+    record = await start(first.service)
+    await asyncio.sleep(5)
+    await first.stop()
+    assert first.task.exception() is None
+    await when(lambda: second.leads, 1)
+    final = await second.service.run(record.run_id)
+    assert (final.state, final.detail) == (RunState.ABANDONED, "the auditor is stopping")
+    assert await Runs(world.store(), ROOT).holder(RunKind.BOOKIES) is None
+    await world.close()
+
+
+@in_virtual_time
+async def test_old_records_are_removed() -> None:
+    world = await World.create()
+    auditor = await leading(world, runs_kept=2)
+    for _ in range(5):
+        await ended(auditor.service, (await start(auditor.service)).run_id)
+        await when(lambda: not auditor.service.status().running)
+    await asyncio.sleep(120)
+    assert len(await auditor.service.runs()) == 2
+    await world.close()
+
+
+@in_virtual_time
+async def test_whoever_waits_for_a_change_is_woken_when_the_run_ends() -> None:
+    world = await World.create()
+    auditor = await leading(world)
+    record = await start(auditor.service)
+    waiting = guarded("waiting", ended(auditor.service, record.run_id))
+    async with asyncio.timeout(10):
+        assert (await waiting).state is RunState.DONE
+    await world.close()
+
+
+class Leads:
+    """An election that can be lost without anybody being told."""
+
+    def __init__(self) -> None:
+        self.state = Leadership(True, 1, "a")
+
+    def is_leader(self, term: int | None = None) -> bool:
+        return self.state.is_leader and term in (None, self.state.term)
+
+
+class Standing:
+    """A check that stands before its gate."""
+
+    def __init__(self) -> None:
+        self.gate: RunGate | None = None
+
+    async def run(self, request: RunRequest, gate: RunGate, progress: Callable[[ProgressEvent], None]) -> RunOutcome:
+        self.gate = gate
+        await asyncio.sleep(3600)
+        return RunOutcome("clean", 0, True)
+
+
+async def standing() -> tuple[MemoryStore, Leads, RunGate, RunManager]:
+    store, leads, check = MemoryStore(MemoryCell()), Leads(), Standing()
+    runs = Runs(store, ROOT)
+    manager = RunManager(runs, leads, check, process="a:1", clock=VirtualClock(), rng=random.Random(1))
+    await manager.start(RunKind.BOOKIES, cause=RunCause.HTTP, owner="me", options={})
+    await asyncio.sleep(1)
+    assert check.gate is not None
+    check.gate.pass_through()
+    return store, leads, check.gate, manager
+
+
+@in_virtual_time
+async def test_the_gate_itself_sees_that_the_term_is_over() -> None:
+    _, leads, gate, _ = await standing()
+    leads.state = Leadership(True, 2, "a")  # lost and won again, while this run stood still
+    with pytest.raises(RunStoppedError, match="does not lead"):
+        gate.pass_through()
+
+
+@in_virtual_time
+async def test_the_gate_itself_sees_that_the_session_is_over() -> None:
+    store, _, gate, _ = await standing()
+    store.expire()
+    with pytest.raises(RunStoppedError, match="session"):
+        gate.pass_through()
+
+
+@in_virtual_time
+async def test_a_run_that_somebody_called_abandoned_stops() -> None:
+    store, _, gate, manager = await standing()
+    (record,) = manager.running
+    await store.delete(f"{own_path('runs', ROOT)}/locks/bookies")
+    await Runs(store, ROOT).abandon_orphans(1)
+    await manager.pause(record.run_id, "me")
+    with pytest.raises(RunStoppedError, match="changed by somebody else"):
+        gate.pass_through()

@@ -1,0 +1,164 @@
+"""What a run asks of Spark's checks, what it keeps of their result, and the one session that all runs share."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from auditor.service.main import SPARK_LOOK_INTERVAL_S, SparkWatch
+from auditor.service.runs.manager import RunRequest
+from auditor.service.runs.spark_runner import (
+    START_FAILURES_MAX,
+    SparkHolder,
+    UnknownOptionError,
+    audit_settings,
+    in_thread,
+    session_settings,
+)
+from auditor.service.settings import ServiceSettings
+from bookie.model.run import RunCause, RunKind
+from bookie.runtime.tasks import cancel, guarded
+from spark_jobs.session import SessionSettings
+from spark_jobs.settings import InvalidSettingError
+from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+
+SETTINGS = ServiceSettings(metadata_uri="zk://h:1/ledgers", missing_share_max=0.25, min_racks=3, report_dir="r")
+
+
+def request(**options: Any) -> RunRequest:
+    return RunRequest("r1", RunKind.REPLICAS, RunCause.HTTP, "me", is_dry_run=True, options=options)
+
+
+def test_a_check_runs_with_the_settings_of_the_service_and_the_options_of_the_run() -> None:
+    made = audit_settings(SETTINGS, request(sample=0.5, ledger_min="7"))
+    assert (made.metadata_uri, made.report_dir, made.is_dry_run) == ("zk://h:1/ledgers", Path("r"), True)
+    assert (made.missing_share_max, made.placement_policy.min_racks) == (0.25, 3)
+    assert (made.sample, made.ledger_min) == (0.5, 7)
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(UnknownOptionError, match="missing_share_max"):
+        audit_settings(SETTINGS, request(missing_share_max=1.0))
+    with pytest.raises(UnknownOptionError, match="another type"):
+        audit_settings(SETTINGS, request(ledger_min="many"))
+    with pytest.raises(InvalidSettingError):
+        audit_settings(SETTINGS, request(sample=7))
+
+
+def test_the_ui_is_on_where_it_is_asked_for() -> None:
+    assert dict(session_settings(SETTINGS).extra) == {"spark.ui.port": "4040"}
+    assert not session_settings(ServiceSettings(metadata_uri="zk://h:1/ledgers", ui_enabled=False)).is_ui_enabled
+
+
+class SlowSpark(SparkHolder):
+    """A session that starts when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(SessionSettings())
+        self.may_start = threading.Event()
+        self.starts = 0
+        self.stops = 0
+
+    def _start(self) -> Any:
+        self.starts += 1
+        assert self.may_start.wait(10)
+        return SimpleNamespace(sparkContext=SimpleNamespace(uiWebUrl=""))
+
+    def _stop(self) -> None:
+        self.stops += 1
+
+
+async def test_one_start_serves_all_and_outlives_who_asked_first() -> None:
+    holder = SlowSpark()
+    assert await holder.is_alive()
+    first, second = guarded("first", holder.get()), guarded("second", holder.get())
+    await asyncio.sleep(0)
+    await cancel(first)
+    holder.may_start.set()
+    assert await second is await holder.get()
+    assert holder.starts == 1
+    await holder.stop()
+    await holder.stop()
+    assert holder.stops == 1
+
+
+async def test_a_session_that_is_starting_is_stopped_as_well() -> None:
+    holder = SlowSpark()
+    asking = guarded("asking", holder.get())
+    await asyncio.sleep(0)
+    stopping = guarded("stopping", holder.stop())
+    await asyncio.sleep(0)
+    holder.may_start.set()
+    await asking
+    await stopping
+    assert holder.stops == 1
+
+
+async def test_work_in_a_thread_returns_and_raises_on_the_loop() -> None:
+    assert await in_thread("work", threading.current_thread) is not threading.current_thread()
+
+    def fail() -> None:
+        raise ValueError("no luck")
+
+    with pytest.raises(ValueError, match="no luck"):
+        await in_thread("work", fail)
+
+
+class BrokenSpark(SparkHolder):
+    """A session that does not start so many times, and whose process is gone when it is to be stopped."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__(SessionSettings())
+        self.failures = failures
+
+    def _start(self) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("Java gateway process exited before sending its port number")
+        return SimpleNamespace(sparkContext=SimpleNamespace(uiWebUrl="", _jsc=None))
+
+    def _stop(self) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+async def test_a_start_that_failed_is_tried_anew_and_a_process_that_is_gone_is_stopped_without_an_error() -> None:
+    holder = BrokenSpark(failures=1)
+    with pytest.raises(RuntimeError, match="gateway"):
+        await holder.get()
+    assert await holder.is_alive(), "the next start may succeed"
+    await holder.start_again()
+    assert await holder.get() is not None
+    assert not await holder.is_alive(), "this session answers nothing"
+    await holder.stop()
+
+
+class FailingStarts(SparkHolder):
+    """Starts without threads, for virtual time, and always fails."""
+
+    starts = 0
+
+    async def _started(self) -> Any:
+        self.starts += 1
+        self._start_failures += 1
+        raise RuntimeError("no Java")
+
+
+@in_virtual_time
+async def test_a_process_in_which_spark_does_not_start_ends_so_that_another_one_leads() -> None:
+    clock, stop, holder = VirtualClock(), asyncio.Event(), FailingStarts(SessionSettings())
+    watch = SparkWatch(holder, stop)
+    watching = guarded("watch", watch.run(clock))
+    await asyncio.sleep(10 * SPARK_LOOK_INTERVAL_S)
+    assert holder.starts == 0, "a follower starts no Spark"
+    with pytest.raises(RuntimeError):
+        await holder.get()
+    async with asyncio.timeout(START_FAILURES_MAX * SPARK_LOOK_INTERVAL_S):
+        await stop.wait()
+    assert watch.is_gone
+    assert holder.starts == START_FAILURES_MAX
+    await cancel(watching)

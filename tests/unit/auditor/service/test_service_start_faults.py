@@ -1,0 +1,87 @@
+"""Starts of runs that are foiled half-way: the kind must be free again, or nothing would ever be audited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.runs.records import Runs
+from bookie.metadata.store.memory import Fault
+from bookie.model.run import RunCause, RunKind, RunRecord
+from tests.worlds.service import BOOKIES, ROOT, Auditor, World
+from tests.worlds.virtual_time import in_virtual_time, until
+
+
+async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await until(holds, seconds)
+
+
+async def start(auditor: Auditor) -> RunRecord:
+    return await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.HTTP, owner="me")
+
+
+class SlowRecords:
+    """Writing a run's record takes a while; everything else does not."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    async def __call__(self, operation: str, path: str) -> Fault | None:
+        await asyncio.sleep(self.seconds if operation == "create" and "/records/" in path else 0)
+        return None
+
+
+class Refusing:
+    """Requests that name runs fail while it is on."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    async def __call__(self, operation: str, path: str) -> Fault | None:
+        await asyncio.sleep(0)
+        if operation == "create" and "/records/" in path:
+            self.is_on = True
+        return Fault.FAIL_BEFORE if self.is_on and "/runs/" in path else None
+
+
+@in_virtual_time
+async def test_a_caller_who_gives_up_while_a_run_begins_leaves_no_lock_without_a_run() -> None:
+    world = await World.create()
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    auditor.store.fault_hook = SlowRecords(20)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(10):
+            await start(auditor)
+    await asyncio.sleep(60)
+    auditor.store.fault_hook = None
+    await asyncio.sleep(60)
+    assert await Runs(world.store(), ROOT).holder(RunKind.BOOKIES) is None
+    assert auditor.service.status().running == ()
+    await world.down(BOOKIES[0])
+    await when(lambda: bool(world.marked), 30)
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_start_that_fails_and_cannot_let_go_lets_go_once_the_store_answers() -> None:
+    world = await World.create()
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    refusing = auditor.store.fault_hook = Refusing()
+    with pytest.raises(StoreUnavailableError, match="was not started"):
+        await start(auditor)
+    await asyncio.sleep(20)
+    auditor.store.fault_hook = None
+    assert refusing.is_on
+    await asyncio.sleep(5)
+    assert await Runs(world.store(), ROOT).holder(RunKind.BOOKIES) is None
+    await world.down(BOOKIES[0])
+    await when(lambda: bool(world.marked), 30)
+    await world.close()

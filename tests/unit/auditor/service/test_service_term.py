@@ -1,0 +1,151 @@
+"""A leader's work goes on whatever its housekeeping meets. Virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from auditor.api.control import Backlog, NotLeaderError
+from auditor.service.runs.spark_runner import UnknownOptionError
+from auditor.service.service import Connection
+from auditor.service.watch.backlog import BacklogCounter
+from auditor.service.watch.overview import Overview
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.runs.records import Runs
+from bookie.metadata.tasks.parked import own_path
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.tasks import cancel, guarded
+from tests.worlds.service import ROOT, World
+from tests.worlds.virtual_time import in_virtual_time, until
+
+
+async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await until(holds, seconds)
+
+
+@in_virtual_time
+async def test_a_record_that_cannot_be_removed_does_not_keep_the_schedule_from_starting() -> None:
+    world = await World.create()
+    runs = Runs(world.store(), ROOT)
+    old = RunRecord("20200101T000000Z-000000", RunKind.BOOKIES, RunCause.HTTP, "me", "x:1", RunState.DONE)
+    for record in (old, replace(old, run_id="20200102T000000Z-000000")):
+        await runs.write(record)
+    stranger = f"{own_path('runs', ROOT)}/records/{old.run_id}/note"
+    await world.store().create(stranger)
+    auditor = await world.auditor(bookies_schedule="1h", runs_kept=1)
+    await when(lambda: auditor.leads)
+    await asyncio.sleep(2 * 3600)
+    assert auditor.runner.requests
+    assert await runs.get("20200102T000000Z-000000") is None, "the others are still removed"
+    await world.close()
+
+
+class SlowCounter(BacklogCounter):
+    """A backlog so long that counting it takes a while."""
+
+    def __init__(self, world: World, seconds: float) -> None:
+        self.world = world
+        self.seconds = seconds
+        self.began_s: list[float] = []
+
+    async def count(self) -> Backlog:
+        self.began_s.append(self.world.clock.monotonic_s())
+        await self.world.clock.sleep(self.seconds)
+        return Backlog(1)
+
+
+@in_virtual_time
+async def test_counting_a_huge_backlog_leaves_most_of_the_time_to_others() -> None:
+    world = await World.create()
+    counter = SlowCounter(world, 30)
+    overview = Overview(Runs(world.store(), ROOT), counter, world.clock, is_leader=lambda: True, interval_s=15)
+    running = guarded("overview", overview.run())
+    await asyncio.sleep(4000)
+    await cancel(running)
+    assert 33 <= len(counter.began_s) <= 34
+    counter = SlowCounter(world, 0.1)
+    overview = Overview(Runs(world.store(), ROOT), counter, world.clock, is_leader=lambda: True, interval_s=15)
+    running = guarded("overview", overview.run())
+    await asyncio.sleep(150)
+    await cancel(running)
+    assert len(counter.began_s) == 10
+
+
+@in_virtual_time
+async def test_no_run_begins_while_the_service_stops() -> None:
+    world = await World.create()
+    world.check_s = 60
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    await auditor.service.start_run(RunKind.REPLICAS, cause=RunCause.HTTP, owner="me")
+    auditor.stopping.set()
+    await asyncio.sleep(0.05)
+    assert auditor.service.status().running, "it still waits for the run to end"
+    with pytest.raises(NotLeaderError):
+        await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.HTTP, owner="me")
+    await auditor.stop()
+    records = await Runs(world.store(), ROOT).list(9)
+    assert [(record.kind, record.state) for record in records] == [(RunKind.REPLICAS, RunState.ABANDONED)]
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_scheduled_run_that_failed_is_tried_again_long_before_the_next_one() -> None:
+    world = await World.create()
+    world.failures = [StoreUnavailableError("away"), RuntimeError("Java gateway process exited")]
+    auditor = await world.auditor(
+        bookies_schedule="24h",
+        misfire_grace_s=3600,
+        session_timeout_s=40.0,  # a leader looks at its vote ten times as often, and a day goes by
+        backlog_interval_s=3600.0,
+    )
+    await when(lambda: auditor.leads)
+    await asyncio.sleep(1800)
+    assert [record.state for record in auditor.counted.ended] == [RunState.FAILED, RunState.FAILED, RunState.DONE]
+    await asyncio.sleep(12 * 3600)
+    assert len(auditor.counted.ended) == 3
+    world.failures = [StoreUnavailableError("away")] * 1000
+    await asyncio.sleep(13 * 3600)
+    assert len(auditor.counted.ended) == 3 + 6, "at longer and longer distance, within the grace time alone"
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_scheduled_run_that_is_configured_wrongly_is_not_tried_before_it_is_due_again() -> None:
+    world = await World.create()
+    world.failures = [UnknownOptionError("no such option")] * 9
+    auditor = await world.auditor(bookies_schedule="24h", misfire_grace_s=3600)
+    await when(lambda: auditor.leads)
+    await asyncio.sleep(3600)
+    assert [record.exit_code for record in auditor.counted.ended] == [78]
+    await world.close()
+
+
+@in_virtual_time
+async def test_who_is_asked_to_stop_does_not_wait_for_a_store_that_does_not_answer() -> None:
+    world = await World.create()
+    auditor = await world.auditor()
+    await auditor.stop()
+    ended: list[str] = []
+
+    async def silent() -> Connection:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("connecting")
+        raise AssertionError
+
+    stop = asyncio.Event()
+    serving = guarded("serving", auditor.service.serve(silent, stop))
+    await asyncio.sleep(60)
+    assert not serving.done()
+    stop.set()
+    async with asyncio.timeout(0.1):
+        await serving
+    assert ended == ["connecting"]

@@ -1,0 +1,395 @@
+"""Logs on twins: order over roll-overs, takeover, truncation, deletion, and what readers meet."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie.client.errors import NotEnoughBookiesError, WriterClosedError
+from bookie.client.log.values import (
+    InvalidLogOptionsError,
+    InvalidPositionError,
+    LogDeposedError,
+    LogOptions,
+    LogPosition,
+    LogTruncatedError,
+)
+from bookie.client.log.writer import LogWriter
+from bookie.client.options import InvalidQuorumError, LedgerOptions
+from bookie.client.writer import writer as ledger_writer
+from bookie.client.writer_options import WriterOptions
+from bookie.metadata.logs import log_store as log_lists
+from bookie.metadata.logs.log_store import LogExistsError, LogFullError, NoSuchLogError
+from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.store.memory import Fault
+from bookie.model.errors import OutcomeUnknownError
+from bookie.model.ids import EntryId, LedgerId
+from bookie.runtime.fault_points import deciding_by
+from tests.worlds.log import NAME, SMALL, append_all, is_gone, log_world, read_all
+from tests.worlds.virtual_time import in_virtual_time
+
+LINES = [f"line {index:03}".encode() for index in range(60)]
+
+
+async def taken(source: object, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    async for entry in source:  # type: ignore[attr-defined]
+        found.append(entry.payload)
+        if len(found) == count:
+            break
+    return found
+
+
+@in_virtual_time
+async def test_what_is_appended_reads_back_in_order_over_roll_overs() -> None:
+    async with log_world() as world:
+        client = world.client()
+        async with await client.log(NAME).write(SMALL) as writer:
+            positions = await append_all(writer, LINES)
+        assert positions == sorted(positions)
+        assert len({position.ledger_id for position in positions}) == 5  # 12 lines of 8 bytes fit into one
+        entries = await read_all(client)
+        assert [(entry.position, entry.payload) for entry in entries] == list(zip(positions, LINES, strict=True))
+        assert [entry.payload for entry in await read_all(client, positions[17])] == LINES[17:]
+        assert [entry.payload for entry in await read_all(client, positions[17].following())] == LINES[18:]
+        assert [entry.payload for entry in await read_all(client, positions[11].following())] == LINES[12:]
+        assert await read_all(client, positions[-1].following()) == []
+        assert world.open_at_once_max == 1
+        assert await client.logs() == [NAME]
+
+
+@in_virtual_time
+async def test_a_log_rolls_over_with_age_but_not_while_it_is_empty() -> None:
+    async with log_world() as world:
+        writer = await world.client().log(NAME).write(SMALL)
+        first = writer.ledger_id
+        await world.clock.sleep(100)
+        await writer.append(b"a")
+        assert writer.ledger_id == first
+        await world.clock.sleep(61)
+        assert (await writer.append(b"b")).ledger_id > first
+        await writer.close()
+
+
+@in_virtual_time
+async def test_a_roll_over_on_request() -> None:
+    async with log_world() as world:
+        writer = await world.client().log(NAME).write(SMALL)
+        first = writer.ledger_id
+        await writer.roll()
+        assert writer.ledger_id == first
+        await writer.append(b"a")
+        await writer.roll()
+        assert writer.ledger_id > first
+        await writer.close()
+        assert [entry.payload for entry in await read_all(world.client(2))] == [b"a"]
+
+
+@in_virtual_time
+async def test_options_are_kept_with_the_log_and_refused_when_impossible() -> None:
+    async with log_world() as world:
+        log = world.client().log(NAME)
+        for wrong in (
+            LogOptions(LedgerOptions(1, 2, 1)),
+            LogOptions(ledger_bytes_max=0),
+            LogOptions(ledger_age_s_max=0),
+        ):
+            with pytest.raises((InvalidQuorumError, InvalidLogOptionsError)):
+                await log.write(wrong)
+        with pytest.raises(InvalidLogOptionsError):
+            await log.write(writer_options=WriterOptions(has_own_entry_ids=True))
+        with pytest.raises(NoSuchLogError):
+            await log.info()
+        await log.create(SMALL)
+        with pytest.raises(LogExistsError):
+            await log.create()
+        async with await world.client(2).log(NAME).write() as writer:
+            assert writer.options == SMALL
+        assert (await log.info()).options == SMALL
+
+
+@in_virtual_time
+async def test_writing_a_log_that_must_be_there_creates_nothing() -> None:
+    async with log_world() as world:
+        with pytest.raises(NoSuchLogError):
+            await world.client().log(NAME).write(is_created=False)
+        assert await world.client().logs() == []
+
+
+@in_virtual_time
+async def test_too_few_bookies_change_nothing() -> None:
+    async with log_world() as world:
+        client = world.client()
+        async with await client.log(NAME).write(SMALL) as writer:
+            await writer.append(b"a")
+            with pytest.raises(NotEnoughBookiesError):
+                await world.client(2).log(NAME).write(LogOptions(LedgerOptions(9, 2, 2)))
+            await writer.append(b"b")
+        assert [entry.payload for entry in await read_all(client)] == [b"a", b"b"]
+
+
+@in_virtual_time
+async def test_a_takeover_keeps_everything_acknowledged_and_deposes_the_old_writer() -> None:
+    async with log_world() as world:
+        old = await world.client(1).log(NAME).write(SMALL)
+        await append_all(old, LINES[:15])
+        new = await world.client(2).log(NAME).write()
+        await append_all(new, LINES[15:30])
+        for _ in range(2):
+            with pytest.raises(LogDeposedError) as caught:
+                await old.append(b"too late")
+            assert isinstance(caught.value, OutcomeUnknownError)
+        with pytest.raises(LogDeposedError):
+            await old.close()
+        await new.close()
+        assert [entry.payload for entry in await read_all(world.client(3))] == LINES[:30]
+
+
+@in_virtual_time
+async def test_a_deposed_writer_that_has_not_noticed_cannot_list_a_ledger() -> None:
+    async with log_world() as world:
+        old = await world.client(1).log(NAME).write(SMALL)
+        await append_all(old, LINES[:3])
+        new = await world.client(2).log(NAME).write()
+        listed = world.listed_now()
+        with pytest.raises(LogDeposedError):
+            await old.roll()
+        assert world.listed_now() == listed
+        await new.close()
+
+
+@in_virtual_time
+async def test_empty_ledgers_of_takeovers_do_not_stay() -> None:
+    async with log_world() as world:
+        writers = [await world.client(seed).log(NAME).write(SMALL) for seed in range(5)]
+        await writers[-1].append(b"a")
+        await writers[-1].close()
+        async with await world.client(6).log(NAME).write():
+            pass
+        listed = world.listed_now()
+        assert listed is not None
+        assert (len(listed.list.ledgers), listed.list.trimming) == (1, ())
+        assert await world.log_ledgers() == list(listed.list.ledgers)
+
+
+@in_virtual_time
+async def test_truncation_frees_whole_ledgers_and_readers_are_told() -> None:
+    async with log_world() as world:
+        client = world.client()
+        log = client.log(NAME)
+        writer = await log.write(SMALL)
+        positions = await append_all(writer, LINES)
+        dropped = await log.truncate(positions[30])
+        assert list(dropped) == sorted({position.ledger_id for position in positions[:24]})
+        assert [await is_gone(client, ledger_id) for ledger_id in dropped] == [True, True]
+        with pytest.raises(LogTruncatedError) as caught:
+            await read_all(client, positions[5])
+        assert caught.value.first == LogPosition(positions[24].ledger_id, EntryId(0))
+        readable = [entry.payload for entry in await read_all(client)]  # the last ledger is open
+        assert readable[:24] == LINES[24:48]
+        assert readable == LINES[24 : 24 + len(readable)]
+        assert await log.truncate(positions[30]) == ()
+        await append_all(writer, [b"more"])  # a truncation does not depose the writer
+        await writer.roll()
+        await log.truncate(LogPosition(writer.ledger_id, EntryId(7)))
+        await writer.close()
+        assert await world.log_ledgers() == []
+        with pytest.raises(InvalidPositionError):
+            await log.truncate(LogPosition(LedgerId(10_000), EntryId(0)))
+
+
+@in_virtual_time
+async def test_a_truncation_that_was_interrupted_leaks_nothing() -> None:
+    async with log_world() as world:
+        client = world.client()
+        log = client.log(NAME)
+        writer = await log.write(SMALL)
+        positions = await append_all(writer, LINES)
+        with deciding_by(lambda name: name == "log.leave_trimming"):
+            dropped = await log.truncate(positions[30])
+        assert (await log.info()).waiting_for_deletion == tuple(dropped)
+        assert not await is_gone(client, dropped[0])
+        await world.client(2).log(NAME).write()
+        assert (await log.info()).waiting_for_deletion == ()
+        assert await is_gone(client, dropped[0])
+
+
+@in_virtual_time
+async def test_a_tail_follows_over_roll_overs_takeovers_and_truncation() -> None:
+    async with log_world() as world:
+        writer = await world.client(1).log(NAME).write(SMALL)
+        tail = asyncio.create_task(taken(world.client(2).log(NAME).tail(), 60))
+        positions = await append_all(writer, LINES[:40])
+        await world.clock.sleep(30)
+        other = await world.client(3).log(NAME).write()
+        await world.client(3).log(NAME).truncate(positions[20])
+        await append_all(other, LINES[40:])
+        await other.close()
+        assert await asyncio.wait_for(tail, 600) == LINES
+
+
+@in_virtual_time
+async def test_a_tail_of_a_log_that_is_deleted_ends_with_an_error() -> None:
+    async with log_world() as world:
+        writer = await world.client(1).log(NAME).write(SMALL)
+        await append_all(writer, LINES[:20])
+        tail = asyncio.create_task(taken(world.client(2).log(NAME).tail(), 60))
+        await world.clock.sleep(10)
+        await world.client(3).log(NAME).delete()
+        with pytest.raises(NoSuchLogError):
+            await asyncio.wait_for(tail, 600)
+
+
+@in_virtual_time
+async def test_a_deleted_log_is_gone_with_its_ledgers_and_its_writer_is_told() -> None:
+    async with log_world() as world:
+        client = world.client(1)
+        writer = await client.log(NAME).write(SMALL)
+        positions = await append_all(writer, LINES[:20])
+        await world.client(2).log(NAME).delete()
+        assert await client.logs() == []
+        assert await world.log_ledgers() == []
+        with pytest.raises(LogDeposedError):
+            await append_all(writer, LINES[20:40])
+        with pytest.raises(NoSuchLogError):
+            await client.log(NAME).delete()
+        again = await client.log(NAME).write(SMALL)
+        assert (await again.append(b"new")) > positions[-1]
+        await again.close()
+        assert [entry.payload for entry in await read_all(client)] == [b"new"]
+        with pytest.raises(LogTruncatedError):
+            await read_all(client, positions[0])
+
+
+@in_virtual_time
+async def test_a_closed_writer_refuses_and_closes_twice() -> None:
+    async with log_world() as world:
+        writer = await world.client().log(NAME).write(SMALL)
+        await writer.append(b"a")
+        await writer.close()
+        await writer.close()
+        with pytest.raises(WriterClosedError):
+            await writer.append(b"b")
+
+
+@in_virtual_time
+async def test_a_full_list_goes_on_in_its_last_ledger_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with log_world() as world:
+        log = world.client().log(NAME)
+        writer = await log.write(SMALL)
+        await append_all(writer, LINES[:30])
+        monkeypatch.setattr(log_lists, "LIST_BYTES_MAX", 10)
+        before = len((await log.info()).ledgers)
+        positions = await append_all(writer, LINES[30:])
+        assert len((await log.info()).ledgers) == before
+        monkeypatch.setattr("bookie.client.log.takeover.TAKEOVER_BYTES_MAX", 10)
+        with pytest.raises(LogFullError, match="truncate"):
+            await world.client(2).log(NAME).write()
+        monkeypatch.undo()
+        assert positions == sorted(positions)
+        assert [entry.payload for entry in await read_all(world.client(3))] == LINES
+
+
+@pytest.mark.parametrize("kind", [Fault.LOSE_ANSWER, Fault.FAIL_BEFORE])
+@pytest.mark.parametrize("nth", range(6))
+@in_virtual_time
+async def test_a_lost_answer_of_listing_is_told_apart(kind: Fault, nth: int) -> None:
+    seen = 0
+
+    async def faults(operation: str, path: str) -> Fault | None:
+        nonlocal seen
+        if operation in ("multi", "set"):
+            seen += 1
+            return kind if seen == nth + 1 else None
+        return None
+
+    async with log_world() as world:
+        written: list[bytes] = []
+        failures = 0
+        writer: LogWriter | None = None
+        client = world.client(1, faults)
+        for line in LINES[:40]:
+            for _ in range(3):
+                try:
+                    if writer is None:
+                        writer = await client.log(NAME).write(SMALL)
+                    await writer.append(line)
+                    written.append(line)
+                    break
+                except StoreUnavailableError:
+                    failures += 1
+        assert writer is not None
+        await writer.close()
+        assert written == LINES[:40]
+        assert kind is Fault.FAIL_BEFORE or failures == 0
+        assert [entry.payload for entry in await read_all(world.client(2))] == written
+        listed = world.listed_now()
+        assert listed is not None
+        assert await world.log_ledgers() == list(listed.list.ledgers)
+
+
+@in_virtual_time
+async def test_a_roll_over_whose_outcome_is_unknown_goes_on_with_the_same_ledger() -> None:
+    failing: list[str] = []
+
+    async def faults(operation: str, path: str) -> Fault | None:
+        if failing and operation == failing[0]:
+            failing.pop(0)
+            return Fault.LOSE_ANSWER if operation == "multi" else Fault.FAIL_BEFORE
+        return None
+
+    async with log_world() as world:
+        writer = await world.client(1, faults).log(NAME).write(SMALL)
+        await writer.append(b"a")
+        failing += ["multi", "sync"]
+        with pytest.raises(WriteOutcomeUnknownError):
+            await writer.roll()
+        listed = world.listed_now()
+        assert listed is not None
+        assert len(listed.list.ledgers) == 2  # it was listed, and nobody knows yet
+        assert (await writer.append(b"b")).ledger_id == listed.list.last
+        await writer.close()
+        assert [entry.payload for entry in await read_all(world.client(2))] == [b"a", b"b"]
+        assert world.open_at_once_max == 1
+
+
+@in_virtual_time
+async def test_a_log_goes_on_in_its_ledger_while_no_new_one_can_be_planned() -> None:
+    is_down = False
+
+    async def faults(operation: str, path: str) -> Fault | None:
+        return Fault.FAIL_BEFORE if is_down else None
+
+    async with log_world() as world:
+        writer = await world.client(1, faults).log(NAME).write(SMALL)
+        await append_all(writer, LINES[:6])
+        is_down = True
+        positions = await append_all(writer, LINES[6:30])
+        assert len({position.ledger_id for position in positions}) == 1
+        is_down = False
+        assert (await writer.append(LINES[30])).ledger_id > positions[0].ledger_id
+        await writer.close()
+        assert [entry.payload for entry in await read_all(world.client(2))] == LINES[:31]
+
+
+@in_virtual_time
+async def test_an_append_that_is_cancelled_at_any_moment_leaves_the_writer_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger_writer, "_TURN_ENTRIES", 1)  # each admission gives the loop a turn
+    async with log_world() as world:
+        client = world.client()
+        async with await client.log(NAME).write() as writer:
+            await writer.append(b"before")
+            for turns in range(4):
+                cancelled = asyncio.create_task(writer.append(b"maybe"))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                cancelled.cancel()
+                await asyncio.wait([cancelled])
+            await writer.roll()
+            await writer.append(b"after")
+        payloads = [entry.payload for entry in await read_all(client)]
+        assert (payloads[0], payloads[-1]) == (b"before", b"after")
+        assert set(payloads[1:-1]) <= {b"maybe"}

@@ -1,0 +1,191 @@
+"""Placement that follows what is known: the topology in the store, and the room that bookies have."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from bookie.client.placement.feed import PlacementFeed, load_placement
+from bookie.client.placement.free_space import FreeSpace, FreeSpaceSettings
+from bookie.client.placement.placement import Placement, PlacementPolicy
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import ServiceInfo
+from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore
+from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.model.ids import BookieId
+from bookie.model.topology import Topology
+from bookie.runtime.fault_points import deciding_by
+from bookie.wire.port import BookieInfo, InfoReply, Status, Transport
+from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
+
+BK1, BK2, BK3 = (BookieId(f"bk{i}:3181") for i in range(1, 4))
+
+
+@dataclass(slots=True)
+class Answers:
+    """Stands for a transport that is only asked for ``info``."""
+
+    free: Mapping[BookieId, int | Status]
+    asked: list[tuple[BookieId, float]] = field(default_factory=list)
+
+    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
+        self.asked.append((bookie, VirtualClock().monotonic_s()))
+        found = self.free.get(bookie, Status.UNREACHABLE)
+        if isinstance(found, Status):
+            return InfoReply(found)
+        return InfoReply(Status.OK, BookieInfo("1", "test", False, 10**12, found, 0))
+
+
+class World:
+    def __init__(self, store: MemoryStore, cluster: Cluster, answers: Answers) -> None:
+        self.store = store
+        self.cluster = cluster
+        self.answers = answers
+        self.topologies = TopologyStore(store, cluster)
+        self.registrations = Registrations(store, cluster)
+        transport: Transport = answers  # type: ignore[assignment]
+        self.space = FreeSpace(self.registrations, transport, VirtualClock(), FreeSpaceSettings(round_s=60, gap_s=1))
+
+    async def register(self, *bookies: BookieId) -> None:
+        for bookie in bookies:
+            await self.registrations.register(bookie, ServiceInfo(()), is_read_only=False, takeover_deadline_s=1)
+
+    @asynccontextmanager
+    async def fed(self, placement: Placement, *, has_free_space: bool = False) -> AsyncIterator[None]:
+        space = self.space if has_free_space else None
+        feed = PlacementFeed(placement, VirtualClock(), topologies=self.topologies, free_space=space)
+        task = asyncio.ensure_future(feed.run())
+        try:
+            yield
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def world(free: Mapping[BookieId, int | Status] | None = None) -> World:
+    store = MemoryStore(MemoryCell())
+    await format_cluster(store, "/ledgers", rng=random.Random(0))
+    return World(store, await open_cluster(store, "/ledgers"), Answers(free if free is not None else {}))
+
+
+async def until_located(placement: Placement, where: str) -> None:
+    async def is_there() -> bool:
+        return placement.topology.location_of(BK1) == where
+
+    await until(is_there)
+
+
+@in_virtual_time
+async def test_file_counts_before_the_store() -> None:
+    w = await world()
+    await w.topologies.write('{"bk1:3181": "/stored"}')
+    policy = PlacementPolicy(min_racks=3)
+    from_file = await load_placement(w.store, w.cluster, '{"bk1:3181": "/filed"}', policy)
+    assert (from_file.policy, from_file.topology.known(BK1)) == (policy, "/filed")
+    assert (await load_placement(w.store, w.cluster)).topology.known(BK1) == "/stored"
+    with pytest.raises(InvalidTopologyError):
+        await load_placement(w.store, w.cluster, "")
+    await w.store.set(w.topologies.own_path, b"[]", ANY_VERSION)
+    with pytest.raises(InvalidTopologyError):
+        await load_placement(w.store, w.cluster, policy=PlacementPolicy(is_strict=True))
+    assert (await load_placement(w.store, w.cluster)).topology.known(BK1) is None
+
+
+@in_virtual_time
+async def test_changes_in_the_store_are_followed() -> None:
+    w, placement = await world(), Placement()
+    async with w.fed(placement):
+        for rack in ("/r1", "/r2"):
+            await w.topologies.write(f'{{"bk1:3181": "{rack}"}}')
+            await until_located(placement, rack)
+        await w.store.set(w.topologies.own_path, b"nonsense", ANY_VERSION)
+        await asyncio.sleep(60)
+        assert placement.topology.known(BK1) == "/r2"
+        await w.topologies.write('{"bk1:3181": "/r3"}')
+        await until_located(placement, "/r3")
+        await w.store.delete(w.topologies.own_path)
+        await until_located(placement, "/default-rack")
+
+
+@in_virtual_time
+async def test_the_feed_outlives_the_session_and_nonsense_at_its_start() -> None:
+    w, placement = await world(), Placement()
+    await w.store.create("/bookies", b"nonsense")
+    other = TopologyStore(MemoryStore(w.store.cell), w.cluster)
+    async with w.fed(placement):
+        await asyncio.sleep(1)
+        assert placement.topology == Topology()
+        await other.write('{"bk1:3181": "/r1"}')
+        await until_located(placement, "/r1")
+        w.store.expire()
+        await asyncio.sleep(1)
+        await other.write('{"bk1:3181": "/r2"}')
+        w.store.resume()
+        await until_located(placement, "/r2")
+
+
+@in_virtual_time
+async def test_the_feed_may_look_again_at_any_moment() -> None:
+    w, placement = await world(), Placement()
+    looks = iter((True, True, False))
+    await w.topologies.write('{"bk1:3181": "/r1"}')
+    with deciding_by(lambda name: name == "topology.read_without_change" and next(looks, False)):
+        async with w.fed(placement):
+            await until_located(placement, "/r1")
+            await w.topologies.write('{"bk1:3181": "/r2"}')
+            await until_located(placement, "/r2")
+
+
+@in_virtual_time
+async def test_each_writable_bookie_is_asked_in_turn_and_no_burst() -> None:
+    w = await world({BK1: 100, BK2: -5, BK3: Status.TIMEOUT})
+    await w.register(BK3, BK2, BK1)
+    await w.space.refresh()
+    assert dict(w.space.known) == {BK1: 100, BK2: 0}
+    times = [at_s for _, at_s in w.answers.asked]
+    assert [bookie for bookie, _ in w.answers.asked] == [BK1, BK2, BK3]
+    assert [later - earlier for earlier, later in itertools.pairwise(times)] == [1, 1]
+
+
+@in_virtual_time
+async def test_figures_stand_while_nobody_answers_and_go_with_the_registration() -> None:
+    free: dict[BookieId, int | Status] = {BK1: 100, BK2: 200}
+    w = await world(free)
+    await w.register(BK1, BK2)
+    placement = Placement()
+    async with w.fed(placement, has_free_space=True):
+        await asyncio.sleep(30)
+        assert placement.free_bytes == {BK1: 100, BK2: 200}
+        free[BK1] = Status.UNREACHABLE
+        free[BK2] = 300
+        await asyncio.sleep(60)
+        assert placement.free_bytes == {BK1: 100, BK2: 300}
+        await w.registrations.unregister(BK1)
+        w.store.suspend()
+        await asyncio.sleep(90)
+        assert placement.free_bytes == {BK1: 100, BK2: 300}
+        w.store.resume()
+        await asyncio.sleep(120)
+        assert placement.free_bytes == {BK2: 300}
+    assert len(w.answers.asked) < 20
+
+
+@in_virtual_time
+async def test_forgotten_figures_are_learnt_again() -> None:
+    w = await world({BK1: 100})
+    await w.register(BK1)
+    with deciding_by(lambda name: name == "free_space.forget"):
+        await w.space.refresh()
+    assert dict(w.space.known) == {}
+    await w.space.refresh()
+    assert dict(w.space.known) == {BK1: 100}

@@ -1,0 +1,502 @@
+"""Recovery on its own: what it finds, what it makes durable, where it stops."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
+from bookie.client.recovery.recovery import recover_ledger
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
+from bookie.model.digest import digest_for, master_key
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
+from bookie.model.packet import pack
+from bookie.wire.port import AddBatch, AddReply, ReadReply, Status
+from tests.worlds.recovery import (
+    KEY,
+    LEDGER,
+    PASSWORD,
+    a_world,
+    closed_at,
+    ends,
+    members,
+    packet,
+    put_copies,
+    spoiled,
+    transport_of,
+)
+from tests.worlds.virtual_time import in_virtual_time
+
+QUORUMS = [((3, 3), "a b c"), ((3, 2), "a b c"), ((2, 2), "a b c"), ((2, 1), "a b c"), ((3, 2), "a b c d e")]
+
+
+@pytest.mark.parametrize(("quorum", "names"), QUORUMS)
+@pytest.mark.parametrize("count", [0, 1, 2, 9])
+def test_a_ledger_is_closed_at_its_last_entry(quorum: tuple[int, int], names: str, count: int) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        async with a_world(names) as world:
+            ledger = await world.create((0, names), quorum=quorum)
+            await world.put_all(ledger, 0, count - 1)
+            assert ends(await world.recover()) == closed_at(count - 1)
+            assert await world.metadata() == await world.recover()
+            await world.assert_durable(await world.metadata())
+            assert await world.marked() == ()
+
+    scenario()
+
+
+@in_virtual_time
+async def test_a_closed_ledger_is_left_alone() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2))
+        first = await world.recover()
+        calls = len(world.transport.calls)
+        assert await world.recover() == first
+        assert len(world.transport.calls) == calls
+
+
+@in_virtual_time
+async def test_there_must_be_a_ledger() -> None:
+    async with a_world("a b c") as world:
+        with pytest.raises(NoSuchLedgerError):
+            await world.recover()
+
+
+@in_virtual_time
+async def test_a_wrong_password_neither_fences_nor_changes_anything() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2))
+        with pytest.raises(WrongPasswordError):
+            await world.recover(password=b"guess")
+        assert (await world.metadata()).state is LedgerState.OPEN
+        for storage in world.storages.values():
+            assert (await storage.add(AddBatch(LEDGER, KEY, [packet(0)]))).status is Status.OK
+        assert ends(await world.recover(password=PASSWORD)) == closed_at(0)
+
+
+@in_virtual_time
+async def test_a_bookie_that_knows_another_key_ends_it() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2))
+        await world.storages[BookieId("b")].fence(LEDGER, b"x" * 20)
+
+        async def late(name, args, go_on):  # type: ignore[no-untyped-def]
+            await world.clock.sleep(0.5)
+            return await go_on()
+
+        world.transport.hooks.update(a=late, c=late)
+        with pytest.raises(WrongPasswordError):
+            await world.recover()
+        assert (await world.metadata()).state is LedgerState.IN_RECOVERY
+
+
+@in_virtual_time
+async def test_every_bookie_asked_refuses_the_old_writer_from_then_on() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2))
+        await world.recover()
+        refused = [
+            (await storage.add(AddBatch(LEDGER, KEY, [packet(0)]))).status is Status.FENCED
+            for storage in world.storages.values()
+        ]
+        assert refused.count(True) >= 2  # a quorum of adds is impossible
+
+
+@in_virtual_time
+async def test_an_entry_on_one_bookie_only_is_made_durable_verbatim() -> None:
+    async with a_world("a b c") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 4)
+        odd = packet(5, lac=1, payload=b"just one copy", length=63)
+        await world.put("c", odd)  # the first of its write set
+        metadata = await world.recover()
+        assert ends(metadata) == (LedgerState.CLOSED, 5, 63)
+        assert await world.copies(5) == dict.fromkeys(world.storages, odd)
+        assert metadata.fragments == ledger.metadata.fragments
+
+
+@in_virtual_time
+async def test_one_bookie_hangs() -> None:
+    """Catalogue 36 and 42: the others cover the ensemble, and no slow answer makes the ledger look empty."""
+    async with a_world("a b c d") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 6)
+        world.hang("a")
+        metadata = await world.recover()
+        assert ends(metadata) == closed_at(6)
+        await world.assert_durable(metadata)
+        # Entry 6 had to be stored again, and the spare took the silent bookie's place for it.
+        assert [fragment.first_entry_id for fragment in metadata.fragments] == [0, 6]
+        assert "a" not in metadata.last_fragment.members
+
+
+@in_virtual_time
+async def test_a_slow_bookie_that_alone_has_entries_is_waited_for() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 1))
+        await world.put("c", packet(0))
+
+        async def slow(name, args, go_on):  # type: ignore[no-untyped-def]
+            await world.clock.sleep(1.9)
+            return await go_on()
+
+        world.transport.hooks["c"] = slow
+        assert ends(await world.recover()) == closed_at(0)
+
+
+@in_virtual_time
+async def test_without_a_spare_the_silent_bookie_is_marked() -> None:
+    async with a_world("a b c") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 6)
+        world.hang("a")
+        metadata = await world.recover()
+        assert ends(metadata) == closed_at(6)
+        assert metadata.fragments == ledger.metadata.fragments
+        assert await world.marked() == ("a",)
+
+
+@pytest.mark.parametrize("names", ["a b", "a b c"])
+def test_too_few_bookies(names: str) -> None:
+    """Catalogue 41: nothing is decided, and the next recovery completes once the bookies are back."""
+
+    @in_virtual_time
+    async def scenario() -> None:
+        async with a_world("a b c") as world:
+            ledger = await world.create((0, "a b c"), quorum=(3, 2))
+            await world.put_all(ledger, 0, 3)
+            world.hang(*names.split())
+            with pytest.raises(RecoveryImpossibleNowError) as error:
+                await world.recover()
+            assert set(error.value.evidence) == set(names.split())
+            assert (await world.metadata()).state is LedgerState.IN_RECOVERY
+            assert (await world.metadata()).fragments == ledger.metadata.fragments
+            assert ends(await world.recover(world.client())) == closed_at(3)
+
+    scenario()
+
+
+@pytest.mark.parametrize("status", [Status.CORRUPT, Status.LIMBO, Status.IO_ERROR, Status.TOO_MANY_REQUESTS, None])
+def test_a_copy_that_cannot_be_read_is_not_absent(status: Status | None) -> None:
+    """Catalogue 59 and 60: one member says never stored, one cannot tell, one is silent."""
+
+    @in_virtual_time
+    async def scenario() -> None:
+        async with a_world("a b c d") as world:
+            ledger = await world.create((0, "a b c"), quorum=(3, 2))
+            await world.put_all(ledger, 0, 3)
+            await world.put("a", packet(4))  # c has it as well, and b answers for the third copy
+            await world.put("c", packet(4))
+
+            async def damaged(name, args, go_on):  # type: ignore[no-untyped-def]
+                reply = await go_on()
+                return spoiled(reply, [4], status) if name == "read" else reply
+
+            world.transport.hooks["a"] = damaged
+            world.hang("c")
+            with pytest.raises(RecoveryImpossibleNowError, match="entry 4"):
+                await world.recover()
+            assert (await world.metadata()).state is LedgerState.IN_RECOVERY
+            assert ends(await world.recover(world.client())) == closed_at(4)
+
+    scenario()
+
+
+@in_virtual_time
+async def test_a_bookie_in_limbo_votes_neither_for_the_fence_nor_for_an_end() -> None:
+    async with a_world("a b c") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 2)
+        await world.storages[BookieId("a")].set_limbo([LEDGER])
+        world.hang("b")
+        with pytest.raises(RecoveryImpossibleNowError, match="too few bookies"):
+            await world.recover()
+        metadata = await world.recover(world.client())
+        assert ends(metadata) == closed_at(2)
+
+
+@in_virtual_time
+async def test_a_last_entry_that_does_not_verify_counts_for_no_coverage() -> None:
+    async with a_world("a b c") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 2)
+        await world.put("a", packet(3)[:-1] + b"?")
+        world.hang("b")
+        with pytest.raises(RecoveryImpossibleNowError, match="too few bookies"):
+            await world.recover()
+
+
+@in_virtual_time
+async def test_a_last_entry_that_confirms_itself_counts_for_no_coverage() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put("a", packet(0, lac=0))
+        world.hang("b")
+        with pytest.raises(RecoveryImpossibleNowError, match="too few bookies"):
+            await world.recover()
+
+
+@in_virtual_time
+async def test_a_gap_ends_the_ledger() -> None:
+    """Catalogue 53: entry 3 was never stored by anybody, so entry 4 was never acknowledged."""
+    async with a_world("a b c") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 2)
+        for name in "abc":
+            await world.put(name, packet(4, lac=1), packet(5, lac=1))
+        assert ends(await world.recover()) == closed_at(2)
+
+
+@in_virtual_time
+async def test_the_length_is_that_of_the_end_where_a_gap_follows_the_confirmed_entry() -> None:
+    async with a_world("a b c") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 2)
+        await world.put("a", packet(5, lac=2))
+        await world.put("b", packet(4, lac=2))
+        assert ends(await world.recover()) == closed_at(2)
+
+
+@in_virtual_time
+async def test_a_last_ensemble_without_entries_does_not_begin_again_at_zero() -> None:
+    """#2615: every bookie of the last ensemble answers "nothing here"."""
+    async with a_world("a b c d e f") as world:
+        ledger = await world.create((0, "a b c"), (5, "d e f"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 4)
+        metadata = await world.recover()
+        assert ends(metadata) == closed_at(4)
+        assert metadata.fragments == ledger.metadata.fragments
+
+
+@in_virtual_time
+async def test_a_length_that_nobody_can_tell_is_not_guessed() -> None:
+    async with a_world("a b c d e f") as world:
+        ledger = await world.create((0, "a b c"), (5, "d e f"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 4)
+        world.hang("a", "b", "c")
+        with pytest.raises(RecoveryImpossibleNowError):
+            await world.recover()
+        assert (await world.metadata()).state is LedgerState.IN_RECOVERY
+
+
+@in_virtual_time
+async def test_copies_made_by_apache_are_as_good() -> None:
+    """Their header differs in the last add confirmed, and the digest with it."""
+    async with a_world("a b c") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 2)
+        await world.put("a", packet(3))
+        await world.put("b", packet(3, lac=0))
+        metadata = await world.recover()
+        assert ends(metadata) == closed_at(3)
+        assert set(map(world.unpacked, (await world.copies(3)).values())).issubset(
+            {world.unpacked(packet(3)), world.unpacked(packet(3, lac=0))}
+        )
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 13, 256])
+def test_any_read_ahead_gives_the_same_end(ahead: int) -> None:
+    """Catalogue 46."""
+
+    @in_virtual_time
+    async def scenario() -> None:
+        async with a_world("a b c d e") as world:
+            ledger = await world.create((0, "a b c d e"), quorum=(3, 1))
+            await world.put_all(ledger, 0, 3)
+            for entry_id in range(4, 40):
+                name = "abcde"[(entry_id + entry_id % 3) % 5]
+                await world.put(name, packet(entry_id, lac=3))
+            metadata = await world.recover(world.client(recovery_read_entries=ahead))
+            assert ends(metadata) == closed_at(39)
+            await world.assert_durable(metadata)
+
+    scenario()
+
+
+@in_virtual_time
+async def test_large_entries_are_read_and_stored_in_several_rounds() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 1))
+        size = 1 << 20
+        for entry_id in range(20):
+            data = packet(entry_id, lac=-1, payload=bytes([entry_id]) * size, length=(entry_id + 1) * size)
+            await world.put("a", data)
+        metadata = await world.recover()
+        assert ends(metadata) == (LedgerState.CLOSED, 19, 20 * size)
+        await world.assert_durable(metadata)
+
+
+@in_virtual_time
+async def test_adds_refused_by_all_leave_it_in_recovery() -> None:
+    """Catalogue 47: the end can be read, and nothing can be stored."""
+    async with a_world("a b c d") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 3)
+
+        async def read_only(name, args, go_on):  # type: ignore[no-untyped-def]
+            return AddReply(Status.READ_ONLY) if name == "add" else await go_on()
+
+        world.transport.every = read_only
+        with pytest.raises(RecoveryImpossibleNowError, match="entry 3"):
+            await world.recover()
+        assert (await world.metadata()).state is LedgerState.IN_RECOVERY
+        assert (await world.metadata()).fragments == ledger.metadata.fragments
+
+
+@in_virtual_time
+async def test_bookies_that_fail_the_adds_are_replaced_from_the_entry_on() -> None:
+    """Catalogue 44: two of three, at once."""
+    async with a_world("a b c d e f") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 3)
+
+        async def no_adds(name, args, go_on):  # type: ignore[no-untyped-def]
+            return AddReply(Status.UNREACHABLE) if name == "add" else await go_on()
+
+        world.transport.hooks.update(a=no_adds, c=no_adds)
+        metadata = await world.recover()
+        assert ends(metadata) == closed_at(3)
+        assert [fragment.first_entry_id for fragment in metadata.fragments] == [0, 3]
+        assert metadata.last_fragment.members[1] == "b"
+        assert not {"a", "c"} & set(metadata.last_fragment.members)
+        await world.assert_durable(metadata)
+        assert await world.marked() == ()
+
+
+@in_virtual_time
+async def test_an_empty_last_fragment_is_replaced_in_place() -> None:
+    async with a_world("a b c d") as world:
+        await world.create((0, "a b c"), quorum=(3, 2))
+        await put_copies(world, 0, "ab")
+        world.hang("c")
+        metadata = await world.recover()
+        assert ends(metadata) == closed_at(0)
+        assert [fragment.first_entry_id for fragment in metadata.fragments] == [0]
+        assert metadata.last_fragment.members == ("a", "b", "d")
+
+
+@in_virtual_time
+async def test_an_ensemble_changed_in_memory_is_not_stored_by_a_recovery_that_stops() -> None:
+    """BK-581: the next one reads from the bookies that the writer used."""
+    async with a_world("a b c d") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        for name in "ab":
+            await world.put(name, packet(0), packet(1, lac=-1))
+        ports = world.client(recovery_read_entries=1)
+        transport = transport_of(ports)
+        transport.faults(BookieId("c")).is_request_lost = True
+
+        async def then_all_fail(name, args, go_on):  # type: ignore[no-untyped-def]
+            reply = await go_on()
+            if name == "add":
+                transport.faults(BookieId("a")).is_request_lost = True
+                transport.faults(BookieId("b")).is_request_lost = True
+            return reply
+
+        transport.hooks["d"] = then_all_fail
+        with pytest.raises(RecoveryImpossibleNowError):
+            await world.recover(ports)
+        assert await world.holds("d") == [0]
+        assert (await world.metadata()).fragments == ledger.metadata.fragments
+        assert ends(await world.recover()) == closed_at(1)
+
+
+@in_virtual_time
+async def test_a_ledger_deleted_meanwhile() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2))
+
+        async def deletes(name, args, go_on):  # type: ignore[no-untyped-def]
+            if name == "read":
+                await world.ledgers.delete(LEDGER)
+            return await go_on()
+
+        world.transport.hooks["a"] = deletes
+        with pytest.raises(NoSuchLedgerError):
+            await recover_ledger(world.ports, LEDGER)
+
+
+@in_virtual_time
+async def test_a_busy_bookie_is_offered_the_entries_again() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 3))
+        await put_copies(world, 0, "abc")
+        refusals = 3
+
+        async def busy(name, args, go_on):  # type: ignore[no-untyped-def]
+            nonlocal refusals
+            if name == "add" and refusals:
+                refusals -= 1
+                return AddReply(Status.TOO_MANY_REQUESTS)
+            return await go_on()
+
+        world.transport.hooks["b"] = busy
+        assert ends(await world.recover()) == closed_at(0)
+        assert await world.marked() == ()
+        assert EntryId(0) in await world.holds("b")
+
+
+@in_virtual_time
+async def test_a_silent_member_is_waited_for_once_and_not_to_its_deadline() -> None:
+    async with a_world("a b c") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 0)
+        for entry_id in range(1, 60):
+            for name in "abc":
+                await world.put(name, packet(entry_id, lac=0))
+
+        async def silent(name, args, go_on):  # type: ignore[no-untyped-def]
+            if name == "read":
+                await world.clock.sleep(1000)
+            return await go_on()
+
+        ports = world.client(recovery_read_entries=3, read_timeout_s=500)
+        transport_of(ports).hooks["a"] = silent
+        started = world.clock.monotonic_s()
+        assert ends(await world.recover(ports)) == closed_at(59)
+        assert world.clock.monotonic_s() - started < 3 * ports.settings.speculative_after_s
+
+
+@pytest.mark.parametrize("password", [None, b"mine"])
+def test_metadata_without_a_password_is_opened_with_the_given_one_or_an_empty_one(password: bytes | None) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        async with a_world("a b c") as world:
+            metadata = LedgerMetadata(
+                3,
+                3,
+                3,
+                (Fragment(EntryId(0), members("a b c")),),
+                digest_type=None,
+                password=None,
+                format_version=1,
+            )
+            await world.ledgers.create(LEDGER, metadata)
+            key = master_key(password or b"")
+            data = pack(digest_for(DigestType.CRC32, password or b""), LEDGER, EntryId(0), -1, 2, b"hi")
+            for storage in world.storages.values():
+                await storage.add(AddBatch(LEDGER, key, [data]))
+            assert ends(await world.recover(password=password)) == (LedgerState.CLOSED, 0, 2)
+
+    scenario()
+
+
+@in_virtual_time
+async def test_another_key_met_only_when_reading_or_storing_ends_it_as_well() -> None:
+    async with a_world("a b c") as world:
+        for call in ("read", "add"):
+            ledger = await world.create((0, "a b c"), quorum=(3, 2))
+            await world.put_all(ledger, 0, 1)
+
+            async def unauthorized(name, args, go_on, call=call):  # type: ignore[no-untyped-def]
+                if name == "fence":
+                    await world.clock.sleep(1)
+                if name == call:
+                    return (ReadReply if call == "read" else AddReply)(Status.UNAUTHORIZED)
+                return await go_on()
+
+            world.transport.hooks["b"] = unauthorized
+            with pytest.raises(WrongPasswordError, match="bookie b"):
+                await world.recover()
+            await world.ledgers.delete(LEDGER)

@@ -1,0 +1,68 @@
+"""Recovery of a ledger whose metadata keeps no password: a wrong one is refused before anything changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie.client.errors import WrongPasswordError
+from bookie.model.digest import digest_for
+from bookie.model.ids import EntryId
+from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
+from bookie.model.packet import pack
+from bookie.wire.port import AddBatch, Status
+from tests.worlds.recovery import KEY, LEDGER, PASSWORD, PAYLOAD, World, a_world, closed_at, ends, members
+from tests.worlds.virtual_time import in_virtual_time
+
+
+async def create_without_password(world: World, entries_on: str) -> LedgerMetadata:
+    """A ledger on three bookies, of which some hold its one entry."""
+    metadata = LedgerMetadata(
+        3, 3, 3, (Fragment(EntryId(0), members("a b c")),), digest_type=None, password=None, format_version=1
+    )
+    await world.ledgers.create(LEDGER, metadata)
+    for name in entries_on.split():
+        await world.put(name, packet(0))
+    return await world.metadata()
+
+
+def packet(entry_id: int) -> bytes:
+    """An entry by the digest type that such metadata stands for."""
+    data = b"x" * PAYLOAD
+    return pack(digest_for(DigestType.CRC32, PASSWORD), LEDGER, EntryId(entry_id), -1, (entry_id + 1) * PAYLOAD, data)
+
+
+@in_virtual_time
+async def test_a_wrong_password_is_refused_with_nothing_changed() -> None:
+    async with a_world("a b c") as world:
+        before = await create_without_password(world, "b c")
+        for password in (None, b"a guess"):
+            with pytest.raises(WrongPasswordError, match="bookie b"):
+                await world.recover(password=password)
+        assert await world.metadata() == before
+        for storage in world.storages.values():  # also where the ledger was not known: no other key is kept there
+            assert (await storage.add(AddBatch(LEDGER, KEY, [packet(0)]))).status is Status.OK
+        assert ends(await world.recover(password=PASSWORD)) == closed_at(0)
+
+
+@in_virtual_time
+async def test_members_that_are_gone_or_silent_are_passed_over() -> None:
+    async with a_world("a b c") as world:
+        before = await create_without_password(world, "a b c")
+        world.down("a")
+        world.hang("b")
+        with pytest.raises(WrongPasswordError, match="bookie c"):
+            await world.recover(password=b"a guess")
+        assert await world.metadata() == before
+
+
+@in_virtual_time
+async def test_one_that_nobody_could_check_leaves_the_ledger_in_recovery() -> None:
+    """No member holds an entry when the key is tried."""
+    async with a_world("a b c") as world:
+        await create_without_password(world, "")
+        for storage in world.storages.values():
+            assert (await storage.fence(LEDGER, KEY)).status is Status.OK
+        with pytest.raises(WrongPasswordError):
+            await world.recover(password=b"a guess")
+        assert (await world.metadata()).state is LedgerState.IN_RECOVERY
+        assert ends(await world.recover(password=PASSWORD)) == (LedgerState.CLOSED, -1, 0)

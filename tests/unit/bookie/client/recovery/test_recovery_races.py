@@ -1,0 +1,536 @@
+"""Recovery together with others: more recoveries, the writer, repair, and a store whose answers get lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bookie.client.errors import AddOutcomeUnknownError, CloseOutcomeUnknownError, RecoveryImpossibleNowError
+from bookie.client.recovery.recovery import recover_ledger
+from bookie.client.writer.writer import LedgerWriter
+from bookie.metadata.bookies.incarnations import Incarnations
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.store.memory import Fault
+from bookie.model.errors import BkhealError
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import Fragment, LedgerState
+from bookie.runtime.fault_points import deciding_by
+from bookie.wire.port import AddBatch, AddReply, ReadReply, Status
+from tests.worlds.recovery import (
+    DIGEST,
+    KEY,
+    LEDGER,
+    PASSWORD,
+    ROOT,
+    World,
+    a_world,
+    closed_at,
+    ends,
+    members,
+    packet,
+    transport_of,
+)
+from tests.worlds.virtual_time import in_virtual_time, run_virtual
+
+
+async def shuffled(world: World, rng: random.Random, ports: Any) -> None:
+    """Let each of a client's requests take its own time."""
+
+    async def late(name: str, args: Any, go_on: Any) -> Any:
+        await world.clock.sleep(rng.random())
+        reply = await go_on()
+        await world.clock.sleep(rng.random())
+        return reply
+
+    transport_of(ports).every = late
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_four_recoveries_at_once_agree(seed: int) -> None:
+    """Catalogue 33, with members that fail for one of them and not for another."""
+
+    async def scenario() -> None:
+        rng = random.Random(seed)
+        async with a_world("a b c d e f") as world:
+            ledger = await world.create((0, "a b c d"), quorum=(3, 2))
+            await world.put_all(ledger, 0, 5)
+            for entry_id in range(6, 12):
+                for i in range(3):
+                    if rng.random() < 0.5:
+                        await world.put("abcd"[(entry_id + i) % 4], packet(entry_id, lac=5))
+            clients = [world.client(seed=index, recovery_read_entries=rng.choice([1, 3, 256])) for index in range(4)]
+            for ports in clients:
+                await shuffled(world, rng, ports)
+                if rng.random() < 0.5:
+                    transport_of(ports).faults(BookieId(rng.choice("abcd"))).is_request_lost = True
+            results = await asyncio.gather(
+                *(recover_ledger(ports, LEDGER) for ports in clients), return_exceptions=True
+            )
+            closed = [result for result in results if not isinstance(result, BaseException)]
+            for result in results:
+                assert not isinstance(result, BaseException) or isinstance(result, RecoveryImpossibleNowError)
+            stored = await world.recover()
+            assert {ends(one.metadata) for one in closed} <= {ends(stored)}
+            assert {one.metadata.fragments for one in closed} <= {stored.fragments}
+            assert stored.last_entry_id is not None
+            assert stored.last_entry_id >= 5
+            await world.assert_durable(stored)
+
+    run_virtual(scenario())
+
+
+async def writer_of(world: World, ports: Any) -> LedgerWriter:
+    ledger = await world.ledgers.read(LEDGER)
+    return LedgerWriter(ports, ledger, DIGEST, PASSWORD)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_a_living_writer_had_acknowledged_is_kept(seed: int) -> None:
+    """Catalogue 32, 49 and 54: several recoveries, a writer that goes on, members that come and go."""
+
+    async def scenario() -> None:
+        rng = random.Random(seed)
+        async with a_world("a b c d e f") as world:
+            shape = rng.choice([((3, 2), "a b c"), ((2, 2), "a b c"), ((3, 2), "a b c d e"), ((3, 3), "a b c")])
+            await world.create((0, shape[1]), quorum=shape[0])
+            at_work = world.client(seed=seed, close_timeout_s=3)
+            await shuffled(world, rng, at_work)
+            writer = await writer_of(world, at_work)
+            acked: list[int] = []
+
+            async def write() -> None:
+                try:
+                    for index in range(30):
+                        waiter = await writer.submit(bytes([index]) * 10)
+                        waiter.add_done_callback(
+                            lambda done: acked.append(done.result()) if not done.exception() else None
+                        )
+                        await world.clock.sleep(rng.random() / 4)
+                    await writer.close()
+                except (AddOutcomeUnknownError, CloseOutcomeUnknownError):
+                    await writer.abandon()
+
+            async def trouble() -> None:
+                for _ in range(3):
+                    name = BookieId(rng.choice("abcdef"))
+                    faults = transport_of(at_work).faults(name)
+                    faults.is_unreachable = True
+                    await world.clock.sleep(rng.random() * 2)
+                    faults.is_unreachable = False
+
+            async def recover(index: int) -> Any:
+                ports = world.client(seed=100 + index)
+                await shuffled(world, rng, ports)
+                await world.clock.sleep(rng.random() * 6)
+                return await recover_ledger(ports, LEDGER)
+
+            outcomes = await asyncio.gather(write(), trouble(), recover(0), recover(1), return_exceptions=True)
+            for outcome in outcomes:
+                assert not isinstance(outcome, BaseException) or isinstance(outcome, BkhealError), outcome
+            metadata = await world.recover()
+            assert metadata.last_entry_id is not None
+            assert metadata.last_entry_id >= max(acked, default=-1)
+            for outcome in outcomes[2:]:
+                assert isinstance(outcome, BaseException) or ends(outcome.metadata) == ends(metadata)
+            for entry_id in range(metadata.last_entry_id + 1):
+                held = await world.copies(entry_id)
+                fragment = metadata.fragments[metadata.fragment_index(EntryId(entry_id))]
+                assert len(set(fragment.members) & held.keys()) >= metadata.ack_quorum
+                assert len(set(held.values())) == 1
+
+    run_virtual(scenario())
+
+
+@in_virtual_time
+async def test_a_writer_cannot_commit_after_another_client_closed() -> None:
+    """#2614: a bookie that did not answer the fence says "never stored", and refuses the writer from then on."""
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2))
+        ports = world.client()
+        transport = transport_of(ports)
+
+        async def no_fence(name: str, args: Any, go_on: Any) -> Any:
+            if name == "fence":
+                await world.clock.sleep(1.5)  # the others cover the ensemble before
+            return await go_on()
+
+        transport.hooks["a"] = no_fence
+        assert ends(await world.recover(ports)) == closed_at(-1)
+        answers = [
+            (await storage.add(AddBatch(LEDGER, KEY, [packet(0)]))).status for storage in world.storages.values()
+        ]
+        assert answers.count(Status.OK) < 2
+
+
+@in_virtual_time
+async def test_a_read_that_answers_never_stored_has_fenced() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2))
+
+        async def cut_off(name: str, args: Any, go_on: Any) -> Any:
+            if name == "fence":
+                await asyncio.sleep(100)
+            return await go_on()
+
+        world.transport.hooks["a"] = cut_off
+        await world.recover()
+        asked = {bookie for name, bookie, _ in world.transport.calls if name == "read"}
+        assert "a" in asked
+        for bookie in asked:
+            reply = await world.storages[BookieId(bookie)].add(AddBatch(LEDGER, KEY, [packet(0)]))
+            assert reply.status is Status.FENCED
+
+
+async def change(world: World, **changes: Any) -> None:
+    ledger = await world.ledgers.read(LEDGER)
+    await world.ledgers.write(LEDGER, replace(ledger.metadata, **changes), ledger.version)
+
+
+def once(world: World, operation: str, action: Any) -> None:
+    """Before the next such call to bookie a, do something."""
+    pending = [action]
+
+    async def hook(name: str, args: Any, go_on: Any) -> Any:
+        if name == operation and pending:
+            await pending.pop()()
+        return await go_on()
+
+    world.transport.hooks["a"] = hook
+
+
+@in_virtual_time
+async def test_an_older_fragment_repaired_meanwhile_is_kept() -> None:
+    async with a_world("a b c d e f g") as world:
+        ledger = await world.create((0, "e f d"), (4, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 6)
+        repaired = (Fragment(EntryId(0), members("e f g")), ledger.metadata.last_fragment)
+
+        async def repair() -> None:
+            await change(world, fragments=repaired)
+
+        once(world, "read", repair)
+        metadata = await world.recover()
+        assert ends(metadata) == closed_at(6)
+        assert metadata.fragments == repaired
+
+
+@in_virtual_time
+async def test_a_length_is_read_from_where_repair_has_moved_the_entry() -> None:
+    async with a_world("a b c d e f g") as world:
+        ledger = await world.create((0, "d e f"), (4, "a b c"), quorum=(1, 1))
+        await world.put_all(ledger, 0, 2)
+        await world.put("g", packet(3))
+        await change(world, fragments=(Fragment(EntryId(0), members("d e f")), ledger.metadata.last_fragment))
+
+        async def repair() -> None:
+            await change(world, fragments=(Fragment(EntryId(0), members("g e f")), ledger.metadata.last_fragment))
+
+        once(world, "fence", repair)
+        assert ends(await world.recover()) == closed_at(3)
+
+
+@in_virtual_time
+async def test_a_changed_last_fragment_makes_it_begin_anew() -> None:
+    """Catalogue 45: what was found on bookies that do not vote any more decides nothing."""
+    async with a_world("a b c d e f") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 3)
+        for name in "def":
+            await world.put(name, packet(4), packet(5))
+
+        async def another() -> None:
+            await change(world, fragments=(ledger.metadata.fragments[0], Fragment(EntryId(4), members("d e f"))))
+
+        once(world, "read", another)
+        metadata = await world.recover()
+        assert ends(metadata) == closed_at(5)
+        assert [fragment.first_entry_id for fragment in metadata.fragments] == [0, 4]
+
+
+@in_virtual_time
+async def test_a_last_fragment_that_never_stands_still_ends_it() -> None:
+    async with a_world("a b c d") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 3)
+
+        async def swap(name: str, args: Any, go_on: Any) -> Any:
+            if name == "fence":
+                last = (await world.metadata()).last_fragment
+                other = members("a b d") if last.members == members("a b c") else members("a b c")
+                await change(world, fragments=(Fragment(EntryId(0), other),))
+            return await go_on()
+
+        world.transport.hooks["a"] = swap
+        with pytest.raises(RecoveryImpossibleNowError, match="keeps changing"):
+            await world.recover()
+        assert (await world.metadata()).state is LedgerState.IN_RECOVERY
+
+
+@in_virtual_time
+async def test_an_ensemble_changed_before_the_takeover_is_the_one_that_is_read() -> None:
+    async with a_world("a b c d e f") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 3)
+        for name in "def":
+            await world.put(name, packet(4))
+        pending = [True]
+
+        async def hook(operation: str, path: str) -> Fault | None:
+            if operation == "set" and pending:
+                pending.clear()
+                await change(world, fragments=(ledger.metadata.fragments[0], Fragment(EntryId(4), members("d e f"))))
+            return None
+
+        ports = world.client()
+        store: Any = ports.ledgers._store
+        store.fault_hook = hook
+        assert ends(await world.recover(ports)) == closed_at(4)
+
+
+@in_virtual_time
+async def test_closed_by_another_client_meanwhile() -> None:
+    """Catalogue 48: that end stands; the bookie that kept silent was marked before, which is a hint."""
+    async with a_world("a b c") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 3)
+        await world.put("c", packet(4))
+
+        async def close() -> None:
+            await change(world, state=LedgerState.CLOSED, last_entry_id=EntryId(3), length=40)
+
+        once(world, "add", close)
+        world.hang("b")
+        assert ends(await world.recover()) == closed_at(3)
+        assert await world.marked() == ("b",)
+
+
+@in_virtual_time
+async def test_deleted_and_created_again_meanwhile() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2))
+
+        async def replaced() -> None:
+            await world.ledgers.delete(LEDGER)
+            await world.create((0, "a b c"), quorum=(3, 2))
+
+        once(world, "read", replaced)
+        with pytest.raises(NoSuchLedgerError):
+            await world.recover()
+        assert (await world.metadata()).state is LedgerState.OPEN
+
+
+@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("operation", ["set", "sync", "get"])
+@pytest.mark.parametrize("nth", range(4))
+def test_a_store_that_fails_once(operation: str, nth: int, fault: Fault) -> None:
+    async def scenario() -> None:
+        async with a_world("a b c d") as world:
+            ledger = await world.create((0, "a b c"), quorum=(3, 2))
+            await world.put_all(ledger, 0, 3)
+            ports = world.client()
+            count = 0
+
+            async def hook(asked: str, path: str) -> Fault | None:
+                nonlocal count
+                if asked != operation or path != world.ledgers.path(LEDGER):
+                    return None
+                count += 1
+                return fault if count == nth + 1 else None
+
+            store: Any = ports.ledgers._store
+            store.fault_hook = hook
+            try:
+                metadata = await world.recover(ports)
+            except StoreUnavailableError:
+                assert operation in ("sync", "get")
+                assert nth == 0  # the very first look
+                metadata = await world.recover(ports)
+            assert ends(metadata) == closed_at(3)
+            assert (await world.ledgers.read(LEDGER)).metadata == metadata
+
+    run_virtual(scenario())
+
+
+@in_virtual_time
+async def test_every_answer_to_the_closing_change_is_lost() -> None:
+    async with a_world("a b c") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 3)
+        world.hang("c")
+        ports = world.client()
+        transport_of(ports).faults(BookieId("c")).is_request_lost = True
+
+        async def hook(operation: str, path: str) -> Fault | None:
+            return Fault.LOSE_ANSWER if operation == "set" else None
+
+        store: Any = ports.ledgers._store
+        store.fault_hook = hook
+        assert ends(await world.recover(ports)) == closed_at(3)
+        assert await world.marked() == ("c",)
+
+
+def test_whatever_step_it_dies_at_the_next_one_completes() -> None:
+    """Catalogue 58: cancelled after each turn of the loop, with a spare in use; the next must agree with all before."""
+
+    async def scenario(turns: int) -> bool:
+        async with a_world("a b c d") as world:
+            ledger = await world.create((0, "a b c"), quorum=(3, 2))
+            await world.put_all(ledger, 0, 3)
+            await world.put("c", packet(4))
+            await world.put("b", packet(5, lac=3))
+            ports = world.client(recovery_read_entries=2)
+            transport_of(ports).faults(BookieId("a")).is_unreachable = True
+            dying = asyncio.get_running_loop().create_task(recover_ledger(ports, LEDGER))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            was_done = dying.done()
+            dying.cancel()
+            await asyncio.wait([dying])
+            before = await world.metadata()
+            metadata = await world.recover()
+            assert metadata.last_entry_id is not None
+            assert metadata.last_entry_id >= 3
+            await world.assert_durable(metadata)
+            if before.is_closed:
+                assert metadata == before
+            else:
+                assert before.fragments == ledger.metadata.fragments
+            return was_done
+
+    turns = 0
+    while not run_virtual(scenario(turns)):
+        turns += 1
+    assert turns > 20
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_fault_point_is_legal(seed: int) -> None:
+    async def scenario() -> None:
+        rng = random.Random(seed)
+        async with a_world("a b c d e f g h") as world:
+            ledger = await world.create((0, "a b c d"), quorum=(3, 2))
+            await world.put_all(ledger, 0, 5)
+            for entry_id in (6, 7, 8):
+                await world.put("abcd"[entry_id % 4], packet(entry_id, lac=5))
+                await world.put("abcd"[(entry_id + 1) % 4], packet(entry_id, lac=5))
+            with deciding_by(lambda name: name.startswith("recovery.") and rng.random() < 0.1):
+                for _ in range(50):
+                    try:
+                        metadata = await world.recover()
+                        break
+                    except RecoveryImpossibleNowError:
+                        assert (await world.metadata()).fragments == ledger.metadata.fragments
+                else:
+                    pytest.fail("never recovered")
+            assert ends(metadata) == closed_at(8)
+            await world.assert_durable(metadata)
+            assert metadata == await world.recover()
+
+    run_virtual(scenario())
+
+
+@in_virtual_time
+async def test_an_answer_about_another_entry_proves_nothing() -> None:
+    """Catalogue 56 (S18): a late or mixed-up answer."""
+    async with a_world("a b c") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 3)
+
+        async def other(name: str, args: Any, go_on: Any) -> Any:
+            reply = await go_on()
+            if name != "read":
+                return reply
+            return ReadReply(reply.status, [replace(result, entry_id=result.entry_id + 1) for result in reply.results])
+
+        world.transport.every = other
+        with pytest.raises(RecoveryImpossibleNowError):
+            await world.recover()
+
+
+@in_virtual_time
+async def test_a_rolling_restart_does_not_stop_it() -> None:
+    """Catalogue 43: one bookie after another is away for a while."""
+    async with a_world("a b c d e") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 3)
+        for entry_id in range(4, 40):
+            await world.put("abc"[entry_id % 3], packet(entry_id, lac=3))
+            await world.put("abc"[(entry_id + 1) % 3], packet(entry_id, lac=3))
+        ports = world.client(recovery_read_entries=2)
+        transport, calls = transport_of(ports), 0
+
+        async def restarts(name: str, args: Any, go_on: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            for index, bookie in enumerate("abc"):
+                transport.faults(BookieId(bookie)).is_unreachable = calls // 15 % 4 == index
+            return await go_on()
+
+        transport.every = restarts
+        metadata = await world.recover(ports)
+        assert ends(metadata) == closed_at(39)
+        await world.assert_durable(metadata)
+
+
+@in_virtual_time
+async def test_a_member_that_is_late_with_an_add_is_replaced() -> None:
+    async with a_world("a b c d") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 3)
+
+        async def late(name: str, args: Any, go_on: Any) -> Any:
+            if name == "add":
+                await world.clock.sleep(60)
+                return AddReply(Status.OK)
+            return await go_on()
+
+        world.transport.hooks["b"] = late
+        metadata = await world.recover()
+        assert metadata.last_fragment.members == members("a d c")
+        assert await world.holds("d") == [3]
+
+
+@in_virtual_time
+async def test_what_the_dead_writer_left_short_is_marked() -> None:
+    """Entries that were confirmed before the recovery, and that a member never got, are nobody else's to know."""
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2))
+        for entry_id in range(4):
+            await world.put("a", packet(entry_id))
+            await world.put("b", packet(entry_id))
+        await world.put("c", packet(3))
+        assert ends(await world.recover()) == closed_at(3)
+        assert await world.marked() == ("c",)
+
+
+@in_virtual_time
+async def test_a_spare_whose_disks_are_replaced_before_it_is_named_is_not_named_for_what_they_held() -> None:
+    """New disks look in the metadata for what theirs before may have held, once: here they would find nothing."""
+    async with a_world("a b c d") as world:
+        histories = Incarnations(world.store, ROOT)
+        await histories.record(BookieId("d"), "1", 0)
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        await world.put_all(ledger, 0, 3)
+        world.down("c")
+        lists = 0
+
+        async def lose_disks(name: str, args: Any, go_on: Any) -> Any:
+            nonlocal lists
+            reply = await go_on()
+            if name == "list_entries":
+                lists += 1
+                if lists == 1:
+                    await histories.record(BookieId("d"), "2", 1)
+                    await world.replace_disks("d")
+            return reply
+
+        world.transport.hooks["d"] = lose_disks
+        metadata = await world.recover()
+        assert metadata.last_fragment.members == members("a b d")
+        assert lists == 2
+        assert await world.holds("d") == [3]

@@ -1,0 +1,171 @@
+"""What a bookie holds, listed where it lists and read where it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from bookie.client.held_entries import REQUESTS_MAX, HeldEntries
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, ReadReply, Status
+from tests.worlds.repair import LEDGER, make_packets
+from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+
+BOOKIE = BookieId("b")
+COUNT = 500
+PACKETS = make_packets(LEDGER, COUNT)
+
+
+class Bookie:
+    """Serves ``held``, answers for some entries what the test says, and lists only if told to."""
+
+    def __init__(self, held: range = range(COUNT)) -> None:
+        self.held = held
+        self.listing = ListReply(Status.UNSUPPORTED)
+        self.statuses: dict[int, Status] = {}
+        self.refusals: list[Status] = []
+        """Answers of the next reads as a whole."""
+        self.prefix = READ_ENTRIES_MAX
+        """How many entries an answer holds."""
+        self.asked: list[Sequence[EntryId]] = []
+        self.in_flight = self.in_flight_max = 0
+
+    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
+        return self.listing
+
+    async def read(
+        self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId], timeout_s: float
+    ) -> ReadReply:
+        self.asked.append(list(entry_ids))
+        self.in_flight += 1
+        self.in_flight_max = max(self.in_flight_max, self.in_flight)
+        await asyncio.sleep(0.01)
+        self.in_flight -= 1
+        if self.refusals and (status := self.refusals.pop(0)) is not Status.OK:
+            return ReadReply(status, detail="as the test wants")
+        return ReadReply(Status.OK, [self._result(entry_id) for entry_id in entry_ids[: self.prefix]])
+
+    def _result(self, entry_id: EntryId) -> EntryResult:
+        status = self.statuses.get(entry_id, Status.OK if entry_id in self.held else Status.NO_ENTRY)
+        return EntryResult(entry_id, status, PACKETS[entry_id] if status is Status.OK else b"")
+
+    async def says(self, wanted: Sequence[int] = range(COUNT), attempts_max: int = 1) -> ListReply:
+        asking = HeldEntries(self, VirtualClock(), 1.0, attempts_max)
+        return await asking.held(BOOKIE, LEDGER, map(EntryId, wanted))
+
+
+@in_virtual_time
+async def test_a_bookie_that_lists_is_not_read() -> None:
+    bookie = Bookie()
+    bookie.listing = ListReply(Status.OK, EntryRuns(((0, 9),)))
+    assert await bookie.says() == bookie.listing
+    assert bookie.asked == []
+
+
+@pytest.mark.parametrize("status", [Status.TIMEOUT, Status.IO_ERROR, Status.NO_LEDGER, Status.UNREACHABLE])
+@in_virtual_time
+async def test_any_other_answer_than_having_no_lists_is_the_answer(status: Status) -> None:
+    bookie = Bookie()
+    bookie.listing = ListReply(status)
+    assert (await bookie.says()).status is status
+    assert bookie.asked == []
+
+
+@pytest.mark.parametrize("prefix", [1, 7, READ_ENTRIES_MAX])
+@in_virtual_time
+async def test_exactly_what_is_wanted_is_read_once_in_bounded_requests(prefix: int) -> None:
+    bookie = Bookie(range(100, 300))
+    bookie.prefix = prefix
+    wanted = [entry for entry in range(COUNT) if entry % 3]
+    reply = await bookie.says(wanted)
+    assert (reply.status, list(reply.entries)) == (Status.OK, [entry for entry in wanted if 100 <= entry < 300])
+    answered = [entry for asked in bookie.asked for entry in asked[:prefix]]
+    assert sorted(answered) == wanted
+    assert all(list(asked) == sorted(asked) for asked in bookie.asked)
+    assert bookie.in_flight_max <= REQUESTS_MAX
+
+
+@in_virtual_time
+async def test_ids_are_taken_no_sooner_than_they_are_read() -> None:
+    taken: list[int] = []
+
+    def wanted() -> Iterator[EntryId]:
+        for entry in range(COUNT):
+            taken.append(entry)
+            yield EntryId(entry)
+
+    bookie = Bookie()
+    bookie.refusals = [Status.IO_ERROR]
+    reply = await HeldEntries(bookie, VirtualClock(), 1.0).held(BOOKIE, LEDGER, wanted())
+    assert reply.status is Status.IO_ERROR
+    assert len(taken) == sum(map(len, bookie.asked)) < COUNT
+
+
+@in_virtual_time
+async def test_entries_in_limbo_leave_the_others_known() -> None:
+    bookie = Bookie()
+    bookie.statuses = {3: Status.LIMBO, 400: Status.LIMBO, 5: Status.NO_ENTRY}
+    reply = await bookie.says()
+    assert reply.status is Status.LIMBO
+    assert set(range(COUNT)) - set(reply.entries) == {3, 5, 400}
+
+
+@pytest.mark.parametrize("is_serving_all", [True, False])
+@in_virtual_time
+async def test_a_bookie_in_limbo_that_lists_nothing_is_read_and_stays_in_limbo(is_serving_all: bool) -> None:
+    bookie = Bookie()
+    bookie.listing = ListReply(Status.LIMBO)
+    bookie.statuses = {} if is_serving_all else {5: Status.LIMBO}
+    reply = await bookie.says()
+    assert (reply.status, len(reply.entries)) == (Status.LIMBO, COUNT - (not is_serving_all))
+
+
+@pytest.mark.parametrize("status", [Status.IO_ERROR, Status.CORRUPT, Status.UNAUTHORIZED, Status.SHUTTING_DOWN])
+@in_virtual_time
+async def test_an_entry_of_which_nothing_can_be_said_makes_all_of_it_unknown(status: Status) -> None:
+    bookie = Bookie()
+    bookie.statuses = {4: Status.LIMBO, 20: status}
+    reply = await bookie.says()
+    assert reply.status is status
+    assert "entry 20" in reply.detail
+    assert 3 in reply.entries
+
+
+@in_virtual_time
+async def test_another_entry_than_the_one_asked_for_is_damage() -> None:
+    bookie = Bookie()
+    real = dict(PACKETS)
+    try:
+        PACKETS[EntryId(9)] = real[EntryId(8)]
+        assert (await bookie.says()).status is Status.CORRUPT
+        PACKETS[EntryId(9)] = b"short"
+        assert (await bookie.says()).status is Status.CORRUPT
+    finally:
+        PACKETS.update(real)
+
+
+@in_virtual_time
+async def test_silence_is_met_with_another_attempt_and_then_is_the_answer() -> None:
+    bookie = Bookie()
+    bookie.refusals = [Status.TIMEOUT, Status.TOO_MANY_REQUESTS, Status.UNREACHABLE]
+    reply = await bookie.says(attempts_max=4)
+    assert (reply.status, len(reply.entries)) == (Status.OK, COUNT)
+    bookie.refusals = [Status.TIMEOUT] * 1000
+    assert (await bookie.says(attempts_max=4)).status is Status.TIMEOUT
+
+
+@in_virtual_time
+async def test_an_answer_without_entries_ends_the_reading() -> None:
+    bookie = Bookie()
+    bookie.prefix = 0
+    assert (await bookie.says()).status is Status.IO_ERROR
+
+
+@in_virtual_time
+async def test_nothing_wanted_is_nothing_read() -> None:
+    bookie = Bookie()
+    assert await bookie.says([]) == ListReply(Status.OK)
+    assert bookie.asked == []

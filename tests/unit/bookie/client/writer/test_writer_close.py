@@ -1,0 +1,177 @@
+"""Closing a ledger: where it is sealed, who else may have, and answers that were lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie.client.errors import AddOutcomeUnknownError, CloseOutcomeUnknownError, LedgerFencedError
+from bookie.client.writer_options import WriterOptions
+from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.store.memory import Fault
+from bookie.model.ids import EntryId
+from bookie.model.metadata import LedgerState
+from bookie.wire.port import Status
+from tests.worlds.writer import WriterWorld, in_world, recovering
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_lost_answer_to_the_close_is_settled_by_reading(fault: Fault) -> None:
+    @in_world(3)
+    async def run(world: WriterWorld) -> None:
+        writer = await world.writer()
+        await world.fill(writer, 3)
+        left = world.on_writes(writer, fault)
+        try:
+            metadata = await writer.close()
+        except StoreUnavailableError:  # was not carried out, and is known not to have been
+            assert fault is Fault.FAIL_BEFORE
+            assert world.stored(writer).state is LedgerState.OPEN
+            metadata = await writer.close()
+        assert not left
+        assert metadata == world.stored(writer) == await writer.close()
+        assert metadata.last_entry_id == 2
+
+    run()
+
+
+@in_world(3)
+async def test_a_close_whose_outcome_stays_unknown_may_be_repeated(world: WriterWorld) -> None:
+    writer = await world.writer()
+    await world.fill(writer, 3)
+    ledger_path = world.ports.ledgers.path(writer.ledger_id)
+
+    async def lose(operation: str, path: str) -> Fault | None:
+        if path != ledger_path:
+            return None
+        return Fault.LOSE_ANSWER if operation == "set" else Fault.FAIL_BEFORE
+
+    world.store.fault_hook = lose
+    with pytest.raises(WriteOutcomeUnknownError):
+        await writer.close()
+    assert world.stored(writer).is_closed
+    world.store.fault_hook = None
+    assert await writer.close() == world.stored(writer)
+
+
+@in_world(3)
+async def test_a_ledger_in_recovery_is_never_closed_by_its_writer(world: WriterWorld) -> None:
+    writer = await world.writer()
+    await world.fill(writer, 3)
+    await world.set_state(writer, recovering)
+    for _ in range(2):
+        with pytest.raises(CloseOutcomeUnknownError):
+            await writer.close()
+    assert world.stored(writer).state is LedgerState.IN_RECOVERY
+
+
+@pytest.mark.parametrize(("last", "length"), [(2, 22), (1, 14), (3, 21)])
+def test_another_end_is_in_doubt(last: int, length: int) -> None:
+    @in_world(3)
+    async def run(world: WriterWorld) -> None:
+        writer = await world.writer()
+        await world.fill(writer, 3)
+        await world.set_state(writer, lambda found: found.closed(EntryId(last), length))
+        with pytest.raises(CloseOutcomeUnknownError):
+            await writer.close()
+
+    run()
+
+
+@in_world(3)
+async def test_the_same_end_is_a_success(world: WriterWorld) -> None:
+    writer = await world.writer()
+    await world.fill(writer, 3)
+    await world.set_state(writer, lambda found: found.closed(EntryId(2), 21))
+    assert (await writer.close()).last_entry_id == 2
+
+
+@in_world(3)
+async def test_a_fenced_writer_learns_of_a_recovery_that_sealed_where_it_ended(world: WriterWorld) -> None:
+    writer = await world.writer()
+    await world.fill(writer, 3)
+    for bookie in world.bookies.values():
+        bookie.refusal = Status.FENCED
+    with pytest.raises(LedgerFencedError):
+        await writer.append(b"x")
+    with pytest.raises(CloseOutcomeUnknownError) as failure:
+        await writer.close()
+    assert isinstance(failure.value.__cause__, LedgerFencedError)
+    assert world.stored(writer).state is LedgerState.OPEN
+    await world.set_state(writer, lambda found: found.closed(EntryId(2), 21))
+    assert (await writer.close()).last_entry_id == 2
+
+
+@in_world(3)
+async def test_closing_after_a_failed_change_that_was_stored_seals_at_the_last_acknowledged_entry(
+    world: WriterWorld,
+) -> None:
+    await world.join("b3")
+    writer = await world.writer(3, 2, 2)
+    await world.fill(writer, 3)
+    ledger_path = world.ports.ledgers.path(writer.ledger_id)
+
+    async def lose(operation: str, path: str) -> Fault | None:
+        if path != ledger_path:
+            return None
+        return Fault.LOSE_ANSWER if operation == "set" else Fault.FAIL_BEFORE
+
+    world.store.fault_hook = lose
+    world.member(writer, 0).refusal = Status.IO_ERROR
+    with pytest.raises(AddOutcomeUnknownError):
+        await world.fill(writer, 3)
+    world.store.fault_hook = None
+    assert len(world.stored(writer).fragments) == 2
+    metadata = await writer.close()
+    assert (metadata.last_entry_id, metadata.length) == (2, 21)
+
+
+@in_world(3)
+async def test_closing_waits_for_all_copies_and_marks_who_is_late(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2)
+    slow = writer.metadata.last_fragment.members[2]
+    world.bookies[slow].latency_s = 3
+    await world.fill(writer, 2)
+    await writer.close()
+    assert len(world.bookies[slow].stored) == 2
+    assert await world.marked(writer) == ()
+    writer = await world.writer(3, 3, 2, add_timeout_s=100)
+    late = writer.metadata.last_fragment.members[2]
+    world.bookies[late].is_silent = True
+    await world.fill(writer, 2)
+    began = asyncio.get_running_loop().time()
+    assert (await writer.close()).last_entry_id == 1
+    assert asyncio.get_running_loop().time() - began == pytest.approx(world.ports.settings.close_timeout_s, abs=1)
+    assert await world.marked(writer) == (late,)
+
+
+@in_world(3)
+async def test_marking_that_fails_at_close_is_an_error_and_closing_again_marks(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2)
+    failed = writer.metadata.last_fragment.members[2]
+
+    async def no_tasks(operation: str, path: str) -> Fault | None:
+        return Fault.FAIL_BEFORE if "underreplication" in path else None
+
+    world.store.fault_hook = no_tasks
+    world.bookies[failed].refusal = Status.IO_ERROR
+    await world.fill(writer, 3)
+    with pytest.raises(StoreUnavailableError):
+        await writer.close()
+    world.store.fault_hook = None
+    await writer.close()
+    assert await world.marked(writer) == (failed,)
+
+
+@in_world(3)
+async def test_nothing_of_a_writer_is_left_running_after_it_was_closed(world: WriterWorld) -> None:
+    before = asyncio.all_tasks()
+    everything = WriterOptions(True, True, 5, 1, 7)
+    for end in ("close", "abandon"):
+        writer = await world.writer(3, 3, 2, everything)
+        assert await writer.append_at(EntryId(0), b"x") == 0
+        await asyncio.sleep(3)
+        await getattr(writer, end)()
+        await asyncio.sleep(0.01)
+        assert asyncio.all_tasks() == before

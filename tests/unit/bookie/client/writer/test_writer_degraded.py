@@ -1,0 +1,286 @@
+"""Writing with fewer members than asked for: because changes are delayed, or because nobody is left to take over."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie.client.errors import AddOutcomeUnknownError
+from bookie.client.writer.writer import LedgerWriter
+from bookie.client.writer_options import WriterOptions
+from bookie.metadata.store.memory import Fault
+from bookie.model.ids import EntryId
+from bookie.wire.port import Status
+from tests.worlds.writer import WriterWorld, in_world
+
+DELAYED = WriterOptions(is_ensemble_change_delayed=True)
+
+
+def held(world: WriterWorld, writer: LedgerWriter, bookie: str) -> list[int]:
+    return sorted(entry for ledger, entry in world.bookies[bookie].stored if ledger == writer.ledger_id)  # type: ignore[index]
+
+
+@in_world(5)
+async def test_a_delayed_change_goes_on_with_what_is_there_and_marks_who_is_short(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2, DELAYED)
+    await world.fill(writer, 3)
+    failed = writer.metadata.last_fragment.members[1]
+    world.bookies[failed].refusal = Status.IO_ERROR
+    await world.fill(writer, 5)
+    assert len(world.stored(writer).fragments) == 1
+    await asyncio.sleep(1)
+    assert await world.marked(writer) == (failed,)  # while the ledger is still open
+    assert writer.short_members == {failed}
+    metadata = await writer.close()
+    assert metadata.fragments[0].members.count(failed) == 1
+    assert metadata.last_entry_id == 7
+
+
+@in_world(5)
+async def test_a_delayed_change_is_made_once_an_entry_cannot_reach_its_quorum(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2, DELAYED)
+    await world.fill(writer, 3)
+    members = writer.metadata.last_fragment.members
+    world.bookies[members[1]].refusal = Status.IO_ERROR
+    await world.fill(writer, 2)
+    assert len(world.stored(writer).fragments) == 1
+    world.bookies[members[2]].refusal = Status.IO_ERROR
+    await world.fill(writer, 2)
+    fragments = world.stored(writer).fragments
+    assert [fragment.first_entry_id for fragment in fragments] == [0, 5]
+    assert not {members[1], members[2]} & set(fragments[1].members)  # both at once
+    await writer.close()
+    assert await world.marked(writer) == (members[1],)
+
+
+@in_world(7)
+async def test_a_delayed_change_looks_at_each_write_set(world: WriterWorld) -> None:
+    writer = await world.writer(5, 3, 2, DELAYED)
+    members = writer.metadata.last_fragment.members
+    world.bookies[members[0]].refusal = Status.IO_ERROR
+    await world.fill(writer, 10)
+    assert len(world.stored(writer).fragments) == 1
+    world.bookies[members[3]].refusal = Status.IO_ERROR  # with position 0 in the write set of entries 3 and 8 mod 5
+    await world.fill(writer, 10)
+    assert members[3] not in world.stored(writer).last_fragment.members
+    assert (await writer.close()).last_entry_id == 19
+
+
+@in_world(5)
+async def test_a_read_only_bookie_is_replaced_although_changes_are_delayed(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2, DELAYED)
+    await world.fill(writer, 3)
+    gone = writer.metadata.last_fragment.members[1]
+    world.bookies[gone].refusal = Status.READ_ONLY
+    await world.fill(writer, 3)
+    await world.fill(writer, 3)
+    assert gone not in world.stored(writer).last_fragment.members
+    await writer.close()
+
+
+@in_world(4)
+async def test_nothing_is_acknowledged_while_a_delayed_change_is_made(world: WriterWorld) -> None:
+    """The store is silent for longer than anybody waits for it (#1591)."""
+    writer = await world.writer(3, 3, 2, DELAYED)
+    await world.fill(writer, 3)
+    members = writer.metadata.last_fragment.members
+    world.bookies[members[0]].refusal = Status.IO_ERROR
+    await world.fill(writer, 2)
+    may_write = asyncio.Event()
+    ledger_path = world.ports.ledgers.path(writer.ledger_id)
+
+    async def hold(operation: str, path: str) -> Fault | None:
+        if operation == "set" and path == ledger_path:
+            await may_write.wait()
+        return None
+
+    world.store.fault_hook = hold
+    world.bookies[members[1]].refusal = Status.IO_ERROR
+    waiters = [await world.submit(writer) for _ in range(3)]
+    await asyncio.sleep(100)
+    assert not any(waiter.done() for waiter in waiters)
+    may_write.set()
+    assert await asyncio.gather(*waiters) == [5, 6, 7]
+    await writer.close()
+
+
+@in_world(3)
+async def test_a_bookie_that_is_back_is_written_to_again(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2, DELAYED)
+    await world.fill(writer, 3)
+    name = writer.metadata.last_fragment.members[1]
+    bookie = world.bookies[name]
+    bookie.refusal = Status.SHUTTING_DOWN
+    await world.fill(writer, 3)
+    bookie.refusal = None
+    await asyncio.sleep(6)
+    await world.fill(writer, 1)  # this one makes the writer look
+    await asyncio.sleep(1)
+    await world.fill(writer, 3)
+    await writer.settle()
+    assert {7, 8, 9} <= set(held(world, writer, name))
+    assert len(world.stored(writer).fragments) == 1
+    await writer.close()
+    assert await world.marked(writer) == (name,)  # it lacks what was written meanwhile
+
+
+@in_world(3)
+async def test_a_bookie_that_is_back_on_other_disks_is_not_written_to(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2, DELAYED)
+    await world.fill(writer, 3)
+    name = writer.metadata.last_fragment.members[1]
+    world.bookies[name].refusal = Status.IO_ERROR
+    await world.fill(writer, 3)
+    world.bookies[name].refusal = None
+    world.bookies[name].stored.clear()
+    await world.leave(name)
+    await world.join(name, incarnation="fresh")
+    for _ in range(10):
+        await asyncio.sleep(30)
+        await world.fill(writer, 3)
+    await writer.settle()
+    assert held(world, writer, name) == []
+    await writer.close()
+
+
+@in_world(3)
+async def test_without_a_spare_bookie_the_writer_goes_on_with_its_quorum(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2)
+    await world.fill(writer, 3)
+    failed = writer.metadata.last_fragment.members[0]
+    world.bookies[failed].refusal = Status.IO_ERROR
+    await world.fill(writer, 100)
+    await asyncio.sleep(1)
+    assert await world.marked(writer) == (failed,)
+    metadata = await writer.close()
+    assert (metadata.last_entry_id, len(metadata.fragments)) == (102, 1)
+
+
+@in_world(3)
+async def test_a_degraded_writer_takes_a_spare_bookie_when_there_is_one(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2)
+    await world.fill(writer, 3)
+    failed = writer.metadata.last_fragment.members[0]
+    world.bookies[failed].refusal = Status.IO_ERROR
+    await world.fill(writer, 3)
+    spare = await world.join("b9")
+    await asyncio.sleep(6)
+    await world.fill(writer, 1)
+    await asyncio.sleep(1)
+    await world.fill(writer, 3)
+    await writer.settle()
+    fragments = world.stored(writer).fragments
+    assert fragments[-1].members[0] == spare
+    assert fragments[-1].first_entry_id in (6, 7)
+    assert {7, 8, 9} <= set(held(world, writer, spare))
+    world.member(writer, 1).refusal = Status.IO_ERROR  # and from now on it is no more patient than before
+    await world.join("b10")
+    await world.fill(writer, 1)
+    await world.fill(writer, 1)
+    assert len(world.stored(writer).fragments) == 3
+    await writer.close()
+
+
+@in_world(3)
+async def test_the_writer_ends_when_its_quorum_is_out_of_reach(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2)
+    await world.fill(writer, 3)
+    world.member(writer, 0).refusal = Status.IO_ERROR
+    await world.fill(writer, 3)
+    world.member(writer, 1).refusal = Status.IO_ERROR
+    with pytest.raises(AddOutcomeUnknownError, match="no writable bookie is left"):
+        await world.fill(writer, 3)
+    metadata = await writer.close()
+    assert metadata.last_entry_id == 5
+
+
+@in_world(3)
+async def test_a_member_that_is_back_saves_the_quorum(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2)
+    await world.fill(writer, 3)
+    first, second = world.member(writer, 0), world.member(writer, 1)
+    first.refusal = Status.IO_ERROR
+    await world.fill(writer, 3)
+    await asyncio.sleep(60)
+    first.refusal, second.refusal = None, Status.IO_ERROR
+    await world.fill(writer, 3)
+    assert (await writer.close()).last_entry_id == 8
+
+
+@in_world(4)
+async def test_as_many_positions_as_there_are_spares_are_replaced(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 1)
+    await world.fill(writer, 3)
+    world.member(writer, 0).refusal = world.member(writer, 1).refusal = Status.IO_ERROR
+    await world.fill(writer, 3)
+    await asyncio.sleep(60)
+    await world.fill(writer, 3)  # a change after a half one: the metadata is the writer's own
+    await world.join("b9")
+    await asyncio.sleep(60)
+    await world.fill(writer, 3)
+    await asyncio.sleep(1)
+    await world.fill(writer, 3)
+    metadata = await writer.close()
+    assert metadata.last_entry_id == 14
+    assert {"b9"} <= set(metadata.last_fragment.members)
+
+
+@in_world(3)
+async def test_entries_do_not_pile_up_for_a_bookie_that_nobody_sends_to(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2, DELAYED)
+    world.member(writer, 0).refusal = Status.IO_ERROR
+    await world.fill(writer, 50)
+    state = writer._pipeline.state
+    assert state.unsettled_entries == state.unsettled_bytes == 0
+    assert not state.lanes[0].queue
+    await writer.close()
+
+
+@in_world(3)
+async def test_a_hung_bookie_does_not_hold_up_a_degraded_writer_for_long(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2, pipeline_entries_max=20)
+    hung = world.member(writer, 2)
+    hung.is_silent = True
+    began = asyncio.get_running_loop().time()
+    for _ in range(100):
+        await world.fill(writer, 10)
+        await asyncio.sleep(1)
+    assert asyncio.get_running_loop().time() - began < 100 + 6 * 11  # a stall of one deadline for each attempt
+    await writer.close()
+
+
+@in_world(3)
+async def test_marking_that_fails_does_not_hurt_and_is_done_at_close(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2)
+    await world.fill(writer, 1)
+
+    async def no_tasks(operation: str, path: str) -> Fault | None:
+        return Fault.FAIL_BEFORE if "underreplication" in path else None
+
+    world.store.fault_hook = no_tasks
+    failed = writer.metadata.last_fragment.members[0]
+    world.bookies[failed].refusal = Status.IO_ERROR
+    await world.fill(writer, 5)
+    await asyncio.sleep(60)
+    await world.fill(writer, 5)
+    world.store.fault_hook = None
+    await writer.close()
+    assert await world.marked(writer) == (failed,)
+
+
+@in_world(4)
+async def test_entries_that_only_the_failed_bookie_lacks_are_confirmed_from_the_stored_ensemble(
+    world: WriterWorld,
+) -> None:
+    """An ack that counted before its bookie failed still counts: the metadata names that bookie for the entry."""
+    writer = await world.writer(3, 3, 2, DELAYED)
+    first, second, third = (world.member(writer, position) for position in range(3))
+    second.latency_s = third.latency_s = 5.0
+    waiter = await world.submit(writer)
+    await asyncio.sleep(1)
+    first.refusal = Status.IO_ERROR
+    later = await world.submit(writer)
+    assert [await waiter, await later] == [0, 1]
+    assert (writer.ledger_id, EntryId(0)) in first.stored
+    await writer.close()

@@ -1,0 +1,121 @@
+"""Adds are meant for the disks that a member had when the metadata came to name it."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie.client.errors import AddOutcomeUnknownError, NotEnoughBookiesError
+from bookie.client.incarnations import look_up_incarnations
+from bookie.metadata.store.memory import Fault
+from bookie.model.ids import BookieId, EntryId
+from bookie.wire.port import Status
+from tests.worlds.writer import WriterWorld, in_world
+
+
+@in_world(4)
+async def test_each_add_names_the_disks_that_its_member_had(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2)
+    await world.fill(writer, 3)
+    world.member(writer, 0).refusal = Status.IO_ERROR
+    await world.fill(writer, 3)
+    await writer.close()
+    for name, bookie in world.bookies.items():
+        assert bookie.batches
+        assert {batch.incarnation for batch in bookie.batches} == {f"{name}-disks"}
+
+
+@in_world(4)
+async def test_fresh_disks_under_an_old_name_never_take_adds_that_were_meant_for_the_old_ones(
+    world: WriterWorld,
+) -> None:
+    writer = await world.writer(3, 2, 2)
+    await world.fill(writer, 3)
+    name = writer.metadata.last_fragment.members[1]
+    await world.leave(name)
+    world.bookies[name].stored.clear()
+    await world.join(name, incarnation="fresh")
+    await world.fill(writer, 6)
+    assert world.bookies[name].stored == {}
+    assert name not in writer.metadata.last_fragment.members
+    await writer.close()
+
+
+@in_world(3)
+async def test_acks_of_disks_that_were_lost_do_not_count(world: WriterWorld) -> None:
+    """Entry 0 was stored by one member, whose disks then went, before another member had it."""
+    writer = await world.writer(3, 3, 2)
+    first, second, third = (world.member(writer, position) for position in range(3))
+    second.latency_s = third.latency_s = 5.0
+    waiter = await world.submit(writer)
+    await world.ports.clock.sleep(1)
+    first.incarnation = "fresh"
+    first.stored.clear()
+    third.refusal = Status.IO_ERROR
+    later = await world.submit(writer)
+    with pytest.raises(AddOutcomeUnknownError):
+        await waiter
+    with pytest.raises(AddOutcomeUnknownError):
+        await later
+    assert (await writer.close()).last_entry_id == -1
+
+
+@in_world(4)
+async def test_a_member_without_an_incarnation_is_not_pinned(world: WriterWorld) -> None:
+    for name in sorted(world.bookies):
+        await world.leave(name)
+        await world.join(name, incarnation="")
+    writer = await world.writer(3, 3, 2)
+    await world.fill(writer, 3)
+    await writer.close()
+    assert {batch.incarnation for bookie in world.bookies.values() for batch in bookie.batches} == {""}
+
+
+@in_world(4)
+async def test_a_bookie_whose_registration_is_gone_is_not_chosen_for_a_new_ledger(world: WriterWorld) -> None:
+    gone: list[BookieId] = []
+
+    async def vanish(operation: str, path: str) -> Fault | None:
+        if operation == "get_many" and "/available/" in path and not gone:
+            bookie = BookieId(path.rpartition("/")[2])
+            gone.append(bookie)
+            world.store.fault_hook = None
+            await world.leave(bookie)
+        return None
+
+    world.store.fault_hook = vanish
+    writer = await world.writer(3, 3, 2)
+    assert len(gone) == 1
+    assert gone[0] not in writer.metadata.members()
+    world.store.fault_hook = vanish
+    gone.clear()
+    with pytest.raises(NotEnoughBookiesError):
+        await world.writer(3, 3, 2)
+    await writer.abandon()
+
+
+@in_world(5)
+async def test_a_bookie_whose_registration_is_gone_is_not_chosen_as_a_replacement(world: WriterWorld) -> None:
+    writer = await world.writer(3, 2, 2)
+    await world.fill(writer, 3)
+    gone: list[BookieId] = []
+
+    async def vanish(operation: str, path: str) -> Fault | None:
+        if operation == "get_many" and "/available/" in path and not gone:
+            gone.append(BookieId(path.rpartition("/")[2]))
+            world.store.fault_hook = None
+            await world.leave(*gone)
+        return None
+
+    world.store.fault_hook = vanish
+    world.member(writer, 0).refusal = Status.IO_ERROR
+    await world.fill(writer, 3)
+    assert len(gone) == 1
+    assert gone[0] not in writer.metadata.members()
+    assert (await writer.close()).last_entry_id == EntryId(5)
+
+
+@in_world(2)
+async def test_only_what_is_registered_is_found(world: WriterWorld) -> None:
+    await world.join("b1", incarnation="")
+    found = await look_up_incarnations(world.ports, [BookieId("b0"), BookieId("b1"), BookieId("b2")])
+    assert found == {"b0": "b0-disks", "b1": ""}

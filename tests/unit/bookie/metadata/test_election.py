@@ -1,0 +1,176 @@
+"""The election where answers are lost, processes stand still and stores hang. Virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bookie.metadata.nodes import ensure_path
+from bookie.metadata.runs.election import FRESH_SHARE, Election, current_auditor, election_path
+from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
+from bookie.runtime.tasks import cancel, guarded
+from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
+
+ROOT = "/ledgers"
+TIMEOUT_S = 10.0
+
+
+class Candidate:
+    def __init__(self, cell: MemoryCell, name: str, hook: Hook | None = None) -> None:
+        self.hook = hook or Hook()
+        self.store = MemoryStore(cell, fault_hook=self.hook)
+        self.clock = SkippingClock()
+        self.election = Election(self.store, ROOT, name, self.clock, session_timeout_s=TIMEOUT_S)
+        self.task = guarded(name, self.election.run())
+
+    async def leads(self) -> bool:
+        return self.election.is_leader()
+
+
+class Hook:
+    """Faults by operation, each once; a hanging operation waits until it is let go."""
+
+    def __init__(self, *faults: tuple[str, Fault]) -> None:
+        self.faults = list(faults)
+        self.hanging: str | None = None
+
+    async def __call__(self, operation: str, path: str) -> Fault | None:
+        await asyncio.sleep(0)
+        while operation == self.hanging:  # noqa: ASYNC110  # virtual time: looking costs nothing
+            await asyncio.sleep(0.1)
+        for fault in self.faults:
+            if fault[0] == operation:
+                self.faults.remove(fault)
+                return fault[1]
+        return None
+
+
+class SkippingClock(VirtualClock):
+    """Time that went by while nothing of this process ran: it was stopped."""
+
+    skipped_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.skipped_s
+
+
+async def cluster() -> MemoryCell:
+    cell = MemoryCell()
+    await ensure_path(MemoryStore(cell), ROOT)
+    return cell
+
+
+def votes(cell: MemoryCell) -> int:
+    return len(cell.children(election_path(ROOT)).names)
+
+
+@in_virtual_time
+async def test_a_vote_whose_answer_was_lost_is_found_and_stays_the_only_one() -> None:
+    cell = await cluster()
+    await ensure_path(MemoryStore(cell), election_path(ROOT))
+    candidate = Candidate(cell, "a", Hook(("create", Fault.LOSE_ANSWER), ("create", Fault.LOSE_ANSWER)))
+    await until(candidate.leads)
+    assert votes(cell) == 1
+    await cancel(candidate.task)
+
+
+@in_virtual_time
+async def test_a_vote_that_was_not_sent_is_cast_again() -> None:
+    cell = await cluster()
+    await ensure_path(MemoryStore(cell), election_path(ROOT))
+    candidate = Candidate(cell, "a", Hook(("create", Fault.FAIL_BEFORE), ("children", Fault.FAIL_BEFORE)))
+    await until(candidate.leads)
+    assert votes(cell) == 1
+    await cancel(candidate.task)
+
+
+@in_virtual_time
+async def test_a_process_that_stood_still_leads_no_more_when_it_wakes_up() -> None:
+    """The server may have given the leadership to another by then; only a fresh look at the own vote may revive it."""
+    cell = await cluster()
+    candidate = Candidate(cell, "a")
+    await until(candidate.leads)
+    candidate.clock.skipped_s += TIMEOUT_S * FRESH_SHARE
+    assert not candidate.election.is_leader()
+    assert not candidate.election.is_leader(1)
+    await until(candidate.leads)
+    assert candidate.election.state.term == 2
+    assert not candidate.election.is_leader(1)
+    await cancel(candidate.task)
+
+
+@in_virtual_time
+async def test_a_store_that_hangs_ends_the_leadership_within_the_sessions_timeout() -> None:
+    cell = await cluster()
+    candidate = Candidate(cell, "a")
+    await until(candidate.leads)
+    candidate.hook.hanging = "stat"
+    seen = candidate.election.state
+    since_s = candidate.clock.monotonic_s()
+    async with asyncio.timeout(TIMEOUT_S):
+        ended = await candidate.election.wait_changed(seen)
+    assert not ended.is_leader
+    assert candidate.clock.monotonic_s() - since_s <= TIMEOUT_S * FRESH_SHARE
+    candidate.hook.hanging = None
+    await until(candidate.leads)
+    assert candidate.election.state.term == 2
+    await cancel(candidate.task)
+
+
+@in_virtual_time
+async def test_a_late_answer_confirms_only_from_when_it_was_asked_for() -> None:
+    cell = await cluster()
+    candidate = Candidate(cell, "a")
+    await until(candidate.leads)
+    candidate.hook.hanging = "stat"
+    await asyncio.sleep(TIMEOUT_S * FRESH_SHARE * 0.9)
+    candidate.hook.hanging = None
+    await asyncio.sleep(0.2)
+    candidate.hook.hanging = "stat"
+    assert candidate.election.state.term == 1
+    async with asyncio.timeout(TIMEOUT_S * FRESH_SHARE * 0.5):
+        await candidate.election.wait_changed(candidate.election.state)
+    assert not candidate.election.is_leader()
+    candidate.hook.hanging = None
+    await cancel(candidate.task)
+
+
+@in_virtual_time
+async def test_never_do_two_candidates_lead_at_once() -> None:
+    cell = await cluster()
+    candidates = [Candidate(cell, name) for name in "abc"]
+    for round_ in range(30):
+        await until(lambda: _any_leads(candidates))
+        leader = next(each for each in candidates if each.election.is_leader())
+        assert sum(each.election.is_leader() for each in candidates) == 1
+        leader.store.suspend()
+        for _ in range(int(TIMEOUT_S * 10)):
+            await asyncio.sleep(0.1)
+            assert sum(each.election.is_leader() for each in candidates) <= 1
+        assert not leader.election.is_leader()
+        leader.store.expire()  # the server's timeout, counted from the last thing it heard
+        if round_ % 2:
+            await asyncio.sleep(3)
+        leader.store.resume()
+    for candidate in candidates:
+        await cancel(candidate.task)
+
+
+async def _any_leads(candidates: list[Candidate]) -> bool:
+    return any(each.election.is_leader() for each in candidates)
+
+
+@in_virtual_time
+async def test_resigning_leaves_no_vote_and_a_lost_session_none_to_resign() -> None:
+    cell = await cluster()
+    candidate = Candidate(cell, "a")
+    await until(candidate.leads)
+    await cancel(candidate.task)
+    assert not candidate.election.is_leader()
+    await candidate.election.resign()
+    assert votes(cell) == 0
+    other = Candidate(cell, "b")
+    await until(other.leads)
+    other.store.expire()
+    await cancel(other.task)
+    await other.election.resign()
+    assert await current_auditor(MemoryStore(cell), ROOT) == ""

@@ -1,0 +1,153 @@
+"""Locks and records of runs where answers are lost: nothing is left behind, nothing is taken for somebody else's."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.runs.records import RunLockedError, Runs
+from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from tests.worlds.virtual_time import in_virtual_time
+
+RECORD = RunRecord("20261121T000000Z-000001", RunKind.BOOKIES, RunCause.COMMAND, "me", "h:1", RunState.RUNNING)
+
+
+class Faults:
+    """Of the writes to one path, in their order."""
+
+    def __init__(self, part: str, *faults: Fault | None) -> None:
+        self._part = part
+        self._faults = list(faults)
+
+    async def __call__(self, operation: str, path: str) -> Fault | None:
+        await asyncio.sleep(0)
+        if self._faults and self._part in path and operation in ("create", "set", "delete"):
+            return self._faults.pop(0)
+        return None
+
+
+async def prepared(cell: MemoryCell) -> Runs:
+    """Another process's, after which all parents exist."""
+    runs = Runs(MemoryStore(cell), "/ledgers")
+    await (await runs.acquire(RunKind.BOOKIES, "first", "other")).release()
+    await runs.write(replace(RECORD, run_id="20261120T000000Z-000000", state=RunState.DONE))
+    return runs
+
+
+@in_virtual_time
+async def test_a_lock_whose_answer_was_lost_is_ours() -> None:
+    cell = MemoryCell()
+    other = await prepared(cell)
+    runs = Runs(MemoryStore(cell, fault_hook=Faults("locks/", Fault.LOSE_ANSWER)), "/ledgers")
+    lease = await runs.acquire(RunKind.BOOKIES, "r1", "h:1")
+    assert lease.is_held
+    with pytest.raises(RunLockedError):
+        await other.acquire(RunKind.BOOKIES, "r2", "other")
+    await lease.release()
+    await other.acquire(RunKind.BOOKIES, "r2", "other")
+
+
+@in_virtual_time
+async def test_a_lock_that_was_left_behind_by_this_session_is_taken_up() -> None:
+    cell = MemoryCell()
+    await prepared(cell)
+    store = MemoryStore(cell, fault_hook=Faults("locks/", None, Fault.FAIL_BEFORE))
+    lease = await (runs := Runs(store, "/ledgers")).acquire(RunKind.BOOKIES, "r1", "h:1")
+    with pytest.raises(StoreUnavailableError):
+        await lease.release()
+    with pytest.raises(RunLockedError, match="r1"):
+        await runs.acquire(RunKind.BOOKIES, "r2", "h:1")
+    anew = Runs(store, "/ledgers")  # has forgotten the lease, as one whose acquiring never got an answer
+    assert (await anew.acquire(RunKind.BOOKIES, "r2", "h:1")).is_held
+    assert (holder := await anew.holder(RunKind.BOOKIES)) is not None
+    assert holder.run_id == "r2"
+
+
+@in_virtual_time
+async def test_a_release_whose_answer_was_lost_is_settled() -> None:
+    cell = MemoryCell()
+    other = await prepared(cell)
+    faults = Faults("locks/", None, Fault.LOSE_ANSWER, Fault.LOSE_ANSWER)
+    runs = Runs(MemoryStore(cell, fault_hook=faults), "/ledgers")
+    await (await runs.acquire(RunKind.BOOKIES, "r1", "h:1")).release()
+    await other.acquire(RunKind.BOOKIES, "r2", "other")
+
+
+@in_virtual_time
+async def test_records_survive_lost_answers() -> None:
+    cell = MemoryCell()
+    other = await prepared(cell)
+    faults = Faults("records/", Fault.LOSE_ANSWER, Fault.LOSE_ANSWER, Fault.FAIL_BEFORE)
+    runs = Runs(MemoryStore(cell, fault_hook=faults), "/ledgers")
+    await runs.write(RECORD)
+    half = replace(RECORD, done=5, total=10)
+    await runs.write(half)
+    final = replace(half, state=RunState.DONE)
+    with pytest.raises(StoreUnavailableError):
+        await runs.write(final)
+    assert await other.get(RECORD.run_id) == half
+    await runs.write(final)
+    await runs.write(final)
+    assert await other.get(RECORD.run_id) == final
+
+
+@in_virtual_time
+async def test_the_last_success_survives_lost_answers() -> None:
+    cell = MemoryCell()
+    faults = Faults("last-success/", Fault.LOSE_ANSWER, Fault.LOSE_ANSWER, *[Fault.FAIL_BEFORE] * 9)
+    runs = Runs(MemoryStore(cell, fault_hook=faults), "/ledgers")
+    await runs.note_success(RunKind.BOOKIES, 5)
+    with pytest.raises((StoreUnavailableError, WriteOutcomeUnknownError)):
+        await runs.note_success(RunKind.BOOKIES, 9)
+    assert (await runs.last_success_ms())[RunKind.BOOKIES] in (5, 9)
+
+
+@in_virtual_time
+async def test_several_writes_in_a_row_without_an_answer_are_all_ours() -> None:
+    cell = MemoryCell()
+    other = await prepared(cell)
+    outage = Outage()
+    runs = Runs(MemoryStore(cell, fault_hook=outage), "/ledgers")
+    await runs.write(RECORD)
+    outage.is_on = True
+    for done in (1, 2, 3):  # the first takes effect, the others meet its version
+        with pytest.raises(WriteOutcomeUnknownError):
+            await runs.write(replace(RECORD, done=done))
+    outage.is_on = False
+    assert await other.get(RECORD.run_id) == replace(RECORD, done=1)
+    await runs.write(replace(RECORD, done=4))
+    assert await other.get(RECORD.run_id) == replace(RECORD, done=4)
+
+
+@in_virtual_time
+async def test_a_write_that_could_not_even_be_looked_at_is_still_known_as_ours() -> None:
+    """An outage in the middle of a write: the answer is lost, and so is the look at the node."""
+    cell = MemoryCell()
+    other = await prepared(cell)
+    outage = Outage()
+    runs = Runs(MemoryStore(cell, fault_hook=outage), "/ledgers")
+    half, more = replace(RECORD, done=5), replace(RECORD, done=7)
+    for before, after in ((RECORD, half), (replace(RECORD, done=6), more)):
+        outage.is_on = True
+        with pytest.raises(WriteOutcomeUnknownError):
+            await runs.write(before)
+        outage.is_on = False
+        assert await other.get(RECORD.run_id) == before
+        await runs.write(after)
+        assert await other.get(RECORD.run_id) == after
+
+
+class Outage:
+    """Writes take effect without an answer; reads fail."""
+
+    is_on = False
+
+    async def __call__(self, operation: str, path: str) -> Fault | None:
+        await asyncio.sleep(0)
+        if not self.is_on:
+            return None
+        return Fault.LOSE_ANSWER if operation in ("create", "set", "delete") else Fault.FAIL_BEFORE

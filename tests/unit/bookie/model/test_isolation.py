@@ -1,0 +1,301 @@
+"""Bookie groups that a ledger asks for: who may hold its entries (Pulsar's rule), and what repair makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.client.errors import AddOutcomeUnknownError
+from bookie.client.options import LedgerOptions
+from bookie.client.placement.groups import note_targets, writable_for
+from bookie.client.placement.placement import Placement
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.bookies.topology import parse_topology
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.metadata.tasks.underreplication import Task
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.isolation import (
+    NO_GROUPS,
+    POLICY_KEY,
+    BookieGroups,
+    Isolation,
+    UnreadableIsolationError,
+    isolation_of,
+    not_kept_because,
+    suited,
+)
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.wire.port import Status
+from replicator.plan.planner import Plan, plan_repair
+from replicator.queue.parking import Memory, seen
+from replicator.repair.ledger_repair import target_chooser
+from tests.worlds import recovery as recovery_world
+from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.writer import WriterWorld, in_world
+
+CLASS = "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy"
+OLD_CLASS = "org.apache.pulsar.zookeeper.ZkIsolatedBookieEnsemblePlacementPolicy"
+LEDGER = LedgerId(7)
+TOPOLOGY = parse_topology(
+    json.dumps(
+        {
+            "red": {name: {"rack": "/r1"} for name in ("a", "b", "c")},
+            "blue": {name: {"rack": "/r1"} for name in ("c", "x", "y")},
+            "green": {"g": {"rack": "/r1"}},
+        }
+    )
+)
+
+
+def names(text: str) -> frozenset[BookieId]:
+    return frozenset(map(BookieId, text.split()))
+
+
+def wish(primary: object, secondary: object = None, policy_class: object = CLASS) -> tuple[tuple[str, bytes], ...]:
+    properties = {"isolationBookieGroups": primary, "secondaryIsolationBookieGroups": secondary}
+    written = {"policyClass": policy_class, "properties": properties}
+    return ("application", b"pulsar"), (POLICY_KEY, json.dumps(written, indent=2).encode())
+
+
+@pytest.mark.parametrize(
+    ("custom", "expected"),
+    [
+        ((), None),
+        ((("application", b"pulsar"),), None),
+        (wish("red"), Isolation(frozenset({"red"}))),
+        (wish("red", policy_class=OLD_CLASS), Isolation(frozenset({"red"}))),
+        (wish("red,blue", "green"), Isolation(frozenset({"red", "blue"}), frozenset({"green"}))),
+        (wish(["red", "blue"], []), Isolation(frozenset({"red", "blue"}))),
+        (wish("", ""), Isolation(frozenset())),
+        (wish(None), Isolation(frozenset())),
+        (wish("red, blue"), Isolation(frozenset({"red", " blue"}))),
+        (wish("*", "green"), None),
+        (wish("red", policy_class="org.apache.bookkeeper.client.RackawareEnsemblePlacementPolicy"), None),
+    ],
+)
+def test_a_wish_is_read_as_pulsar_reads_it(custom: tuple[tuple[str, bytes], ...], expected: Isolation | None) -> None:
+    assert isolation_of(custom) == expected
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe\x00",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        b'{"policyClass": null}',
+        json.dumps({"policyClass": CLASS, "properties": None}).encode(),
+        wish(5)[1][1],
+        wish([["red"]])[1][1],
+    ],
+)
+def test_nonsense_restricts_nothing_and_is_told(data: bytes) -> None:
+    custom = ((POLICY_KEY, data),)
+    with pytest.raises(UnreadableIsolationError):
+        isolation_of(custom)
+    assert suited(custom, TOPOLOGY.groups, names("a x g"), 1) == names("a x g")
+    assert POLICY_KEY in (not_kept_because(custom, TOPOLOGY.groups) or "")
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda t: st.lists(t) | st.dictionaries(st.text(), t)))
+def test_any_json_is_a_wish_or_the_one_error(content: object) -> None:
+    for written in (content, {"policyClass": CLASS, "properties": content}):
+        with contextlib.suppress(UnreadableIsolationError):
+            isolation_of(((POLICY_KEY, json.dumps(written).encode()),))
+    with contextlib.suppress(UnreadableIsolationError):
+        isolation_of(wish(content, content))
+
+
+@pytest.mark.parametrize(
+    ("custom", "bookies", "ensemble_size", "expected"),
+    [
+        ((), "a x g free", 3, "a x g free"),
+        (wish("red"), "a b c x g free", 3, "a b c"),
+        (wish("red"), "a b c x g free", 2, "a b c"),
+        (wish("red", "blue"), "a b c x g", 3, "a b c"),
+        (wish("red", "blue"), "a b x g free", 3, "a b x"),
+        (wish("red", "blue"), "a x g free", 3, "a x free"),  # as a last resort, what no group has claimed
+        (wish("red"), "a x g", 3, "a"),  # and never what only another group has
+        (wish("red,green"), "a b x g", 3, "a b g"),
+        (wish("red", "nobody"), "a b x", 3, "a b"),
+        (wish("nobody"), "a x g free", 1, "free"),
+        (wish(""), "a x g free", 2, "free"),
+        (wish("*"), "a x g free", 3, "a x g free"),
+    ],
+)
+def test_primary_groups_then_secondary_ones_then_what_no_group_has(
+    custom: tuple[tuple[str, bytes], ...], bookies: str, ensemble_size: int, expected: str
+) -> None:
+    assert suited(custom, TOPOLOGY.groups, names(bookies), ensemble_size) == names(expected)
+
+
+_GROUPS = st.sampled_from("rstu")
+_BOOKIES = st.frozensets(st.sampled_from([BookieId(name) for name in "abcdefgh"]))
+
+
+@given(st.dictionaries(_GROUPS, _BOOKIES), st.frozensets(_GROUPS), st.frozensets(_GROUPS), _BOOKIES, st.integers(1, 6))
+def test_suited_agrees_with_pulsars_way_of_excluding(
+    groups: dict[str, frozenset[BookieId]],
+    primary: frozenset[str],
+    secondary: frozenset[str],
+    bookies: frozenset[BookieId],
+    ensemble_size: int,
+) -> None:
+    """A slow twin, which goes about it as Pulsar does: exclude, and take back."""
+    excluded = {each for name, members in groups.items() if name not in primary for each in members}
+    first = {each for name in primary for each in groups.get(name, ())}
+    second = {each for name in secondary for each in groups.get(name, ())}
+    grouped = {each for members in groups.values() for each in members}
+    excluded |= bookies - first
+    excluded -= first
+    if len(bookies & first) < ensemble_size:
+        excluded -= second
+        if len(bookies & (first | second)) < ensemble_size:
+            excluded -= bookies - grouped
+    expected = bookies - excluded if groups else bookies
+    custom = wish(",".join(sorted(primary)), ",".join(sorted(secondary)))
+    known = BookieGroups({name: frozenset(map(str, members)) for name, members in groups.items()})
+    assert suited(custom, known, bookies, ensemble_size) == expected
+
+
+def test_groups_are_read_from_pulsars_topology_and_a_host_stands_for_its_bookies() -> None:
+    topology = parse_topology('{"red": {"bk1": {"rack": "/"}, "bk2:3181": "/r2"}, "bk3:3181": "/r3", "none": {}}')
+    assert topology.groups.names == {"red": {"bk1", "bk2:3181"}, "none": frozenset()}
+    bookies = names("bk1:3181 bk1:3182 bk2:3181 bk2:3182 bk3:3181")
+    assert topology.groups.among(bookies, ["red"]) == names("bk1:3181 bk1:3182 bk2:3181")
+    assert topology != parse_topology('{"blue": {"bk1": {"rack": "/"}, "bk2:3181": "/r2"}, "bk3:3181": "/r3"}')
+    assert parse_topology('{"bk1": "/r1"}').groups == NO_GROUPS
+
+
+def plan(custom: tuple[tuple[str, bytes], ...], members: str, bookies: Bookies, size: int = 2) -> Plan:
+    ensemble = tuple(map(BookieId, members.split()))
+    metadata = LedgerMetadata(size, size, size, (Fragment(EntryId(0), ensemble),), custom=custom)
+    ledger = Versioned(LEDGER, metadata.closed(EntryId(9), 10), 0)
+    return plan_repair(ledger, bookies, target_chooser(LEDGER, size, Placement(topology=TOPOLOGY)))
+
+
+def registered(writable: str, read_only: str = "", draining: str = "") -> Bookies:
+    listed = Bookies(names(writable), names(read_only)).with_groups(TOPOLOGY.groups)
+    return listed.with_draining(names(draining)) if draining else listed
+
+
+def test_repair_keeps_a_ledger_in_its_groups() -> None:
+    (step,) = plan(wish("red"), "a b", registered("a c x y g free")).steps
+    assert step.target == "c"
+    targets = {step.target for step in plan((), "a b", registered("a x")).steps}
+    assert targets == {"x"}
+
+
+def test_a_drain_keeps_a_ledger_in_its_groups() -> None:
+    (step,) = plan(wish("red"), "a b", registered("a b c x y g free", draining="b")).steps
+    assert step.target == "c"
+    (step,) = plan(wish("red", "green"), "a b", registered("a b x y g free", draining="b")).steps
+    assert step.target == "g"
+
+
+def test_secondary_groups_take_copies_only_where_the_primary_ones_have_not_enough() -> None:
+    (step,) = plan(wish("red", "blue"), "a b", registered("a c x y")).steps
+    assert step.target == "c"
+    (step,) = plan(wish("red", "green"), "a b", registered("a x y g")).steps
+    assert step.target == "g"
+
+
+def test_a_read_only_member_counts_for_enough_and_another_read_only_bookie_does_not() -> None:
+    (step,) = plan(wish("red", "green"), "a b", registered("c g", "a")).steps
+    assert step.target == "c"
+    (step,) = plan(wish("red", "green"), "a b", registered("a g", "c")).steps
+    assert step.target == "g"
+
+
+def test_a_ledger_whose_groups_have_nobody_left_waits_and_says_for_whom() -> None:
+    (blocked,) = plan(wish("red", "blue"), "a b", registered("a g")).blocked
+    assert blocked.reason is ParkReason.NO_CANDIDATE_BOOKIE
+    assert "outside the ensemble in bookie groups that the ledger may have: red; secondary blue" in blocked.detail
+    assert plan(wish("red", "blue"), "a b", registered("a g x")).steps
+
+
+def test_an_ensemble_change_chooses_among_the_groups_of_its_ledger(caplog: pytest.LogCaptureFixture) -> None:
+    metadata = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (BookieId("a"), BookieId("b"))),), custom=wish("red"))
+    placement = Placement(topology=TOPOLOGY)
+    listed = registered("a c x y g free")
+    assert writable_for(placement, LEDGER, metadata, names("a b"), listed) == names("a c")
+    placement.draining = names("c")
+    assert writable_for(placement, LEDGER, metadata, names("a b"), listed) == names("a free")
+    assert not caplog.records
+
+
+def test_what_cannot_be_kept_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    metadata = LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BookieId("a"),)),), custom=wish("red"))
+    placement = Placement()
+    with caplog.at_level(logging.INFO):
+        for ledger_id in (7, 8):
+            listed = Bookies(names("a x"), frozenset())
+            assert writable_for(placement, LedgerId(ledger_id), metadata, names("a"), listed) == names("a x")
+            note_targets(placement, LedgerId(ledger_id), metadata, [BookieId("x")])
+    (record,) = caplog.records
+    assert "the topology has no bookie groups, and the ledger asks for red" in str(record.__dict__["reason"])
+
+
+def test_a_copy_outside_the_primary_groups_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    custom = wish("red", "green")
+    metadata = LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BookieId("a"),)),), custom=custom)
+    with caplog.at_level(logging.INFO):
+        note_targets(Placement(topology=TOPOLOGY), LEDGER, metadata, names("c g"))
+    (record,) = caplog.records
+    assert record.__dict__["bookies"] == ["g"]
+
+
+@in_world(6)
+async def test_a_writer_begins_and_goes_on_in_the_groups_of_its_ledger(world: WriterWorld) -> None:
+    world.ports.placement.topology = parse_topology(
+        '{"red": {"b1": "/r", "b3": "/r", "b5": "/r"}, "blue": {"b0": "/r"}}'
+    )
+    writer = await world.client.create_ledger(LedgerOptions(2, 2, 2), custom=dict(wish("red")))
+    began = set(writer.metadata.last_fragment.members)
+    assert began < names("b1 b3 b5")
+    await world.fill(writer, 2)
+    world.member(writer, 0).refusal = Status.IO_ERROR
+    await world.fill(writer, 2)
+    went_on = set(writer.metadata.last_fragment.members)
+    assert went_on < names("b1 b3 b5")
+    assert went_on != began
+    world.member(writer, 0).refusal = world.member(writer, 1).refusal = Status.IO_ERROR
+    with pytest.raises(AddOutcomeUnknownError, match="3 registered in its bookie groups"):
+        await world.fill(writer, 1)
+
+
+@in_virtual_time
+async def test_a_recovery_replaces_a_bookie_within_the_groups_of_its_ledger() -> None:
+    async with recovery_world.a_world("a b c x y z") as world:
+        world.ports.placement.topology = TOPOLOGY
+        ensemble = tuple(map(BookieId, "ab"))
+        metadata = LedgerMetadata(
+            2, 2, 2, (Fragment(EntryId(0), ensemble),), password=recovery_world.PASSWORD, custom=wish("red")
+        )
+        ledger = await world.ledgers.create(recovery_world.LEDGER, metadata)
+        await world.put_all(ledger, 0, 3)
+        await world.put("a", recovery_world.packet(4))
+        world.down("b")
+        closed = await world.recover()
+        assert closed.members() <= names("a b c")
+        assert "c" in closed.members()
+
+
+@in_virtual_time
+async def test_other_groups_are_another_state_for_a_ledger_that_waits() -> None:
+    memory, task = Memory(VirtualClock(), random.Random(1)), Task(LEDGER, (BookieId("b"),), 0, 0)
+    ledger = Versioned(LEDGER, LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BookieId("b"),)),)), 0)
+    memory.parked(LEDGER, seen(task, ledger, registered("a x")))
+    assert memory.is_resting(LEDGER, seen(task, ledger, registered("a x")))
+    regrouped = dataclasses.replace(registered("a x"), groups=BookieGroups({"red": frozenset({"x"})}))
+    assert not memory.is_resting(LEDGER, seen(task, ledger, regrouped))

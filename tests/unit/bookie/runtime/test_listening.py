@@ -1,0 +1,106 @@
+"""An address that cannot be had is told alike by every process: what, where, why, and which option to change."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from auditor.api.grpc.server import GrpcFace
+from auditor.api.http.server import HttpFace
+from auditor.cli.exit_codes import exit_code_of as command_exit_code_of
+from bookie.runtime.listening import AddressInUseError
+from bookie.runtime.metrics import MetricSet
+from bookie.runtime.status_pages import Health
+from bookie.runtime.status_server import StatusServer, StatusServerSettings
+from bookie.server.exit_codes import exit_code_of as bookie_exit_code_of
+from bookie.server.grpc.server import GrpcServer
+from replicator.main import run_replicator
+from replicator.settings import ReplicatorSettings
+from tests.worlds.api import ManualClock, TwinControl, TwinOperations, settings_in
+
+HERE = "127.0.0.1"
+NOT_HERE = "192.0.2.1"
+"""Of no machine: an address for documents."""
+WHY = re.compile(
+    r"cannot listen on (\S+) for (.+) \((.+)\): stop what listens there, or choose another (--\S+) or (--\S+)"
+)
+
+Listen = Callable[[str, int, Path], Awaitable[None]]
+
+
+async def auditor_http(host: str, port: int, tmp_path: Path) -> None:
+    settings, _ = settings_in(tmp_path)
+    face = HttpFace(TwinControl(), TwinOperations(), replace(settings, http_host=host, http_port=port), ManualClock())
+    try:
+        await face.start()
+    finally:
+        await face.stop()
+
+
+async def auditor_grpc(host: str, port: int, tmp_path: Path) -> None:
+    settings, _ = settings_in(tmp_path)
+    face = GrpcFace(TwinControl(), replace(settings, grpc_host=host, grpc_port=port), ManualClock())
+    try:
+        await face.start()
+    finally:
+        await face.stop()
+
+
+async def bookie_grpc(host: str, port: int, tmp_path: Path) -> None:
+    server = GrpcServer(concurrent_requests_max=1)
+    try:
+        server.bind(host, port, None)
+    finally:
+        await server.stop()
+
+
+async def metrics(host: str, port: int, tmp_path: Path) -> None:
+    StatusServer(StatusServerSettings(port, host), MetricSet("bookie", "1", ()), Health()).stop()
+
+
+LISTENERS = [
+    (auditor_http, "HTTP", "--http-port", "--http-host"),
+    (auditor_grpc, "gRPC", "--grpc-port", "--grpc-host"),
+    (bookie_grpc, "gRPC", "--port", "--host"),
+    (metrics, "metrics and probes", "--http-port", "--http-host"),
+]
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as other:
+        other.bind((HERE, 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+@pytest.mark.parametrize(("listen", "what", "port_option", "host_option"), LISTENERS)
+async def test_a_taken_port_is_told_alike(
+    listen: Listen, what: str, port_option: str, host_option: str, taken: int, tmp_path: Path
+) -> None:
+    with pytest.raises(AddressInUseError) as caught:
+        await listen(HERE, taken, tmp_path)
+    told = WHY.fullmatch(str(caught.value))
+    assert told is not None, str(caught.value)
+    assert told.groups() == (f"{HERE}:{taken}", what, "Address already in use", port_option, host_option)
+    assert int(command_exit_code_of(caught.value)) == int(bookie_exit_code_of(caught.value)) == 78
+
+
+@pytest.mark.parametrize("listen", [row[0] for row in LISTENERS])
+async def test_an_address_of_another_machine_is_told_alike(listen: Listen, tmp_path: Path) -> None:
+    with pytest.raises(AddressInUseError) as caught:
+        await listen(NOT_HERE, 31_999, tmp_path)
+    told = WHY.fullmatch(str(caught.value))
+    assert told is not None, str(caught.value)
+    assert (told[1], told[3]) == (f"{NOT_HERE}:31999", "Cannot assign requested address")
+
+
+async def test_a_replicator_ends_with_the_same_code_and_text(taken: int, caplog: pytest.LogCaptureFixture) -> None:
+    settings = ReplicatorSettings("zk://127.0.0.1:1/ledgers", http=StatusServerSettings(taken))
+    assert await run_replicator(settings) == 78
+    assert [getattr(record, "error", "").startswith("cannot listen on ") for record in caplog.records] == [True]

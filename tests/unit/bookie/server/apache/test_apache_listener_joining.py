@@ -1,0 +1,115 @@
+"""A bookie with and without the listener of Apache's protocol: what it registers, and which clusters it joins."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+
+import pytest
+
+from bookie.metadata.bookies.cookies import Cookie, CookieStore, ForeignClusterError
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
+from bookie.metadata.cluster import format_cluster, open_cluster
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.model.ids import BookieId
+from bookie.server.joining.admission import Admitted, Place, admit
+from bookie.server.joining.directories import Role
+from bookie.server.settings import BookieSettings
+from bookie.server.upkeep.registration_keeper import service_info
+from bookie.storage.memory import MemoryDisk
+from tests.worlds.virtual_time import VirtualClock
+
+US, OTHER, APACHE = BookieId("us:3181"), BookieId("other:3181"), BookieId("apache:3181")
+
+
+class World:
+    """A cluster, and the disks of two bookies."""
+
+    async def prepare(self) -> World:
+        self.store = MemoryStore(MemoryCell())
+        await format_cluster(self.store, "/ledgers", rng=random.Random(1))
+        self.cluster = await open_cluster(self.store, "/ledgers")
+        self.disks = {bookie: (MemoryDisk(), MemoryDisk()) for bookie in (US, OTHER)}
+        return self
+
+    async def start(self, bookie: BookieId = US, *, speaks_apache: bool = False) -> Admitted:
+        journal, ledgers = self.disks[bookie]
+        places = (Place(Role.JOURNAL, Path("/j"), journal), Place(Role.LEDGERS, Path("/l"), ledgers))
+        rng = random.Random(str(bookie))
+        admitted = await admit(
+            self.store, self.cluster, places, bookie, "", VirtualClock(), rng, speaks_apache=speaks_apache
+        )
+        info = service_info("h", 1, admitted.incarnation, apache_port=2 if speaks_apache else None)
+        await Registrations(self.store, self.cluster).register(bookie, info, is_read_only=False, takeover_deadline_s=60)
+        return admitted
+
+    async def add_apache(self) -> None:
+        await CookieStore(self.store, self.cluster).create(Cookie(APACHE, ("/j",), ("/l",)))
+
+
+@pytest.fixture
+async def world() -> World:
+    return await World().prepare()
+
+
+def test_both_protocols_are_registered_as_apaches_clients_look_for_them() -> None:
+    info = service_info("h", 1, "uuid", apache_port=2, is_tls=True)
+    assert info.endpoint("bookie-rpc") == Endpoint("bookie", "h", 2, "bookie-rpc", extensions=("tls",))
+    assert info.endpoint("bookie-grpc") == Endpoint("grpc", "h", 1, "bookie-grpc")
+    assert info.incarnation == "uuid"
+    plain = service_info("h", 1, "uuid", apache_port=2)
+    assert plain.endpoints[0].extensions == ()
+
+
+def test_without_the_listener_the_registration_is_what_it_was() -> None:
+    assert service_info("h", 1, "u", is_tls=True) == ServiceInfo(
+        (Endpoint("bookie", "h", 1, "bookie-grpc"),), (("bkheal.incarnation", "u"),)
+    )
+
+
+async def test_beside_apaches_bookies_only_a_bookie_that_speaks_their_protocol_joins(world: World) -> None:
+    await world.add_apache()
+    with pytest.raises(ForeignClusterError, match="--apache-port") as refused:
+        await world.start()
+    assert APACHE in str(refused.value)
+    assert (await world.start(speaks_apache=True)).bookie_id == US
+
+
+async def test_a_new_bookie_must_speak_what_the_others_speak(world: World) -> None:
+    await world.start(OTHER, speaks_apache=True)
+    with pytest.raises(ForeignClusterError, match=r"other:3181.*--apache-port"):
+        await world.start()
+    assert (await world.start(speaks_apache=True)).bookie_id == US
+
+
+async def test_a_known_bookie_is_let_in_with_a_warning(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    first = await world.start()
+    await world.start(OTHER, speaks_apache=True)
+    assert caplog.records == []
+    assert await world.start() == first
+    [line] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "--apache-port" in line.getMessage()
+
+
+async def test_its_own_earlier_listener_holds_nobody_up(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    first = await world.start(speaks_apache=True)
+    assert await world.start() == first
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("port", "apache_port", "problem"),
+    [(0, 0, None), (1, 2, None), (3, None, None), (5, 5, "each its own"), (0, 65536, "65536"), (0, -1, "-1")],
+)
+def test_ports_that_cannot_work_are_named(port: int, apache_port: int | None, problem: str | None) -> None:
+    settings = BookieSettings("zk://h/ledgers", Path("/j"), Path("/l"), port=port, apache_port=apache_port)
+    found = settings.problems()
+    assert [problem in text for text in found] == [True] if problem else found == []
+
+
+def test_a_listener_without_room_for_a_connection_is_refused() -> None:
+    [problem] = BookieSettings("zk://h/l", Path("/j"), Path("/l"), apache_connections_max=0).problems()
+    assert "apache_connections_max is 0" in problem
+    assert BookieSettings("zk://h/l", Path("/j"), Path("/l"), port=0, apache_connections_max=1).problems() == []

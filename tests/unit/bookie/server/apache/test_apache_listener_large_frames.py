@@ -1,0 +1,263 @@
+"""What connections share, on virtual time: the room of large frames and of answers, and who is closed for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from bookie.server.apache.answering import Answering
+from bookie.server.apache.connection import ApacheConnection
+from bookie.server.apache.grouping import AddGroup
+from bookie.server.apache.limits import ListenerLimits
+from bookie.server.apache.requests import Read
+from bookie.server.apache.room import SharedRoom
+from bookie.wire.apache import v2
+from bookie.wire.apache.framing import framed
+from tests.worlds.apache_listener import KEY, LEDGER, entry
+from tests.worlds.virtual_time import in_virtual_time
+
+SIZE = 1 << 20
+PIECE = 256 << 10
+LIMITS = ListenerLimits(all_add_bytes_max=SIZE, all_frame_bytes_max=5 * SIZE)
+
+
+def frame(entry_id: int, size: int = SIZE, ledger: int = LEDGER) -> bytes:
+    """An add; of this size it fills a batch."""
+    return framed(v2.encode_request(v2.AddV2(KEY, entry(entry_id, ledger=ledger, size=size))))
+
+
+class Socket(asyncio.Transport):
+    """A client with this much to send, of which as much arrives as is read; it fetches its answers if it is to."""
+
+    def __init__(self, world: World, *frames: bytes) -> None:
+        super().__init__()
+        self.unsent, self.unfetched, self.is_paused, self.is_over = b"".join(frames), 0, False, False
+        self.protocol = ApacheConnection(world, world.limits, world.room, None, lambda _: True, lambda _: None)
+        self.protocol.connection_made(self)
+        world.sockets.append(self)
+
+    def arrive(self, size: int = 1 << 40) -> None:
+        while size and self.unsent and not self.is_paused and not self.is_over:
+            piece = self.unsent[: min(PIECE, size)]
+            self.unsent = self.unsent[len(piece) :]
+            size -= len(piece)
+            self.protocol.data_received(piece)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self
+
+    def setsockopt(self, *_: int) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return self.unfetched
+
+    def write(self, data: Any) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.is_over
+
+    def abort(self) -> None:
+        self.is_over = True
+        asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    def close(self) -> None:
+        self.abort()
+
+
+class World(Answering):
+    """A storage that takes adds when it is told to, and the clients."""
+
+    def __init__(self, limits: ListenerLimits = LIMITS) -> None:
+        self.limits, self.room = limits, SharedRoom.within(limits)
+        self.sockets: list[Socket] = []
+        self.stored: list[bytes] = []
+        self.waiting: deque[tuple[AddGroup, asyncio.Future[None]]] = deque()
+
+    async def adds(self, group: AddGroup) -> Sequence[bytes]:
+        self.waiting.append((group, asyncio.get_running_loop().create_future()))
+        await self.waiting[-1][1]
+        self.stored += group.packets
+        return list(group.accepted)
+
+    async def arrive(self) -> None:
+        for socket in self.sockets:
+            socket.arrive()
+        await asyncio.sleep(0)
+
+    async def store(self) -> None:
+        """Take one group of adds."""
+        await asyncio.sleep(0)
+        self.waiting.popleft()[1].set_result(None)
+        await asyncio.sleep(0.01)
+
+    async def store_all(self) -> None:
+        while self.waiting:
+            await self.store()
+            await self.arrive()
+
+    async def reads(self, reads: Sequence[Read]) -> tuple[list[bytes], list[Read]]:
+        return [frame(0)] * len(reads), []
+
+    @property
+    def in_memory(self) -> int:
+        """What came of the clients that are there, and is not stored."""
+        came = sum(len(frame(0)) * 2 - len(socket.unsent) for socket in self.sockets)
+        return came - sum(map(len, self.stored))
+
+
+@in_virtual_time
+async def test_what_waits_for_the_storage_stays_within_the_bounds() -> None:
+    world = World()
+    for ledger in range(60):
+        Socket(world, frame(0, ledger=ledger), frame(1, ledger=ledger))
+    for _ in range(10):
+        await world.arrive()
+    assert world.in_memory <= LIMITS.all_add_bytes_max + LIMITS.all_frame_bytes_max + 60 * PIECE
+    assert world.room.frames.held <= LIMITS.all_frame_bytes_max
+    await world.store_all()
+    assert len(world.stored) == 120
+    assert (world.room.frames.held, world.room.frames.is_wanted, world.room.adds.held) == (0, False, 0)
+
+
+@in_virtual_time
+async def test_a_frame_behind_another_takes_room_once_that_one_has_begun() -> None:
+    world = World()
+    Socket(world, frame(0)).arrive()
+    pipelining = Socket(world, frame(0), frame(1))
+    pipelining.arrive()
+    assert len(frame(0)) == world.room.frames.held
+    assert len(pipelining.unsent) > SIZE - PIECE
+    await world.store()
+    assert len(frame(1)) == world.room.frames.held
+    await world.arrive()
+    await world.store_all()
+    assert (len(world.stored), world.room.frames.held) == (3, 0)
+
+
+@in_virtual_time
+async def test_frames_that_are_gathered_keep_their_room_while_the_next_one_comes() -> None:
+    world, size = World(), 300 << 10
+    gathering = Socket(world, frame(0, size), frame(1, size))
+    gathering.arrive(size + PIECE // 2)
+    assert (len(world.waiting), world.room.frames.held) == (0, len(frame(0, size) + frame(1, size)))
+    await asyncio.sleep(1)
+    assert (len(world.waiting), world.room.frames.held) == (1, len(frame(1, size)))
+
+
+@in_virtual_time
+async def test_room_is_given_back_when_what_waits_is_dropped() -> None:
+    world = World()
+    Socket(world, frame(0)).arrive()
+    waiting, partly = Socket(world, frame(0)), Socket(world, frame(0))
+    waiting.arrive()
+    partly.arrive(PIECE)
+    assert world.room.frames.held == 2 * len(frame(0))
+    waiting.protocol.finish()
+    assert world.room.frames.held == len(frame(0))
+    partly.abort()
+    await asyncio.sleep(0.01)
+    assert world.room.frames.held == 0
+    await world.store_all()
+    assert (len(world.stored), world.room.frames.held) == (1, 0)
+
+
+@in_virtual_time
+async def test_a_client_that_left_takes_no_room_when_its_adds_end() -> None:
+    world = World()
+    leaving = Socket(world, frame(0), frame(1))
+    leaving.arrive(SIZE + PIECE)
+    await asyncio.sleep(0)
+    assert (len(world.waiting), world.room.frames.held) == (1, len(frame(1)))
+    leaving.abort()
+    await asyncio.sleep(0.01)
+    await world.store_all()
+    assert (len(world.stored), world.room.frames.held) == (1, 0)
+
+
+class Contended(World):
+    """One client's add waits for the storage behind another's, and a large frame behind it has begun to come."""
+
+    def __init__(self) -> None:
+        super().__init__(ListenerLimits(all_add_bytes_max=1, all_frame_bytes_max=SIZE, gather_s=0.001))
+        Socket(self, frame(0)).arrive()
+        self.held_back = Socket(self, frame(0, 5) + frame(1))
+        self.held_back.arrive(PIECE)
+        self.next_one = Socket(self, frame(0))
+        self.next_one.arrive()
+
+    async def begin(self) -> None:
+        await asyncio.sleep(1)
+        assert self.room.frames.held == len(frame(1))
+        assert self.room.frames.is_wanted
+
+
+@in_virtual_time
+async def test_a_client_that_is_not_read_has_all_the_time_for_its_frame_once_it_is_read_again() -> None:
+    world = Contended()
+    await world.begin()
+    await asyncio.sleep(world.limits.frame_s * 5.5)
+    assert not world.held_back.is_closing()
+    await world.store()
+    await asyncio.sleep(world.limits.frame_s - 1)
+    assert not world.held_back.is_closing()
+    await asyncio.sleep(2)
+    assert world.held_back.is_closing()
+    assert not world.next_one.is_paused
+
+
+@in_virtual_time
+async def test_a_client_that_fetches_no_answers_keeps_the_room_of_its_frames_for_no_longer() -> None:
+    world = Contended()
+    await world.begin()
+    world.held_back.unfetched = 2 * world.limits.unsent_bytes_max
+    world.held_back.protocol.pause_writing()
+    await asyncio.sleep(world.limits.frame_s + 1)
+    assert world.held_back.is_closing()
+    assert not world.next_one.is_paused
+
+
+@in_virtual_time
+async def test_who_says_nothing_is_closed_in_the_end_and_who_has_spoken_may_be_silent() -> None:
+    world = World(ListenerLimits(silent_s=60))
+    silent, talking = Socket(world), Socket(world, frame(0))
+    talking.arrive()
+    await asyncio.sleep(59)
+    assert not silent.is_closing()
+    await asyncio.sleep(1000)
+    assert (silent.is_closing(), talking.is_closing()) == (True, False)
+
+
+@in_virtual_time
+async def test_of_those_who_hold_the_room_of_answers_only_who_fetches_nothing_is_closed() -> None:
+    world = World(ListenerLimits(all_answer_bytes_max=1, unsent_bytes_max=2 << 20, unfetched_s=30))
+    one_read = framed(v2.encode_request(v2.ReadV2(LEDGER, 0)))
+    slow, stuck, waiting = Socket(world, one_read), Socket(world, one_read), Socket(world, one_read)
+    slow.unfetched = stuck.unfetched = 30 << 20
+    slow.arrive()
+    slow.protocol.pause_writing()
+    await asyncio.sleep(1)
+    for socket in (stuck, waiting):
+        socket.arrive()
+    for _ in range(10):  # it fetches just enough
+        slow.unfetched -= 2 << 20
+        await asyncio.sleep(30)
+    assert not slow.is_closing()
+    slow.unfetched = 0
+    slow.protocol.resume_writing()
+    stuck.protocol.pause_writing()
+    await asyncio.sleep(31)
+    assert (stuck.is_closing(), slow.is_closing(), waiting.is_closing()) == (True, False, False)
+    assert (world.room.answers.held, world.room.answers.is_wanted) == (0, False)

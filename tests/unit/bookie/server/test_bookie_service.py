@@ -1,0 +1,318 @@
+"""Request handling around the storage: what the transport contract does not reach from outside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from bookie.model.digest import digest_for
+from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
+from bookie.model.metadata import DigestType
+from bookie.model.packet import pack, pack_lac
+from bookie.runtime.clock import Clock, SystemClock
+from bookie.runtime.fault_points import deciding_by
+from bookie.server.service import BookieIdentity, BookieService, ServiceLimits
+from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.port import DiskError
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import AddBatch, AddReply, EntryResult, LacReply, ReadReply, Status
+from tests.deadlines import STATE_S
+from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+
+LEDGER = LedgerId(3)
+KEY = b"key"
+DIGEST = digest_for(DigestType.CRC32C, b"")
+
+
+class Gate:
+    """A ``before`` hook that holds one kind of operation back."""
+
+    def __init__(self, held: Operation) -> None:
+        self.has_begun = asyncio.Event()
+        self._held = held
+        self._may_go = asyncio.Event()
+
+    async def __call__(self, operation: Operation, path: str) -> None:
+        if operation is self._held:
+            self.has_begun.set()
+            await self._may_go.wait()
+
+    def open(self) -> None:
+        self._may_go.set()
+
+
+class Bookie:
+    def __init__(self, storage: LedgerStorage, journal: MemoryDisk, ledgers: MemoryDisk, index: MemoryIndex) -> None:
+        self.storage, self.journal, self.ledgers, self.index = storage, journal, ledgers, index
+        limits = ServiceLimits(add_bytes_max=1000, reads_max=2, lac_waiters_max=2)
+        self.service = BookieService(storage, ledgers, BookieIdentity("uuid", "1"), limits)
+
+    async def add(self, entry_id: int, size: int = 10, lac: int = NO_ENTRY) -> AddReply:
+        return await self.service.add("uuid", AddBatch(LEDGER, KEY, [entry(entry_id, size, lac)]))
+
+    def adding(self, entry_id: int, size: int = 10) -> asyncio.Task[AddReply]:
+        return asyncio.create_task(self.add(entry_id, size))
+
+    async def wait_lac(self, beyond: int, wait_s: float = STATE_S) -> LacReply:
+        return await self.service.wait_lac("uuid", LEDGER, EntryId(beyond), wait_s)
+
+    async def waiting(self, beyond: int) -> asyncio.Task[LacReply]:
+        """A long poll that has its place."""
+        gate = self.index.before = Gate(Operation.INDEX_READ)
+        poll = asyncio.create_task(self.wait_lac(beyond))
+        await gate.has_begun.wait()
+        self.index.before = give_way
+        gate.open()
+        return poll
+
+
+def entry(entry_id: int, size: int = 10, lac: int = NO_ENTRY) -> bytes:
+    return pack(DIGEST, LEDGER, EntryId(entry_id), lac, size, bytes(size))
+
+
+def found(entry_id: int, lac: int) -> EntryResult:
+    return EntryResult(EntryId(entry_id), Status.OK, entry(entry_id, lac=lac))
+
+
+@asynccontextmanager
+async def a_bookie(clock: Clock) -> AsyncIterator[Bookie]:
+    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
+    storage = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), clock)
+    yield Bookie(storage, journal, ledgers, index)
+    journal.before = index.before = give_way
+    await storage.abort()
+
+
+@pytest.fixture
+async def bookie() -> AsyncIterator[Bookie]:
+    async with a_bookie(SystemClock()) as bookie:
+        yield bookie
+
+
+async def test_a_drain_waits_for_what_was_begun(bookie: Bookie) -> None:
+    gate = bookie.journal.before = Gate(Operation.SYNC)
+    add = bookie.adding(0)
+    await gate.has_begun.wait()
+    bookie.service.refuse_everything()
+    assert (await bookie.add(1)).status is Status.SHUTTING_DOWN
+    assert not await bookie.service.drain(deadline_s=0.0)
+    gate.open()
+    assert await bookie.service.drain(STATE_S)
+    assert (await add).status is Status.OK
+    assert await bookie.service.drain(deadline_s=0.0)
+
+
+async def test_a_request_whose_caller_is_gone_ends_all_the_same(bookie: Bookie) -> None:
+    gate = bookie.journal.before = Gate(Operation.SYNC)
+    fence = asyncio.create_task(bookie.service.fence("", LEDGER, KEY))
+    await gate.has_begun.wait()
+    fence.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fence
+    gate.open()
+    assert await bookie.service.drain(STATE_S)
+    assert (await bookie.add(0)).status is Status.FENCED
+
+
+async def test_room_is_given_back_whatever_became_of_the_add(bookie: Bookie) -> None:
+    gate = bookie.journal.before = Gate(Operation.SYNC)
+    waiting = [bookie.adding(n, size=400) for n in range(2)]
+    await gate.has_begun.wait()
+    assert (await bookie.add(2, size=400)).status is Status.TOO_MANY_REQUESTS
+    waiting[0].cancel()
+    gate.open()
+    assert (await waiting[1]).status is Status.OK
+    assert await bookie.service.drain(STATE_S)
+    assert (await bookie.add(2, size=400)).status is Status.OK
+    assert (await bookie.add(3, size=5000)).status is Status.OK  # what is alone is never over the limit
+
+
+async def test_reads_beyond_the_limit_wait_for_their_turn(bookie: Bookie) -> None:
+    gate = bookie.index.before = Gate(Operation.INDEX_READ)
+    reads = [asyncio.create_task(bookie.service.read("", LedgerId(n), [EntryId(0)])) for n in range(5)]
+    await gate.has_begun.wait()
+    gate.open()
+    assert {(await read).status for read in reads} == {Status.OK}
+
+
+async def test_a_read_whose_caller_is_gone_keeps_its_place(bookie: Bookie) -> None:
+    gate = bookie.index.before = Gate(Operation.INDEX_READ)
+    reads = [asyncio.create_task(bookie.service.list_entries("uuid", LEDGER)) for _ in range(2)]
+    await gate.has_begun.wait()
+    for read in reads:
+        read.cancel()
+    await asyncio.wait(reads)
+    begun: list[str] = []
+
+    async def count(operation: Operation, path: str) -> None:
+        begun.append(path)
+
+    bookie.index.before = count
+    late = asyncio.create_task(bookie.service.read("uuid", LedgerId(99), [EntryId(0)]))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not begun
+    gate.open()
+    assert (await late).status is Status.OK
+    assert begun
+
+
+async def test_a_bug_in_one_request_is_answered_and_logged(bookie: Bookie, caplog: pytest.LogCaptureFixture) -> None:
+    async def bug(operation: Operation, path: str) -> None:
+        raise ZeroDivisionError
+
+    bookie.index.before = bug
+    reply = await bookie.service.read_last("", LEDGER)
+    assert (reply.status, "ZeroDivisionError" in reply.detail) == (Status.IO_ERROR, False)
+    assert "ZeroDivisionError" in caplog.text
+    bookie.index.before = give_way
+    assert (await bookie.add(0)).status is Status.OK
+
+
+async def test_a_device_that_does_not_answer_is_an_io_error(bookie: Bookie, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_answer(disk: MemoryDisk) -> tuple[int, int]:
+        raise DiskError("the device is gone")
+
+    monkeypatch.setattr(MemoryDisk, "space", no_answer)
+    assert (await bookie.service.info("")).status is Status.IO_ERROR
+
+
+async def test_a_full_disk_is_read_only_by_itself(bookie: Bookie) -> None:
+    bookie.journal.capacity_bytes = bookie.journal.used_bytes()
+    assert (await bookie.add(0)).status is Status.READ_ONLY
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "waited_s"),
+    [(0.0, 0.0), (-5.0, 0.0), (float("nan"), 0.0), (10.0, 10.0), (1000.0, 30.0), (float("inf"), 30.0)],
+)
+def test_a_long_poll_waits_as_asked_and_never_longer_than_the_bound(wait_s: float, waited_s: float) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        clock = VirtualClock()
+        async with a_bookie(clock) as bookie:
+            begun_s = clock.monotonic_s()
+            assert await bookie.wait_lac(5, wait_s) == LacReply(Status.NO_LEDGER)
+            assert clock.monotonic_s() - begun_s == pytest.approx(waited_s)
+
+    run()
+
+
+async def test_an_add_during_the_look_is_not_missed(bookie: Bookie) -> None:
+    await bookie.add(0)
+    gate = bookie.index.before = Gate(Operation.INDEX_READ)
+    poll = asyncio.create_task(bookie.wait_lac(NO_ENTRY))
+    await gate.has_begun.wait()  # the cache has been looked at, the index not yet
+    assert (await bookie.add(1, lac=0)).status is Status.OK
+    gate.open()
+    assert await poll == LacReply(Status.OK, b"", found(1, lac=0), found(0, lac=NO_ENTRY))
+
+
+async def test_an_explicit_lac_during_the_look_is_not_missed(bookie: Bookie) -> None:
+    await bookie.add(0)
+    gate = bookie.index.before = Gate(Operation.INDEX_READ)
+    poll = asyncio.create_task(bookie.wait_lac(NO_ENTRY))
+    await gate.has_begun.wait()
+    explicit = pack_lac(DIGEST, LEDGER, 0)
+    assert await bookie.service.write_lac("uuid", LEDGER, KEY, explicit) == AddReply(Status.OK)
+    gate.open()
+    assert (await poll).explicit == explicit
+
+
+async def test_a_long_poll_whose_caller_is_gone_gives_its_place_back(bookie: Bookie) -> None:
+    await bookie.add(0)
+    gone = [await bookie.waiting(n) for n in range(2)]
+    assert (await bookie.wait_lac(NO_ENTRY)).last_entry == found(0, NO_ENTRY)  # no place, so no wait
+    for poll in gone:
+        poll.cancel()
+    await asyncio.wait(gone)
+    poll = await bookie.waiting(NO_ENTRY)
+    await bookie.add(1, lac=0)
+    assert (await poll).last_entry == found(1, lac=0)
+
+
+async def test_a_lac_that_no_answer_could_prove_is_waited_for_further(bookie: Bookie) -> None:
+    """Entries out of order: the last one was sent before the others were confirmed."""
+    await bookie.add(9, lac=NO_ENTRY)
+    poll = await bookie.waiting(NO_ENTRY)
+    await bookie.add(5, lac=4)
+    assert not poll.done()
+    await bookie.add(10, lac=9)
+    assert await poll == LacReply(Status.OK, b"", found(10, lac=9))
+
+
+async def test_an_add_that_failed_wakes_nobody(bookie: Bookie) -> None:
+    async def broken(operation: Operation, path: str) -> None:
+        if operation is Operation.SYNC:
+            raise DiskError("the disk is broken")
+
+    await bookie.add(0)
+    poll = await bookie.waiting(NO_ENTRY)
+    bookie.journal.before = broken
+    assert (await bookie.add(1, lac=0)).status is Status.IO_ERROR
+    assert (await bookie.service.read_lac("uuid", LEDGER)).last_entry == found(0, NO_ENTRY)
+    assert not poll.done()
+    poll.cancel()
+
+
+async def test_a_drain_does_not_wait_for_long_polls(bookie: Bookie) -> None:
+    poll = await bookie.waiting(NO_ENTRY)
+    bookie.service.refuse_everything()
+    assert await bookie.service.drain(STATE_S)
+    assert (await poll).status is Status.SHUTTING_DOWN
+    assert (await bookie.wait_lac(NO_ENTRY)).status is Status.SHUTTING_DOWN
+
+
+@pytest.mark.parametrize(
+    "fires",
+    [
+        lambda name: name == "lac_board.forget_explicit",
+        lambda name: name == "lac_board.wake_for_nothing",
+        lambda name: name == "lac_board.no_place",
+        lambda name: name == "service.short_read",
+    ],
+    ids=["forget", "wake", "no place", "short read"],
+)
+async def test_unlikely_branches_change_no_answer_for_the_worse(bookie: Bookie, fires: Callable[[str], bool]) -> None:
+    with deciding_by(fires):
+        await bookie.add(0)
+        await bookie.service.write_lac("uuid", LEDGER, KEY, pack_lac(DIGEST, LEDGER, 0))
+        await bookie.add(1, lac=0)
+        reply = await bookie.wait_lac(NO_ENTRY)
+        assert (reply.status, reply.last_entry, reply.entry) == (Status.OK, found(1, lac=0), found(0, NO_ENTRY))
+        read = await bookie.service.read("uuid", LEDGER, [EntryId(0), EntryId(1)])
+        assert (read.status, read.results[0]) == (Status.OK, found(0, NO_ENTRY))
+
+
+async def test_a_key_is_checked_without_a_trace(bookie: Bookie) -> None:
+    assert await bookie.storage.check_key(LEDGER, KEY) is Status.NO_LEDGER
+    assert bookie.storage.ledger_count == 0
+    await bookie.add(0)
+    assert await bookie.storage.check_key(LEDGER, KEY) is Status.OK
+    assert await bookie.storage.check_key(LEDGER, b"other") is Status.UNAUTHORIZED
+    await bookie.storage.set_limbo([LedgerId(9)])
+    assert await bookie.storage.check_key(LedgerId(9), KEY) is Status.LIMBO
+
+    async def broken(operation: Operation, path: str) -> None:
+        raise DiskError("the disk is broken")
+
+    bookie.index.before = broken
+    assert await bookie.storage.check_key(LedgerId(10), KEY) is Status.IO_ERROR
+
+
+@pytest.mark.parametrize("status", [Status.CORRUPT, Status.IO_ERROR])
+async def test_a_last_entry_that_does_not_verify_is_shown_as_such(
+    bookie: Bookie, monkeypatch: pytest.MonkeyPatch, status: Status
+) -> None:
+    damaged = EntryResult(EntryId(4), status)
+
+    async def read_last(storage: LedgerStorage, ledger_id: LedgerId) -> ReadReply:
+        return ReadReply(Status.OK, [damaged])
+
+    monkeypatch.setattr(LedgerStorage, "read_last", read_last)
+    assert await bookie.service.read_lac("uuid", LEDGER) == LacReply(Status.OK, b"", damaged)
+    assert await bookie.wait_lac(NO_ENTRY, 0.0) == LacReply(Status.OK, b"", damaged)

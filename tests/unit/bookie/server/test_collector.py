@@ -1,0 +1,486 @@
+"""The collector on twins: what goes, what stays, and that nothing that somebody counts on is thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.port import Check
+from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.tasks.reservations import Reservation, Reservations
+from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.availability import EntryRuns
+from bookie.model.holdings import holds_all
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.runtime.fault_points import deciding_by
+from bookie.server.upkeep.collector import Collector, CollectorReport, CollectorSettings
+from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
+from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import AddBatch, ListReply, Status
+from tests.unit.bookie.storage.test_store_crash import SMALL, entry
+from tests.worlds.virtual_time import VirtualClock, in_virtual_time, run_virtual
+
+US, BK1, BK2 = BookieId("us:3181"), BookieId("bk1:3181"), BookieId("bk2:3181")
+L5, L6 = LedgerId(5), LedgerId(6)
+KEY = b"key"
+OPEN = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (US, BK1)),))
+OURS = OPEN.closed(EntryId(9), 100)
+MOVED = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (BK2, BK1)),)).closed(EntryId(9), 100)
+SETTINGS = CollectorSettings(interval_s=600, confirm_after_s=30, suspects_per_s=10)
+
+
+@dataclass
+class World:
+    """One bookie's storage, its session, and another session beside it."""
+
+    cell: MemoryCell = field(default_factory=MemoryCell)
+    storage: LedgerStorage = field(init=False)
+    cluster: Cluster = field(init=False)
+
+    async def open(self, settings: CollectorSettings = SETTINGS) -> World:
+        self.store, self.others = MemoryStore(self.cell), MemoryStore(self.cell)
+        await format_cluster(self.others, "/ledgers", rng=random.Random(1))
+        self.cluster = await open_cluster(self.others, "/ledgers")
+        self.ledgers = LedgerStore(self.others, self.cluster, random.Random(2))
+        self.reservations = Reservations(self.others, self.cluster.root)
+        self.tasks = UnderReplication(self.others, self.cluster, VirtualClock())
+        self.disk = MemoryDisk()
+        self.storage = await LedgerStorage.open(MemoryDisk(), self.disk, MemoryIndex(), SMALL, VirtualClock())
+        self.collector = Collector(
+            self.store, self.cluster, self.storage, US, VirtualClock(), random.Random(3), settings
+        )
+        return self
+
+    async def add(self, ledger_id: LedgerId, *entry_ids: int, is_recovery: bool = False) -> Status:
+        entries = [entry(ledger_id, entry_id, b"x" * 20) for entry_id in entry_ids]
+        return (await self.storage.add(AddBatch(ledger_id, KEY, entries, is_recovery))).status
+
+    async def held(self, ledger_id: LedgerId) -> list[int]:
+        return list((await self.storage.list_entries(ledger_id)).entries)
+
+    async def set(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
+        current = await self.ledgers.current(ledger_id)
+        if current is None:
+            await self.ledgers.create(ledger_id, metadata)
+        else:
+            await self.ledgers.write(ledger_id, metadata, current.version)
+
+
+async def ledger(world: World, ledger_id: LedgerId, metadata: LedgerMetadata | None) -> None:
+    if metadata is not None:
+        await world.set(ledger_id, metadata)
+    async with asyncio.timeout(60):
+        while await world.add(ledger_id, *range(10)) is not Status.OK:  # noqa: ASYNC110 (virtual time)
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [(None, Verdict.GONE), (OPEN, Verdict.KEEP), (OURS, Verdict.KEEP), (MOVED, Verdict.SURPLUS)],
+)
+def test_only_deleted_ledgers_and_closed_ones_of_others_may_go(
+    metadata: LedgerMetadata | None, expected: Verdict
+) -> None:
+    assert verdict(metadata, US) is expected
+
+
+def test_an_open_ledger_of_others_is_kept() -> None:
+    assert verdict(LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (BK2, BK1)),)), US) is Verdict.KEEP
+
+
+def test_few_ledgers_may_all_go_and_many_may_not() -> None:
+    assert not is_mass_deletion(100, 100, ratio_max=0.5, known_min=100)
+    assert is_mass_deletion(101, 200, ratio_max=0.5, known_min=100)
+    assert not is_mass_deletion(100, 200, ratio_max=0.5, known_min=100)
+
+
+@in_virtual_time
+async def test_whole_is_what_has_every_entry_of_every_position() -> None:
+    world = await World().open()
+    striped = LedgerMetadata(3, 2, 2, (Fragment(EntryId(0), (US, BK1, BK2)), Fragment(EntryId(4), (BK1, US, BK2))))
+    closed = striped.closed(EntryId(7), 1)
+    expected = [0, 2, 3, 4, 6, 7]
+    await world.add(L5, *expected)
+    assert holds_all(closed, US, (await world.storage.list_entries(L5)).entries)
+    for missing in expected:
+        await world.add(L6, *(number for number in expected if number != missing))
+        assert not holds_all(closed, US, (await world.storage.list_entries(L6)).entries)
+        assert await world.storage.collect(L6, world.storage.mark(L6))
+        world = await World().open()
+
+
+def test_fragments_beyond_the_end_of_a_ledger_hold_nothing() -> None:
+    fragments = tuple(Fragment(EntryId(first), (US, BK1)) for first in (0, 4, 10, 20))
+    closed = LedgerMetadata(2, 2, 2, fragments).closed(EntryId(5), 1)
+    assert holds_all(closed, US, EntryRuns.of(range(6)))
+    assert not holds_all(closed, US, EntryRuns.of(range(5)))
+
+
+@in_virtual_time
+async def test_gone_and_surplus_ledgers_are_collected_and_stay_fenced() -> None:
+    world = await World().open()
+    for number, metadata in enumerate([OPEN, OURS, MOVED, None]):
+        await ledger(world, LedgerId(number), metadata)
+    report = await world.collector.run_pass()
+    assert (report.known, report.suspects, report.collected_surplus, report.collected_gone) == (4, 2, 1, 1)
+    assert (report.stopped, report.kept, report.unknown) == ("", 0, 0)
+    assert [bool(await world.held(LedgerId(number))) for number in range(4)] == [True, True, False, False]
+    assert await world.storage.ledger_ids() == [0, 1]
+    assert await world.add(LedgerId(2), 11) is await world.add(LedgerId(3), 11) is Status.FENCED
+    assert await world.reservations.read(LedgerId(2)) is None
+    assert await world.tasks.locked() == frozenset()
+    assert (await world.collector.run_pass()).known == 2
+
+
+@in_virtual_time
+async def test_the_space_is_given_back() -> None:
+    world = await World().open()
+    for number in range(4):
+        await ledger(world, LedgerId(number), OURS if number == 3 else None)
+    await world.storage.checkpoint()
+    used = world.disk.used_bytes()
+    report = await world.collector.run_pass()
+    assert report.compacted is not None
+    assert report.compacted.removed_logs >= 1
+    assert world.disk.used_bytes() < used / 2
+    reply = await world.storage.read(LedgerId(3), [EntryId(number) for number in range(10)])
+    assert [result.status for result in reply.results] == [Status.OK] * 10
+
+
+@in_virtual_time
+async def test_reserved_copies_are_kept_while_their_worker_holds_the_lock() -> None:
+    world = await World().open()
+    await ledger(world, L5, MOVED)
+    await world.reservations.reserve(L5, "t", [Reservation(EntryId(0), 0, US, "uuid")])
+    await world.tasks.mark(L5, [BK2])
+    held = await world.tasks.lock(L5, "worker")
+    assert held is not None
+    report = await world.collector.run_pass()
+    assert (report.locked, report.collected) == (1, 0)
+    assert len(await world.held(L5)) == 10
+
+
+@in_virtual_time
+async def test_a_reservation_of_a_dead_worker_ends_and_cannot_be_installed_any_more() -> None:
+    world = await World().open()
+    await ledger(world, L5, MOVED)
+    reserved = await world.reservations.reserve(L5, "t", [Reservation(EntryId(0), 0, US, "uuid")])
+    assert (await world.collector.run_pass()).collected == 1
+    assert await world.reservations.read(L5) is None
+    with pytest.raises(Exception, match="not as it was"):
+        await world.ledgers.write(L5, OURS, 0, checks=[Check(reserved.path, reserved.version)])
+
+
+@in_virtual_time
+async def test_reservations_of_others_stay() -> None:
+    world = await World().open()
+    await ledger(world, L5, MOVED)
+    reserved = await world.reservations.reserve(L5, "t", [Reservation(EntryId(0), 0, BK2, "uuid")])
+    assert (await world.collector.run_pass()).collected == 1
+    assert await world.reservations.read(L5) == reserved
+
+
+async def _repair(world: World) -> bool:
+    """What a worker does that has lost its lock: reserve, list, copy what is missing, install."""
+    current = await world.ledgers.current(L5)
+    if current is None:
+        return False
+    reserved = await world.reservations.reserve(L5, "worker", [Reservation(EntryId(0), 0, US, "uuid")])
+    missing = set(range(10)) - set(await world.held(L5))
+    if missing and await world.add(L5, *sorted(missing), is_recovery=True) is not Status.OK:
+        return False
+    if len(await world.held(L5)) < 10:
+        return False
+    try:
+        await world.ledgers.write(L5, OURS, current.version, checks=[Check(reserved.path, reserved.version)])
+    except Exception:  # noqa: BLE001 (any refusal is fine)
+        return False
+    return True
+
+
+async def _is_phantom_after_repair_at(request_number: int) -> bool:
+    """Repair in the middle of a pass; whether the metadata names a copy that is not there."""
+    world = await World().open()
+    await ledger(world, L5, MOVED)
+    await world.storage.checkpoint()
+    requests, was_installed = 0, False
+
+    async def at_request(operation: str, path: str) -> Fault | None:
+        nonlocal requests, was_installed
+        requests += 1
+        if requests == request_number:
+            world.store.fault_hook = None
+            was_installed = await _repair(world)
+        return None
+
+    world.store.fault_hook = at_request
+    await world.collector.run_pass()
+    return was_installed and len(await world.held(L5)) < 10
+
+
+async def _is_phantom_after_race(seed: int) -> bool:
+    """Repair beside two passes, all of them now and then slow; whether the metadata names a copy that is not there."""
+    rng = random.Random(seed)
+    world = await World().open()
+    await ledger(world, L5, MOVED)
+    if rng.random() < 0.5:
+        await world.storage.checkpoint()
+
+    async def slowly(operation: str, path: str) -> Fault | None:
+        for _ in range(rng.choice((0, 1, 5, 20))):
+            await asyncio.sleep(0)
+        return None
+
+    world.store.fault_hook = world.others.fault_hook = slowly
+
+    async def later(work: Callable[[], Awaitable[object]]) -> object:
+        await asyncio.sleep(rng.choice((0, 0.099, 0.1, 0.101)))
+        return await work()
+
+    passes = [later(world.collector.run_pass) for _ in range(2)]
+    was_installed, *_ = await asyncio.gather(later(lambda: _repair(world)), *passes)
+    return bool(was_installed) and len(await world.held(L5)) < 10
+
+
+def test_a_repair_without_a_lock_at_any_moment_never_ends_with_a_copy_that_is_gone() -> None:
+    assert not any(run_virtual(_is_phantom_after_repair_at(number)) for number in range(40))
+
+
+def test_repairs_and_passes_in_any_order_never_end_with_a_copy_that_is_gone() -> None:
+    assert not any(run_virtual(_is_phantom_after_race(seed)) for seed in range(150))
+
+
+def test_the_races_show_a_listing_that_does_not_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: a listing leaves the mark."""
+    list_entries = LedgerStorage.list_entries
+
+    async def without_pin(self: LedgerStorage, ledger_id: LedgerId) -> ListReply:
+        marks = dict(self._marks)
+        reply = await list_entries(self, ledger_id)
+        self._marks.update(marks)
+        return reply
+
+    async def race() -> bool:
+        """The repair comes between the proof and the deletion."""
+        world = await World().open()
+        await ledger(world, L5, MOVED)
+        with deciding_by(lambda name: name == "collector.slow_to_delete"):
+            collecting = asyncio.ensure_future(world.collector.run_pass())
+            await asyncio.sleep(2)
+            was_installed = await _repair(world)
+            await collecting
+        return was_installed and len(await world.held(L5)) < 10
+
+    assert not run_virtual(race())
+    monkeypatch.setattr(LedgerStorage, "list_entries", without_pin)
+    assert run_virtual(race())
+
+
+def test_the_races_show_a_collector_that_ignores_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: the metadata alone decides, and the reservation that stood before the mark does not count."""
+
+    async def metadata_alone(self: Collector, ledger_id: LedgerId) -> bool:
+        current = await self._ledgers.current(ledger_id)
+        return current is not None and verdict(current.metadata, US) is Verdict.SURPLUS
+
+    monkeypatch.setattr(Collector, "_is_proved_surplus", metadata_alone)
+
+    async def race(pause: int) -> bool:
+        """The repair lists before the mark is set, and installs after the copy was collected."""
+        world = await World().open()
+        await ledger(world, L5, MOVED)
+        installs = asyncio.Event()
+
+        async def wait_before_install(operation: str, path: str) -> Fault | None:
+            if operation == "multi" and "/0000/" in path:
+                await installs.wait()
+            return None
+
+        world.others.fault_hook = wait_before_install
+        repairing = asyncio.ensure_future(_repair(world))
+        await asyncio.sleep(pause)
+        await world.collector.run_pass()
+        installs.set()
+        return await repairing and len(await world.held(L5)) < 10
+
+    assert any(run_virtual(race(pause)) for pause in (1, 5))
+    monkeypatch.undo()
+    assert not any(run_virtual(race(pause)) for pause in (1, 5))
+
+
+@in_virtual_time
+async def test_a_ledger_that_a_stale_server_does_not_know_yet_is_kept() -> None:
+    """Gone at the first look, there at the second."""
+    world = await World().open()
+    await ledger(world, L5, None)
+
+    async def create_soon() -> None:
+        await asyncio.sleep(15)
+        await world.ledgers.create(L5, OPEN)
+
+    soon = asyncio.ensure_future(create_soon())
+    report = await world.collector.run_pass()
+    await soon
+    assert (report.collected, report.kept) == (0, 1)
+    assert len(await world.held(L5)) == 10
+
+
+@pytest.mark.parametrize("touch", ["add", "list", "fence"])
+def test_whoever_comes_between_the_two_looks_keeps_a_gone_ledger(touch: str) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        world = await World().open()
+        await ledger(world, L5, None)
+
+        async def come() -> None:
+            await asyncio.sleep(15)
+            match touch:
+                case "add":
+                    await world.add(L5, 3, is_recovery=True)
+                case "list":
+                    await world.storage.list_entries(L5)
+                case "fence":
+                    await world.storage.fence(L5, KEY)
+
+        coming = asyncio.ensure_future(come())
+        report = await world.collector.run_pass()
+        await coming
+        assert (report.collected, report.kept) == (0, 1)
+        assert (await world.collector.run_pass()).collected == 1
+
+    scenario()
+
+
+@in_virtual_time
+async def test_implausibly_many_are_left_alone() -> None:
+    world = await World().open(CollectorSettings(confirm_after_s=30, known_min=5))
+    for number in range(6):
+        await ledger(world, LedgerId(number), OURS if number < 2 else None)
+    report = await world.collector.run_pass()
+    assert (report.suspects, report.collected) == (4, 0)
+    assert "look at the metadata" in report.stopped
+    assert len(await world.storage.ledger_ids()) == 6
+
+
+@in_virtual_time
+async def test_a_root_that_was_formatted_anew_deletes_nothing() -> None:
+    world = await World().open()
+    await ledger(world, L5, None)
+    await world.others.set("/ledgers/INSTANCEID", b"another", -1)
+    report = await world.collector.run_pass()
+    assert "another cluster" in report.stopped
+    assert len(await world.held(L5)) == 10
+
+
+@in_virtual_time
+async def test_unreadable_metadata_and_reservations_keep_the_data() -> None:
+    world = await World().open()
+    await ledger(world, L5, MOVED)
+    await ledger(world, L6, MOVED)
+    await world.others.set(world.ledgers.path(L5), b"rubbish", -1)
+    await world.reservations.reserve(L6, "t", [])
+    await world.others.set(world.reservations.path(L6), b"rubbish", -1)
+    report = await world.collector.run_pass()
+    assert (report.collected, report.unknown) == (0, 2)
+    assert len(await world.held(L5)) == len(await world.held(L6)) == 10
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_one_failed_request_keeps_or_collects_and_the_next_pass_finishes(fault: Fault) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        for at in range(40):
+            world = await World().open()
+            await ledger(world, L5, MOVED)
+            await ledger(world, L6, None)
+            await ledger(world, LedgerId(7), OURS)
+            requests = 0
+
+            async def fail_one(operation: str, path: str, at: int = at) -> Fault | None:
+                nonlocal requests
+                requests += 1
+                return fault if requests - 1 == at else None
+
+            world.store.fault_hook = fail_one
+            await world.collector.run_pass()
+            world.store.fault_hook = None
+            for _ in range(2):
+                await world.collector.run_pass()
+            assert await world.storage.ledger_ids() == [7], f"request {at}"
+            assert await world.tasks.locked() == frozenset()
+
+    scenario()
+
+
+@in_virtual_time
+async def test_the_end_of_the_session_ends_the_pass() -> None:
+    world = await World().open()
+    await ledger(world, L5, None)
+
+    async def expire() -> None:
+        await asyncio.sleep(15)
+        world.store.expire()
+        await asyncio.sleep(1)
+        world.store.resume()
+
+    expiring = asyncio.ensure_future(expire())
+    report = await world.collector.run_pass()
+    await expiring
+    assert "session" in report.stopped
+    assert len(await world.held(L5)) == 10
+    assert (await world.collector.run_pass()).collected == 1
+
+
+@in_virtual_time
+async def test_limbo_ends_once_a_closed_ledger_is_whole() -> None:
+    world = await World().open()
+    await world.set(L5, OPEN)
+    await world.storage.set_limbo([L5, L6])
+    assert (await world.collector.run_pass()).limbo_cleared == 0
+    await world.set(L5, OURS)
+    await world.add(L5, *range(9), is_recovery=True)
+    assert (await world.collector.run_pass()).limbo_cleared == 0
+    assert (await world.storage.list_entries(L5)).status is Status.LIMBO
+    await world.add(L5, 9, is_recovery=True)
+    assert (await world.collector.run_pass()).limbo_cleared == 1
+    assert (await world.storage.list_entries(L5)).status is Status.OK
+    assert await world.storage.limbo_ids() == []  # the other one is gone and was collected
+    assert await world.add(L5, 10) is Status.FENCED
+
+
+@in_virtual_time
+async def test_the_first_pass_waits_one_interval() -> None:
+    world = await World().open()
+    await ledger(world, L5, None)
+    running = asyncio.ensure_future(world.collector.run())
+    await asyncio.sleep(599)
+    assert await world.held(L5)
+    await asyncio.sleep(120)
+    assert await world.storage.ledger_ids() == []
+    running.cancel()
+
+
+def test_report_adds_up() -> None:
+    assert CollectorReport(collected_gone=2, collected_surplus=3).collected == 5
+
+
+@in_virtual_time
+async def test_a_collector_that_is_stopped_leaves_no_lock() -> None:
+    world = await World().open()
+    await ledger(world, L5, MOVED)
+    with deciding_by(lambda name: name == "collector.slow_to_delete"):
+        collecting = asyncio.ensure_future(world.collector.run_pass())
+        await asyncio.sleep(1)
+        assert await world.tasks.locked() == {L5}
+        collecting.cancel()
+        await asyncio.wait([collecting])
+    assert await world.tasks.locked() == frozenset()
+    assert len(await world.held(L5)) == 10

@@ -1,0 +1,158 @@
+"""A bookie counts what it answers, times what it syncs, and says what its disks hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from bookie.model.digest import digest_for
+from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
+from bookie.model.metadata import DigestType
+from bookie.model.packet import pack
+from bookie.runtime.clock import SystemClock
+from bookie.runtime.metrics import MetricSet
+from bookie.server import metrics as names
+from bookie.server.measured import MeasuredService, TimedDisk
+from bookie.server.metrics import Sampler, bookie_metrics
+from bookie.server.service import BookieIdentity, BookieService
+from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.port import DiskError
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import AddBatch, Status
+from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+
+LEDGER = LedgerId(3)
+KEY = b"key"
+DIGEST = digest_for(DigestType.CRC32C, b"")
+
+
+def entry(entry_id: int) -> bytes:
+    return pack(DIGEST, LEDGER, EntryId(entry_id), NO_ENTRY, 10, bytes(10))
+
+
+class Bookie:
+    def __init__(self, metrics: MetricSet, storage: LedgerStorage, journal: MemoryDisk, ledgers: MemoryDisk) -> None:
+        self.metrics, self.storage, self.journal, self.ledgers = metrics, storage, journal, ledgers
+        self.plain = BookieService(storage, ledgers, BookieIdentity("uuid", "1"))
+        self.service = MeasuredService(self.plain, metrics, SystemClock())
+
+    def value(self, name: str, **labels: str) -> float:
+        found = self.metrics.registry.get_sample_value(name, labels)
+        assert found is not None, (name, labels)
+        return found
+
+    def answered(self, operation: str, status: str) -> float:
+        return self.value(names.REQUESTS, operation=operation, status=status)
+
+
+@pytest.fixture
+async def bookie() -> AsyncIterator[Bookie]:
+    metrics, journal, ledgers = bookie_metrics("1"), MemoryDisk(), MemoryDisk()
+    timed = TimedDisk(journal, metrics, SystemClock())
+    storage = await LedgerStorage.open(timed, ledgers, MemoryIndex(), StorageSettings(), SystemClock())
+    yield Bookie(metrics, storage, journal, ledgers)
+    journal.before = give_way
+    await storage.abort()
+
+
+async def test_adds_are_counted_once_a_batch_and_by_what_they_carry(bookie: Bookie) -> None:
+    entries = [entry(n) for n in range(5)]
+    assert (await bookie.service.add("uuid", AddBatch(LEDGER, KEY, entries))).status is Status.OK
+    assert (await bookie.service.add("other", AddBatch(LEDGER, KEY, entries))).status is Status.WRONG_INCARNATION
+    assert (bookie.answered("add", "ok"), bookie.answered("add", "wrong_incarnation")) == (1, 1)
+    assert bookie.value(names.ADDED_ENTRIES) == 5
+    assert bookie.value(names.ADDED_BYTES) == sum(map(len, entries))
+    assert bookie.value(f"{names.REQUEST_DURATION}_count", operation="add") == 2
+    assert bookie.value(f"{names.SYNC_DURATION}_count") >= 1
+
+
+async def test_reads_are_counted_by_what_was_sent(bookie: Bookie) -> None:
+    await bookie.service.add("uuid", AddBatch(LEDGER, KEY, [entry(0), entry(1)]))
+    await bookie.service.read("uuid", LEDGER, [EntryId(0), EntryId(1), EntryId(7)])
+    await bookie.service.read_last("uuid", LEDGER)
+    assert bookie.value(names.READ_ENTRIES) == 3
+    assert bookie.value(names.READ_BYTES) == 3 * len(entry(0))
+
+
+async def test_every_operation_is_counted(bookie: Bookie) -> None:
+    service = bookie.service
+    await service.add("", AddBatch(LEDGER, KEY, [entry(0)]))
+    await service.read("", LEDGER, [EntryId(0)])
+    await service.read_last("", LEDGER)
+    await service.read_lac("", LEDGER)
+    await service.wait_lac("", LEDGER, EntryId(0), 0.0)
+    await service.write_lac("", LEDGER, KEY, b"no packet")
+    await service.list_entries("", LEDGER)
+    await service.info("")
+    await service.fence("", LEDGER, KEY)
+    assert bookie.answered("write_lac", "bad_request") == 1
+    others = set(names.OPERATIONS) - {"write_lac"}
+    assert {operation for operation in others if bookie.answered(operation, "ok") == 1} == others
+
+
+async def test_a_caller_that_went_is_counted_apart(bookie: Bookie) -> None:
+    reached = asyncio.Event()
+
+    async def hold(operation: Operation, path: str) -> None:
+        if operation is Operation.SYNC:
+            reached.set()
+            await asyncio.Event().wait()
+
+    bookie.journal.before = hold
+    add = asyncio.create_task(bookie.service.add("uuid", AddBatch(LEDGER, KEY, [entry(0)])))
+    await reached.wait()
+    add.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await add
+    assert (bookie.answered("add", "cancelled"), bookie.answered("add", "ok")) == (1, 0)
+    assert bookie.value(names.ADDED_ENTRIES) == 0
+
+
+async def test_disks_and_limbo_are_looked_up(bookie: Bookie) -> None:
+    clock = SystemClock()
+    await bookie.storage.set_limbo([LedgerId(n) for n in range(2500)])
+    sampler = Sampler(bookie.metrics, {"journal": bookie.journal, "ledgers": bookie.ledgers}, bookie.storage, clock)
+    await sampler.look()
+    assert bookie.value(names.LIMBO) == 2500
+    total, free = await bookie.ledgers.space()
+    assert bookie.value(names.DISK_TOTAL, disk="ledgers") == total
+    assert bookie.value(names.DISK_FREE, disk="ledgers") == free
+
+
+async def test_a_disk_that_does_not_answer_leaves_the_last_figures(
+    bookie: Bookie, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = Sampler(
+        bookie.metrics, {"journal": bookie.journal, "ledgers": bookie.ledgers}, bookie.storage, SystemClock()
+    )
+    await sampler.look()
+    before = bookie.value(names.DISK_TOTAL, disk="ledgers")
+
+    async def gone(disk: MemoryDisk) -> tuple[int, int]:
+        raise DiskError("the device is gone")
+
+    monkeypatch.setattr(MemoryDisk, "space", gone)
+    await sampler.look()
+    assert bookie.value(names.DISK_TOTAL, disk="ledgers") == before > 0
+
+
+def test_limbo_is_counted_again_until_there_is_none() -> None:
+    @in_virtual_time
+    async def run() -> None:
+        clock, metrics, journal, ledgers = VirtualClock(), bookie_metrics("1"), MemoryDisk(), MemoryDisk()
+        storage = await LedgerStorage.open(journal, ledgers, MemoryIndex(), StorageSettings(), clock)
+        await storage.set_limbo([LEDGER])
+        looking = asyncio.create_task(Sampler(metrics, {"ledgers": ledgers}, storage, clock).run())
+        await clock.sleep(1)
+        assert metrics.registry.get_sample_value(names.LIMBO) == 1
+        await storage.clear_limbo(LEDGER)
+        await clock.sleep(100)
+        assert metrics.registry.get_sample_value(names.LIMBO) == 0
+        looking.cancel()
+        await asyncio.wait([looking])
+        await storage.abort()
+
+    run()

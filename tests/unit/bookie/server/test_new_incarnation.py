@@ -1,0 +1,235 @@
+"""Empty disks under a known bookie id: nothing is served before everything they may have held is unknown and marked."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bookie.metadata.bookies.cookies import CookieStore
+from bookie.metadata.bookies.incarnations import Incarnations
+from bookie.metadata.bookies.registration import BookieIdInUseError, Registrations
+from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
+from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.server.joining.admission import Admitted, Place, admit
+from bookie.server.joining.directories import Role
+from bookie.server.joining.identity import IdentityError, Refusal
+from bookie.server.joining.limbo import finish_start
+from bookie.storage.memory import Operation, give_way
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import AddBatch, Status
+from tests.unit.bookie.storage.test_store_crash import SMALL, Machine, PowerSwitch, entry
+from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+
+US, BK1 = BookieId("us:3181"), BookieId("bk1:3181")
+OPEN = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (US, BK1)),))
+LATER = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (BK1, BookieId("b:1"))), Fragment(EntryId(5), (BK1, US))))
+OTHERS = LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BK1,)),))
+NAMED = {LedgerId(1): OPEN, LedgerId(2): OPEN.closed(EntryId(9), 10), LedgerId(12_345): LATER}
+FREE = LedgerId(3)
+
+
+@dataclass
+class World:
+    """A cluster, and one bookie's machine, which can be replaced."""
+
+    cell: MemoryCell = field(default_factory=MemoryCell)
+    machine: Machine = field(default_factory=Machine)
+    seeds: random.Random = field(default_factory=lambda: random.Random(1))
+
+    async def prepare(self) -> World:
+        """The bookie has joined, its ledgers exist, and its disks are lost."""
+        self.store = MemoryStore(self.cell)
+        await format_cluster(self.store, "/ledgers", rng=random.Random(1))
+        self.cluster: Cluster = await open_cluster(self.store, "/ledgers")
+        self.ledgers = LedgerStore(self.store, self.cluster, random.Random(2))
+        await self.start()
+        await self.ledgers.create_many([*NAMED.items(), (FREE, OTHERS)])
+        self.machine = Machine()
+        return self
+
+    async def start(self, *, is_new: bool = False) -> tuple[Admitted, LedgerStorage]:
+        """What a process does before it registers."""
+        journal, ledgers = self.machine.journal, self.machine.ledgers
+        places = (Place(Role.JOURNAL, Path("/j"), journal), Place(Role.LEDGERS, Path("/l"), ledgers))
+        store, clock = self.store, VirtualClock()
+        admitted = await admit(store, self.cluster, places, US, "", clock, self.seeds, may_be_new_incarnation=is_new)
+        storage = await LedgerStorage.open(journal, ledgers, self.machine.index, SMALL, clock)
+        rng = random.Random(3)
+        await finish_start(store, self.cluster, places, admitted, storage, clock, rng, takeover_deadline_s=60)
+        return admitted, storage
+
+    async def restart(self, *, is_new: bool = False) -> tuple[Admitted, LedgerStorage]:
+        self.machine = self.machine.power_back()
+        return await self.start(is_new=is_new)
+
+    async def check(self, admitted: Admitted, storage: LedgerStorage) -> None:
+        """The bookie may serve now: is it safe?"""
+        for ledger_id in NAMED:
+            reply = await storage.list_entries(ledger_id)
+            assert reply.status is Status.LIMBO
+            read = await storage.read(ledger_id, [EntryId(0)])
+            assert read.results[0].status is Status.LIMBO
+            added = await storage.add(AddBatch(ledger_id, b"key", [entry(ledger_id, 0, b"")]))
+            assert added.status is Status.FENCED
+        assert (await storage.list_entries(FREE)).status is Status.NO_LEDGER
+        tasks = await UnderReplication(self.store, self.cluster, VirtualClock()).list()
+        assert {task.ledger_id: task.missing for task in tasks} == dict.fromkeys(NAMED, (US,))
+        history = [item.uuid for item in await Incarnations(self.store, self.cluster.root).read(US)]
+        assert history[-1] == admitted.incarnation
+        assert len(history) >= 2
+
+
+@in_virtual_time
+async def test_lost_disks_are_refused_unless_a_new_incarnation_is_asked_for() -> None:
+    world = await World().prepare()
+    with pytest.raises(IdentityError, match="--new-incarnation") as refused:
+        await world.start()
+    assert refused.value.refusal is Refusal.EMPTY_DISKS
+    admitted, storage = await world.start(is_new=True)
+    await world.check(admitted, storage)
+    await storage.close()
+
+
+@in_virtual_time
+async def test_a_restart_does_not_forget_limbo_and_needs_no_flag() -> None:
+    world = await World().prepare()
+    first, storage = await world.start(is_new=True)
+    await storage.close()
+    for is_new in (False, True):
+        again, storage = await world.restart(is_new=is_new)
+        assert again.incarnation == first.incarnation
+        await world.check(again, storage)
+        await storage.close()
+
+
+@in_virtual_time
+async def test_a_bookie_id_that_was_given_back_and_is_used_again_has_limbo_as_well() -> None:
+    world = await World().prepare()
+    stored = await CookieStore(world.store, world.cluster).read(US)
+    assert stored is not None
+    await CookieStore(world.store, world.cluster).delete(US, stored.version)
+    admitted, storage = await world.start()
+    await world.check(admitted, storage)
+
+
+@in_virtual_time
+async def test_a_ledger_whose_metadata_cannot_be_read_is_in_limbo() -> None:
+    world = await World().prepare()
+    await world.store.set(world.ledgers.path(FREE), b"rubbish", -1)
+    _, storage = await world.start(is_new=True)
+    assert (await storage.list_entries(FREE)).status is Status.LIMBO
+
+
+@in_virtual_time
+async def test_disks_that_still_serve_are_not_lost() -> None:
+    world = await World().prepare()
+    old = MemoryStore(world.cell)
+    info = ServiceInfo((Endpoint("bookie", "h", 1, "bookie-grpc"),))
+    await Registrations(old, world.cluster).register(US, info, is_read_only=False, takeover_deadline_s=5)
+    with pytest.raises(BookieIdInUseError, match="Stop the other process"):
+        await world.start(is_new=True)
+    await old.close()
+    admitted, storage = await world.restart()
+    await world.check(admitted, storage)
+
+
+@in_virtual_time
+async def test_the_disks_of_the_incarnation_before_are_refused() -> None:
+    world = await World().prepare()
+    _, storage = await world.start(is_new=True)
+    await storage.close()
+    replaced = world.machine.power_back()
+    world.machine = Machine()
+    _, storage = await world.start(is_new=True)
+    world.machine = replaced
+    with pytest.raises(IdentityError) as refused:
+        await world.start(is_new=True)
+    assert refused.value.refusal is Refusal.OTHER_INCARNATION
+
+
+@in_virtual_time
+async def test_a_disk_that_is_lost_in_the_middle_is_refused() -> None:
+    world = await World().prepare()
+
+    async def fail_scan(operation: str, path: str) -> Fault | None:
+        return Fault.FAIL_BEFORE if (operation, path) == ("sync", "/ledgers") else None
+
+    world.store.fault_hook = fail_scan
+    with pytest.raises(Exception, match=r"."):
+        await world.start(is_new=True)
+    world.store.fault_hook = None
+    world.machine = world.machine.power_back()
+    world.machine.ledgers = Machine().ledgers
+    with pytest.raises(IdentityError):
+        await world.start(is_new=True)
+
+
+@pytest.mark.parametrize("is_power_lost", [False, True])
+async def test_a_start_may_be_interrupted_anywhere(is_power_lost: bool) -> None:
+    for last in itertools.count():
+        world = await World().prepare()
+        switch = PowerSwitch(last)
+
+        async def asked(operation: str, path: str, switch: PowerSwitch = switch) -> Fault | None:
+            await switch(Operation.LIST, path)
+            return None
+
+        world.store.fault_hook = asked
+
+        async def start(world: World = world) -> None:
+            await world.start(is_new=True)
+
+        is_done = await world.machine.run(start(), switch)
+        world.store.fault_hook = None
+        if is_power_lost:
+            world.machine.lose_power(last)
+        else:
+            world.machine = world.machine.power_back()
+        for twin in (world.machine.journal, world.machine.ledgers, world.machine.index):
+            twin.before = give_way
+        admitted, storage = await world.start(is_new=True)
+        await world.check(admitted, storage)
+        await storage.close()
+        again, storage = await world.restart()
+        assert again.incarnation == admitted.incarnation
+        await world.check(again, storage)
+        await storage.close()
+        if is_done:
+            assert last > 30
+            return
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_scan_that_is_not_complete_never_serves(fault: Fault) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        for at in range(60):
+            world = await World().prepare()
+            requests = itertools.count()
+
+            async def fail_one(
+                operation: str, path: str, at: int = at, requests: itertools.count[int] = requests
+            ) -> Fault | None:
+                return fault if next(requests) == at else None
+
+            world.store.fault_hook = fail_one
+            try:
+                admitted, storage = await world.start(is_new=True)
+            except Exception:  # noqa: BLE001 (whatever is said, it does not serve)
+                world.store.fault_hook = None
+                admitted, storage = await world.restart(is_new=True)
+            world.store.fault_hook = None
+            await world.check(admitted, storage)
+            await asyncio.wait_for(storage.close(), 60)
+
+    scenario()

@@ -1,0 +1,234 @@
+"""A bookie stays registered, whatever happens to its session; and read-only is announced in the right order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.metadata.bookies.registration import BookieIdInUseError, Bookies, Registrations
+from bookie.metadata.bookies.service_info import PROTOCOL_GRPC
+from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.layout import bookie_path
+from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
+from bookie.model.ids import BookieId
+from bookie.server.service import BookieIdentity, BookieService
+from bookie.server.upkeep.disk_watch import DiskWatch, should_be_read_only
+from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
+from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from tests.deadlines import STATE_S
+from tests.worlds.clocks import SteppingClock
+
+BOOKIE = BookieId("bookie-1")
+INFO = service_info("host", 3181, "uuid")
+NOBODY = Bookies(frozenset(), frozenset())
+WRITABLE = Bookies(frozenset({BOOKIE}), frozenset())
+READ_ONLY = Bookies(frozenset(), frozenset({BOOKIE}))
+
+
+@dataclass
+class World:
+    store: MemoryStore
+    cluster: Cluster
+    watcher: Registrations
+    """Of another session."""
+    keeper: RegistrationKeeper
+    clock: SteppingClock
+
+    async def until(self, bookies: Bookies) -> None:
+        seen = await self.watcher.list()
+        async with asyncio.timeout(STATE_S):
+            while seen != bookies:
+                seen = await self.watcher.wait_changed(seen)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    cell = MemoryCell()
+    store, other = MemoryStore(cell), MemoryStore(cell)
+    await format_cluster(store, "/ledgers", rng=random.Random(1))
+    cluster = await open_cluster(store, "/ledgers")
+    clock = SteppingClock(turns=20)
+    keeper = make_keeper(store, cluster, clock)
+    yield World(store, cluster, Registrations(other, cluster), keeper, clock)
+    store.fault_hook = None
+    await keeper.stop(STATE_S)
+    await store.close()
+    await other.close()
+
+
+def make_keeper(store: MemoryStore, cluster: Cluster, clock: SteppingClock) -> RegistrationKeeper:
+    return RegistrationKeeper(store, Registrations(store, cluster), BOOKIE, INFO, clock, takeover_deadline_s=0.05)
+
+
+async def test_a_bookie_registers_with_its_endpoint_and_incarnation(world: World) -> None:
+    await world.keeper.start(is_read_only=False)
+    assert await world.watcher.list() == WRITABLE
+    info = await world.watcher.service_info(BOOKIE)
+    assert info is not None
+    endpoint = info.endpoint(PROTOCOL_GRPC)
+    assert endpoint is not None
+    assert (endpoint.host, endpoint.port, info.incarnation) == ("host", 3181, "uuid")
+
+
+async def test_a_new_session_registers_again(world: World) -> None:
+    await world.keeper.start(is_read_only=False)
+    for _ in range(3):
+        world.store.expire()
+        await world.until(NOBODY)
+        world.store.resume()
+        await world.until(WRITABLE)
+
+
+async def test_an_interrupted_connection_changes_nothing(world: World) -> None:
+    await world.keeper.start(is_read_only=False)
+    before = await world.store.stat(bookie_path("/ledgers", BOOKIE, is_read_only=False))
+    world.store.suspend()
+    world.store.resume()
+    await world.until(WRITABLE)
+    assert await world.store.stat(bookie_path("/ledgers", BOOKIE, is_read_only=False)) == before
+
+
+@pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.LOSE_ANSWER])
+async def test_registering_is_tried_until_it_succeeds(world: World, fault: Fault) -> None:
+    await world.keeper.start(is_read_only=False)
+    failures = 5
+
+    async def fail(operation: str, path: str) -> Fault | None:
+        nonlocal failures
+        failures -= 1
+        return fault if failures >= 0 else None
+
+    world.store.fault_hook = fail
+    world.store.expire()
+    world.store.resume()
+    await world.until(WRITABLE)
+    assert failures < 0
+
+
+async def test_a_registration_that_somebody_deletes_comes_back(world: World) -> None:
+    await world.keeper.start(is_read_only=False)
+    await world.store.delete(bookie_path("/ledgers", BOOKIE, is_read_only=False))
+    await world.until(WRITABLE)
+
+
+async def test_switching_never_makes_the_bookie_look_lost(world: World) -> None:
+    await world.keeper.start(is_read_only=False)
+    seen = [await world.watcher.list()]
+
+    async def watch() -> None:
+        while True:
+            seen.append(await world.watcher.wait_changed(seen[-1]))
+
+    watching = asyncio.create_task(watch())
+    for is_read_only in (True, False, True):
+        assert await world.keeper.switch(is_read_only=is_read_only, deadline_s=STATE_S)
+        assert await world.watcher.list() == (READ_ONLY if is_read_only else WRITABLE)
+    watching.cancel()
+    assert set(seen) <= {WRITABLE, READ_ONLY}
+
+
+async def test_a_switch_that_the_store_does_not_hear_is_made_up_for(world: World) -> None:
+    await world.keeper.start(is_read_only=False)
+    world.store.expire()
+    assert not await world.keeper.switch(is_read_only=True, deadline_s=0.05)
+    world.store.resume()
+    await world.until(READ_ONLY)
+
+
+async def test_an_id_that_another_process_uses_is_refused_at_the_start(world: World) -> None:
+    await world.keeper.start(is_read_only=False)
+    store = MemoryStore(world.store.cell)
+    second = make_keeper(store, world.cluster, SteppingClock(turns=20))
+    with pytest.raises(BookieIdInUseError):
+        await second.start(is_read_only=False)
+    await second.stop(STATE_S)
+    assert await world.watcher.list() == WRITABLE  # the other's registration is not ours to end
+    await store.close()
+
+
+async def test_stopping_unregisters_and_never_fails(world: World) -> None:
+    await world.keeper.start(is_read_only=True)
+    await world.keeper.stop(STATE_S)
+    assert await world.watcher.list() == NOBODY
+    world.store.expire()
+    await world.keeper.stop(0.05)
+    world.store.resume()
+
+
+@given(st.booleans(), st.integers(0, 1 << 50), st.integers(0, 1 << 50))
+def test_read_only_begins_below_the_threshold_and_ends_clearly_above(was: bool, free: int, threshold: int) -> None:
+    is_read_only = should_be_read_only(was, free, threshold)
+    if free < threshold:
+        assert is_read_only
+    if free >= threshold * 1.25:
+        assert not is_read_only
+    if threshold <= free < threshold * 1.25:
+        assert is_read_only == was
+
+
+@dataclass
+class Disks:
+    journal: MemoryDisk
+    ledgers: MemoryDisk
+    service: BookieService
+    watch: DiskWatch
+
+
+@pytest.fixture
+async def disks(world: World) -> AsyncIterator[Disks]:
+    journal, ledgers = MemoryDisk(capacity_bytes=10_000), MemoryDisk(capacity_bytes=10_000)
+    storage = await LedgerStorage.open(journal, ledgers, MemoryIndex(), StorageSettings(), world.clock)
+    service = BookieService(storage, ledgers, BookieIdentity("uuid", "1"))
+    watch = DiskWatch((journal, ledgers), storage, service, world.keeper, world.clock, read_only_below_bytes=4000)
+    await world.keeper.start(is_read_only=False)
+    yield Disks(journal, ledgers, service, watch)
+    await storage.abort()
+
+
+@pytest.mark.parametrize(
+    "which", [lambda disks: disks.journal, lambda disks: disks.ledgers], ids=["journal", "ledgers"]
+)
+async def test_either_disk_makes_the_bookie_read_only_and_writable_again(
+    world: World, disks: Disks, which: Callable[[Disks], MemoryDisk]
+) -> None:
+    disk = which(disks)
+    for capacity, is_read_only in ((10_000, False), (3_000, True), (4_500, True), (10_000, False)):
+        disk.capacity_bytes = capacity + disk.used_bytes()
+        await disks.watch.look()
+        assert disks.service.is_read_only is is_read_only
+        assert await world.watcher.list() == (READ_ONLY if is_read_only else WRITABLE)
+
+
+async def test_read_only_is_announced_before_adds_are_refused(world: World, disks: Disks) -> None:
+    was_refusing_at_announcement = []
+
+    async def note(operation: str, path: str) -> None:
+        if operation in ("create", "delete"):
+            was_refusing_at_announcement.append(disks.service.is_read_only)
+
+    world.store.fault_hook = note
+    for capacity in (0, 100_000):
+        disks.ledgers.capacity_bytes = capacity
+        await disks.watch.look()
+    assert was_refusing_at_announcement
+    assert not any(was_refusing_at_announcement)
+
+
+async def test_a_full_disk_does_not_wait_for_the_store(
+    world: World, disks: Disks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bookie.server.upkeep.disk_watch.ANNOUNCE_DEADLINE_S", 0.05)
+    world.store.expire()
+    disks.ledgers.capacity_bytes = 0
+    await disks.watch.look()
+    assert disks.service.is_read_only
+    world.store.resume()
+    await world.until(READ_ONLY)

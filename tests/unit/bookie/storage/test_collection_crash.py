@@ -1,0 +1,196 @@
+"""Power loss at every disk operation of histories that collect ledgers and compact entry logs.
+
+What was acknowledged after a ledger was marked is there, whatever was collected; what was acknowledged before may be
+gone or come back; other ledgers lose nothing; and a collected ledger stays fenced for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from bookie.model.ids import EntryId, LedgerId
+from bookie.storage.collection import Collection
+from bookie.storage.compaction import Compactor
+from bookie.storage.port import DiskFullError
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import AddBatch, Status
+from tests.unit.bookie.storage.test_store_crash import Machine, PowerSwitch, entry, key_of
+
+LEDGERS = [LedgerId(number) for number in (3, 7, 11)]
+ENTRIES = range(30)
+
+
+@dataclass
+class Book:
+    """What a client knows of one bookie."""
+
+    sent: dict[tuple[int, int], set[bytes]] = field(default_factory=dict)
+    must: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    marks: dict[int, int] = field(default_factory=dict)
+    collected: set[int] = field(default_factory=set)
+
+    def mark(self, ledger_id: int) -> None:
+        """From here on what was acknowledged before may go."""
+        self.marks[ledger_id] = self.marks.get(ledger_id, 0) + 1
+        for place in [place for place in self.must if place[0] == ledger_id]:
+            del self.must[place]
+
+
+async def history(machine: Machine, book: Book, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(3):
+        store = await machine.open()
+        for _ in range(6):
+            steps = [step(store, book, rng) for _ in range(rng.randint(1, 4))]
+            for result in await asyncio.gather(*steps, return_exceptions=True):
+                if isinstance(result, BaseException) and not isinstance(result, DiskFullError):
+                    raise result
+            with suppress(DiskFullError):
+                await store.compact()
+        await store.close()
+        machine.index = machine.index.restarted()
+        machine.index.before = machine.journal.before
+
+
+async def step(store: LedgerStorage, book: Book, rng: random.Random) -> None:
+    ledger_id = rng.choice(LEDGERS)
+    match rng.choice(("add", "add", "add", "add", "collect", "checkpoint", "list", "read")):
+        case "add":
+            await add(store, book, rng, ledger_id)
+        case "collect":
+            book.mark(ledger_id)
+            if await store.collect(ledger_id, store.mark(ledger_id)):
+                book.collected.add(ledger_id)
+        case "checkpoint":
+            await store.checkpoint()
+        case "list":
+            await store.list_entries(ledger_id)
+        case "read":
+            reply = await store.read(ledger_id, [EntryId(number) for number in ENTRIES])
+            assert {result.status for result in reply.results} <= {Status.OK, Status.NO_ENTRY, Status.NO_LEDGER}
+
+
+async def add(store: LedgerStorage, book: Book, rng: random.Random, ledger_id: LedgerId) -> None:
+    numbers = rng.sample(ENTRIES, rng.randint(1, 8))
+    entries = {number: entry(ledger_id, number, rng.randbytes(rng.choice((0, 3, 90)))) for number in numbers}
+    for number, data in entries.items():
+        book.sent.setdefault((ledger_id, number), set()).add(data)
+    marks = book.marks.get(ledger_id, 0)
+    reply = await store.add(AddBatch(ledger_id, key_of(ledger_id), list(entries.values()), is_recovery=True))
+    if reply.status is Status.OK and book.marks.get(ledger_id, 0) == marks:
+        book.must |= {(ledger_id, number): data for number, data in entries.items()}
+
+
+async def check(machine: Machine, book: Book) -> None:
+    store = await machine.open()
+    for _ in range(2):
+        for ledger_id in LEDGERS:
+            reply = await store.read(ledger_id, [EntryId(number) for number in ENTRIES])
+            served = set()
+            for result in reply.results:
+                place = (ledger_id, result.entry_id)
+                if result.status is Status.OK:
+                    assert result.packet in book.sent[place], f"{place} was never sent"
+                    served.add(result.entry_id)
+                else:
+                    assert result.status.is_absent, f"{place} is {result.status.name}"
+                    assert place not in book.must, f"{place} was acknowledged and is {result.status.name}"
+            assert set((await store.list_entries(ledger_id)).entries) == served
+            if ledger_id in book.collected:
+                new = AddBatch(ledger_id, key_of(ledger_id), [entry(ledger_id, 1000, b"new")])
+                assert (await store.add(new)).status is Status.FENCED
+            if served:
+                assert ledger_id in await store.ledger_ids()
+        await store.checkpoint()
+        await store.compact()
+    for ledger_id in LEDGERS:  # whatever came back can be collected again
+        assert await store.collect(ledger_id, store.mark(ledger_id))
+        assert not (await store.list_entries(ledger_id)).entries
+    assert await store.ledger_ids() == []
+    await store.checkpoint()
+    await store.compact()
+    await store.close()
+    assert machine.journal.syncs_after_failure == machine.ledgers.syncs_after_failure == 0
+
+
+async def operations_of(seed: int) -> int:
+    machine, book, switch = Machine(), Book(), PowerSwitch(None)
+    assert await machine.run(history(machine, book, seed), switch)
+    return switch.count
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_power_loss_at_every_operation_loses_nothing_that_was_not_collected(seed: int) -> None:
+    for last in range(0, await operations_of(seed), 2):
+        machine, book = Machine(), Book()
+        await machine.run(history(machine, book, seed), PowerSwitch(last))
+        machine.lose_power(seed * 1000 + last)
+        await check(machine, book)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_life_of_kills_power_losses_and_full_disks_loses_nothing_that_was_not_collected(seed: int) -> None:
+    rng = random.Random(seed)
+    machine, book = Machine(), Book()
+    for life in range(8):
+        switch = PowerSwitch(rng.randrange(300), full_seed=rng.choice((None, seed + life)))
+        with suppress(DiskFullError):  # too full to be opened
+            await machine.run(history(machine, book, seed * 100 + life), switch)
+        if rng.random() < 0.5:
+            machine.lose_power(rng.randrange(1 << 30))
+        else:
+            machine = machine.power_back()
+        await check(machine.power_back(), book)
+
+
+async def test_the_oracle_sees_a_collection_that_ignores_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: what comes between mark and deletion does not count."""
+
+    async def always(self: Collection, ledger_id: LedgerId, mark: Any) -> bool:
+        is_done: bool | None = None
+        while is_done is None:
+            self.marks[ledger_id] = mark
+            is_done = await self._delete_page(ledger_id, mark)
+        return is_done
+
+    monkeypatch.setattr(Collection, "delete", always)
+    assert await planted_fault_is_found()
+
+
+async def test_the_oracle_sees_a_log_that_goes_before_its_entries_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: compaction copies nothing."""
+
+    async def nothing(self: Compactor, log_id: int, size: int) -> int:
+        return 0
+
+    monkeypatch.setattr(Compactor, "_move_live", nothing)
+    assert await planted_fault_is_found()
+
+
+async def test_the_oracle_sees_copies_that_are_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: the index names copies that are not durable."""
+
+    async def no_sync(self: Any) -> None:
+        self.unsynced_bytes = 0
+
+    monkeypatch.setattr("bookie.storage.entry_log.EntryLogWriter.sync", no_sync)
+    assert await planted_fault_is_found()
+
+
+async def planted_fault_is_found() -> bool:
+    for last in reversed(range(20, 600, 5)):  # long histories first: most of what can go wrong has happened in them
+        for seed in range(6):
+            machine, book = Machine(), Book()
+            try:
+                await machine.run(history(machine, book, seed), PowerSwitch(last))
+                machine.lose_power(seed * 1000 + last)
+                await check(machine, book)
+            except Exception:  # noqa: BLE001 (whatever notices)
+                return True
+    return False

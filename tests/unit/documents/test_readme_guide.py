@@ -1,0 +1,28 @@
+"""The README's operator guide names commands and options that there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from auditor.cli.main import app
+
+README = (Path(__file__).parents[3] / "README.md").read_text()
+GUIDE = README.partition("### Operator guide\n")[2].partition("\n### ")[0]
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", GUIDE, flags=re.MULTILINE | re.DOTALL)
+COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.startswith("bkheal ")]
+
+
+def test_the_guide_has_commands() -> None:
+    assert len(COMMANDS) > 8
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_guide_is_understood(command: str) -> None:
+    # Options are looked up before the help is shown, and nothing is run.
+    result = CliRunner().invoke(app, [*shlex.split(command)[1:], "--help"])
+    assert result.exit_code == 0, result.output

@@ -1,0 +1,183 @@
+"""The bounds on copying: bytes per second on a clock that only sleeping moves, and bytes in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replicator.copying.throttle import BURST_S, ByteBudget, Throttle
+from tests.worlds.clocks import SteppingClock
+
+MIB = 1 << 20
+
+
+async def test_an_unlimited_throttle_never_waits() -> None:
+    clock = SteppingClock(turns=1, start_s=100.0)
+    throttle = Throttle(clock)
+    for _ in range(100):
+        await throttle.take(MIB)
+    assert clock.now_s == 100.0
+
+
+async def test_the_rate_holds_over_a_long_copy() -> None:
+    clock = SteppingClock(turns=1, start_s=100.0)
+    throttle = Throttle(clock, 10 * MIB)
+    for _ in range(100):
+        await throttle.take(MIB)
+    assert clock.now_s - 100.0 == pytest.approx(10.0, abs=0.5)
+
+
+async def test_a_request_larger_than_the_bucket_is_paid_for_by_the_next() -> None:
+    clock = SteppingClock(turns=1, start_s=100.0)
+    throttle = Throttle(clock, MIB)
+    await throttle.take(5 * MIB)
+    assert clock.now_s == 100.0
+    await throttle.take(1)
+    assert clock.now_s - 100.0 == pytest.approx(5.0 - BURST_S)
+
+
+async def test_unused_time_is_not_saved_up() -> None:
+    clock = SteppingClock(turns=1, start_s=100.0)
+    throttle = Throttle(clock, MIB)
+    await clock.sleep(3600)
+    for _ in range(10):
+        await throttle.take(MIB)
+    assert clock.now_s - 3700.0 == pytest.approx(9.0 - BURST_S)
+
+
+async def test_a_new_rate_is_felt_by_whoever_waits() -> None:
+    clock = SteppingClock(turns=1, start_s=100.0)
+    throttle = Throttle(clock, 1)
+    await throttle.take(MIB)
+    waiting = asyncio.create_task(throttle.take(1))
+    await asyncio.sleep(0)
+    throttle.set_rate(0)
+    await waiting
+    assert clock.now_s < 102.0
+    assert throttle.bytes_per_second == 0
+
+
+@pytest.mark.parametrize("rate", [0, 100 * MIB])
+async def test_all_who_wait_under_a_low_rate_go_on_soon_after_it_was_raised(rate: int) -> None:
+    clock = SteppingClock(turns=1, start_s=100.0)
+    throttle = Throttle(clock, 1)
+    await throttle.take(MIB)  # twelve days of debt
+    waiting = [asyncio.create_task(throttle.take(1024)) for _ in range(20)]
+    for _ in range(50):
+        await asyncio.sleep(0)
+    raised_s = clock.now_s
+    assert raised_s > 110.0
+    assert not any(task.done() for task in waiting)
+    throttle.set_rate(rate)
+    await asyncio.gather(*waiting)
+    assert clock.now_s <= raised_s + 1.0
+
+
+async def test_a_rate_after_an_unlimited_time_begins_without_the_old_debt() -> None:
+    clock = SteppingClock(turns=1, start_s=100.0)
+    throttle = Throttle(clock, 1)
+    await throttle.take(MIB)
+    waiting = asyncio.create_task(throttle.take(MIB))
+    await asyncio.sleep(0)
+    throttle.set_rate(0)
+    await waiting
+    throttle.set_rate(1)
+    begun_s = clock.now_s
+    await throttle.take(1)
+    assert clock.now_s == begun_s
+
+
+async def test_a_lower_rate_holds_at_once() -> None:
+    clock = SteppingClock(turns=1, start_s=100.0)
+    throttle = Throttle(clock, 100 * MIB)
+    await throttle.take(MIB)
+    throttle.set_rate(MIB)
+    begun_s = clock.now_s
+    for _ in range(11):
+        await throttle.take(MIB)
+    assert clock.now_s - begun_s == pytest.approx(10.0, abs=0.5)
+
+
+async def test_a_waiter_that_is_cancelled_takes_nothing() -> None:
+    clock = SteppingClock(turns=1, start_s=100.0)
+    throttle = Throttle(clock, MIB)
+    await throttle.take(MIB)
+    waiting = asyncio.create_task(throttle.take(100 * MIB))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    before_s = clock.now_s
+    await throttle.take(1)
+    await throttle.take(1)
+    assert clock.now_s - before_s < 1.5
+
+
+def test_a_negative_rate_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 \\(unlimited\\) or more"):
+        Throttle(SteppingClock(turns=1, start_s=100.0), -1)
+
+
+@given(
+    rate=st.integers(MIB // 4, 10 * MIB),
+    requests=st.lists(st.tuples(st.integers(1, 2 * MIB), st.floats(0, 3)), min_size=1, max_size=40),
+)
+def test_no_span_of_time_sees_more_than_its_share(rate: int, requests: list[tuple[int, float]]) -> None:
+    async def run() -> list[tuple[float, int]]:
+        clock = SteppingClock(turns=1, start_s=100.0)
+        throttle = Throttle(clock, rate)
+        passed = []
+        for size, pause_s in requests:
+            await clock.sleep(pause_s)
+            await throttle.take(size)
+            passed.append((clock.now_s, size))
+        return passed
+
+    passed = asyncio.run(run())
+    for first in range(len(passed)):
+        for last in range(first, len(passed)):
+            # The last request may overshoot: it passes as soon as the bucket is not in debt.
+            size = sum(each for _, each in passed[first:last])
+            span_s = passed[last][0] - passed[first][0]
+            assert size <= rate * (span_s + BURST_S) + passed[first][1] + 1
+
+
+async def test_a_budget_admits_in_order_and_never_more_than_its_limit() -> None:
+    budget = ByteBudget(10)
+    held: list[int] = []
+    order: list[int] = []
+
+    async def use(number: int, size: int) -> None:
+        async with budget.hold(size):
+            order.append(number)
+            held.append(budget.held_bytes)
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        for number, size in enumerate([6, 6, 3, 4, 10, 1]):
+            group.create_task(use(number, size))
+    assert order == [0, 1, 2, 3, 4, 5]
+    assert max(held) <= 10
+    assert budget.held_bytes == 0
+
+
+async def test_a_request_above_the_whole_budget_passes_alone() -> None:
+    budget = ByteBudget(10)
+    async with budget.hold(1000):
+        assert budget.held_bytes == 10
+    assert budget.held_bytes == 0
+
+
+async def test_a_budget_waiter_that_is_cancelled_holds_nothing() -> None:
+    budget = ByteBudget(10)
+    async with budget.hold(10):
+        waiting = asyncio.create_task(budget.hold(5).__aenter__())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    async with budget.hold(10):
+        assert budget.held_bytes == 10

@@ -1,0 +1,140 @@
+"""Processes that the store's ACLs keep out: each says so, asks less and less often, and goes on once it may."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from auditor.metrics import definitions as auditor_names
+from auditor.metrics.service_metrics import state_values
+from bookie.metadata.layout import available_path, cookie_path
+from bookie.metadata.nodes import ensure_path, parent_of
+from bookie.metadata.port import AccessDeniedError
+from bookie.metadata.runs.election import election_path
+from bookie.metadata.tasks.parked import own_path
+from bookie.model.ids import BookieId
+from bookie.runtime.retry import GrowingPause
+from bookie.runtime.tasks import guarded
+from replicator.worker import RunEnd
+from tests.worlds.repair import LEDGER, a_world, make_metadata, names
+from tests.worlds.service import ROOT, World
+from tests.worlds.virtual_time import in_virtual_time, until
+
+HOUR_S = 3600.0
+LINES_MAX = 70
+"""In an hour: one a minute, and a few more at the beginning."""
+
+
+def lines_with(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    return sum(text in record.getMessage() for record in caplog.records)
+
+
+def no_traceback(caplog: pytest.LogCaptureFixture) -> bool:
+    return not any(record.exc_info for record in caplog.records)
+
+
+def test_a_growing_pause_doubles_up_to_its_bound_and_begins_anew() -> None:
+    pause = GrowingPause(1.0, 5.0)
+    assert [pause.next_s() for _ in range(5)] == [1, 2, 4, 5, 5]
+    pause.reset()
+    assert pause.next_s() == 1
+
+
+@in_virtual_time
+async def test_a_worker_that_may_not_list_bookies_any_more_waits_longer_and_longer_and_repairs_once_it_may(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.kill("c")
+        await world.tasks.mark(LEDGER, names("c"))
+        world.cell.deny(available_path(world.cluster.root, is_read_only=False))
+        running = world.worker(once=False)
+        run = guarded("worker", running.worker.run())
+        await asyncio.sleep(HOUR_S)
+        assert not run.done()
+        refused = lines_with(caplog, "store refused")
+        assert 2 <= refused <= 2 * LINES_MAX  # the tasks, and the watch of bookies
+        assert no_traceback(caplog)
+        assert "the tasks: " in running.worker.problem
+        assert "the list of bookies: " in running.worker.problem
+        world.cell.allow(available_path(world.cluster.root, is_read_only=False))
+
+        async def is_clean() -> bool:
+            return await world.is_clean()
+
+        await until(is_clean)
+        assert running.worker.problem == ""
+        assert await running.stop(run) is RunEnd.STOPPED
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@pytest.mark.parametrize("is_disabled", [False, True])
+def test_a_worker_that_idles_says_when_it_is_refused_and_when_it_may_again(is_disabled: bool) -> None:
+    """Whatever it waits for meanwhile: tasks, or recovery to be enabled."""
+
+    @in_virtual_time
+    async def story() -> None:
+        async with a_world("a b c t") as world:
+            running = world.worker(once=False)
+            run = guarded("worker", running.worker.run())
+            await asyncio.sleep(10)
+            assert running.worker.problem == ""
+            await world.kill("t")
+            world.cell.deny(available_path(world.cluster.root, is_read_only=False))  # before anybody has looked
+            await asyncio.sleep(HOUR_S)
+            assert "the list of bookies: " in running.worker.problem
+            if is_disabled:
+                await world.tasks.disable()
+            world.cell.allow(available_path(world.cluster.root, is_read_only=False))
+
+            async def is_well() -> bool:
+                return running.worker.problem == ""
+
+            await until(is_well, 130)
+            assert await running.stop(run) is RunEnd.STOPPED
+
+    story()
+
+
+@in_virtual_time
+async def test_a_worker_that_should_end_ends_with_what_the_store_refuses() -> None:
+    async with a_world("a b c t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.tasks.mark(LEDGER, names("c"))
+        world.cell.deny(available_path(world.cluster.root, is_read_only=False))
+        with pytest.raises(AccessDeniedError):
+            await world.worker(once=True).worker.run()
+
+
+@pytest.mark.parametrize("what", ["votes", "cookies", "first-seen-down"])
+@in_virtual_time
+async def test_an_auditor_that_is_refused_says_why_and_asks_less_and_less_often(
+    caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    world = await World.create()
+    path = {
+        "votes": election_path(ROOT),
+        "cookies": parent_of(cookie_path(ROOT, BookieId("x"))),
+        "first-seen-down": own_path("first-seen-down", ROOT),
+    }[what]
+    await ensure_path(world.store(), path)
+    world.cell.deny(path)
+    auditor = await world.auditor()
+    await asyncio.sleep(HOUR_S)
+    status = auditor.service.status()
+    (problem,) = status.problems
+    assert path in problem
+    assert state_values(status, 0)[auditor_names.REFUSED,] == 1
+    warned = [record for record in caplog.records if "trying again" in record.getMessage()]
+    assert 2 <= len(warned) <= LINES_MAX
+    assert no_traceback(caplog)
+    world.cell.allow(path)
+
+    async def is_well() -> bool:
+        return auditor.leads and not auditor.service.status().problems
+
+    await until(is_well)
+    assert state_values(auditor.service.status(), 0)[auditor_names.REFUSED,] == 0
+    await world.close()

@@ -1,0 +1,276 @@
+"""The worker on a small cluster in memory: what it repairs, how, and what it takes no notice of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import LedgerState
+from bookie.wire.port import ListReply, Status
+from replicator.repair import execution
+from replicator.telemetry.events import Ending
+from replicator.worker import RunEnd
+from tests.worlds.repair import LEDGER, Tampering, a_world, flipped, make_metadata, names
+from tests.worlds.virtual_time import in_virtual_time, until
+
+
+@in_virtual_time
+async def test_a_striped_ledger_is_healed_with_exactly_its_entries() -> None:
+    async with a_world("a b c d e t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c d e"), quorum=(3, 2), last=2999), 3000)
+        await world.kill("c")
+        await world.tasks.mark(LEDGER, names("c"))
+        recorder = await world.heal()
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a b t d e")
+        await world.assert_whole(LEDGER, packets, "t")
+        assert await world.is_clean()
+        (result,) = recorder.results
+        assert (result.ending, result.fragments, result.entries) == (Ending.REPAIRED, 1, 1800)
+
+
+@in_virtual_time
+async def test_two_lost_bookies_are_replaced_by_two_others() -> None:
+    async with a_world("a b c d e t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c d e"), quorum=(3, 2), last=99), 100)
+        await world.kill("a", "c")
+        await world.tasks.mark(LEDGER, names("a c"))
+        await world.heal()
+        members = (await world.metadata(LEDGER)).last_fragment.members
+        assert {members[0], members[2]} == set(names("t u"))
+        await world.assert_whole(LEDGER, packets, "t", "u")
+
+
+@in_virtual_time
+async def test_every_fragment_is_repaired_and_everything_else_in_the_metadata_stays() -> None:
+    async with a_world("a b c t") as world:
+        before = make_metadata((0, "a b"), (10, "b c"), (20, "b a"), quorum=(2, 2), last=29, length=300)
+        packets = await world.ledger(LEDGER, before, 30)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        await world.heal()
+        after = await world.metadata(LEDGER)
+        assert [fragment.first_entry_id for fragment in after.fragments] == [0, 10, 20]
+        assert [fragment.members[p] for fragment, p in zip(after.fragments, (0, 1, 1), strict=True)] == list("aca")
+        assert (after.state, after.last_entry_id, after.length) == (LedgerState.CLOSED, 29, 300)
+        await world.assert_whole(LEDGER, packets)
+        assert world.version(LEDGER) == 1  # all fragments by one write
+
+
+@in_virtual_time
+async def test_a_ledger_of_many_fragments_is_repaired_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "STEPS_MAX", 2)
+    async with a_world("a b c t") as world:
+        before = make_metadata((0, "a b"), (10, "b c"), (20, "b a"), (30, "a b"), (40, "b c"), quorum=(2, 2), last=49)
+        packets = await world.ledger(LEDGER, before, 50)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert [(result.ending, result.fragments) for result in recorder.results] == [(Ending.REPAIRED, 5)]
+        await world.assert_whole(LEDGER, packets)
+        assert world.version(LEDGER) == 3
+
+
+@in_virtual_time
+async def test_an_empty_ledger_needs_no_copying() -> None:
+    async with a_world("a b t u") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=-1), 0)
+        await world.kill("a", "b")
+        await world.tasks.mark(LEDGER, names("a b"))
+        await world.heal()
+        assert set((await world.metadata(LEDGER)).last_fragment.members) == set(names("t u"))
+        assert world.bookies["t"].adds == world.bookies["u"].adds == []
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_read_only_bookie_is_a_source_and_not_replaced() -> None:
+    async with a_world("a b t r") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.register("a", is_read_only=True)
+        await world.register("r", is_read_only=True)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b a"))
+        await world.heal()
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a t")
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_a_task_without_anything_missing_is_completed() -> None:
+    async with a_world("a b") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.tasks.mark(LEDGER, names("z"))
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.NOTHING_MISSING]
+        assert world.version(LEDGER) == 0
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_bookie_that_came_back_with_its_copies_needs_nothing() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.tasks.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.NOTHING_MISSING]
+        assert world.bookies["t"].adds == []
+        assert world.version(LEDGER) == 0
+
+
+@in_virtual_time
+async def test_a_bookie_that_comes_back_during_the_copy_keeps_its_place() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        world.bookies["t"].before_add = lambda: world.register("b")
+        await world.heal()
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a b")
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_bookie_that_came_back_with_empty_disks_is_filled_up_in_place() -> None:
+    async with a_world("a b") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.add_bookies("b", incarnation="2")
+        await world.bookies.nodes[BookieId("b")].storage.set_limbo([LEDGER])
+        await world.tasks.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.REPAIRED]
+        assert world.version(LEDGER) == 0
+        await world.assert_whole(LEDGER, packets, "b")
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_registered_bookie_that_does_not_answer_is_neither_whole_nor_lost() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.tasks.mark(LEDGER, names("b"))
+        world.bookies.hang_up("b")
+        running = world.worker()
+        assert await running.worker.run() is RunEnd.UNSETTLED
+        assert set(running.recorder.endings()) == {Ending.FAILED}
+        assert world.version(LEDGER) == 0
+        assert await world.task(LEDGER) is not None
+
+
+@in_virtual_time
+async def test_a_corrupt_source_is_reported_and_the_next_one_used() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        for name, entry in (("a", 3), ("c", 4)):
+            world.bookies[name].results[EntryId(entry)] = flipped
+        recorder = await world.heal()
+        await world.assert_whole(LEDGER, packets, "t")
+        assert [(copy.bookie, copy.entry_id) for copy in recorder.corrupt] in ([("a", 3)], [("c", 4)])
+
+
+@in_virtual_time
+async def test_a_target_that_dies_during_the_copy_is_replaced_and_nothing_is_half_changed() -> None:
+    async with a_world("a b t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=99), 100)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        for name in "tu":
+
+            async def die(name: str = name) -> None:
+                for other in "tu":
+                    world.bookies[other].before_add = None
+                await world.kill(name)
+
+            world.bookies[name].before_add = die
+        await world.heal()
+        assert world.version(LEDGER) == 1
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_target_that_acknowledges_what_it_does_not_list_is_not_named() -> None:
+    async with a_world("a b t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        world.bookies["t"].list_replies = [ListReply(Status.OK, EntryRuns.of(range(9)))] * 100
+        await world.heal()
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a u")
+        await world.assert_whole(LEDGER, packets, "u")
+
+
+def at_the_next_list(tampering: Tampering, act: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Any]:
+    """To be called before the list that comes before the copy: act before the one that comes after it."""
+
+    async def arm() -> None:
+        tampering.before_list = act
+
+    return arm
+
+
+@in_virtual_time
+async def test_a_target_with_other_disks_than_those_that_were_copied_to_is_not_named_for_them() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        lying = world.bookies["t"]
+        versions: list[int | None] = []
+
+        async def swap_disks() -> None:
+            versions.append(world.version(LEDGER))
+            await world.add_bookies("t", incarnation="2")
+            lying.list_replies = [ListReply(Status.OK, EntryRuns.of(range(10)))]
+
+        lying.before_list = at_the_next_list(lying, swap_disks)
+        recorder = await world.heal()
+        assert Ending.REPAIRED in recorder.endings()
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_a_target_that_becomes_read_only_during_the_copy_is_not_named() -> None:
+    async with a_world("a b t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        became: list[str] = []
+        for name in "tu":
+
+            async def fill_up(name: str = name) -> None:
+                if not became:
+                    became.append(name)
+                    await world.register(name, is_read_only=True)
+
+            world.bookies[name].before_list = at_the_next_list(world.bookies[name], fill_up)
+        await world.heal()
+        (full,) = became
+        assert (await world.metadata(LEDGER)).last_fragment.members == ("a", "u" if full == "t" else "t")
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_new_tasks_are_noticed_and_the_most_urgent_come_first() -> None:
+    async with a_world("a b c d t") as world:
+        await world.ledger(1, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.ledger(2, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark_many([(LedgerId(i), names("b")) for i in (1, 2)])
+        running = world.worker(once=False, ledgers_in_flight=1)
+        run = asyncio.create_task(running.worker.run())
+        await until(world.is_clean, seconds=20)
+        assert [result.ledger_id for result in running.recorder.results] == [2, 1]
+        await world.ledger(3, make_metadata((0, "a d"), quorum=(2, 2), last=9), 10)
+        await world.kill("d")
+        await world.tasks.mark(LedgerId(3), names("d"))
+        await until(world.is_clean, seconds=20)
+        await running.stop(run)
+        assert running.recorder.results[-1].ledger_id == 3

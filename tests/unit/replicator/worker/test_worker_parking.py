@@ -1,0 +1,256 @@
+"""What the worker cannot repair now: parked with a reason, woken by a change, never tried in a hot loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.store.memory import Fault
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.ids import EntryId, LedgerId
+from bookie.wire.port import Status
+from replicator.telemetry.events import Ending
+from replicator.worker import RunEnd
+from tests.worlds.repair import LEDGER, a_world, answers, flipped, make_metadata, names
+from tests.worlds.virtual_time import in_virtual_time, until
+
+
+@in_virtual_time
+async def test_an_entry_that_nobody_serves_parks_the_ledger_with_evidence() -> None:
+    async with a_world("a b c t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        world.bookies["a"].results[EntryId(3)] = answers(Status.NO_ENTRY)
+        world.bookies["c"].results[EntryId(3)] = flipped
+        await world.heal()
+        (parked,) = await world.parked.list()
+        assert parked.reason is ParkReason.UNREADABLE_ENTRIES
+        assert "entry 3" in parked.detail
+        assert "a=NO_ENTRY" in parked.detail
+        assert "c=CORRUPT" in parked.detail
+        assert await world.task(LEDGER) is not None
+        assert await world.tasks.locked() == frozenset()
+        assert world.version(LEDGER) == 0
+
+
+@in_virtual_time
+async def test_the_readable_fragments_of_a_partly_unreadable_ledger_are_repaired() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), (10, "b a"), quorum=(2, 2), last=19), 20)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        world.bookies["a"].results[EntryId(3)] = answers(Status.NO_ENTRY)
+        recorder = await world.heal()
+        assert [f.members for f in (await world.metadata(LEDGER)).fragments] == [names("a b"), names("t a")]
+        (result,) = recorder.results
+        assert (result.ending, result.fragments, result.reason) == (Ending.PARKED, 1, ParkReason.UNREADABLE_ENTRIES)
+
+
+@in_virtual_time
+async def test_a_silent_source_is_no_reason_to_park() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        world.bookies["a"].results[EntryId(3)] = answers(Status.NO_ENTRY)
+        world.bookies.hang_up("c")
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(60)
+        assert set(running.recorder.endings()) == {Ending.FAILED}
+        assert await world.parked.list() == []
+        world.network_up("c")
+        await until(world.is_clean)
+        assert await running.stop(run) is RunEnd.STOPPED
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_a_bookie_that_lost_entries_nobody_else_has_is_not_asked_again_and_again() -> None:
+    async with a_world("a b") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.add_bookies("b", incarnation="2")
+        world.bookies["a"].results[EntryId(3)] = answers(Status.CORRUPT)
+        await world.tasks.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(600)
+        assert running.recorder.endings() == [Ending.PARKED]
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_target_that_refuses_is_no_reason_to_park() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        world.bookies["t"].add_replies = [Status.UNAUTHORIZED] * 100
+        running = world.worker()
+        assert await running.worker.run() is RunEnd.UNSETTLED
+        assert set(running.recorder.endings()) == {Ending.FAILED}
+        assert "t=UNAUTHORIZED (as the test wants)" in running.recorder.results[0].detail
+        assert await world.parked.list() == []
+
+
+@in_virtual_time
+async def test_where_every_target_finds_an_entry_too_large_the_ledger_is_parked_until_a_bookie_joins() -> None:
+    async with a_world("a b t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        for target in "tu":
+            world.bookies[target].add_replies = [Status.BAD_REQUEST] * 100
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(600)
+        assert running.recorder.endings() == [Ending.PARKED]
+        [task] = await world.parked.list()
+        assert task.reason is ParkReason.NO_CANDIDATE_BOOKIE
+        assert "t=BAD_REQUEST (as the test wants)" in task.detail
+        assert "u=BAD_REQUEST (as the test wants)" in task.detail
+        await world.add_bookies("v")
+        await until(world.is_clean)
+        assert await running.stop(run) is RunEnd.STOPPED
+        await world.assert_whole(LEDGER, packets, "v")
+
+
+@in_virtual_time
+async def test_a_parked_task_that_somebody_else_finished_is_forgotten() -> None:
+    async with a_world("a b") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        await world.heal()
+        assert await world.parked.list() != []
+        held = await world.tasks.lock(LEDGER, "another program")
+        assert held is not None
+        assert await world.tasks.complete(held)
+        await world.heal()
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_without_a_candidate_the_ledger_is_parked_until_a_bookie_joins() -> None:
+    async with a_world("a b") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+
+        async def is_parked() -> bool:
+            return [task.reason for task in await world.parked.list()] == [ParkReason.NO_CANDIDATE_BOOKIE]
+
+        await until(is_parked)
+        await asyncio.sleep(300)
+        assert running.recorder.endings() == [Ending.PARKED]
+        await world.add_bookies("t")
+        await until(world.is_clean, seconds=10)
+        await world.assert_whole(LEDGER, packets, "t")
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_without_a_live_copy_the_ledger_is_parked_until_a_holder_returns() -> None:
+    async with a_world("a b t u") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("a", "b")
+        await world.tasks.mark(LEDGER, names("a b"))
+        recorder = await world.heal()
+        assert [result.reason for result in recorder.results] == [ParkReason.NO_LIVE_COPY]
+        await world.register("a", is_read_only=True)
+        assert (await world.heal()).endings() == [Ending.REPAIRED]
+        assert (await world.metadata(LEDGER)).last_fragment.members[0] == "a"
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_parked_task_is_tried_again_when_it_is_marked_again() -> None:
+    async with a_world("a b c") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        assert (await world.heal()).endings() == [Ending.PARKED]
+        assert (await world.heal()).endings() == []
+        await world.kill("c")
+        await world.tasks.mark(LEDGER, names("c"))
+        assert (await world.heal()).endings() == [Ending.PARKED]
+
+
+@in_virtual_time
+async def test_an_unreadable_entry_is_tried_again_when_another_bookie_joins() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        world.bookies["a"].results[EntryId(3)] = answers(Status.CORRUPT)
+        assert (await world.heal()).endings() == [Ending.PARKED]
+        world.bookies["a"].results.clear()
+        assert (await world.heal()).endings() == []
+        await world.add_bookies("u")
+        assert (await world.heal()).endings() == [Ending.REPAIRED]
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_nothing_is_done_in_a_hot_loop_while_everything_is_parked() -> None:
+    async with a_world("a b") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+        requests = 0
+
+        async def count(operation: str, path: str) -> Fault | None:
+            nonlocal requests
+            requests += 1
+            return None
+
+        running.store.fault_hook = count
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(3600)
+        assert requests < 3600 / running.worker._settings.poll_interval_s * 30
+        assert running.recorder.endings().count(Ending.PARKED) <= 3  # once, and after each half hour
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_unreadable_metadata_is_parked() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.store.set(world.ledgers.path(LEDGER), b"junk", ANY_VERSION)
+        await world.tasks.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert [result.reason for result in recorder.results] == [ParkReason.UNREADABLE_METADATA]
+        assert (await world.heal()).endings() == []
+
+
+@in_virtual_time
+async def test_one_failing_ledger_does_not_keep_the_others_waiting() -> None:
+    async with a_world("a b c t") as world:
+        packets = {}
+        for ledger_id in range(6):
+            members = "a b" if ledger_id else "c b"
+            packets[ledger_id] = await world.ledger(ledger_id, make_metadata((0, members), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark_many([(LedgerId(i), names("b")) for i in range(6)])
+
+        async def bug(operation: str, path: str) -> Fault | None:
+            if operation == "get" and path == world.ledgers.path(LedgerId(0)):
+                raise RuntimeError("a bug, or so it seems")
+            return None
+
+        running = world.worker(ledgers_in_flight=1)
+        running.store.fault_hook = bug
+        started_s = world.clock.monotonic_s()
+        assert await running.worker.run() is RunEnd.UNSETTLED
+        for ledger_id in range(1, 6):
+            await world.assert_whole(ledger_id, packets[ledger_id])
+        failures = [result for result in running.recorder.results if result.ending is Ending.FAILED]
+        assert {result.ledger_id for result in failures} == {0}
+        assert len(failures) == 5
+        assert world.clock.monotonic_s() - started_s > 60  # with growing pauses
+        assert [task.ledger_id for task in await world.tasks.list()] == [0]

@@ -1,0 +1,399 @@
+"""The worker against others and against time: writers, rivals, lost locks and sessions, stops and crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from bookie.metadata.layout import lock_path
+from bookie.metadata.store.memory import Fault, MemoryStore
+from bookie.model.errors import InvariantError
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.metadata import Fragment
+from replicator.repair.lease import Lease, LeaseLostError
+from replicator.telemetry.events import Ending
+from replicator.worker import RunEnd
+from tests.worlds.repair import LEDGER, ROOT, World, a_world, make_metadata, names
+from tests.worlds.virtual_time import in_virtual_time, run_virtual, until
+
+
+@in_virtual_time
+async def test_a_writer_that_changes_the_ensemble_meanwhile_loses_nothing_and_nothing_is_copied_twice() -> None:
+    async with a_world("a b c t") as world:
+        before = make_metadata((0, "a b"), (10, "a c"), quorum=(2, 2), last=None)
+        packets = await world.ledger(LEDGER, before, 15)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+
+        async def change_ensemble() -> None:
+            now = await world.ledgers.read(LEDGER)
+            wanted = now.metadata.with_last_fragment(EntryId(15), names("c a"))
+            await world.ledgers.write(LEDGER, wanted, now.version)
+
+        for name in "ct":
+            world.bookies[name].before_add = change_ensemble
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.REPAIRED]
+        after = await world.metadata(LEDGER)
+        assert after.fragments[1:] == (Fragment(EntryId(10), names("a c")), Fragment(EntryId(15), names("c a")))
+        assert "b" not in after.members()
+        copied = sum(len(batch.entries) for name in "ct" for batch in world.bookies[name].adds)
+        assert copied == 10
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_a_ledger_deleted_before_or_during_the_copy_ends_its_task() -> None:
+    async with a_world("a b t") as world:
+        for ledger_id in (1, 2):
+            await world.ledger(ledger_id, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LedgerId(1), names("b"))
+        await world.tasks.mark(LedgerId(2), names("b"))
+        await world.ledgers.delete(LedgerId(1))
+        world.bookies["t"].before_add = lambda: world.ledgers.delete(LedgerId(2))
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.LEDGER_DELETED, Ending.LEDGER_DELETED]
+        assert await world.is_clean()
+        assert world.version(LedgerId(2)) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_workers_share_the_tasks(seed: int) -> None:
+    async def main() -> None:
+        async with a_world("a b c d t u") as world:
+            packets = {}
+            for ledger_id in range(12):
+                metadata = make_metadata((0, "a b c"), (10, "b c d"), quorum=(3, 2), last=19)
+                packets[ledger_id] = await world.ledger(ledger_id, metadata, 20)
+            await world.kill("b")
+            await world.tasks.mark_many([(LedgerId(i), names("b")) for i in range(12)])
+            workers = [world.worker(seed=seed * 2 + i, ledgers_in_flight=3) for i in range(2)]
+            ends = await asyncio.gather(*(running.worker.run() for running in workers))
+            assert ends == [RunEnd.SETTLED, RunEnd.SETTLED]
+            repaired = [
+                result.ledger_id
+                for running in workers
+                for result in running.recorder.results
+                if result.ending is Ending.REPAIRED
+            ]
+            assert sorted(repaired) == list(range(12))
+            for ledger_id, expected in packets.items():
+                assert world.version(LedgerId(ledger_id)) == 1
+                await world.assert_whole(ledger_id, expected)
+            assert await world.is_clean()
+
+    run_virtual(main())
+
+
+@in_virtual_time
+async def test_a_lock_that_was_taken_away_means_no_change_on_its_ground() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        world.bookies["t"].before_add = lambda: world.store.delete(lock_path(ROOT, LEDGER))
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.STOPPED, Ending.REPAIRED]
+        assert recorder.looks == [0, 1]  # versions of the metadata at those moments
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_a_lock_that_became_somebody_else_s_is_left_to_them() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+
+        async def steal() -> None:
+            await world.store.delete(lock_path(ROOT, LEDGER))
+            assert await world.tasks.lock(LEDGER, "thief") is not None
+
+        world.bookies["t"].before_add = steal
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(60)
+        assert running.recorder.endings() == [Ending.STOPPED]
+        assert await world.tasks.locked() == {LEDGER}
+        assert world.version(LEDGER) == 0
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_lease_ends_with_its_session_and_touches_nothing_afterwards() -> None:
+    async with a_world("a b") as world:
+        await world.tasks.mark(LEDGER, names("b"))
+        store = MemoryStore(world.cell)
+        ports = world.ports(store)
+        held = await ports.tasks.lock(LEDGER, "first")
+        assert held is not None
+        lease = Lease(ports, held, store.session.epoch)
+        assert await lease.may_continue()
+        await lease.ensure_ours()
+        store.expire()
+        store.resume()
+        assert await ports.tasks.lock(LEDGER, "second") is not None
+        assert not await lease.may_continue()
+        for use in (lease.ensure_ours, lease.complete):
+            with pytest.raises(LeaseLostError):
+                await use()
+        assert await lease.release()
+        assert await world.tasks.locked() == {LEDGER}
+        await store.close()
+
+
+@in_virtual_time
+async def test_a_task_marked_again_during_the_repair_stays() -> None:
+    async with a_world("a b c t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+
+        async def another_loss() -> None:
+            await world.tasks.mark(LEDGER, names("z"))
+
+        for name in "tu":
+            world.bookies[name].before_add = another_loss
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.MARKED_AGAIN, Ending.NOTHING_MISSING]
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_the_end_of_the_session_ends_every_effect() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+
+        async def expire() -> None:
+            running.store.expire()
+
+        world.bookies["t"].before_add = expire
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(120)
+        assert running.recorder.results == []
+        assert world.version(LEDGER) == 0
+        assert await world.task(LEDGER) is not None
+        assert await world.tasks.locked() == frozenset()
+        running.store.resume()
+        await until(world.is_clean, seconds=20)
+        await running.stop(run)
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_a_new_session_at_once_does_not_continue_what_the_old_one_began() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+        sessions: list[int] = []
+
+        async def expire() -> None:
+            running.store.expire()
+            running.store.resume()
+
+        async def note(operation: str, path: str) -> Fault | None:
+            if operation in ("set", "multi") and path == world.ledgers.path(LEDGER):
+                sessions.append(running.store.session.epoch)
+            return None
+
+        running.store.fault_hook = note
+        world.bookies["t"].before_add = expire
+        run = asyncio.create_task(running.worker.run())
+        await until(world.is_clean, seconds=60)
+        await running.stop(run)
+        assert sessions == [2]  # one write of metadata, by the second session
+        assert running.recorder.endings() == [Ending.REPAIRED]
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_a_connection_that_comes_back_in_time_costs_nothing() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        running = world.worker()
+
+        async def blink() -> None:
+            running.store.suspend()
+            asyncio.get_running_loop().call_later(3, running.store.resume)
+
+        world.bookies["t"].before_add = blink
+        assert await running.worker.run() is RunEnd.SETTLED
+        assert running.recorder.endings() == [Ending.REPAIRED]
+        assert len(world.bookies["t"].adds) == 1
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_disable_stops_before_the_next_copy_and_enable_goes_on() -> None:
+    async with a_world("a b t") as world:
+        metadata = make_metadata((0, "a b"), quorum=(2, 2), last=19_999)
+        packets = await world.ledger(LEDGER, metadata, 20_000)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+        world.bookies["t"].before_add = world.tasks.disable
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(60)
+        assert running.recorder.endings() == [Ending.STOPPED]
+        assert len(world.bookies["t"].adds) <= 4  # what was on its way
+        assert world.version(LEDGER) == 0
+        assert await world.tasks.locked() == frozenset()
+        await world.tasks.enable()
+        await until(world.is_clean, seconds=20)
+        await running.stop(run)
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_a_run_that_should_end_does_not_wait_for_repair_to_be_enabled() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.disable()
+        running = world.worker()
+        assert await running.worker.run() is RunEnd.UNSETTLED
+        assert running.recorder.results == []
+
+
+@in_virtual_time
+async def test_a_broken_rule_of_our_own_ends_the_worker() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.tasks.mark(LEDGER, names("b"))
+
+        async def broken(operation: str, path: str) -> Fault | None:
+            if path == world.ledgers.path(LEDGER) and operation == "get":
+                raise InvariantError("two and two are five")
+            return None
+
+        running = world.worker(once=False)
+        running.store.fault_hook = broken
+        with pytest.raises(InvariantError):
+            await running.worker.run()
+        assert await world.tasks.locked() == frozenset()
+
+
+@in_virtual_time
+async def test_a_store_that_fails_now_and_then_only_delays() -> None:
+    async with a_world("a b t") as world:
+        packets = {}
+        for ledger_id in range(5):
+            packets[ledger_id] = await world.ledger(ledger_id, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark_many([(LedgerId(i), names("b")) for i in range(5)])
+        running = world.worker(once=False)
+        rng = random.Random(5)
+
+        async def flaky(operation: str, path: str) -> Fault | None:
+            return rng.choices((None, Fault.FAIL_BEFORE, Fault.LOSE_ANSWER), (90, 5, 5))[0]
+
+        running.store.fault_hook = flaky
+        run = asyncio.create_task(running.worker.run())
+        await until(world.is_clean, seconds=3600)
+        await running.stop(run)
+        for ledger_id, expected in packets.items():
+            await world.assert_whole(ledger_id, expected)
+
+
+@in_virtual_time
+async def test_stopping_lets_what_is_in_flight_end_within_the_grace_period() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(1, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.ledger(2, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark_many([(LedgerId(i), names("b")) for i in (1, 2)])
+        running = world.worker(once=False, ledgers_in_flight=1)
+        seen: list[int] = []
+
+        async def stop() -> None:
+            running.worker.stop()
+            await asyncio.sleep(10)
+            seen.append(1)
+
+        world.bookies["t"].before_add = stop
+        assert await running.worker.run() is RunEnd.STOPPED
+        assert seen == [1]
+        (result,) = running.recorder.results
+        assert result.ending is Ending.REPAIRED
+        if result.ledger_id == 1:
+            await world.assert_whole(1, packets)
+        assert len(await world.tasks.list()) == 1
+        assert await world.tasks.locked() == frozenset()
+
+
+@in_virtual_time
+async def test_what_does_not_end_in_time_is_let_go_cleanly() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        running = world.worker(once=False, grace_s=5)
+
+        async def stop() -> None:
+            running.worker.stop()
+            await asyncio.sleep(20)
+
+        world.bookies["t"].before_add = stop
+        assert await running.worker.run() is RunEnd.STOPPED
+        assert running.recorder.results == []
+        assert world.version(LEDGER) == 0
+        assert await world.task(LEDGER) is not None
+        assert await world.tasks.locked() == frozenset()
+
+
+async def assert_no_unverified_member(world: World, packets: dict[EntryId, bytes], lost: str) -> None:
+    """Whatever happened, each member but the lost ones holds all it should (I17), and members are distinct (I6)."""
+    metadata = await world.metadata(LEDGER)
+    for fragment in metadata.fragments:
+        assert len(set(fragment.members)) == metadata.ensemble_size
+    for bookie in metadata.members() - set(names(lost)):
+        held = set(await world.bookies.nodes[bookie].holds(LEDGER))
+        last = metadata.last_entry_id
+        assert last is not None
+        for entry_id in range(last + 1):
+            fragment = metadata.fragments[metadata.fragment_index(EntryId(entry_id))]
+            for step in range(metadata.write_quorum):
+                if fragment.members[(entry_id + step) % metadata.ensemble_size] == bookie:
+                    assert entry_id in held
+
+
+async def crash_after(turns: int) -> bool:
+    """Crash a worker after so many turns of the loop and let another one finish; whether it ended before that."""
+    async with a_world("a b c t u") as world:
+        metadata = make_metadata((0, "a b c"), (4, "b a c"), (9, "c a b"), quorum=(2, 2), last=8)
+        packets = await world.ledger(LEDGER, metadata, 9)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        first = world.worker(seed=1)
+        run = asyncio.create_task(first.worker.run())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_over = run.done()
+        first.store.expire()
+        run.cancel()
+        await asyncio.wait([run])
+        await assert_no_unverified_member(world, packets, "b")
+        second = world.worker(seed=2)
+        assert await second.worker.run() is RunEnd.SETTLED
+        await world.assert_whole(LEDGER, packets)
+        assert "b" not in (await world.metadata(LEDGER)).members()
+        assert await world.is_clean()
+        return is_over
+
+
+def test_a_crash_at_any_moment_leaves_what_another_worker_can_finish() -> None:
+    turns = 0
+    while not run_virtual(crash_after(turns)):
+        turns += 1
+    assert turns > 100

@@ -1,0 +1,373 @@
+"""Reservations (S16) and the last look before a task goes (I18): what protects copies when locks do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from bookie.metadata.bookies.incarnations import Incarnations
+from bookie.metadata.layout import lock_path
+from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.store.memory import Fault
+from bookie.metadata.tasks.reservations import Reservation
+from bookie.model.ids import BookieId, EntryId
+from bookie.wire.port import ListReply, Status
+from replicator.telemetry.events import Ending
+from replicator.worker import RunEnd
+from tests.worlds.repair import LEDGER, ROOT, Recorder, World, a_world, make_metadata, names
+from tests.worlds.virtual_time import in_virtual_time, until
+
+
+async def lose(world: World, *bookies: str) -> None:
+    await world.kill(*bookies)
+    await world.tasks.mark(LEDGER, names(" ".join(bookies)))
+
+
+@in_virtual_time
+async def test_the_whole_plan_is_reserved_before_a_target_is_asked_or_copied_to_and_released_before_the_task() -> None:
+    async with a_world("a b c t u") as world:
+        metadata = make_metadata((0, "a b c"), (10, "b a c"), (20, "b c a"), quorum=(2, 2), last=19)
+        packets = await world.ledger(LEDGER, metadata, 20)
+        await lose(world, "b")
+        seen: list[set[tuple[int, int]]] = []
+        targets: set[str] = set()
+
+        async def look() -> None:
+            reserved = await world.reservations.read(LEDGER)
+            assert reserved is not None
+            seen.append({(each.first_entry_id, each.position) for each in reserved.reservations})
+            targets.update(each.target for each in reserved.reservations)
+            assert {each.incarnation for each in reserved.reservations} == {"1"}
+
+        for name in "tu":
+            world.bookies[name].before_list = look
+            world.bookies[name].before_add = look
+        running = world.worker()
+        order: list[str] = []
+
+        async def note(operation: str, path: str) -> Fault | None:
+            if operation == "multi":
+                order.append(path)
+            return None
+
+        running.store.fault_hook = note
+        assert await running.worker.run() is RunEnd.SETTLED
+        assert seen
+        assert all(each == {(0, 1), (10, 0), (20, 0)} for each in seen)
+        after = await world.metadata(LEDGER)
+        assert targets == {fragment.members[p] for fragment, p in zip(after.fragments, (1, 0, 0), strict=True)}
+        own = world.reservations.path(LEDGER)
+        kinds = ["reserve" if path.startswith(own) else path for path in order]
+        installed, completed = kinds.index(world.ledgers.path(LEDGER)), kinds.index(lock_path(ROOT, LEDGER))
+        assert kinds.index("reserve") < installed < len(kinds) - 1 - kinds[::-1].index("reserve") < completed
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_filling_up_in_place_reserves_nothing() -> None:
+    async with a_world("a b") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.add_bookies("b", incarnation="2")
+        await world.tasks.mark(LEDGER, names("b"))
+        seen: list[object] = []
+
+        async def look() -> None:
+            seen.append(await world.reservations.read(LEDGER))
+
+        world.bookies["b"].before_add = look
+        await world.heal()
+        assert seen == [None]
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_a_reservation_that_another_worker_took_over_stops_the_install() -> None:
+    async with a_world("a b t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await lose(world, "b")
+        running = world.worker(once=False)
+        other = Reservation(EntryId(0), 1, BookieId("u"), "1")
+
+        async def take_over() -> None:
+            await world.store.delete(lock_path(ROOT, LEDGER))
+            assert await world.tasks.lock(LEDGER, "other") is not None
+            await world.reservations.reserve(LEDGER, "other", [other])
+
+        writes: list[str] = []
+
+        async def late(operation: str, path: str) -> Fault | None:
+            if operation == "multi" and path == world.ledgers.path(LEDGER) and not writes:
+                writes.append(path)
+                await take_over()
+            return None
+
+        running.store.fault_hook = late
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(60)
+        assert writes  # it was on its way
+        assert world.version(LEDGER) == 0
+        assert running.recorder.endings() == [Ending.STOPPED]
+        reserved = await world.reservations.read(LEDGER)
+        assert reserved is not None
+        assert reserved.reservations == (other,)  # the other worker's stands
+        await running.stop(run)
+        assert len(packets) == 10
+
+
+@in_virtual_time
+async def test_what_a_dead_worker_reserved_is_removed_with_the_task() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.reservations.reserve(LEDGER, "dead", [Reservation(EntryId(0), 1, BookieId("t"), "1")])
+        await world.tasks.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.NOTHING_MISSING]
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_damaged_reservation_of_a_dead_worker_is_replaced() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.reservations.reserve(LEDGER, "dead", [Reservation(EntryId(0), 1, BookieId("t"), "1")])
+        await world.store.set(world.reservations.path(LEDGER), b"{", ANY_VERSION)
+        await world.tasks.mark(LEDGER, names("b"))
+        assert (await world.heal()).endings() == [Ending.NOTHING_MISSING]
+        assert await world.is_clean()
+        await world.reservations.reserve(LEDGER, "dead", [Reservation(EntryId(0), 1, BookieId("t"), "1")])
+        await world.store.set(world.reservations.path(LEDGER), b"{", ANY_VERSION)
+        await lose(world, "b")
+        await world.heal()
+        await world.assert_whole(LEDGER, packets, "t")
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_repair_that_ends_without_success_leaves_no_reservation() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await lose(world, "b")
+        world.bookies["t"].add_replies = [Status.UNAUTHORIZED] * 100
+        running = world.worker()
+        assert await running.worker.run() is RunEnd.UNSETTLED
+        assert await world.reserved() == []
+
+
+@in_virtual_time
+async def test_a_stop_in_the_middle_leaves_no_reservation() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await lose(world, "b")
+        running = world.worker(once=False, grace_s=0)
+
+        async def stop() -> None:
+            running.worker.stop()
+            await asyncio.sleep(20)
+
+        world.bookies["t"].before_add = stop
+        assert await running.worker.run() is RunEnd.STOPPED
+        assert await world.reserved() == []
+        assert await world.tasks.locked() == frozenset()
+
+
+@in_virtual_time
+async def test_a_target_that_does_not_answer_before_the_copy_is_not_copied_to() -> None:
+    async with a_world("a b t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await lose(world, "b")
+        world.bookies["t"].list_replies = [ListReply(Status.IO_ERROR)] * 100
+        await world.heal()
+        assert world.bookies["t"].adds == []
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a u")
+        await world.assert_whole(LEDGER, packets, "u")
+
+
+@in_virtual_time
+async def test_a_target_on_other_disks_than_those_reserved_refuses_the_copies() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await lose(world, "b")
+
+        async def swap_disks() -> None:
+            await world.add_bookies("t", incarnation="2")
+
+        world.bookies["t"].before_list = swap_disks
+        recorder = await world.heal()
+        assert Ending.REPAIRED in recorder.endings()
+        await world.assert_whole(LEDGER, packets, "t")
+        assert world.version(LEDGER) == 1
+
+
+@in_virtual_time
+async def test_a_task_stays_when_the_ledger_changed_after_the_verdict() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("c")
+        await world.tasks.mark(LEDGER, names("z"))
+        running = world.worker()
+        changed: list[str] = []
+
+        async def late(operation: str, path: str) -> Fault | None:
+            if operation == "multi" and path == lock_path(ROOT, LEDGER) and not changed:
+                changed.append(path)  # another worker without a lock names a bookie that died a moment ago
+                now = await world.ledgers.read(LEDGER)
+                wanted = now.metadata.with_member(0, 1, BookieId("c"))
+                await world.ledgers.write(LEDGER, wanted, now.version)
+            return None
+
+        running.store.fault_hook = late
+        assert await running.worker.run() is RunEnd.SETTLED
+        assert running.recorder.endings() == [Ending.MARKED_AGAIN, Ending.REPAIRED]
+        assert "c" not in (await world.metadata(LEDGER)).members()
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_bookie_in_limbo_that_lists_everything_is_whole_and_one_that_does_not_is_no_source() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.bookies.nodes[BookieId("a")].storage.set_limbo([LEDGER])
+        await world.tasks.mark(LEDGER, names("a"))
+        assert (await world.heal()).endings() == [Ending.NOTHING_MISSING]
+        await world.kill("b", "c")
+        await world.add_bookies("b", incarnation="2")
+        await world.bookies.nodes[BookieId("b")].storage.set_limbo([LEDGER])
+        await world.tasks.mark(LEDGER, names("b c"))
+        await world.heal()
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+        members = (await world.metadata(LEDGER)).last_fragment.members
+        assert members == names("a b t")
+        await until(world.is_clean)
+
+
+async def heal_while(world: World, act: Callable[[], Awaitable[None]]) -> list[Ending]:
+    """Heal, and let something happen right before the task would be deleted for the first time."""
+    running = world.worker()
+    done: list[bool] = []
+
+    async def late(operation: str, path: str) -> Fault | None:
+        if operation == "multi" and path == lock_path(ROOT, LEDGER) and not done:
+            done.append(True)
+            await act()
+        return None
+
+    running.store.fault_hook = late
+    assert await running.worker.run() is RunEnd.SETTLED
+    assert done
+    return running.recorder.endings()
+
+
+@in_virtual_time
+async def test_a_bookie_reported_again_after_the_verdict_is_not_forgotten_with_the_task() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.tasks.mark(LEDGER, names("b"))
+        before = await world.task(LEDGER)
+
+        async def lose_it_again() -> None:
+            await lose(world, "b")
+            assert await world.task(LEDGER) == before  # it is named already: the report changes nothing
+
+        assert await heal_while(world, lose_it_again) == [Ending.MARKED_AGAIN, Ending.REPAIRED]
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_a_bookie_that_came_back_without_its_disks_after_the_verdict_is_asked_again() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        histories = Incarnations(world.store, ROOT)
+        await histories.record(BookieId("b"), "1", 0)
+        await world.tasks.mark(LEDGER, names("b"))
+
+        async def come_back_empty() -> None:
+            await world.kill("b")
+            await histories.record(BookieId("b"), "2", 1)
+            await world.add_bookies("b", incarnation="2")
+
+        assert await heal_while(world, come_back_empty) == [Ending.MARKED_AGAIN, Ending.REPAIRED]
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_a_target_that_gets_nothing_is_pinned_as_well() -> None:
+    """A collector that has begun with the ledger there must not end with a member of it."""
+    async with a_world("a b c d") as world:
+        await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=-1), 0)
+        await lose(world, "a")
+        storage = world.bookies.nodes[BookieId("d")].storage
+        mark = storage.mark(LEDGER)
+        recorder = await world.heal()
+        assert recorder.endings()[-1] is Ending.REPAIRED
+        assert BookieId("d") in (await world.metadata(7)).members()
+        assert not await storage.collect(LEDGER, mark)
+
+
+async def heal_while_disks_of_t_are_replaced(world: World, moment: str) -> Recorder:
+    """Heal; other disks are recorded under the name of ``t``, whose registration outlives its disks for a while."""
+    histories = Incarnations(world.store, ROOT)
+    for name in "tu":
+        await histories.record(BookieId(name), "1", 0)
+    await lose(world, "b")
+    running = world.worker()
+    replaced: list[str] = []
+
+    async def replace(operation: str, path: str) -> Fault | None:
+        is_to_install = operation == "multi" and path == world.ledgers.path(LEDGER)
+        is_to_look = operation == "get_many" and path.endswith("/t") and "incarnations" in path
+        if {"install": is_to_install, "look": is_to_look}[moment] and not replaced:
+            replaced.append(path)
+            await histories.record(BookieId("t"), "2", 1)
+        return None
+
+    running.store.fault_hook = replace
+    assert await running.worker.run() is RunEnd.SETTLED
+    assert replaced
+    return running.recorder
+
+
+@in_virtual_time
+async def test_a_target_whose_disks_were_replaced_is_not_named_though_it_is_still_registered() -> None:
+    """New disks look in the metadata for what theirs before may have held, once: nothing is named behind that look."""
+    for moment in ("look", "install"):
+        async with a_world("a b t u") as world:
+            packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+            await world.registrations.unregister(BookieId("u"))  # so that t is chosen first
+
+            async def come(world: World = world) -> None:
+                await world.register("u")
+
+            world.bookies["t"].before_add = come
+            recorder = await heal_while_disks_of_t_are_replaced(world, moment)
+            assert recorder.endings() == [Ending.REPAIRED], moment
+            assert (await world.metadata(LEDGER)).last_fragment.members == names("a u")
+            await world.assert_whole(LEDGER, packets, "u")
+            assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_target_that_is_back_on_new_disks_gets_another_copy() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        histories = Incarnations(world.store, ROOT)
+        await histories.record(BookieId("t"), "1", 0)
+        await lose(world, "b")
+
+        async def lose_disks() -> None:
+            listing = await world.bookies["t"].inner.list_entries("1", LEDGER)
+            await world.kill("t")
+            await histories.record(BookieId("t"), "2", 1)
+            await world.add_bookies("t", incarnation="2")
+            world.bookies["t"].list_replies = [listing]
+
+        async def before_add() -> None:
+            world.bookies["t"].before_list = lose_disks
+
+        world.bookies["t"].before_add = before_add
+        assert (await world.heal()).endings() == [Ending.REPAIRED]
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a t")
+        await world.assert_whole(LEDGER, packets, "t")

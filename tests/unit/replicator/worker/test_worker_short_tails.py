@@ -1,0 +1,315 @@
+"""Bookies that lack entries of a ledger that is not closed: they came back on empty disks, and cannot know it.
+
+Apache's bookies have no limbo, so nothing but the other members tells that something is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie.client.recovery.recovery import recover_ledger
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.digest import digest_for
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
+from bookie.model.packet import pack, packet_ids, unpack
+from bookie.wire.port import Status
+from replicator.telemetry.events import Ending
+from tests.worlds.repair import (
+    LEDGER,
+    PASSWORD,
+    World,
+    a_world,
+    answers,
+    flipped,
+    make_metadata,
+    make_packets,
+    names,
+    should_hold,
+)
+from tests.worlds.virtual_time import in_virtual_time, until
+
+GRACE_S = 30.0
+
+
+async def wipe(world: World, bookie: str, *, has_no_lists: bool = False) -> None:
+    """Let a bookie lose its disks and serve again, as if nothing had been, and mark what it lost."""
+    await world.kill(bookie)
+    await world.add_bookies(bookie, incarnation="2")
+    world.bookies[bookie].has_no_lists = has_no_lists
+    await world.tasks.mark(LEDGER, names(bookie))
+
+
+async def assert_filled_up(world: World, packets: dict[EntryId, bytes], open_as: LedgerMetadata) -> None:
+    recorder = await world.heal()
+    assert recorder.endings() == [Ending.REPAIRED]
+    assert await world.metadata(LEDGER) == open_as
+    await world.assert_whole(LEDGER, packets)
+    assert await world.is_clean()
+
+
+@pytest.mark.parametrize("has_no_lists", [False, True])
+@pytest.mark.parametrize("tail", ["a t", "a b"])
+def test_a_fragment_that_the_writer_has_left_is_filled_up_in_place(tail: str, has_no_lists: bool) -> None:
+    @in_virtual_time
+    async def test() -> None:
+        async with a_world("a b t") as world:
+            packets = await world.ledger(LEDGER, make_metadata((0, "a b"), (20, tail), quorum=(2, 2), last=None), 30)
+            metadata = await world.metadata(LEDGER)
+            await wipe(world, "b", has_no_lists=has_no_lists)
+            if tail == "a b":  # the writer has gone on to the disks that are there now
+                await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(20, 30)])
+            await assert_filled_up(world, packets, metadata)
+
+    test()
+
+
+@pytest.mark.parametrize("has_no_lists", [False, True])
+@pytest.mark.parametrize("held", [0, 7, 9])
+@pytest.mark.parametrize("shape", ["a b", "a b c"])
+def test_a_fragment_that_may_grow_is_filled_up_with_what_others_have(shape: str, held: int, has_no_lists: bool) -> None:
+    """With two copies and two acknowledgements, a recovery would believe the empty bookie and drop the last entry."""
+
+    @in_virtual_time
+    async def test() -> None:
+        async with a_world("a b c t") as world:
+            packets = await world.ledger(LEDGER, make_metadata((0, shape), quorum=(2, 2), last=None), 10)
+            metadata = await world.metadata(LEDGER)
+            await wipe(world, "b", has_no_lists=has_no_lists)
+            mine = [packets[each] for each in should_hold(metadata, "b", map(EntryId, range(held)))]
+            if mine:
+                await world.bookies.put("b", LEDGER, mine)
+            await assert_filled_up(world, packets, metadata)
+            closed = await recover_ledger(world.ports(world.store).client(), LEDGER)
+            assert closed.metadata.last_entry_id == 9
+
+    test()
+
+
+@in_virtual_time
+async def test_with_an_empty_tail_the_fragment_before_it_is_filled_up_as_well() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), (20, "a t"), quorum=(2, 2), last=None), 20)
+        metadata = await world.metadata(LEDGER)
+        await wipe(world, "b")
+        await assert_filled_up(world, packets, metadata)
+
+
+@in_virtual_time
+async def test_behind_a_gap_nothing_was_acknowledged_and_nothing_is_copied() -> None:
+    async with a_world("a b c t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        packets = make_packets(LEDGER, 15)
+        ahead = {EntryId(each): packets[EntryId(each)] for each in (10, 11, 13, 14)}
+        late = [repacked(packets[entry_id], lac=9) for entry_id in ahead]
+        await world.bookies.put("a", LEDGER, late)
+        await wipe(world, "b")
+        assert (await world.heal()).endings() == [Ending.REPAIRED]
+        assert await world.bookies.nodes[BookieId("b")].holds(LEDGER) == list(range(12))
+
+
+@in_virtual_time
+async def test_a_writer_goes_on_while_its_bookie_is_filled_up() -> None:
+    async with a_world("a b c t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        metadata = await world.metadata(LEDGER)
+        await wipe(world, "b")
+        packets = make_packets(LEDGER, 20)
+
+        async def write_on() -> None:
+            for bookie in "abc":
+                await world.bookies.put(bookie, LEDGER, [packets[EntryId(each)] for each in range(10, 20)])
+
+        world.bookies["b"].before_add = write_on
+        await assert_filled_up(world, packets, metadata)
+
+
+@in_virtual_time
+async def test_a_read_only_bookie_that_lacks_entries_waits_for_the_writer() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        await wipe(world, "b")
+        await world.registrations.unregister(BookieId("b"))
+        await world.register("b", is_read_only=True)
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(3 * GRACE_S)
+        assert running.recorder.results[-1].reason is ParkReason.OPEN_LEDGER
+        ledger = await world.ledgers.read(LEDGER)
+        assert ledger.metadata.state is LedgerState.OPEN
+        await world.ledgers.write(LEDGER, ledger.metadata.closed(EntryId(9), 90), ledger.version)
+        await until(world.is_clean, seconds=30)
+        await world.assert_whole(LEDGER, packets, "t")
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_member_that_has_all_there_is_lacks_nothing() -> None:
+    async with a_world("a b c t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=None), 10)
+        metadata = await world.metadata(LEDGER)
+        await world.tasks.mark(LEDGER, names("b"))
+        assert (await world.heal()).endings() == [Ending.NOTHING_MISSING]
+        assert await world.metadata(LEDGER) == metadata
+
+
+@in_virtual_time
+async def test_a_ledger_nobody_wrote_to_lacks_nothing() -> None:
+    async with a_world("a b c t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=None), 0)
+        await wipe(world, "b")
+        assert (await world.heal()).endings() == [Ending.NOTHING_MISSING]
+
+
+@in_virtual_time
+async def test_while_a_member_cannot_say_what_was_written_the_task_stays() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
+        await wipe(world, "b")
+        world.bookies.hang_up("a")
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(5 * GRACE_S)
+        assert set(running.recorder.endings()) == {Ending.FAILED}
+        assert await world.task(LEDGER) is not None
+        world.network_up("a")
+        await until(world.is_clean, seconds=600)
+        await world.assert_whole(LEDGER, packets)
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_damaged_last_entry_is_no_proof_that_nothing_was_written() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
+        await wipe(world, "b")
+        world.bookies["a"].last = flipped
+        world.bookies["a"].results[EntryId(9)] = flipped
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(5 * GRACE_S)
+        assert running.recorder.results[-1].reason is ParkReason.UNREADABLE_ENTRIES
+        assert await world.task(LEDGER) is not None
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_damaged_copy_does_not_hide_what_a_third_member_has() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        metadata = await world.metadata(LEDGER)
+        await wipe(world, "b")
+        world.bookies["a"].last = answers(Status.CORRUPT)
+        world.bookies["a"].results[EntryId(9)] = answers(Status.CORRUPT)
+        await assert_filled_up(world, packets, metadata)
+
+
+@in_virtual_time
+async def test_a_recovery_does_not_believe_a_bookie_that_lost_what_it_acknowledged() -> None:
+    """Two copies, two acknowledgements: one believed denial would cut off an entry that somebody was promised."""
+    async with a_world("a b c d t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "b a c d"), quorum=(2, 2), last=None), 9)
+        await wipe(world, "b", has_no_lists=True)
+        await lose_too(world, "c")
+        await world.heal(open_ledger_grace_s=0.0)
+        after = await world.metadata(LEDGER)
+        assert (after.state, after.last_entry_id) == (LedgerState.CLOSED, 8)
+        await world.assert_whole(LEDGER, packets)
+
+
+@pytest.mark.parametrize("is_recovery_begun", [False, True])
+def test_a_ledger_stays_unclosed_while_nobody_can_be_believed(is_recovery_begun: bool) -> None:
+    @in_virtual_time
+    async def test() -> None:
+        async with a_world("a b c t") as world:
+            packets = await world.ledger(LEDGER, make_metadata((0, "b a c"), quorum=(2, 2), last=None), 10)
+            running = world.worker(once=False)
+            if is_recovery_begun:
+                await world.kill("b", "c")
+                await world.tasks.mark(LEDGER, names("b c"))
+                run = asyncio.create_task(running.worker.run())
+                await asyncio.sleep(3 * GRACE_S)
+                assert (await world.metadata(LEDGER)).state is LedgerState.IN_RECOVERY
+                await world.add_bookies("b", incarnation="2")
+                world.bookies["b"].has_no_lists = True
+            else:
+                await wipe(world, "b", has_no_lists=True)
+                await lose_too(world, "c")
+                run = asyncio.create_task(running.worker.run())
+            await asyncio.sleep(10 * GRACE_S)
+            assert (await world.metadata(LEDGER)).state is not LedgerState.CLOSED
+            assert running.recorder.endings()[-1] is Ending.PARKED
+            await world.register("c")  # with its disks
+            await until(world.is_clean, seconds=4000)
+            after = await world.metadata(LEDGER)
+            if after.state is LedgerState.CLOSED:
+                assert after.last_entry_id == 9
+            await world.assert_whole(LEDGER, packets)
+            await running.stop(run)
+
+    test()
+
+
+@in_virtual_time
+async def test_a_bookie_that_is_busy_for_a_moment_is_filled_up_later() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
+        metadata = await world.metadata(LEDGER)
+        await wipe(world, "b")
+        world.bookies["b"].add_replies = [Status.TIMEOUT] * 3
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.FAILED, Ending.REPAIRED]
+        assert "TIMEOUT" in recorder.results[0].detail
+        assert await world.metadata(LEDGER) == metadata
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_what_a_bookie_has_that_the_writer_gave_up_was_never_acknowledged() -> None:
+    async with a_world("a b t") as world:
+        metadata = make_metadata((0, "a b"), (20, "a t"), quorum=(2, 2), last=None)
+        packets = await world.ledger(LEDGER, metadata, 20)
+        await world.bookies.put("b", LEDGER, [make_packets(LEDGER, 21)[EntryId(20)]])
+        await world.tasks.mark(LEDGER, names("a"))
+        assert (await world.heal()).endings() == [Ending.NOTHING_MISSING]
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_a_slow_member_of_a_busy_ledger_is_not_chased() -> None:
+    async with a_world("a b c t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        await world.tasks.mark(LEDGER, names("b"))
+        packets = make_packets(LEDGER, 2000)
+        written = 10
+
+        async def write_on() -> None:
+            nonlocal written
+            late = range(max(10, written - 10), written - 5)
+            for bookie, ids in (("a", range(written, written + 5)), ("c", range(written, written + 5)), ("b", late)):
+                if ids:
+                    await world.bookies.put(bookie, LEDGER, [packets[EntryId(each)] for each in ids])
+            written += 5
+            world.bookies["b"].before_list = write_on
+
+        world.bookies["b"].before_list = write_on
+        recorder = await world.heal()
+        assert recorder.endings()[-1] in (Ending.REPAIRED, Ending.NOTHING_MISSING)
+        assert len(recorder.endings()) == 1
+        assert await world.is_clean()
+
+
+async def lose_too(world: World, bookie: str) -> None:
+    """Let another bookie be gone, with its disks."""
+    await world.kill(bookie)
+    await world.tasks.mark(LEDGER, names(bookie))
+
+
+def repacked(packet: bytes, *, lac: int) -> bytes:
+    """The same entry, written while no more than ``lac`` was confirmed."""
+    digest = digest_for(DigestType.CRC32C, PASSWORD)
+    ledger_id, entry_id = packet_ids(packet)
+    entry = unpack(digest, packet, ledger_id, entry_id)
+    return pack(digest, ledger_id, entry_id, lac, entry.length, entry.payload)

@@ -1,0 +1,470 @@
+"""Unclosed ledgers: left to their writer for a grace period, then fenced, closed and repaired; nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from bookie.client.bookkeeper import BookKeeper, LedgerOptions
+from bookie.client.errors import LedgerFencedError
+from bookie.client.recovery.recovery import recover_ledger
+from bookie.client.writer.writer import LedgerWriter
+from bookie.metadata.layout import lock_path
+from bookie.metadata.port import NoNodeError
+from bookie.metadata.store.memory import Fault
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.digest import master_key
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import LedgerState
+from bookie.wire.port import AddBatch, Status
+from replicator.telemetry.events import Ending
+from replicator.worker import RunEnd
+from tests.worlds.repair import (
+    LEDGER,
+    PASSWORD,
+    ROOT,
+    Running,
+    World,
+    a_world,
+    make_metadata,
+    make_packets,
+    names,
+)
+from tests.worlds.virtual_time import in_virtual_time, until
+
+GRACE_S = 30.0
+
+
+async def lose(world: World, *bookies: str) -> None:
+    await world.kill(*bookies)
+    await world.tasks.mark(LEDGER, names(" ".join(bookies)))
+
+
+def _has_failed(running: Running, times: int) -> Callable[[], Awaitable[bool]]:
+    async def look() -> bool:
+        return running.recorder.endings().count(Ending.FAILED) >= times
+
+    return look
+
+
+async def a_writer(world: World) -> LedgerWriter:
+    client = BookKeeper(world.ports(world.store).client())
+    return await client.create_ledger(LedgerOptions(3, 3, 2), password=PASSWORD)
+
+
+@in_virtual_time
+async def test_an_open_ledger_is_recovered_after_the_grace_period_and_then_repaired() -> None:
+    async with a_world("a b c t") as world:
+        metadata = make_metadata((0, "a b"), (10, "a b"), (20, "a b"), quorum=(2, 2), last=None)
+        packets = await world.ledger(LEDGER, metadata, 25)
+        await lose(world, "b")
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(GRACE_S - 1)
+        waiting = await world.metadata(LEDGER)
+        assert [fragment.members[1] == "b" for fragment in waiting.fragments] == [False, False, True]
+        assert waiting.state is LedgerState.OPEN
+        # Few turns: one that repairs what it can, one that sees it done. No lock is held, no worker sleeps over it.
+        assert running.recorder.endings() == [Ending.DELAYED] * 2
+        assert running.recorder.outlook.delayed == 1
+        assert await world.tasks.locked() == frozenset()
+        copied = {e for name in "ct" for e in await world.bookies.nodes[BookieId(name)].holds(LEDGER)}
+        assert copied == set(range(20))
+        await until(world.is_clean, seconds=5)
+        after = await world.metadata(LEDGER)
+        assert (after.state, after.last_entry_id) == (LedgerState.CLOSED, 24)
+        assert running.recorder.endings()[-1] is Ending.REPAIRED
+        assert running.recorder.results[-1].is_recovered
+        await world.assert_whole(LEDGER, packets)
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_run_that_should_end_waits_for_the_grace_period() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
+        await lose(world, "b")
+        started_s = world.clock.monotonic_s()
+        recorder = await world.heal(open_ledger_grace_s=12)
+        assert recorder.endings() == [Ending.DELAYED, Ending.REPAIRED]
+        assert 12 <= world.clock.monotonic_s() - started_s < 14
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_with_an_empty_last_fragment_the_one_before_waits_for_the_recovery_as_well() -> None:
+    async with a_world("a b t") as world:
+        metadata = make_metadata((0, "a b"), (10, "a b"), (20, "a t"), quorum=(2, 2), last=None)
+        packets = await world.ledger(LEDGER, metadata, 20)
+        await lose(world, "b")
+        running = world.worker()
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(GRACE_S - 1)
+        waiting = await world.metadata(LEDGER)
+        assert [fragment.members for fragment in waiting.fragments] == [names("a t"), names("a b"), names("a t")]
+        assert await run is RunEnd.SETTLED
+        after = await world.metadata(LEDGER)
+        assert (after.state, after.last_entry_id) == (LedgerState.CLOSED, 19)
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+def test_an_unclosed_ledger_without_entries_is_closed_before_it_loses_its_quorum(state: LedgerState) -> None:
+    @in_virtual_time
+    async def test() -> None:
+        async with a_world("a b c t") as world:
+            await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 0)
+            now = await world.ledgers.read(LEDGER)
+            await world.ledgers.write(LEDGER, replace(now.metadata, state=state), now.version)
+            await lose(world, "b")
+            await world.heal()
+            after = await world.metadata(LEDGER)
+            assert (after.state, after.last_entry_id, after.length) == (LedgerState.CLOSED, -1, 0)
+            assert after.last_fragment.members == names("a t c")
+            assert await world.is_clean()
+
+    test()
+
+
+@in_virtual_time
+async def test_a_recovery_that_died_is_finished() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 7)
+        now = await world.ledgers.read(LEDGER)
+        await world.ledgers.write(LEDGER, replace(now.metadata, state=LedgerState.IN_RECOVERY), now.version)
+        await lose(world, "b")
+        await world.heal()
+        assert (await world.metadata(LEDGER)).last_entry_id == 6
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_a_bookie_that_is_back_within_the_grace_period_leaves_the_writer_alone() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
+        await lose(world, "b")
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(GRACE_S - 1)
+        await world.register("b")
+        await until(world.is_clean, seconds=5)
+        assert running.recorder.endings() == [Ending.DELAYED, Ending.NOTHING_MISSING]
+        assert world.version(LEDGER) == 0
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_the_grace_period_begins_anew_when_the_bookie_was_back_in_between() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
+        await lose(world, "b")
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(GRACE_S - 1)
+        await world.register("b")
+        await until(world.is_clean, seconds=5)
+        await lose(world, "b")
+        await asyncio.sleep(GRACE_S - 1)
+        assert (await world.metadata(LEDGER)).state is LedgerState.OPEN
+        await until(world.is_clean, seconds=5)
+        assert (await world.metadata(LEDGER)).state is LedgerState.CLOSED
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_ledger_closed_meanwhile_by_its_writer_is_plainly_repaired() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
+        await lose(world, "b")
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(10)
+        now = await world.ledgers.read(LEDGER)
+        await world.ledgers.write(LEDGER, now.metadata.closed(EntryId(8), 90), now.version)
+        await until(world.is_clean, seconds=10)
+        assert running.recorder.endings() == [Ending.DELAYED, Ending.REPAIRED]
+        assert not running.recorder.results[-1].is_recovered
+        after = await world.metadata(LEDGER)
+        assert (after.last_entry_id, after.length) == (8, 90)
+        await world.assert_whole(LEDGER, {i: packets[EntryId(i)] for i in map(EntryId, range(9))}, "t")
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_ledger_deleted_while_it_waits_ends_its_task() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
+        await lose(world, "b")
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(10)
+        await world.ledgers.delete(LEDGER)
+        await until(world.is_clean, seconds=10)
+        assert running.recorder.endings() == [Ending.DELAYED, Ending.LEDGER_DELETED]
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_writer_that_lives_and_replaces_the_bookie_goes_on() -> None:
+    async with a_world("a b c d t") as world:
+        writer = await a_writer(world)
+        for entry in range(10):
+            await writer.append(b"%d" % entry)
+        lost = writer.metadata.last_fragment.members[1]
+        await world.kill(lost)
+        await world.tasks.mark(writer.ledger_id, [lost])
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(10)
+        for entry in range(10, 20):
+            await writer.append(b"%d" % entry)
+        await asyncio.sleep(2 * GRACE_S)
+        assert (await world.metadata(writer.ledger_id)).state is LedgerState.OPEN
+        await until(world.is_clean, seconds=10)
+        assert (await writer.close()).last_entry_id == 19
+        assert lost not in (await world.metadata(writer.ledger_id)).members()
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_an_idle_writer_is_fenced_and_everything_it_was_promised_is_there() -> None:
+    async with a_world("a b c t") as world:
+        writer = await a_writer(world)
+        for entry in range(10):
+            await writer.append(b"%d" % entry)
+        lost = writer.metadata.last_fragment.members[1]
+        await world.kill(lost)
+        await world.tasks.mark(writer.ledger_id, [lost])
+        await world.heal()
+        after = await world.metadata(writer.ledger_id)
+        assert (after.state, after.last_entry_id) == (LedgerState.CLOSED, 9)
+        assert lost not in after.members()
+        with pytest.raises(LedgerFencedError):
+            await writer.append(b"too late")
+        reader = await BookKeeper(world.ports(world.store).client()).open_ledger(writer.ledger_id, password=PASSWORD)
+        assert [entry.payload async for entry in reader.read_all()] == [b"%d" % entry for entry in range(10)]
+        for member in after.members():
+            assert await world.bookies.nodes[member].holds(writer.ledger_id) == list(range(10))
+        await writer.abandon()
+
+
+@in_virtual_time
+async def test_an_application_that_recovers_at_the_same_moment_sees_the_same_end() -> None:
+    async with a_world("a b c t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 20)
+        await lose(world, "b")
+        running = world.worker(once=True, open_ledger_grace_s=0)
+        both = asyncio.create_task(recover_ledger(world.ports(world.store, 5).client(), LEDGER))
+        assert await running.worker.run() is RunEnd.SETTLED
+        recovered = await both
+        after = await world.metadata(LEDGER)
+        assert recovered.metadata.last_entry_id == after.last_entry_id == 19
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_recovery_that_is_impossible_now_is_parked_until_a_bookie_comes_back() -> None:
+    async with a_world("a b c t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        await lose(world, "b", "c")
+        running = world.worker(once=False)
+        requests = 0
+
+        async def count(operation: str, path: str) -> Fault | None:
+            nonlocal requests
+            requests += 1
+            return None
+
+        run = asyncio.create_task(running.worker.run())
+
+        async def is_parked() -> bool:
+            return [task.reason for task in await world.parked.list()] == [ParkReason.NEEDS_RECOVERY]
+
+        await until(is_parked, seconds=GRACE_S + 60)
+        (parked,) = await world.parked.list()
+        assert "cannot be recovered now" in parked.detail
+        assert "b: " in parked.detail
+        running.store.fault_hook = count
+        await asyncio.sleep(900)
+        assert running.recorder.endings() == [Ending.DELAYED, Ending.PARKED]
+        assert requests < 900 / 5 * 30
+        running.store.fault_hook = None
+        await world.register("c")
+        await until(world.is_clean, seconds=60)
+        await world.assert_whole(LEDGER, packets)
+        assert (await world.metadata(LEDGER)).last_entry_id == 9
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_ledger_whose_password_is_not_known_is_not_fenced_with_a_guess() -> None:
+    async with a_world("a b c t") as world:
+        before = make_metadata((0, "a b c"), quorum=(3, 3), last=None)
+        before = replace(before, password=None, digest_type=None, ctime_ms=None, format_version=1)
+        await world.ledgers.create(LEDGER, before)
+        await lose(world, "c")
+        recorder = await world.heal()
+        assert (recorder.results[-1].ending, recorder.results[-1].reason) == (Ending.PARKED, ParkReason.NEEDS_RECOVERY)
+        assert "no password" in recorder.results[-1].detail
+        assert (await world.metadata(LEDGER)).state is LedgerState.OPEN
+        stored = await world.bookies.nodes[BookieId("a")].storage.add(
+            AddBatch(LEDGER, master_key(b"right"), list(make_packets(LEDGER, 1).values()))
+        )
+        assert stored.status is Status.OK
+
+
+@in_virtual_time
+async def test_a_recovery_that_registered_bookies_do_not_answer_is_tried_again_after_pauses() -> None:
+    async with a_world("a b c t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        await lose(world, "b")
+        world.bookies.hang_up("a")
+        running = world.worker()
+        assert await running.worker.run() is RunEnd.UNSETTLED
+        assert running.recorder.endings() == [Ending.DELAYED, *[Ending.FAILED] * 5]
+        assert "a: UNREACHABLE" in running.recorder.results[-1].detail
+        world.network_up("a")
+        await world.heal()
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_bookie_that_comes_ends_the_pause_after_a_recovery_that_failed() -> None:
+    async with a_world("a b c t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        await lose(world, "b")
+        world.bookies.hang_up("a")
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await until(_has_failed(running, 6), seconds=3600)  # the pause is minutes by now
+        world.network_up("a")
+        await world.add_bookies("v")
+        await until(world.is_clean, seconds=10)
+        await world.assert_whole(LEDGER, packets)
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_recovery_is_parked_where_too_many_members_lost_their_disks() -> None:
+    async with a_world("a b c t u") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        await world.kill("c")
+        await world.add_bookies("c", incarnation="2")
+        await world.bookies.nodes[BookieId("c")].storage.set_limbo([LEDGER])
+        await lose(world, "b")
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.DELAYED, Ending.PARKED]
+        assert recorder.results[-1].reason is ParkReason.NEEDS_RECOVERY
+        assert "c: LIMBO" in recorder.results[-1].detail
+        assert (await world.metadata(LEDGER)).state is LedgerState.IN_RECOVERY
+
+
+async def an_end_that_no_bookie_tells(world: World) -> None:
+    """An open ledger whose last fragment is empty, and whose confirmed entries are on members in limbo alone."""
+    await world.ledger(LEDGER, make_metadata((0, "a b"), (10, "c d"), quorum=(2, 2), last=None), 10)
+    await world.kill("a", "b")
+    await world.add_bookies("a b", incarnation="2")
+    for name in "ab":
+        await world.bookies.nodes[BookieId(name)].storage.set_limbo([LEDGER])
+    await lose(world, "d")
+
+
+@in_virtual_time
+async def test_a_recovery_is_parked_where_the_last_confirmed_entry_is_lost_with_an_older_fragment() -> None:
+    """The last ensemble alone could tell the end; but not the length, which stands in the entry before it."""
+    async with a_world("a b c d t u") as world:
+        await an_end_that_no_bookie_tells(world)
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.DELAYED, Ending.PARKED]
+        assert recorder.results[-1].reason is ParkReason.NEEDS_RECOVERY
+        assert "entry 9, which was confirmed, cannot be read (b: LIMBO, a: LIMBO)" in recorder.results[-1].detail
+
+
+@in_virtual_time
+async def test_a_recovery_is_tried_again_where_the_last_confirmed_entry_may_still_be_served() -> None:
+    async with a_world("a b c d t u") as world:
+        await an_end_that_no_bookie_tells(world)
+        world.bookies.hang_up("b")
+        running = world.worker()
+        assert await running.worker.run() is RunEnd.UNSETTLED
+        assert running.recorder.endings() == [Ending.DELAYED, *[Ending.FAILED] * 5]
+
+
+@in_virtual_time
+async def test_a_recovery_that_found_a_bookie_short_and_died_is_finished_before_its_task_goes() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        now = await world.ledgers.read(LEDGER)
+        await world.ledgers.write(LEDGER, replace(now.metadata, state=LedgerState.IN_RECOVERY), now.version)
+        await world.tasks.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert recorder.endings()[0] is Ending.DELAYED
+        assert (await world.metadata(LEDGER)).last_entry_id == 9
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_silent_source_of_an_older_fragment_does_not_keep_the_ledger_open() -> None:
+    async with a_world("a b c d t u") as world:
+        metadata = make_metadata((0, "d b"), (10, "a b"), quorum=(2, 2), last=None)
+        packets = await world.ledger(LEDGER, metadata, 20)
+        await lose(world, "b")
+        world.bookies.hang_up("d")
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await asyncio.sleep(600)
+        assert Ending.FAILED in running.recorder.endings()
+        after = await world.metadata(LEDGER)
+        assert (after.state, after.last_entry_id) == (LedgerState.CLOSED, 19)
+        world.network_up("d")
+        await until(world.is_clean)
+        await world.assert_whole(LEDGER, packets)
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_member_of_an_open_ledger_that_lost_its_disk_is_as_good_as_gone() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        await world.kill("b")
+        await world.add_bookies("b", incarnation="2")
+        await world.bookies.nodes[BookieId("b")].storage.set_limbo([LEDGER])
+        await world.tasks.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert recorder.endings()[0] is Ending.DELAYED
+        after = await world.metadata(LEDGER)
+        assert (after.state, after.last_entry_id) == (LedgerState.CLOSED, 9)
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_two_workers_recover_and_repair_while_locks_vanish() -> None:
+    async with a_world("a b c d t u") as world:
+        packets = {}
+        for ledger_id in range(6):
+            metadata = make_metadata((0, "a b c"), (4, "b c d"), quorum=(3, 2), last=None)
+            packets[ledger_id] = await world.ledger(ledger_id, metadata, 12)
+        await world.kill("b")
+        await world.tasks.mark_many([(LedgerId(i), names("b")) for i in range(6)])
+        workers = [world.worker(seed=i, once=False, open_ledger_grace_s=1, poll_interval_s=0.5) for i in range(2)]
+        runs = [asyncio.create_task(running.worker.run()) for running in workers]
+        for _ in range(40):
+            for ledger_id in range(6):
+                with contextlib.suppress(NoNodeError):
+                    await world.store.delete(lock_path(ROOT, LedgerId(ledger_id)))
+            await asyncio.sleep(0.1)
+        await until(world.is_clean, seconds=600)
+        for running, run in zip(workers, runs, strict=True):
+            await running.stop(run)
+        for ledger_id, expected in packets.items():
+            assert (await world.metadata(ledger_id)).last_entry_id == 11
+            await world.assert_whole(ledger_id, expected)

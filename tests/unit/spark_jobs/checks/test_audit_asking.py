@@ -1,0 +1,274 @@
+"""Asking bookies what they hold: real storage in memory, faults on demand, a second look before anything is said."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
+
+import pytest
+
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.severity import Severity
+from bookie.wire.port import EntryResult, ListReply, Status
+from spark_jobs.checks.replicas.asking import LEDGERS_IN_FLIGHT, PER_BOOKIE_IN_FLIGHT, SILENT_AFTER, Answers, Asker
+from spark_jobs.checks.replicas.expected import settled_metadata
+from tests.worlds.repair import Tamper, World, a_world, make_metadata, make_packets, should_hold
+from tests.worlds.repair import answers as answers_with
+from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+
+
+@asynccontextmanager
+async def a_cluster() -> AsyncIterator[World]:
+    async with a_world("a b c d") as world:
+        yield world
+
+
+async def store(world: World, number: int, metadata: LedgerMetadata, lost: dict[str, Iterable[int]]) -> None:
+    """Create a ledger of ten entries; the bookies in ``lost`` never got theirs with these ids."""
+    ledger = await world.ledgers.create(LedgerId(number), metadata)
+    packets = make_packets(ledger.ledger_id, 10)
+    for bookie in sorted(metadata.members()):
+        kept = {entry: data for entry, data in packets.items() if entry not in set(lost.get(bookie, ()))}
+        await world.bookies.put(bookie, ledger.ledger_id, [kept[e] for e in should_hold(metadata, bookie, kept)])
+
+
+async def ask(world: World, *numbers: int) -> Answers:
+    ledgers = [settled_metadata(LedgerId(number), await world.metadata(number)) for number in numbers]
+
+    async def registered() -> AbstractSet[BookieId]:
+        return (await world.registrations.list()).registered
+
+    asker = Asker(world.bookies.transport, world.ledgers, registered, VirtualClock())
+    return await asker.ask_all(ledgers, await registered())
+
+
+def missing(answers: Answers) -> dict[int, set[BookieId]]:
+    return {ledger.ledger_id: {b for each in found for b in each.missing} for ledger, found in answers.found}
+
+
+CLOSED = make_metadata((0, "a b c"), quorum=(2, 2), last=9, length=100)
+
+
+@in_virtual_time
+async def test_what_is_there_is_not_reported() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        answers = await ask(world, 1)
+        assert (answers.found, dict(answers.unknown)) == ([], {})
+        assert (answers.ledgers, answers.requests, answers.expected) == (1, 3, 20)
+
+
+@in_virtual_time
+async def test_entries_that_a_bookie_never_got_are_found() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {"b": [3], "c": range(10)})
+        await store(world, 2, CLOSED, {})
+        answers = await ask(world, 1, 2)
+        assert missing(answers) == {1: {BookieId("b"), BookieId("c")}}
+        ((_, (found,)),) = answers.found
+        # Entry 3 is on a and b only; entries 1 and 2 of c are elsewhere once.
+        assert (found.severity, found.positions, found.absent) == (Severity.CRITICAL, (1, 2), 1 + 6)
+        assert answers.absent == 7
+
+
+@in_virtual_time
+async def test_an_entry_that_every_holder_denies_is_lost() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {"a": [4], "b": [4], "c": [4]})
+        ((_, (found,)),) = (await ask(world, 1)).found
+        assert (found.severity, found.copies_min) == (Severity.LOST, 0)
+
+
+@pytest.mark.parametrize("status", [Status.LIMBO, Status.IO_ERROR, Status.WRONG_INCARNATION, Status.SHUTTING_DOWN])
+@in_virtual_time
+async def test_only_a_healthy_denial_is_absence(status: Status) -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {"c": range(10)})
+        world.bookies["c"].list_replies = [ListReply(status, detail="its own words" + "!" * 1000)] * 10
+        answers = await ask(world, 1)
+        assert answers.found == []
+        assert answers.unknown == {(BookieId("c"), status.name): 1}
+        assert answers.details[BookieId("c"), status.name].startswith("its own words!")
+        assert len(answers.details[BookieId("c"), status.name]) == 200
+
+
+@in_virtual_time
+async def test_a_bookie_in_limbo_that_lists_everything_is_whole() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        whole = await world.bookies.transport.list_entries(BookieId("c"), LedgerId(1), 1)
+        world.bookies["c"].list_replies = [ListReply(Status.LIMBO, whole.entries)]
+        answers = await ask(world, 1)
+        assert (answers.found, dict(answers.unknown)) == ([], {})
+
+
+@in_virtual_time
+async def test_a_silent_bookie_is_left_alone_after_a_while() -> None:
+    async with a_cluster() as world:
+        count = LEDGERS_IN_FLIGHT + 40
+        for number in range(count):
+            await store(world, number, make_metadata((0, "a b"), quorum=(2, 2), last=9), {})
+        world.bookies.hang_up("b")
+        answers = await ask(world, *range(count))
+        assert answers.unknown == {(BookieId("b"), "UNREACHABLE"): count}
+        assert "nobody answers for bookie b" in answers.details[BookieId("b"), "UNREACHABLE"]
+        asked_of_b = answers.requests - count
+        assert asked_of_b <= 3 * (PER_BOOKIE_IN_FLIGHT + SILENT_AFTER)
+
+
+@in_virtual_time
+async def test_a_busy_bookie_is_asked_again() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        world.bookies["a"].list_replies = [ListReply(Status.TOO_MANY_REQUESTS)] * 2
+        answers = await ask(world, 1)
+        assert (answers.found, dict(answers.unknown)) == ([], {})
+
+
+@in_virtual_time
+async def test_a_ledger_deleted_meanwhile_is_no_finding() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {"c": range(10)})
+
+        async def delete() -> None:
+            await world.ledgers.delete(LedgerId(1))
+
+        world.bookies["c"].before_list = delete
+        answers = await ask(world, 1)
+        assert (answers.found, answers.vanished) == ([], 1)
+        with pytest.raises(NoSuchLedgerError):
+            await world.ledgers.read(LedgerId(1))
+
+
+@in_virtual_time
+async def test_a_ledger_moved_meanwhile_is_judged_where_it_is_now() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {"c": range(10)})
+        packets = make_packets(LedgerId(1), 10)
+
+        async def move() -> None:
+            ledger = await world.ledgers.read(LedgerId(1))
+            await world.bookies.put("d", LedgerId(1), list(packets.values()))
+            await world.ledgers.write(LedgerId(1), ledger.metadata.with_member(0, 2, BookieId("d")), ledger.version)
+
+        world.bookies["c"].before_list = move
+        answers = await ask(world, 1)
+        assert answers.found == []
+
+
+@in_virtual_time
+async def test_entries_that_arrive_before_the_second_look_are_there() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        world.bookies["c"].list_replies = [ListReply(Status.NO_LEDGER)]
+        assert (await ask(world, 1)).found == []
+
+
+@in_virtual_time
+async def test_a_bookie_that_leaves_before_the_second_look_is_not_accused() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {"c": range(10)})
+
+        async def leave() -> None:
+            await world.registrations.unregister(BookieId("c"))
+
+        world.bookies["c"].before_list = leave
+        assert (await ask(world, 1)).found == []
+
+
+@in_virtual_time
+async def test_the_tail_of_an_open_ledger_is_not_asked_for() -> None:
+    async with a_cluster() as world:
+        growing = make_metadata((0, "a b"), (4, "a c"), (8, "a d"), quorum=(2, 2), last=None)
+        await store(world, 1, growing, {"c": range(10), "d": range(10), "b": [EntryId(2)]})
+        answers = await ask(world, 1)
+        assert missing(answers) == {1: {BookieId("b")}}
+        assert answers.requests == 3, "a and b, and b once more"
+
+
+def without_lists(world: World) -> None:
+    for name in "abcd":
+        world.bookies[name].has_no_lists = True
+
+
+STRIPED = make_metadata((0, "a b c"), (4, "b d a"), quorum=(2, 2), last=9, length=100)
+
+
+@in_virtual_time
+async def test_of_bookies_without_lists_the_ends_of_what_they_store_are_read() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, STRIPED, {})
+        await store(world, 2, CLOSED, {})
+        without_lists(world)
+        answers = await ask(world, 1, 2)
+        assert (answers.found, dict(answers.unknown)) == ([], {})
+        assert answers.sampled == {BookieId("a"): 2, BookieId("b"): 2, BookieId("c"): 2, BookieId("d"): 1}
+        # In fragment 0-3 the position of a has entries 0, 2 and 3, in 4-9 its position 2 has 4, 5, 7 and 8.
+        assert world.bookies["a"].reads == [(0, 3, 4, 8), (0, 9)]
+        assert answers.expected == 2 * 10 + 2 * 10
+
+
+@in_virtual_time
+async def test_a_whole_list_is_not_counted_as_a_sample() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        world.bookies["b"].has_no_lists = True
+        answers = await ask(world, 1)
+        assert (answers.found, dict(answers.unknown), dict(answers.sampled)) == ([], {}, {BookieId("b"): 1})
+
+
+@pytest.mark.parametrize(("lost", "absent"), [([0], 1), ([9], 1), (range(10), 7)])
+@in_virtual_time
+async def test_an_end_that_a_bookie_denies_twice_is_absent(lost: Iterable[int], absent: int) -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {"a": lost})
+        without_lists(world)
+        answers = await ask(world, 1)
+        assert missing(answers) == {1: {BookieId("a")}}
+        assert answers.absent == absent
+        assert dict(answers.unknown) == {}
+
+
+@in_virtual_time
+async def test_an_end_that_arrives_before_the_second_look_is_there() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        without_lists(world)
+        world.bookies["a"].results[EntryId(0)] = once(world, "a")
+        answers = await ask(world, 1)
+        assert (answers.found, dict(answers.unknown)) == ([], {})
+
+
+def once(world: World, name: str) -> Tamper:
+    """Deny an entry, once."""
+
+    def deny(result: EntryResult) -> EntryResult:
+        del world.bookies[name].results[result.entry_id]
+        return EntryResult(result.entry_id, Status.NO_ENTRY)
+
+    return deny
+
+
+@pytest.mark.parametrize("status", [Status.LIMBO, Status.IO_ERROR, Status.CORRUPT])
+@in_virtual_time
+async def test_an_end_that_cannot_be_read_makes_the_bookie_unknown(status: Status) -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        without_lists(world)
+        world.bookies["a"].results[EntryId(0)] = answers_with(status)
+        answers = await ask(world, 1)
+        assert answers.found == []
+        assert dict(answers.unknown) == {(BookieId("a"), status.name): 1}
+        assert BookieId("a") not in answers.sampled
+
+
+@pytest.mark.parametrize("metadata", [CLOSED, STRIPED, make_metadata((0, "a b"), quorum=(2, 2), last=0, length=1)])
+def test_everything_but_what_is_missing_is_the_rest(metadata: LedgerMetadata) -> None:
+    settled = settled_metadata(LedgerId(1), metadata)
+    last = metadata.last_entry_id or 0
+    for gaps in ([], [0], [last], [0, last], [3, 4], list(range(last + 1))):
+        missing = sorted({EntryId(gap) for gap in gaps if gap <= last})
+        assert list(settled.everything_but(missing)) == [e for e in range(last + 1) if e not in missing]

@@ -1,0 +1,74 @@
+"""Summaries read back from their files."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bookie.model.run import RunKind
+from spark_jobs.report.decoding import DamagedReportError, decode_summary
+from spark_jobs.report.summary import RunSummary
+from tests.worlds import report as world
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        world.CLEAN, world.UNDER_REPLICATED, world.NO_LIVE_COPY, world.HELD, world.INCOMPLETE, world.WAITING,
+        world.PLACEMENT, world.REPLICAS, world.MANY, world.ATTACK,
+    ],
+)  # fmt: skip
+def test_a_summary_survives_its_file(summary: RunSummary) -> None:
+    assert decode_summary(json.loads(json.dumps(summary.to_json()))) == summary
+
+
+def document() -> dict[str, Any]:
+    parsed = json.loads(json.dumps(world.NO_LIVE_COPY.to_json()))
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def test_a_file_of_before_there_were_several_checks_is_of_the_bookie_check() -> None:
+    old = document()
+    for name in ("run_kind", "dry_run", "waiting", "placement", "replicas"):
+        del old[name]
+    del old["published"]["ledgers_waiting"]
+    summary = decode_summary(old)
+    assert (summary.kind, summary.is_dry_run) == (RunKind.BOOKIES, False)
+    old["published"]["outcome"] = "dry run"
+    assert decode_summary(old).is_dry_run
+
+
+def test_a_replicas_report_of_before_there_were_samples_has_none() -> None:
+    old = json.loads(json.dumps(world.REPLICAS.to_json()))
+    del old["replicas"]["sampled"]
+    counts = decode_summary(old).replicas
+    assert counts is not None
+    assert counts.sampled == ()
+
+
+def test_what_a_newer_version_added_is_ignored() -> None:
+    newer = document() | {"new": 1}
+    newer["bookies"][0]["new"] = newer["counts"]["new"] = newer["cluster"]["new"] = "?"
+    assert decode_summary(newer) == world.NO_LIVE_COPY
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(document()) - {"run_kind", "dry_run", "waiting", "placement", "replicas", "verdict", "complete"})
+)
+@pytest.mark.parametrize("value", [None, 7, "?", [7], {"a": {}}])
+def test_a_damaged_file_is_refused_and_never_half_read(name: str, value: object) -> None:
+    if (name, value) in (("held_because", None), ("held_because", "?"), ("run_id", "?"), ("kind", "?")):
+        return
+    with pytest.raises(DamagedReportError):
+        decode_summary(document() | {name: value})
+
+
+def test_numbers_of_the_wrong_type_are_refused() -> None:
+    for wrong in ("9", 1.5, True, None):
+        damaged = document()
+        damaged["bookies"][0]["ledgers"] = wrong
+        with pytest.raises(DamagedReportError):
+            decode_summary(damaged)

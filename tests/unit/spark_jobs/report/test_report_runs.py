@@ -1,0 +1,137 @@
+"""Runs in a report directory: found, compared with the right one, and pruned."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from bookie.model.run import RunKind
+from spark_jobs.report import writing as report
+from spark_jobs.report.history import NoSuchReportError, earlier_than, find, prune, reports, to_prune
+from spark_jobs.report.summary import ClusterName
+from spark_jobs.report.tables import trend
+from tests.worlds import report as world
+
+
+def test_a_run_is_found_by_its_id_by_its_beginning_and_as_the_latest(tmp_path: Path) -> None:
+    first, second = world.at(world.CLEAN, 0), world.at(world.NO_LIVE_COPY, 1)
+    world.write(tmp_path, first, second)
+    assert find(tmp_path, "latest") == second
+    assert find(tmp_path, first.run_id) == first
+    assert find(tmp_path, "20260102") == second
+    with pytest.raises(NoSuchReportError, match="2 runs begin with '2026'"):
+        find(tmp_path, "2026")
+    for name in ("2027", "", "../20260101"):
+        with pytest.raises(NoSuchReportError, match="no report of a run"):
+            find(tmp_path, name)
+
+
+def test_an_empty_or_missing_directory_has_no_latest_run(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(NoSuchReportError, match="bkheal audit"):
+            find(directory, "latest")
+
+
+def test_files_that_are_no_reports_are_passed_over(tmp_path: Path) -> None:
+    world.write(tmp_path, world.CLEAN)
+    summary = (tmp_path / world.CLEAN.run_id / "summary.json").read_bytes()
+    for name, content in (
+        ("20270101T000000Z-000001", b"{ torn"),
+        ("20270101T000000Z-000002", b"[" * 100_000),
+        ("20270101T000000Z-000003", b"[]"),
+        ("20270101T000000Z-000004", b'{"apiVersion": "bkheal/v1", "kind": "AuditReport"}'),
+        ("20270101T000000Z-000005", summary),  # another run's
+        (".hidden", summary.replace(world.CLEAN.run_id.encode(), b".hidden")),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_bytes(content)
+    broken = json.loads(summary) | {"run_id": "20270101T000000Z-000006", "counts": 3}
+    (tmp_path / "20270101T000000Z-000006").mkdir()
+    (tmp_path / "20270101T000000Z-000006" / "summary.json").write_text(json.dumps(broken))
+    assert list(reports(tmp_path)) == [world.CLEAN]
+    assert report.earlier_ledgers(tmp_path, world.CLEAN.cluster.instance_id) == 1284
+
+
+def test_a_run_is_compared_with_the_last_complete_one_of_its_check_and_cluster() -> None:
+    wanted = world.at(world.CLEAN, 2)
+    runs = [
+        world.at(world.CLEAN, 9),
+        world.at(world.HELD, 6),
+        world.at(world.INCOMPLETE, 5),
+        world.at(replace(world.CLEAN, kind=RunKind.PLACEMENT), 4),
+        world.at(replace(world.CLEAN, cluster=ClusterName("zk://b/l", "b")), 3),
+        wanted,
+        world.at(world.CLEAN, 1),
+    ]
+    assert earlier_than(runs, world.at(world.CLEAN, 8)) == wanted
+    assert earlier_than(runs, world.at(world.CLEAN, 1)) is None
+
+
+def test_the_oldest_runs_go_and_what_the_next_run_needs_stays() -> None:
+    runs = [
+        world.at(world.CLEAN, 0),
+        world.at(replace(world.CLEAN, kind=RunKind.REPLICAS), 1),
+        world.at(world.CLEAN, 2),
+        world.at(world.INCOMPLETE, 3),
+        world.at(world.HELD, 4),
+        world.at(world.HELD, 5),
+    ]
+    ids = [run.run_id for run in runs]
+    assert to_prune(runs, 6) == []
+    assert to_prune(runs, 2) == [ids[0], ids[3]]
+    assert to_prune(runs, 0) == [ids[0], ids[3], ids[4]]
+
+
+def test_pruning_removes_our_directories_alone_and_keeps_the_history(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    reports_dir = tmp_path / "reports"
+    world.write(outside, world.at(world.CLEAN, 0))
+    for day in range(1, 4):
+        world.write(reports_dir, world.at(world.CLEAN, day))
+    link = reports_dir / world.at(world.CLEAN, 0).run_id
+    link.symlink_to(outside / link.name)
+    running = report.prepare(reports_dir, world.at(world.CLEAN, 20).run_id)
+    (reports_dir / "notes").mkdir()
+    (reports_dir / "notes" / "summary.json").write_text("{}")
+    world.write(reports_dir, world.at(world.CLEAN, 4), kept_max=2)
+    kept = {path.name for path in reports_dir.iterdir()}
+    assert kept == {
+        "history", "index.html", "notes", link.name, running.name,
+        world.at(world.CLEAN, 3).run_id, world.at(world.CLEAN, 4).run_id,
+    }  # fmt: skip
+    assert (outside / link.name / "summary.json").is_file()
+    assert pq.read_table(reports_dir / "history" / "runs").num_rows == 4
+
+
+def test_a_crash_while_pruning_is_finished_by_the_next_run(tmp_path: Path) -> None:
+    world.write(tmp_path, world.at(world.CLEAN, 1), world.at(world.CLEAN, 2))
+    going = tmp_path / f".bkheal-pruned-{world.at(world.CLEAN, 1).run_id}"
+    (tmp_path / world.at(world.CLEAN, 1).run_id).rename(going)
+    (going / "summary.json").unlink()
+    assert prune(tmp_path, 5) == []
+    assert not going.exists()
+    assert find(tmp_path, "latest") == world.at(world.CLEAN, 2)
+
+
+def test_the_trend_outlives_the_reports_and_knows_its_check_and_cluster(tmp_path: Path) -> None:
+    world.write(
+        tmp_path,
+        world.at(world.CLEAN, 0),
+        world.at(world.UNDER_REPLICATED, 1),
+        world.at(world.PLACEMENT, 2),
+        world.at(replace(world.CLEAN, cluster=ClusterName("zk://b/l", "b")), 3),
+        world.at(world.HELD, 4),
+        kept_max=1,
+    )
+    (tmp_path / "history" / "runs" / "20260101T000000Z-torn.parquet").write_bytes(b"PAR1 torn")
+    now = world.at(world.NO_LIVE_COPY, 9)
+    points = trend(tmp_path, now, 10)
+    assert [point.run_id for point in points] == [world.at(world.CLEAN, day).run_id for day in (0, 1, 4, 9)]
+    assert [point.ledgers_found for point in points] == [0, 452, 0, 455]
+    assert [point.ledgers_serious for point in points] == [0, 12, 0, 15]
+    assert [point.is_held for point in points] == [False, False, True, False]
+    assert [point.run_id for point in trend(tmp_path, now, 2)] == [points[2].run_id, points[3].run_id]

@@ -1,0 +1,327 @@
+"""What the tab answers, whatever the auditor behind it does; no JVM here."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from bookie.model.run import RunCause, RunKind, RunRecord
+from spark_jobs.ui.face import TabFace
+from spark_jobs.ui.port import ActionOutcome, ActionResult, Fact, RunView, TabState
+from spark_jobs.ui.request import HTML, Answer, StrangeCallError, decode_request, encode_answer
+from spark_jobs.ui.settings import TabSettings
+from tests.worlds.clocks import SteppingClock
+
+KEY = "k" * 32
+TOKEN = "t" * 32
+RUN_ID = "20261120T101500Z-0a1b2c"
+SETTINGS = TabSettings(is_trigger_enabled=True)
+HANG_S = 30.0
+"""Longer than any deadline here; never waited for."""
+
+
+class Auditor:
+    """Answers at once unless told otherwise, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.result = ActionResult(ActionOutcome.ACCEPTED, "it began", RUN_ID)
+        self.before: Callable[[], None] = lambda: None
+        self.snapshots = 0
+
+    def snapshot(self) -> TabState:
+        self.snapshots += 1
+        self.before()
+        record = RunRecord(RUN_ID, RunKind.BOOKIES, RunCause.COMMAND, "ann", "host:1")
+        return TabState(1, (Fact("Snapshot", str(self.snapshots)),), runs=(RunView(record, "/r"),))
+
+    def run(self, kind: str, user: str, address: str) -> ActionResult:
+        return self._did("run", kind, user, address)
+
+    def cancel(self, run_id: str, user: str, address: str) -> ActionResult:
+        return self._did("cancel", run_id, user, address)
+
+    def pause(self, run_id: str, user: str, address: str) -> ActionResult:
+        return self._did("pause", run_id, user, address)
+
+    def resume(self, run_id: str, user: str, address: str) -> ActionResult:
+        return self._did("resume", run_id, user, address)
+
+    def _did(self, *asked: str) -> ActionResult:
+        self.before()
+        self.asked.append(asked)
+        return self.result
+
+
+@pytest.fixture
+def auditor() -> Auditor:
+    return Auditor()
+
+
+@pytest.fixture
+def hang() -> Iterator[Callable[[], None]]:
+    """A wait that the end of the test ends."""
+    released = threading.Event()
+    yield lambda: void(released.wait(HANG_S))
+    released.set()
+
+
+def void(_: object) -> None:
+    return None
+
+
+def face(auditor: Auditor, settings: TabSettings = SETTINGS, clock: SteppingClock | None = None) -> TabFace:
+    return TabFace(auditor, settings, clock or SteppingClock(start_s=1000.0), key=KEY, token=TOKEN)
+
+
+def facts(method: str = "GET", path: str = "/v1/status", **fields: str) -> str:
+    usual = {"key": KEY, "user": "ann", "address": "192.0.2.7", "may_modify": "true", "length": "60", "base": ""}
+    named = {"header.host": "driver:4040", "header.sec-fetch-site": "same-origin"}
+    return urlencode({**usual, **named, "method": method, "path": path, **fields})
+
+
+def post(path: str, **fields: str) -> str:
+    return facts("POST", path, **{"form.token": TOKEN, **fields})
+
+
+def read(answer: str) -> tuple[int, dict[str, str], str]:
+    head, _, body = answer.partition("\n\n")
+    status, *lines = head.split("\n")
+    return int(status), dict(line.split(": ", 1) for line in lines), body
+
+
+def start(face: TabFace, **fields: str) -> tuple[int, dict[str, str], str]:
+    return read(face.api(post("/v1/runs", **{"form.kind": "bookies", **fields})))
+
+
+def test_a_button_starts_a_run_and_leads_back_to_the_tab(auditor: Auditor) -> None:
+    tab = face(auditor)
+    status, headers, _ = start(tab, base="/proxy/app-1")
+    assert (status, headers["Location"]) == (303, "/proxy/app-1/auditor/")
+    assert auditor.asked == [("run", "bookies", "ann", "192.0.2.7")]
+    assert "run bookies, by ann" in tab.page(facts())
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
+def test_a_button_of_a_run_names_it(auditor: Auditor, verb: str) -> None:
+    assert read(face(auditor).api(post(f"/v1/runs/{RUN_ID}/{verb}")))[0] == 303
+    assert auditor.asked == [(verb, RUN_ID, "ann", "192.0.2.7")]
+
+
+def test_a_program_gets_json(auditor: Auditor) -> None:
+    fields = {"header.content-type": "application/json", "header.x-csrf-token": TOKEN, "body": '{"kind": "replicas"}'}
+    status, headers, body = read(face(auditor).api(facts("POST", "/v1/runs", **fields)))
+    assert (status, headers["Content-Type"]) == (202, "application/json")
+    assert json.loads(body) == {"outcome": "accepted", "text": "it began", "run_id": RUN_ID}
+    assert auditor.asked == [("run", "replicas", "ann", "192.0.2.7")]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"form.kind": "quick"},
+        {"form.kind": ""},
+        {"header.content-type": "application/json", "body": "[" * 5000},
+        {"header.content-type": "application/json", "body": '["bookies"]'},
+        {"header.content-type": "application/json", "body": '{"kind": ["bookies"]}'},
+        {"header.content-type": "application/json; charset=utf-8", "body": "kind=bookies"},
+    ],
+)
+def test_what_is_no_kind_is_refused(auditor: Auditor, fields: dict[str, str]) -> None:
+    assert read(face(auditor).api(post("/v1/runs", **fields)))[0] == 400
+    assert auditor.asked == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "",
+        "/v1/runs/",
+        f"/v1/runs/{RUN_ID}",
+        f"/v1/runs/{RUN_ID}/delete",
+        f"/v1/runs/{RUN_ID}/cancel/",
+        "/v1/runs/../cancel",
+        "/v1/runs/a b/cancel",
+        "/v1/runs/a%0Ab/cancel",
+        "/v1/runs/-a/cancel",
+        f"/v1/runs/{'a' * 65}/cancel",
+        "/v1/runs/x\n/cancel",
+    ],
+)
+def test_what_is_not_on_the_list_does_not_exist(auditor: Auditor, path: str) -> None:
+    assert read(face(auditor).api(post(path)))[0] == 404
+    assert auditor.asked == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (ActionOutcome.BUSY, 409),
+        (ActionOutcome.REFUSED, 409),
+        (ActionOutcome.UNKNOWN, 404),
+        (ActionOutcome.UNAVAILABLE, 503),
+    ],
+)
+def test_what_the_auditor_refuses_is_said(auditor: Auditor, outcome: ActionOutcome, status: int) -> None:
+    auditor.result = ActionResult(outcome, "because <so>")
+    answered, _, body = start(face(auditor))
+    assert answered == status
+    assert "because &lt;so&gt;" in body
+
+
+def test_methods_are_told(auditor: Auditor) -> None:
+    tab = face(auditor)
+    for method in ("GET", "HEAD", "PUT"):
+        status, headers, _ = read(tab.api(facts(method, "/v1/runs", **{"form.token": TOKEN, "form.kind": "bookies"})))
+        assert (status, headers["Allow"]) == (405, "POST")
+    status, headers, _ = read(tab.api(post("/v1/status")))
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+    assert auditor.asked == []
+
+
+def test_a_tab_that_only_shows_has_no_buttons_and_no_token(auditor: Auditor) -> None:
+    tab = face(auditor, TabSettings())
+    assert TOKEN not in tab.page(facts())
+    assert "<form" not in tab.page(facts())
+    assert read(tab.api(facts(path="/v1/token")))[0] == 403
+    assert start(tab)[0] == 403
+    assert auditor.asked == []
+
+
+def test_the_token_is_for_those_who_may_act(auditor: Auditor) -> None:
+    tab = face(auditor)
+    assert json.loads(read(tab.api(facts(path="/v1/token")))[2]) == {"csrf_token": TOKEN}
+    assert read(tab.api(facts(path="/v1/token", user="")))[0] == 403
+    assert TOKEN not in tab.page(facts(user=""))
+
+
+def test_the_state_is_there_for_programs(auditor: Auditor) -> None:
+    status, headers, body = read(face(auditor).api(facts()))
+    values = json.loads(body)
+    assert (status, headers["Content-Type"], values["trouble"]) == (200, "application/json", None)
+    assert values["runs"][0]["run_id"] == RUN_ID
+    assert values["runs"][0]["report_url"] == "/r"
+
+
+def test_too_many_actions_are_refused_until_time_passes(auditor: Auditor) -> None:
+    clock = SteppingClock(start_s=1000.0)
+    tab = face(auditor, clock=clock)
+    answers = [start(tab)[0] for _ in range(11)]
+    assert answers == [303] * 10 + [429]
+    clock.now_s += 2.0
+    assert start(tab)[0] == 303
+    assert start(tab)[1]["Retry-After"] == "5"
+
+
+def test_one_action_at_a_time(auditor: Auditor, hang: Callable[[], None]) -> None:
+    auditor.before = hang
+    tab = face(auditor, replace(SETTINGS, action_deadline_s=0.01))
+    status, _, body = start(tab)
+    assert status == 504
+    assert "No answer yet" in body
+    assert start(tab)[0] == 409
+
+
+def test_an_auditor_that_fails_breaks_no_page(auditor: Auditor) -> None:
+    def fail() -> None:
+        raise RuntimeError("it <b>broke")
+
+    tab = face(auditor)
+    auditor.before = fail
+    assert "it &lt;b&gt;broke" in tab.page(facts())
+    status, _, body = read(tab.api(facts()))
+    assert (status, json.loads(body)["trouble"]) == (503, "The auditor cannot tell its state: it <b>broke")
+    assert start(tab)[0] == 503
+    auditor.before = lambda: None
+    assert "Snapshot" in tab.page(facts())
+
+
+def test_an_auditor_that_hangs_leaves_the_last_known_state(auditor: Auditor, hang: Callable[[], None]) -> None:
+    clock = SteppingClock(start_s=1000.0)
+    tab = face(auditor, replace(SETTINGS, snapshot_deadline_s=0.01), clock)
+    while "<span>1</span>" not in tab.page(facts()):  # a loaded machine may need more than the deadline
+        pass
+    auditor.before = hang
+    clock.now_s += 60
+    for _ in range(3):
+        page = tab.page(facts())
+        assert "has not answered yet" in page
+        assert "<span>1</span>" in page
+    assert auditor.snapshots == 2
+
+
+def test_many_viewers_cost_one_look(auditor: Auditor) -> None:
+    clock = SteppingClock(start_s=1000.0)
+    tab = face(auditor, clock=clock)
+    with ThreadPoolExecutor(16) as viewers:
+        pages = list(viewers.map(lambda _: tab.page(facts()), range(200)))
+    assert all("<span>1</span>" in page for page in pages)
+    clock.now_s += 1.0
+    assert "<span>2</span>" in tab.page(facts())
+
+
+def test_what_was_just_done_is_seen_at_once(auditor: Auditor) -> None:
+    tab = face(auditor)
+    tab.page(facts())
+    start(tab)
+    assert "<span>2</span>" in tab.page(facts())
+
+
+def test_a_call_without_the_key_is_answered_with_nothing(auditor: Auditor) -> None:
+    tab = face(auditor)
+    for key in ("", "x" * 32, "ü"):
+        assert read(tab.api(post("/v1/runs", key=key, **{"form.kind": "bookies"})))[0] == 403
+        assert RUN_ID not in tab.page(facts(key=key))
+    assert (auditor.asked, auditor.snapshots) == ([], 0)
+
+
+@pytest.mark.parametrize("text", ["", "key", "\x00", f"key={KEY}", f"key={KEY}&method=GET&length=x", "a=1&" * 500])
+def test_a_garbled_call_is_refused(text: str, auditor: Auditor) -> None:
+    with pytest.raises(StrangeCallError):
+        decode_request(text, KEY)
+    assert read(face(auditor).api(text))[0] == 403
+
+
+def test_line_ends_cannot_reach_a_header(auditor: Auditor) -> None:
+    text = encode_answer(Answer(303, "x", headers=(("Location", "/a\r\nSet-Cookie: b=c\n\nbody"),)))
+    assert read(text) == (303, {"Content-Type": HTML, "Location": "/a Set-Cookie: b=c body"}, "x")
+    status, headers, _ = start(face(auditor, replace(SETTINGS, proxy_base="/a\nSet-Cookie: b=c")))
+    assert (status, headers["Location"]) == (303, "/auditor/")
+    assert "Set-Cookie" not in headers
+
+
+def test_who_did_what_is_logged_and_the_token_never(auditor: Auditor, caplog: pytest.LogCaptureFixture) -> None:
+    tab = face(auditor)
+    with caplog.at_level(logging.INFO, "bkheal.audit"):
+        start(tab, **{"header.x-forwarded-for": "203.0.113.9"})
+        start(tab, user="")
+        start(tab, **{"form.token": "x" * 32})
+    done, *refused = (vars(record) for record in caplog.records if record.name == "bkheal.audit")
+    expected: dict[str, Any] = {
+        "user": "ann",
+        "address": "192.0.2.7",
+        "forwarded_for": "203.0.113.9",
+        "action": "run",
+        "target": "bookies",
+        "outcome": "accepted",
+        "run_id": RUN_ID,
+    }
+    assert {name: done[name] for name in expected} == expected
+    assert [(line["user"], line["status"]) for line in refused] == [("anonymous", 403), ("ann", 403)]
+    assert not [line for line in (done, *refused) if TOKEN in str(line) or "x" * 32 in str(line)]
+
+
+def test_refusals_do_not_fill_the_log(auditor: Auditor, caplog: pytest.LogCaptureFixture) -> None:
+    tab = face(auditor, TabSettings())
+    for _ in range(500):
+        start(tab)
+    assert len([record for record in caplog.records if record.name == "bkheal.audit"]) == 60

@@ -1,0 +1,279 @@
+"""A small cluster in virtual time in which every copy of every entry is placed by the test itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from bookie.client.ports import ClientPorts
+from bookie.client.recovery.recovery import recover_ledger
+from bookie.client.resolve import RegistrationResolver
+from bookie.client.settings import ClientSettings
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
+from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.digest import digest_for, master_key
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
+from bookie.model.packet import Entry, pack, unpack
+from bookie.server.service import BookieIdentity, BookieService
+from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.memory import MemoryNetwork, MemoryTransport
+from bookie.wire.port import AddBatch, EntryResult, ReadReply, Status
+from tests.worlds.virtual_time import VirtualClock
+
+ROOT = "/ledgers"
+LEDGER = LedgerId(7)
+PASSWORD = b"secret"
+KEY = master_key(PASSWORD)
+DIGEST = digest_for(DigestType.CRC32C, PASSWORD)
+SETTINGS = ClientSettings(add_timeout_s=2, read_timeout_s=2, recovery_add_timeout_s=5, speculative_after_s=1)
+PAYLOAD = 10
+
+Intercept = Callable[[str, tuple[Any, ...], Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""Gets a call's name, its arguments after the bookie, and the way on; returns the reply."""
+
+
+class Intercepting:
+    """A transport whose calls to chosen bookies pass through a function of the test."""
+
+    def __init__(self, inner: MemoryTransport) -> None:
+        self.inner = inner
+        self.hooks: dict[str, Intercept] = {}
+        self.every: Intercept | None = None
+        self.calls: list[tuple[str, str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.inner, name)
+        if name in ("close", "faults", "cut"):
+            return method
+
+        async def call(bookie: str, *args: Any, **more: Any) -> Any:
+            self.calls.append((name, bookie, args))
+
+            async def go_on() -> Any:
+                return await method(bookie, *args, **more)
+
+            hook = self.hooks.get(bookie, self.every)
+            return await go_on() if hook is None else await hook(name, args, go_on)
+
+        return call
+
+    def count(self, name: str) -> int:
+        return sum(call[0] == name for call in self.calls)
+
+
+def packet(entry_id: int, *, lac: int | None = None, payload: bytes | None = None, length: int | None = None) -> bytes:
+    """Stored form of an entry; without arguments the one that a writer with one entry under way makes."""
+    data = payload if payload is not None else bytes([65 + entry_id % 26]) * PAYLOAD
+    total = (entry_id + 1) * PAYLOAD if length is None else length
+    return pack(DIGEST, LEDGER, EntryId(entry_id), entry_id - 1 if lac is None else lac, total, data)
+
+
+def members(text: str) -> tuple[BookieId, ...]:
+    return tuple(map(BookieId, text.split()))
+
+
+class World:
+    """Bookies with real storage on memory disks, a store, and clients."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.cell = MemoryCell()
+        self.store = MemoryStore(self.cell)
+        self.network = MemoryNetwork()
+        self.storages: dict[BookieId, LedgerStorage] = {}
+        self.services: dict[BookieId, BookieService] = {}
+        self.cluster: Cluster
+        self.registrations: Registrations
+        self.ledgers: LedgerStore
+        self.ports: ClientPorts
+        self.transport: Intercepting
+        self._sessions = [self.store]
+
+    async def start(self, bookies: str) -> None:
+        await format_cluster(self.store, ROOT, rng=random.Random(0))
+        self.cluster = await open_cluster(self.store, ROOT)
+        self.registrations = Registrations(self.store, self.cluster)
+        for name in bookies.split():
+            await self.add_bookie(name)
+        self.ports = self.client(store=self.store)
+        await self.ports.tasks.initialize()
+        self.ledgers = self.ports.ledgers
+        assert isinstance(self.ports.transport, Intercepting)
+        self.transport = self.ports.transport
+
+    async def add_bookie(self, name: str) -> None:
+        await self.replace_disks(name)
+        info = ServiceInfo((Endpoint("bookie", name, 1, "bookie-grpc"),), ())
+        await self.registrations.register(BookieId(name), info, is_read_only=False, takeover_deadline_s=1)
+
+    async def replace_disks(self, name: str) -> None:
+        """Let a bookie serve from empty disks."""
+        if (before := self.storages.get(BookieId(name))) is not None:
+            await before.close()
+        disk = MemoryDisk()
+        storage = await LedgerStorage.open(MemoryDisk(), disk, MemoryIndex(), StorageSettings(), self.clock)
+        self.storages[BookieId(name)] = storage
+        self.services[BookieId(name)] = BookieService(storage, disk, BookieIdentity("", "test"))
+        self.network.listen(name, 1, self.services[BookieId(name)])
+
+    def client(self, *, store: MemoryStore | None = None, seed: int = 0, **settings: Any) -> ClientPorts:
+        """Ports of another client, with a session and connections of its own."""
+        if store is None:
+            store = MemoryStore(self.cell)
+            self._sessions.append(store)
+        rng = random.Random(seed)
+        registrations = Registrations(store, self.cluster)
+        transport = Intercepting(MemoryTransport(RegistrationResolver(registrations, self.clock), self.network))
+        return ClientPorts(
+            ledgers=LedgerStore(store, self.cluster, rng),
+            registrations=registrations,
+            tasks=UnderReplication(store, self.cluster, self.clock),
+            transport=transport,
+            clock=self.clock,
+            rng=rng,
+            settings=dataclasses.replace(SETTINGS, **settings),
+        )
+
+    async def create(
+        self,
+        *fragments: tuple[int, str],
+        quorum: tuple[int, int],
+        state: LedgerState = LedgerState.OPEN,
+        ledger_id: LedgerId = LEDGER,
+    ) -> Versioned:
+        parts = tuple(Fragment(EntryId(first), members(names)) for first, names in fragments)
+        metadata = LedgerMetadata(len(parts[0].members), *quorum, parts, state=state, password=PASSWORD)
+        return await self.ledgers.create(ledger_id, metadata)
+
+    async def put(self, bookie: str, *packets: bytes) -> None:
+        """Store packets on one bookie, whatever they are."""
+        if packets:
+            batch = AddBatch(LEDGER, KEY, packets, is_recovery=True)
+            assert (await self.storages[BookieId(bookie)].add(batch)).status is Status.OK
+
+    async def put_all(self, ledger: Versioned, first: int, last: int) -> None:
+        """Store entries ``first..last`` on exactly the bookies that should hold them."""
+        metadata = ledger.metadata
+        for entry_id in range(first, last + 1):
+            fragment = metadata.fragments[metadata.fragment_index(EntryId(entry_id))]
+            for i in range(metadata.write_quorum):
+                await self.put(fragment.members[(entry_id + i) % metadata.ensemble_size], packet(entry_id))
+
+    async def put_through(self, ledger: Versioned, entry_id: int) -> None:
+        """Send an entry to its write set as a writer would, so that long polls notice."""
+        metadata = ledger.metadata
+        for i in range(metadata.write_quorum):
+            name = metadata.last_fragment.members[(entry_id + i) % metadata.ensemble_size]
+            reply = await self.services[name].add("", AddBatch(LEDGER, KEY, [packet(entry_id)]))
+            assert reply.status is Status.OK
+
+    async def holds(self, bookie: str) -> list[EntryId]:
+        return list((await self.storages[BookieId(bookie)].list_entries(LEDGER)).entries)
+
+    async def copies(self, entry_id: int) -> dict[BookieId, bytes]:
+        """Who holds an entry, and its bytes."""
+        found = {}
+        for name, storage in self.storages.items():
+            [result] = (await storage.read(LEDGER, [EntryId(entry_id)])).results
+            if result.status is Status.OK:
+                found[name] = result.packet
+        return found
+
+    def hang(self, *names: str) -> None:
+        for name in names:
+            self.transport.faults(BookieId(name)).is_request_lost = True
+
+    def down(self, *names: str) -> None:
+        for name in names:
+            self.network.hang_up(name, 1)
+
+    async def recover(self, ports: ClientPorts | None = None, password: bytes | None = None) -> LedgerMetadata:
+        return (await recover_ledger(ports or self.ports, LEDGER, password)).metadata
+
+    async def metadata(self) -> LedgerMetadata:
+        return (await self.ledgers.read(LEDGER)).metadata
+
+    async def marked(self) -> tuple[BookieId, ...]:
+        task = await self.ports.tasks.read(LEDGER)
+        return () if task is None else task.missing
+
+    async def assert_durable(self, metadata: LedgerMetadata, first: int = 0) -> None:
+        """Each entry from ``first`` on is on at least ``Qa`` members of its write set, and its length adds up."""
+        assert metadata.last_entry_id is not None
+        for entry_id in range(first, metadata.last_entry_id + 1):
+            fragment = metadata.fragments[metadata.fragment_index(EntryId(entry_id))]
+            write_set = {
+                fragment.members[(entry_id + i) % metadata.ensemble_size] for i in range(metadata.write_quorum)
+            }
+            held = await self.copies(entry_id)
+            assert len(write_set & held.keys()) >= metadata.ack_quorum, f"entry {entry_id} is on {sorted(held)}"
+        if metadata.last_entry_id >= 0:
+            last = next(iter((await self.copies(metadata.last_entry_id)).values()))
+            assert self.unpacked(last).length == metadata.length
+        else:
+            assert metadata.length == 0
+
+    def unpacked(self, data: bytes) -> Entry:
+        return unpack(DIGEST, data, LEDGER, None)
+
+    async def close(self) -> None:
+        for storage in self.storages.values():
+            await storage.close()
+        for session in self._sessions:
+            await session.close()
+
+
+@asynccontextmanager
+async def a_world(bookies: str) -> AsyncIterator[World]:
+    world = World()
+    await world.start(bookies)
+    try:
+        yield world
+    finally:
+        await world.close()
+
+
+def ends(metadata: LedgerMetadata) -> tuple[LedgerState, int | None, int | None]:
+    return metadata.state, metadata.last_entry_id, metadata.length
+
+
+def closed_at(last: int) -> tuple[LedgerState, int, int]:
+    """What ``ends`` tells of a ledger of ``PAYLOAD`` bytes an entry."""
+    return LedgerState.CLOSED, last, (last + 1) * PAYLOAD
+
+
+def spoiled(reply: ReadReply, entry_ids: Iterable[int], status: Status | None = None) -> ReadReply:
+    """The reply with some results damaged: another status, or bytes that do not verify."""
+    wanted = set(entry_ids)
+
+    def spoil(result: EntryResult) -> EntryResult:
+        if result.entry_id not in wanted:
+            return result
+        if status is not None:
+            return EntryResult(result.entry_id, status)
+        return EntryResult(result.entry_id, result.status, result.packet[:-1] + b"?")
+
+    return ReadReply(reply.status, [spoil(result) for result in reply.results], reply.detail)
+
+
+async def put_copies(world: World, entry_id: int, names: Sequence[str]) -> None:
+    for name in names:
+        await world.put(name, packet(entry_id))
+
+
+def transport_of(ports: ClientPorts) -> Intercepting:
+    """The transport of ``World.client``, for its faults and hooks."""
+    transport: Any = ports.transport
+    assert isinstance(transport, Intercepting)
+    return transport

@@ -1,0 +1,432 @@
+"""A small cluster in memory for the tests of repair: real storage and transport twins, faults on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo
+from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
+from bookie.metadata.nodes import parent_of
+from bookie.metadata.port import NoNodeError
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.metadata.tasks.reservations import Reservations
+from bookie.metadata.tasks.underreplication import Task, UnderReplication
+from bookie.model.digest import digest_for, master_key
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType, Fragment, LedgerMetadata
+from bookie.model.packet import pack
+from bookie.model.schedule import stores
+from bookie.server.service import BookieIdentity, BookieService
+from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.handler import BookieHandler
+from bookie.wire.memory import MemoryNetwork, MemoryTransport
+from bookie.wire.port import (
+    AddBatch,
+    AddReply,
+    EntryResult,
+    FenceReply,
+    InfoReply,
+    LacReply,
+    ListReply,
+    ReadReply,
+    Status,
+)
+from bookie.wire.resolver import BookieAddress
+from replicator.copying.target import batches
+from replicator.knowledge.evidence import CorruptCopy
+from replicator.ports import RepairPorts
+from replicator.settings import ReplicatorSettings
+from replicator.telemetry.events import Ending, Outlook, TaskResult
+from replicator.worker import RunEnd, Worker
+from tests.worlds.virtual_time import VirtualClock
+
+ROOT = "/ledgers"
+LEDGER = LedgerId(7)
+PASSWORD = b"secret"
+PORT = 3181
+
+
+Tamper = Callable[[EntryResult], EntryResult]
+
+
+@dataclass(slots=True)
+class Tampering:
+    """Passes requests on to a bookie and replies in its name, the way the test wants."""
+
+    inner: BookieHandler
+    results: dict[EntryId, Tamper] = field(default_factory=dict)
+    """What to make of the result of reading an entry."""
+    last: Tamper = lambda result: result
+    """What to make of the last entry."""
+    read_status: Status | None = None
+    """Answer of every read as a whole."""
+    add_replies: list[Status] = field(default_factory=list)
+    """Answers of the next adds, instead of the bookie's."""
+    list_replies: list[ListReply] = field(default_factory=list)
+    has_no_lists: bool = False
+    """Whether it answers as a transport does for a bookie that knows no lists."""
+    before_add: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """Called once, before the next add takes effect."""
+    before_list: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """Called once, before the next listing."""
+    reads: list[tuple[EntryId, ...]] = field(default_factory=list)
+    adds: list[AddBatch] = field(default_factory=list)
+
+    async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
+        self.adds.append(batch)
+        before, self.before_add = self.before_add, None
+        if before is not None:
+            await before()
+        if self.add_replies and (status := self.add_replies.pop(0)) is not Status.OK:
+            return AddReply(status, "as the test wants")
+        return await self.inner.add(incarnation, batch)
+
+    async def read(
+        self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId], fence_key: bytes | None = None
+    ) -> ReadReply:
+        self.reads.append(tuple(entry_ids))
+        if self.read_status is not None:
+            return ReadReply(self.read_status)
+        reply = await self.inner.read(incarnation, ledger_id, entry_ids, fence_key)
+        results = [self.results.get(result.entry_id, _as_it_is)(result) for result in reply.results]
+        return ReadReply(reply.status, results, reply.detail)
+
+    async def read_last(self, incarnation: str, ledger_id: LedgerId) -> ReadReply:
+        reply = await self.inner.read_last(incarnation, ledger_id)
+        return ReadReply(reply.status, [self.last(result) for result in reply.results], reply.detail)
+
+    async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
+        return await self.inner.fence(incarnation, ledger_id, master_key)
+
+    async def read_lac(self, incarnation: str, ledger_id: LedgerId) -> LacReply:
+        return await self.inner.read_lac(incarnation, ledger_id)
+
+    async def wait_lac(self, incarnation: str, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
+        return await self.inner.wait_lac(incarnation, ledger_id, beyond, wait_s)
+
+    async def write_lac(self, incarnation: str, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
+        return await self.inner.write_lac(incarnation, ledger_id, master_key, explicit)
+
+    async def list_entries(self, incarnation: str, ledger_id: LedgerId) -> ListReply:
+        before, self.before_list = self.before_list, None
+        if before is not None:
+            await before()
+        if self.list_replies:
+            return self.list_replies.pop(0)
+        if self.has_no_lists:
+            last = await self.inner.read_last(incarnation, ledger_id)
+            status = last.results[0].status if last.results else last.status
+            return ListReply(status if status.is_absent or status is Status.LIMBO else Status.UNSUPPORTED)
+        return await self.inner.list_entries(incarnation, ledger_id)
+
+    async def info(self, incarnation: str) -> InfoReply:
+        return await self.inner.info(incarnation)
+
+
+def _as_it_is(result: EntryResult) -> EntryResult:
+    return result
+
+
+def answers(status: Status) -> Tamper:
+    """The entry's result becomes this status."""
+    return lambda result: EntryResult(result.entry_id, status)
+
+
+def flipped(result: EntryResult) -> EntryResult:
+    """One bit of the payload is wrong, and the bookie did not notice."""
+    packet = bytearray(result.packet)
+    packet[-1] ^= 1
+    return EntryResult(result.entry_id, result.status, bytes(packet))
+
+
+@dataclass(slots=True)
+class Node:
+    """One bookie of the world."""
+
+    storage: LedgerStorage
+    tampering: Tampering
+    incarnation: str
+
+    async def holds(self, ledger_id: LedgerId) -> list[EntryId]:
+        return list((await self.storage.list_entries(ledger_id)).entries)
+
+
+class Bookies:
+    """Bookies with real storage on memory disks, reachable through a memory transport. Also the resolver."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.network = MemoryNetwork()
+        self.nodes: dict[BookieId, Node] = {}
+        self.transport = MemoryTransport(self, self.network)
+
+    async def resolve(self, bookie: BookieId) -> BookieAddress | None:
+        node = self.nodes.get(bookie)
+        return None if node is None else BookieAddress(bookie, PORT, incarnation=node.incarnation)
+
+    async def start(self, names: Iterable[str], incarnation: str = "1") -> None:
+        """Start bookies, each with empty disks."""
+        for name in names:
+            disk = MemoryDisk()
+            storage = await LedgerStorage.open(MemoryDisk(), disk, MemoryIndex(), StorageSettings(), self.clock)
+            service = BookieService(storage, disk, BookieIdentity(incarnation, "test"))
+            node = Node(storage, Tampering(service), incarnation)
+            self.nodes[BookieId(name)] = node
+            self.network.listen(name, PORT, node.tampering)
+
+    def __getitem__(self, name: str) -> Tampering:
+        return self.nodes[BookieId(name)].tampering
+
+    def hang_up(self, name: str) -> None:
+        """Let the bookie be unreachable."""
+        self.network.hang_up(name, PORT)
+
+    async def close(self) -> None:
+        await self.transport.close()
+        for node in self.nodes.values():
+            await node.storage.close()
+
+    async def fill(self, ledger: Versioned, packets: Mapping[EntryId, bytes]) -> None:
+        """Store ``packets`` on exactly the bookies that should hold them, as the writer would have."""
+        for bookie in sorted(ledger.metadata.members()):
+            mine = should_hold(ledger.metadata, bookie, packets)
+            await self.put(bookie, ledger.ledger_id, [packets[entry_id] for entry_id in mine])
+
+    async def put(self, bookie: str, ledger_id: LedgerId, packets: Sequence[bytes]) -> None:
+        """Store packets on one bookie, whatever they are."""
+        for entries in batches(packets):
+            batch = AddBatch(ledger_id, master_key(PASSWORD), entries, is_recovery=True)
+            reply = await self.nodes[BookieId(bookie)].storage.add(batch)
+            assert reply.status is Status.OK, reply
+
+
+class Recorder:
+    """Keeps every event, with what ``look`` says at that moment."""
+
+    def __init__(self, look: Callable[[LedgerId], Any] = lambda _: None) -> None:
+        self.results: list[TaskResult] = []
+        self.looks: list[Any] = []
+        self.corrupt: list[CorruptCopy] = []
+        self.outlook = Outlook()
+        self._look = look
+
+    def tasks_listed(self, outlook: Outlook) -> None:
+        self.outlook = outlook
+
+    def task_ended(self, result: TaskResult) -> None:
+        self.results.append(result)
+        self.looks.append(self._look(result.ledger_id))
+
+    def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
+        self.corrupt.append(copy)
+
+    def endings(self) -> list[Ending]:
+        return [result.ending for result in self.results]
+
+
+class World:
+    """Bookies, registrations, a store, and as many workers as a test wants. ``store`` is the test's own session."""
+
+    def __init__(self) -> None:
+        self.bookies = Bookies()
+        self.clock = self.bookies.clock
+        self.cell = MemoryCell()
+        self.store = MemoryStore(self.cell)
+        self.cluster: Cluster
+        self.ledgers: LedgerStore
+        self.registrations: Registrations
+        self.tasks: UnderReplication
+        self.parked: ParkedTasks
+        self.reservations: Reservations
+        self._sessions = [self.store]
+
+    async def start(self, bookies: str) -> None:
+        await format_cluster(self.store, ROOT, rng=random.Random(0))
+        self.cluster = await open_cluster(self.store, ROOT)
+        ports = self.ports(self.store)
+        self.ledgers, self.registrations = ports.ledgers, ports.registrations
+        self.tasks, self.parked, self.reservations = ports.tasks, ports.parked, ports.reservations
+        await self.tasks.initialize()
+        await self.add_bookies(bookies)
+
+    def ports(self, store: MemoryStore, seed: int = 0) -> RepairPorts:
+        return RepairPorts(
+            store=store,
+            cluster=self.cluster,
+            ledgers=LedgerStore(store, self.cluster, random.Random(seed)),
+            registrations=Registrations(store, self.cluster),
+            tasks=UnderReplication(store, self.cluster, self.clock),
+            parked=ParkedTasks(store, self.cluster.root),
+            reservations=Reservations(store, self.cluster.root),
+            transport=self.bookies.transport,
+            clock=self.clock,
+            rng=random.Random(seed),
+        )
+
+    async def add_bookies(self, bookies: str, *, incarnation: str = "1") -> None:
+        """Start bookies with empty disks and register them."""
+        await self.bookies.start(bookies.split(), incarnation)
+        for name in bookies.split():
+            await self.register(name)
+
+    async def register(self, name: str, *, is_read_only: bool = False) -> None:
+        node = self.bookies.nodes[BookieId(name)]
+        endpoint = Endpoint("bookie", name, PORT, "bookie-grpc")
+        info = ServiceInfo((endpoint,), ((PROPERTY_INCARNATION, node.incarnation),))
+        await self.registrations.register(BookieId(name), info, is_read_only=is_read_only, takeover_deadline_s=1)
+        self.network_up(name)
+
+    def network_up(self, name: str) -> None:
+        self.bookies.network.listen(name, PORT, self.bookies[name])
+
+    async def kill(self, *bookies: str) -> None:
+        """End bookies: not registered, not reachable. Their disks stay."""
+        for name in bookies:
+            await self.registrations.unregister(BookieId(name))
+            self.bookies.hang_up(name)
+
+    async def ledger(
+        self, ledger_id: int, metadata: LedgerMetadata, count: int, *, payload_bytes: int = 10
+    ) -> dict[EntryId, bytes]:
+        """Create a ledger with ``count`` entries stored where they belong."""
+        created = await self.ledgers.create(LedgerId(ledger_id), metadata)
+        digest_type = metadata.digest_type or DigestType.CRC32C
+        packets = make_packets(created.ledger_id, count, payload_bytes=payload_bytes, digest_type=digest_type)
+        await self.bookies.fill(created, packets)
+        return packets
+
+    async def reserved(self) -> list[str]:
+        """Ledgers with a reservation."""
+        try:
+            names = (await self.store.children(parent_of(self.reservations.path(LEDGER)))).names
+        except NoNodeError:
+            return []
+        return sorted(names)
+
+    def worker(self, *, once: bool = True, seed: int = 0, **settings: Any) -> Running:
+        """A worker with a session of its own."""
+        store = MemoryStore(self.cell)
+        self._sessions.append(store)
+        recorder = Recorder(self.version)
+        chosen = ReplicatorSettings("memory", once=once, **settings)
+        return Running(Worker(self.ports(store, seed), chosen, recorder, f"worker-{seed}"), store, recorder)
+
+    async def heal(self, **settings: Any) -> Recorder:
+        """Run one worker until everything is repaired or parked."""
+        running = self.worker(**settings)
+        assert await running.worker.run() is RunEnd.SETTLED
+        return running.recorder
+
+    def version(self, ledger_id: LedgerId) -> int | None:
+        """Version of the ledger's metadata at this very moment."""
+        stat = self.cell.stat(self.ledgers.path(ledger_id))
+        return None if stat is None else stat.version
+
+    async def metadata(self, ledger_id: int) -> LedgerMetadata:
+        return (await self.ledgers.read(LedgerId(ledger_id))).metadata
+
+    async def task(self, ledger_id: LedgerId) -> Task | None:
+        return await self.tasks.read(ledger_id)
+
+    async def is_clean(self) -> bool:
+        """No task, no lock, nothing parked, nothing reserved."""
+        tasks, locked = await self.tasks.list(), await self.tasks.locked()
+        return not (tasks or locked or await self.parked.list() or await self.reserved())
+
+    async def assert_whole(self, ledger_id: int, packets: Mapping[EntryId, bytes], *new: str) -> None:
+        """Members are distinct and hold what they should, byte for byte; ``new`` ones hold nothing else."""
+        metadata = await self.metadata(ledger_id)
+        for fragment in metadata.fragments:
+            assert len(set(fragment.members)) == metadata.ensemble_size
+        for bookie in sorted(metadata.members()):
+            node = self.bookies.nodes[bookie]
+            expected = should_hold(metadata, bookie, packets)
+            held = await node.holds(LedgerId(ledger_id))
+            assert set(expected) <= set(held), f"{bookie} lacks {sorted(set(expected) - set(held))[:5]}"
+            if bookie in new:
+                assert held == expected
+            for start in range(0, len(expected), 1000):
+                reply = await node.storage.read(LedgerId(ledger_id), expected[start : start + 1000])
+                assert all(result.packet == packets[result.entry_id] for result in reply.results)
+
+    async def close(self) -> None:
+        await self.bookies.close()
+        for session in self._sessions:
+            await session.close()
+
+
+@dataclass(slots=True)
+class Running:
+    """A worker, its session and its events."""
+
+    worker: Worker
+    store: MemoryStore
+    recorder: Recorder
+
+    async def stop(self, run: asyncio.Task[RunEnd]) -> RunEnd:
+        self.worker.stop()
+        return await run
+
+
+@asynccontextmanager
+async def a_world(bookies: str) -> AsyncIterator[World]:
+    world = World()
+    await world.start(bookies)
+    try:
+        yield world
+    finally:
+        await world.close()
+
+
+def should_hold(metadata: LedgerMetadata, bookie: str, packets: Iterable[EntryId]) -> list[EntryId]:
+    """Entries that the metadata places on a bookie, ascending."""
+    size, quorum = metadata.ensemble_size, metadata.write_quorum
+    return [
+        entry_id
+        for entry_id in sorted(packets)
+        if any(
+            member == bookie and stores(position, entry_id, size, quorum)
+            for position, member in enumerate(metadata.fragments[metadata.fragment_index(entry_id)].members)
+        )
+    ]
+
+
+def names(text: str) -> tuple[BookieId, ...]:
+    return tuple(map(BookieId, text.split()))
+
+
+def make_metadata(
+    *fragments: tuple[int, str],
+    quorum: tuple[int, int],
+    last: int | None,
+    digest_type: DigestType = DigestType.CRC32C,
+    length: int = 0,
+) -> LedgerMetadata:
+    """Metadata with these (first entry, members); closed at ``last`` unless that is None."""
+    parts = tuple(Fragment(EntryId(first), names(members)) for first, members in fragments)
+    size = len(parts[0].members)
+    metadata = LedgerMetadata(size, *quorum, parts, digest_type=digest_type, password=PASSWORD)
+    return metadata if last is None else metadata.closed(EntryId(last), length)
+
+
+def make_packets(
+    ledger_id: LedgerId, count: int, *, payload_bytes: int = 10, digest_type: DigestType = DigestType.CRC32C
+) -> dict[EntryId, bytes]:
+    """Stored forms of entries 0 to ``count - 1``, as their writer packs them."""
+    digest = digest_for(digest_type, PASSWORD)
+    rng = random.Random(ledger_id)
+    return {
+        EntryId(i): pack(digest, ledger_id, EntryId(i), i - 1, (i + 1) * payload_bytes, rng.randbytes(payload_bytes))
+        for i in range(count)
+    }

@@ -1,0 +1,248 @@
+"""A cluster on the in-memory store with auditors on virtual time, and a check that costs time but no Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from auditor.service.events import EventFanout
+from auditor.service.runs.gate import RunGate
+from auditor.service.runs.manager import RunOutcome, RunRequest
+from auditor.service.runs.schedule import Schedule, first_due_ms, period_s
+from auditor.service.service import AuditorService, Connection, SchedulerPort, ServicePorts
+from auditor.service.settings import ServiceSettings
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.registration import Registrations, ServiceInfo
+from bookie.metadata.cluster import format_cluster, open_cluster
+from bookie.metadata.layout import cookie_path
+from bookie.metadata.nodes import ensure_path
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.ids import BookieId
+from bookie.model.run import RunKind, RunRecord
+from bookie.runtime.tasks import cancel, guarded
+from spark_jobs.progress import Phase, ProgressEvent
+from spark_jobs.runs.brake import held_because
+from spark_jobs.runs.port import RunStoppedError
+from tests.worlds.virtual_time import VirtualClock
+
+ROOT = "/ledgers"
+BOOKIES = tuple(BookieId(f"bk{number}:3181") for number in range(1, 6))
+SESSION_TIMEOUT_S = 10.0
+
+
+@dataclass
+class Marked:
+    """One audit that published."""
+
+    at_s: float
+    bookies: frozenset[BookieId]
+
+
+class World:
+    """Use ``create``. Bookies are sessions of their own."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.cell = MemoryCell(self.clock.epoch_ms)
+        self.bookies: dict[BookieId, MemoryStore] = {}
+        self.marked: list[Marked] = []
+        self.check_s = 1.0
+        self.failures: list[Exception] = []
+        self.auditors: list[Auditor] = []
+
+    @classmethod
+    async def create(cls, bookies: int = 5) -> World:
+        world = cls()
+        store = world.store()
+        await format_cluster(store, ROOT, rng=random.Random(1))
+        await UnderReplication(store, await open_cluster(store, ROOT), world.clock).initialize()
+        for bookie in BOOKIES[:bookies]:
+            await ensure_path(store, cookie_path(ROOT, bookie))
+            await world.up(bookie)
+        return world
+
+    def store(self) -> MemoryStore:
+        return MemoryStore(self.cell)
+
+    async def up(self, bookie: BookieId) -> None:
+        store = self.bookies[bookie] = self.store()
+        registrations = Registrations(store, await open_cluster(store, ROOT))
+        await registrations.register(bookie, ServiceInfo(()), is_read_only=False, takeover_deadline_s=10)
+
+    async def down(self, bookie: BookieId) -> None:
+        await self.bookies.pop(bookie).close()
+
+    async def set_delay(self, seconds: int) -> None:
+        store = self.store()
+        await UnderReplication(store, await open_cluster(store, ROOT), self.clock).set_lost_bookie_delay_s(seconds)
+        await store.close()
+
+    async def auditor(self, name: str = "a", **settings: object) -> Auditor:
+        auditor = Auditor(self, name, settings)
+        self.auditors.append(auditor)
+        return auditor
+
+    async def close(self) -> None:
+        for auditor in self.auditors:
+            await auditor.stop()
+
+    @property
+    def marked_bookies(self) -> list[frozenset[BookieId]]:
+        return [marked.bookies for marked in self.marked]
+
+
+@dataclass
+class Counted:
+    """Counts what happened."""
+
+    leaderships: list[bool] = field(default_factory=list)
+    ended: list[RunRecord] = field(default_factory=list)
+    losses_s: list[float] = field(default_factory=list)
+
+    def leadership_changed(self, is_leader: bool) -> None:
+        self.leaderships.append(is_leader)
+
+    def run_started(self, record: RunRecord) -> None:
+        pass
+
+    def run_ended(self, record: RunRecord) -> None:
+        self.ended.append(record)
+
+    def loss_audited(self, seconds: float) -> None:
+        self.losses_s.append(seconds)
+
+
+class Auditor:
+    """One auditor process."""
+
+    def __init__(self, world: World, name: str, settings: dict[str, object]) -> None:
+        self.world = world
+        self.store = world.store()
+        self.runner = FakeCheck(self)
+        self.counted = Counted()
+        self.settings = ServiceSettings(
+            **{  # type: ignore[arg-type]
+                "metadata_uri": "zk://h:1/ledgers",
+                "bookies_schedule": "off",
+                "session_timeout_s": SESSION_TIMEOUT_S,
+                **settings,
+            }
+        )
+        ports = ServicePorts(
+            runner=self.runner,
+            events=EventFanout([self.counted]),
+            clock=world.clock,
+            rng=random.Random(name),
+            name=f"{name}:8080",
+            process=f"{name}:1",
+            make_scheduler=lambda fire: VirtualScheduler(self.settings.schedules, fire, world.clock),
+        )
+        self.service = AuditorService(self.settings, ports)
+        self.stopping = asyncio.Event()
+        self.connects = 0
+        self.connect_failures: list[Exception] = []
+        self.task = guarded(f"auditor {name}", self.service.serve(self._connect, self.stopping))
+
+    async def _connect(self) -> Connection:
+        self.connects += 1
+        if self.connect_failures:
+            raise self.connect_failures.pop()
+        return Connection(self.store, await open_cluster(self.store, ROOT))
+
+    @property
+    def leads(self) -> bool:
+        return self.service.status().is_leader
+
+    async def stop(self) -> None:
+        """As by SIGTERM."""
+        self.stopping.set()
+        await asyncio.wait([self.task])
+
+    async def kill(self) -> None:
+        """As by SIGKILL, seen once the session has expired."""
+        await asyncio.sleep(SESSION_TIMEOUT_S)
+        self.store.expire()
+        self.store.suspend()
+        await cancel(self.task)
+
+
+class FakeCheck:
+    """Takes ``world.check_s`` seconds; marks as the real bookies check does: what is lost and waits no longer."""
+
+    def __init__(self, auditor: Auditor) -> None:
+        self._auditor = auditor
+        self.requests: list[RunRequest] = []
+
+    async def run(self, request: RunRequest, gate: RunGate, progress: Callable[[ProgressEvent], None]) -> RunOutcome:
+        world = self._auditor.world
+        self.requests.append(request)
+        if world.failures:
+            raise world.failures.pop(0)
+        steps = max(1, round(world.check_s * 10))
+        for step in range(steps):
+            gate.check()
+            while gate.is_paused:
+                await world.clock.sleep(0.1)
+                gate.check()
+            progress(ProgressEvent(Phase.SCAN, step, steps))
+            await world.clock.sleep(0.1)
+        gate.check()
+        return await self._publish(request, gate) if request.kind is RunKind.BOOKIES else RunOutcome("clean", 0, True)
+
+    async def _publish(self, request: RunRequest, gate: RunGate) -> RunOutcome:
+        world, store = self._auditor.world, self._auditor.store
+        cluster = await open_cluster(store, ROOT)
+        registrations, down = Registrations(store, cluster), FirstSeenDown(store, ROOT)
+        registered, known = (await registrations.list()).registered, await registrations.known()
+        held = held_because(known, registered, 0, None, self._auditor.settings.missing_share_max)
+        if held:
+            return RunOutcome("held", 6, False, detail=held)
+        now_ms = world.clock.epoch_ms()
+        delay_s = await UnderReplication(store, cluster, world.clock).lost_bookie_delay_s()
+        noted = await down.reconcile(known - registered, now_ms)
+        due = {bookie: loss for bookie, loss in noted.items() if loss.due_ms(delay_s) <= now_ms}
+        reason = gate.stop_reason()
+        if reason is not None:
+            raise RunStoppedError(reason)
+        if due:
+            world.marked.append(Marked(world.clock.monotonic_s(), frozenset(due)))
+        for bookie, loss in due.items():
+            await down.note_audited(bookie, loss.since_ms, now_ms)
+        return RunOutcome("clean", 0, True, ledgers=10)
+
+
+class VirtualScheduler(SchedulerPort):
+    """As ``schedule.Scheduler``, on virtual time and without jitter."""
+
+    def __init__(
+        self, schedules: Mapping[RunKind, Schedule], fire: Callable[[RunKind], Awaitable[None]], clock: VirtualClock
+    ) -> None:
+        self._schedules = schedules
+        self._fire = fire
+        self._clock = clock
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, last_success_ms: Mapping[RunKind, int], now_ms: int) -> None:
+        self.stop()
+        for kind, schedule in self._schedules.items():
+            if schedule is not None:
+                due_ms = first_due_ms(schedule, last_success_ms.get(kind, 0), now_ms, 3600, 0)
+                assert due_ms is not None
+                self._tasks.append(guarded("schedule", self._run(kind, due_ms - now_ms, period_s(schedule, now_ms))))
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+
+    def next_run_ms(self) -> Mapping[RunKind, int]:
+        return {}
+
+    async def _run(self, kind: RunKind, wait_ms: int, every_s: float) -> None:
+        await self._clock.sleep(wait_ms / 1000)
+        while True:
+            await self._fire(kind)
+            await self._clock.sleep(every_s)

@@ -1,0 +1,225 @@
+"""A cluster in virtual time whose bookies do what the test says, and a watch over everything that is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import random
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from bookie.client.bookkeeper import BookKeeper
+from bookie.client.options import LedgerOptions
+from bookie.client.ports import ClientPorts
+from bookie.client.settings import ClientSettings
+from bookie.client.writer.writer import LedgerWriter
+from bookie.client.writer_options import WriterOptions
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo
+from bookie.metadata.cluster import format_cluster, open_cluster
+from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
+from bookie.metadata.ledgers.serde import decode
+from bookie.metadata.store.memory import Fault, MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import LedgerMetadata, LedgerState
+from bookie.model.packet import packet_ids
+from bookie.model.schedule import write_set
+from bookie.wire.port import AddBatch, AddReply, Status, Transport
+from tests.worlds.virtual_time import VirtualClock, run_virtual
+
+ROOT = "/ledgers"
+SETTINGS = ClientSettings(add_timeout_s=10, close_timeout_s=30, degraded_retry_s=5, failed_bookie_quarantine_s=30)
+
+
+@dataclass
+class ScriptedBookie:
+    """Stores what it is sent, unless it was told otherwise."""
+
+    incarnation: str = ""
+    refusal: Status | None = None
+    """What it answers instead of storing."""
+    is_silent: bool = False
+    """It neither stores nor answers."""
+    is_reply_lost: bool = False
+    """It stores and does not answer."""
+    latency_s: float = 0.001
+    busy_left: int = 0
+    """How many more adds it is too busy for."""
+    stored: dict[tuple[LedgerId, EntryId], bytes] = field(default_factory=dict)
+    batches: list[AddBatch] = field(default_factory=list)
+    """Every batch that arrived."""
+    told: list[bytes] = field(default_factory=list)
+    """Explicit LACs that it was sent."""
+
+    async def add(self, batch: AddBatch) -> AddReply:
+        await asyncio.sleep(self.latency_s)
+        if self.is_silent:
+            await asyncio.Event().wait()
+        self.batches.append(batch)
+        if batch.incarnation and batch.incarnation != self.incarnation:
+            return AddReply(Status.WRONG_INCARNATION)
+        if self.busy_left:
+            self.busy_left -= 1
+            return AddReply(Status.TOO_MANY_REQUESTS)
+        if self.refusal is not None:
+            return AddReply(self.refusal)
+        for packet in batch.entries:
+            assert self.stored.setdefault(packet_ids(packet), packet) == packet, "an entry was sent with other bytes"
+        if self.is_reply_lost:
+            await asyncio.Event().wait()
+        return AddReply(Status.OK)
+
+
+class ScriptedTransport:
+    """Adds and explicit LACs to scripted bookies."""
+
+    def __init__(self, bookies: Mapping[BookieId, ScriptedBookie]) -> None:
+        self._bookies = bookies
+
+    async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._bookies[bookie].add(batch)
+        except TimeoutError:
+            return AddReply(Status.TIMEOUT)
+
+    async def write_lac(
+        self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
+    ) -> AddReply:
+        target = self._bookies[bookie]
+        if target.refusal is not None:
+            return AddReply(target.refusal)
+        target.told.append(explicit)
+        return AddReply(Status.OK)
+
+
+class WriterWorld:
+    """Bookies ``b0`` to ``b<n-1>``, registered, and a client of them."""
+
+    def __init__(self) -> None:
+        self.cell = MemoryCell()
+        self.store = MemoryStore(self.cell)
+        self.bookies: dict[BookieId, ScriptedBookie] = {}
+        self.registrations: Registrations
+        self.ports: ClientPorts
+        self.client: BookKeeper
+        self.acknowledged: dict[EntryId, bytes] = {}
+        self.violations: list[str] = []
+
+    async def start(self, count: int, *, seed: int = 1, settings: ClientSettings = SETTINGS) -> None:
+        await format_cluster(self.store, ROOT, rng=random.Random(0))
+        cluster = await open_cluster(self.store, ROOT)
+        self.registrations = Registrations(self.store, cluster)
+        for index in range(count):
+            await self.join(f"b{index}")
+        tasks = UnderReplication(self.store, cluster, VirtualClock())
+        await tasks.initialize()
+        transport = cast(Transport, ScriptedTransport(self.bookies))
+        rng = random.Random(seed)
+        ledgers = LedgerStore(self.store, cluster, rng)
+        self.ports = ClientPorts(ledgers, self.registrations, tasks, transport, VirtualClock(), rng, settings)
+        self.client = BookKeeper(self.ports)
+
+    async def join(self, name: str, *, incarnation: str | None = None, is_read_only: bool = False) -> BookieId:
+        """Register a bookie (again), on the disks of that name."""
+        bookie = BookieId(name)
+        uuid = f"{name}-disks" if incarnation is None else incarnation
+        self.bookies.setdefault(bookie, ScriptedBookie()).incarnation = uuid
+        properties = ((PROPERTY_INCARNATION, uuid),) if uuid else ()
+        info = ServiceInfo((Endpoint("bookie", name, 1, "bookie-grpc"),), properties)
+        await self.registrations.register(bookie, info, is_read_only=is_read_only, takeover_deadline_s=1)
+        return bookie
+
+    async def leave(self, *bookies: BookieId) -> None:
+        for bookie in bookies:
+            await self.registrations.unregister(bookie)
+
+    async def writer(
+        self, ensemble: int = 3, write: int = 3, ack: int = 2, options: WriterOptions | None = None, **settings: float
+    ) -> LedgerWriter:
+        changed = dataclasses.replace(self.ports.settings, **settings)  # type: ignore[arg-type]  # the fields' own
+        client = BookKeeper(dataclasses.replace(self.ports, settings=changed))
+        return await client.create_ledger(LedgerOptions(ensemble, write, ack), writer_options=options)
+
+    def stored(self, writer: LedgerWriter) -> LedgerMetadata:
+        """The metadata as it is in the store at this moment."""
+        return decode(self.cell.get(self.ports.ledgers.path(writer.ledger_id)).data)
+
+    def member(self, writer: LedgerWriter, position: int) -> ScriptedBookie:
+        return self.bookies[writer.metadata.last_fragment.members[position]]
+
+    def watch(self, writer: LedgerWriter, waiter: asyncio.Future[EntryId], payload: bytes) -> asyncio.Future[EntryId]:
+        """Check when the entry is acknowledged that ``Qa`` members of the stored ensemble have it (I1)."""
+
+        def check(done: asyncio.Future[EntryId]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                return
+            entry_id = done.result()
+            self.acknowledged[entry_id] = payload
+            metadata = self.stored(writer)
+            members = metadata.fragments[metadata.fragment_index(entry_id)].members
+            positions = write_set(entry_id, metadata.ensemble_size, metadata.write_quorum)
+            copies = [self.bookies[members[p]].stored.get((writer.ledger_id, entry_id)) for p in positions]
+            if sum(copy is not None and copy.endswith(payload) for copy in copies) < metadata.ack_quorum:
+                self.violations.append(f"entry {entry_id} acknowledged with too few copies in {members}")
+            if metadata.is_closed and (metadata.last_entry_id or 0) < entry_id:
+                self.violations.append(f"entry {entry_id} acknowledged beyond the end {metadata.last_entry_id}")
+
+        waiter.add_done_callback(check)
+        return waiter
+
+    async def submit(self, writer: LedgerWriter, payload: bytes = b"x") -> asyncio.Future[EntryId]:
+        return self.watch(writer, await writer.submit(payload), payload)
+
+    async def fill(self, writer: LedgerWriter, count: int) -> list[EntryId]:
+        """Append entries and wait until all are acknowledged."""
+        return list(await asyncio.gather(*[await self.submit(writer, b"payload") for _ in range(count)]))
+
+    async def set_state(self, writer: LedgerWriter, change: Callable[[LedgerMetadata], LedgerMetadata]) -> Versioned:
+        """Change the metadata as another client would."""
+        ledgers = self.ports.ledgers
+        found = await ledgers.read(writer.ledger_id)
+        return await ledgers.write(writer.ledger_id, change(found.metadata), found.version)
+
+    async def marked(self, writer: LedgerWriter) -> tuple[BookieId, ...]:
+        task = await self.ports.tasks.read(writer.ledger_id)
+        return () if task is None else task.missing
+
+    def on_writes(self, writer: LedgerWriter, *faults: Fault | None) -> list[Fault | None]:
+        """What is to go wrong with the coming writes of the ledger's metadata, in turn; those left are returned."""
+        left, ledger_path = list(faults), self.ports.ledgers.path(writer.ledger_id)
+
+        async def hook(operation: str, path: str) -> Fault | None:
+            return left.pop(0) if operation == "set" and path == ledger_path and left else None
+
+        self.store.fault_hook = hook
+        return left
+
+
+def recovering(metadata: LedgerMetadata) -> LedgerMetadata:
+    return dataclasses.replace(metadata, state=LedgerState.IN_RECOVERY)
+
+
+def in_world(count: int) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Run a coroutine test with a world of ``count`` bookies; nothing may be acknowledged without enough copies."""
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        async def main(**kwargs: Any) -> None:
+            world = WriterWorld()
+            await world.start(count)
+            await test(world, **kwargs)
+            assert world.violations == []
+
+        @functools.wraps(test)
+        def run(**kwargs: Any) -> None:
+            run_virtual(main(**kwargs))
+
+        # pytest must not take the world for a fixture
+        del run.__wrapped__
+        return run
+
+    return decorate
