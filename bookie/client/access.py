@@ -32,3 +32,9 @@ def access_to(ledger: Versioned, password: bytes | None) -> LedgerAccess:
         raise WrongPasswordError(f"wrong password for ledger {ledger.ledger_id}")
     chosen = (stored if password is None else password) or b""
     return LedgerAccess(digest_for(ledger.metadata.digest_type or DigestType.CRC32, chosen), master_key(chosen))
+
+
+def stored_digest(ledger: Versioned) -> Digest:
+    """Digest by the type and password in the metadata; format 1 has neither, and means CRC32 and an empty one."""
+    metadata = ledger.metadata
+    return digest_for(metadata.digest_type or DigestType.CRC32, metadata.password or b"")

@@ -14,16 +14,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
+from bookie.client.access import stored_digest
 from bookie.client.ledger_filter import LedgerFilter
 from bookie.client.log.log import Log
-from bookie.client.opening import open_reader, stored_digest
-from bookie.client.options import InvalidQuorumError, LedgerOptions
+from bookie.client.options import InvalidQuorumError, LedgerOptions, WriterOptions
 from bookie.client.ports import ClientPorts
-from bookie.client.reader.reader import LedgerReader
+from bookie.client.reader.reader import LedgerReader, open_reader
 from bookie.client.recovery.recovery import recover_ledger
 from bookie.client.writer.creation import LedgerCreation, plan_ledger, start_writer
 from bookie.client.writer.writer import LedgerWriter
-from bookie.client.writer_options import WriterOptions
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.logs.log_store import LogLists
 from bookie.model.ids import NO_ENTRY, BookieId, LedgerId

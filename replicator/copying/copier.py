@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.client.opening import stored_digest
+from bookie.client.access import stored_digest
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.availability import EntryRuns
 from bookie.model.errors import BkhealError, InvariantError

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bookie.client.bookkeeper import LedgerOptions
+from bookie.client.options import NO_OPTIONS, WriterOptions
 from bookie.client.reader.reader import LedgerReader
 from bookie.client.recovery.recovery import recover_ledger
 from bookie.client.writer.writer import LedgerWriter
-from bookie.client.writer_options import NO_OPTIONS, WriterOptions
 from bookie.model.errors import BkhealError
 from bookie.model.ids import EntryId, LedgerId
 from tests.simulation.nodes import SimClient

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bookie.client.bookkeeper import LedgerOptions
+from bookie.client.options import WriterOptions
 from bookie.client.recovery.recovery import recover_ledger
-from bookie.client.writer_options import WriterOptions
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.model.errors import BkhealError

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from bookie.client.bookkeeper import BookKeeper
-from bookie.client.options import LedgerOptions
+from bookie.client.options import LedgerOptions, WriterOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.settings import ClientSettings
 from bookie.client.writer.writer import LedgerWriter
-from bookie.client.writer_options import WriterOptions
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo
 from bookie.metadata.cluster import format_cluster, open_cluster

@@ -153,8 +153,7 @@ async def _write(
     count: int | None,
 ) -> dict[str, Any]:
     from bookie.client.connect import connect
-    from bookie.client.options import LedgerOptions
-    from bookie.client.writer_options import WriterOptions
+    from bookie.client.options import LedgerOptions, WriterOptions
 
     async with await connect(uri, security=bookie_security()) as client:
         options = LedgerOptions(*shape, digest_type=digest)

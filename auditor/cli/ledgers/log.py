@@ -229,7 +229,7 @@ async def _append(
     uri: str, name: str, payloads: AsyncIterator[bytes], count: int | None, password: bytes, is_created: bool
 ) -> tuple[LogPosition | None, LogPosition | None, int]:
     from bookie.client.connect import connect
-    from bookie.client.writer_options import WriterOptions
+    from bookie.client.options import WriterOptions
 
     appended, first, last = 0, None, None
     async with (

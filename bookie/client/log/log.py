@@ -22,9 +22,9 @@ from bookie.client.log.takeover import take_over
 from bookie.client.log.trimming import delete_log, truncate
 from bookie.client.log.values import InvalidLogOptionsError, LogEntry, LogOptions, LogPosition
 from bookie.client.log.writer import LogWriter
-from bookie.client.opening import open_reader
+from bookie.client.options import WriterOptions
 from bookie.client.ports import ClientPorts
-from bookie.client.writer_options import WriterOptions
+from bookie.client.reader.reader import open_reader
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.logs.log_store import LogLists
 from bookie.model.ids import EntryId, LedgerId

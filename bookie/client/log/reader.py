@@ -9,9 +9,8 @@ from typing import Final
 
 from bookie.client.errors import NoSuchEntryError
 from bookie.client.log.values import InvalidPositionError, LogEntry, LogPosition, LogTruncatedError
-from bookie.client.opening import open_reader
 from bookie.client.ports import ClientPorts
-from bookie.client.reader.reader import LedgerReader
+from bookie.client.reader.reader import LedgerReader, open_reader
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.logs.log_list import LogList
 from bookie.metadata.logs.log_store import ListedLog, LogLists

@@ -14,11 +14,11 @@ from typing import Final
 
 from bookie.client.log.trimming import finish_trimming, refuse_deleted
 from bookie.client.log.values import LOG_METADATA_KEY, LogOptions
+from bookie.client.options import WriterOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.recovery.recovery import recover_ledger
 from bookie.client.writer.creation import PlannedLedger, plan_ledger, start_writer
 from bookie.client.writer.writer import LedgerWriter
-from bookie.client.writer_options import WriterOptions
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.metadata.ledgers.serde import encode
 from bookie.metadata.logs.log_list import LogConflictError, LogList

@@ -12,11 +12,13 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
+from bookie.client.access import access_to
 from bookie.client.errors import (
     EntryLostError,
     EntryUnavailableError,
     LastConfirmedUnknownError,
     NoSuchEntryError,
+    WrongDigestTypeError,
 )
 from bookie.client.ports import ClientPorts
 from bookie.client.reader.last_add_confirmed import Confirmed, ConfirmedReads
@@ -25,7 +27,7 @@ from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.model.digest import Digest
 from bookie.model.errors import TransientError
 from bookie.model.ids import EntryId, LedgerId
-from bookie.model.metadata import LedgerMetadata
+from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.model.packet import Entry
 from bookie.runtime.fault_points import fault_point
 
@@ -243,3 +245,20 @@ class LedgerReader:
             if not await self._has_changed_since(asked):
                 break
         raise EntryUnavailableError(self.ledger_id, confirmed.entry_id, confirmed.evidence)
+
+
+def open_reader(
+    ports: ClientPorts, ledger: Versioned, password: bytes | None, digest_type: DigestType | None = None
+) -> LedgerReader:
+    """A reader of ``ledger``; None for what the caller leaves to the metadata.
+
+    Raises:
+        WrongPasswordError: the password is not the ledger's.
+        WrongDigestTypeError: it has another digest type.
+    """
+    digest = access_to(ledger, password).digest
+    if digest_type is not None and digest_type is not digest.type:
+        raise WrongDigestTypeError(
+            f"ledger {ledger.ledger_id} has the digest type {digest.type.name}, not {digest_type.name}"
+        )
+    return LedgerReader(ports, ledger, digest)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bookie.client.ports import ClientPorts
-from bookie.client.read_mode import ReadMode
+from bookie.client.settings import ReadMode
 from bookie.model.digest import Digest
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata

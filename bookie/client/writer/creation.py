@@ -8,10 +8,9 @@ from types import TracebackType
 from typing import Any
 
 from bookie.client.incarnations import look_up_incarnations
-from bookie.client.options import LedgerOptions
+from bookie.client.options import LedgerOptions, WriterOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.writer.writer import LedgerWriter
-from bookie.client.writer_options import WriterOptions
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId, LedgerId

@@ -17,10 +17,10 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from bookie.client.errors import TooManyEnsembleChangesError
+from bookie.client.options import WriterOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.writer.ensemble_change import EnsembleChange
 from bookie.client.writer.state import Lane, WriterState
-from bookie.client.writer_options import WriterOptions
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.errors import BkhealError, TransientError
 from bookie.model.ids import BookieId, EntryId

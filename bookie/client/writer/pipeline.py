@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
@@ -19,17 +20,40 @@ from bookie.client.errors import (
     LedgerFencedError,
     WrongPasswordError,
 )
+from bookie.client.options import WriterOptions
 from bookie.client.ports import ClientPorts
-from bookie.client.quorum_timeout import QuorumTimeout
 from bookie.client.writer.failover import Failover
 from bookie.client.writer.state import Lane, PendingAdd, WriterState
-from bookie.client.writer_options import WriterOptions
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.model.errors import BkhealError, PermanentError
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import BATCH_ENTRIES_MAX, AddBatch, AddReply, Status
+
+
+class QuorumTimeout:
+    """Tells when an entry has waited for longer than ``timeout_s``."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._bursts: deque[tuple[int, float]] = deque()
+        """(end of the burst's entry ids, when it was admitted), ascending."""
+        self._end = 0
+
+    def admitted(self, end: int, now_s: float) -> None:
+        """Note that every entry before ``end`` has been admitted by now."""
+        if end > self._end:
+            self._bursts.append((end, now_s))
+            self._end = end
+
+    def due_s(self, last_add_confirmed: int) -> float | None:
+        """When the oldest entry after ``last_add_confirmed`` will have waited for too long; None if there is none."""
+        bursts = self._bursts
+        while bursts and bursts[0][0] <= last_add_confirmed + 1:
+            bursts.popleft()
+        return bursts[0][1] + self.timeout_s if bursts else None
+
 
 _log: Final = logging.getLogger(__name__)
 

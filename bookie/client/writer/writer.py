@@ -21,11 +21,11 @@ from bookie.client.errors import (
     LedgerFencedError,
     WriterClosedError,
 )
+from bookie.client.options import NO_OPTIONS, WriterOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.writer.explicit_lac import ExplicitLac
 from bookie.client.writer.own_ids import OwnIds
 from bookie.client.writer.pipeline import Pipeline, Waiter
-from bookie.client.writer_options import NO_OPTIONS, WriterOptions
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import Digest, master_key
 from bookie.model.errors import BkhealError, PermanentError

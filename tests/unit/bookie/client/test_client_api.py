@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from bookie.client.bookkeeper import BookKeeper
 from bookie.client.errors import NotEnoughBookiesError, WriterClosedError, WrongDigestTypeError, WrongPasswordError
 from bookie.client.ledger_filter import LedgerFilter
-from bookie.client.options import InvalidQuorumError, LedgerOptions
-from bookie.client.writer_options import WriterOptions
+from bookie.client.options import InvalidQuorumError, LedgerOptions, WriterOptions
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState

@@ -16,9 +16,8 @@ from bookie.client.log.values import (
     LogTruncatedError,
 )
 from bookie.client.log.writer import LogWriter
-from bookie.client.options import InvalidQuorumError, LedgerOptions
+from bookie.client.options import InvalidQuorumError, LedgerOptions, WriterOptions
 from bookie.client.writer import writer as ledger_writer
-from bookie.client.writer_options import WriterOptions
 from bookie.metadata.logs import log_store as log_lists
 from bookie.metadata.logs.log_store import LogExistsError, LogFullError, NoSuchLogError
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError

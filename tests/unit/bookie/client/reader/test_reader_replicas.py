@@ -11,8 +11,8 @@ import pytest
 
 from bookie.client.errors import EntryLostError, EntryUnavailableError, NoSuchEntryError
 from bookie.client.ports import ClientPorts
-from bookie.client.read_mode import ReadMode
 from bookie.client.reader.reader import LedgerReader
+from bookie.client.settings import ReadMode
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.model.ids import BookieId, EntryId

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bookie.client import recovery_holdings
+from bookie.client.recovery import recovery as recovery_holdings
 from bookie.wire.port import ListReply, Status
 from tests.worlds.recovery import World, a_world, closed_at, ends, packet
 from tests.worlds.virtual_time import in_virtual_time

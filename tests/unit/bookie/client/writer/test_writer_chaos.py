@@ -13,8 +13,8 @@ from collections import Counter
 import pytest
 
 from bookie.client.errors import AddOutcomeUnknownError
+from bookie.client.options import WriterOptions
 from bookie.client.writer.writer import LedgerWriter
-from bookie.client.writer_options import WriterOptions
 from bookie.metadata.store.memory import Fault
 from bookie.model.errors import BkhealError
 from bookie.model.ids import EntryId

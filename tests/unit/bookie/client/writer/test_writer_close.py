@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bookie.client.errors import AddOutcomeUnknownError, CloseOutcomeUnknownError, LedgerFencedError
-from bookie.client.writer_options import WriterOptions
+from bookie.client.options import WriterOptions
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault
 from bookie.model.ids import EntryId

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from bookie.client.errors import AddOutcomeUnknownError
+from bookie.client.options import WriterOptions
 from bookie.client.writer.writer import LedgerWriter
-from bookie.client.writer_options import WriterOptions
 from bookie.metadata.store.memory import Fault
 from bookie.model.ids import EntryId
 from bookie.wire.port import Status

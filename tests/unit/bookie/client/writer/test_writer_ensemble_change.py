@@ -12,7 +12,7 @@ from bookie.client.errors import (
     LedgerFencedError,
     WriterClosedError,
 )
-from bookie.client.writer_options import WriterOptions
+from bookie.client.options import WriterOptions
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.store.memory import Fault
 from bookie.model.ids import EntryId

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie.client.errors import AddQuorumTimeoutError
-from bookie.client.quorum_timeout import QuorumTimeout
+from bookie.client.options import WriterOptions
+from bookie.client.writer.pipeline import QuorumTimeout
 from bookie.client.writer.writer import LedgerWriter
-from bookie.client.writer_options import WriterOptions
 from bookie.model.digest import digest_for
 from bookie.model.metadata import DigestType
 from bookie.model.packet import unpack_lac

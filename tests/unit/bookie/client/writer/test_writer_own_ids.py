@@ -16,7 +16,7 @@ from bookie.client.errors import (
     LedgerFencedError,
     WriterClosedError,
 )
-from bookie.client.writer_options import WriterOptions
+from bookie.client.options import WriterOptions
 from bookie.model.digest import digest_for
 from bookie.model.ids import EntryId
 from bookie.model.metadata import DigestType
