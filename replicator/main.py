@@ -16,8 +16,8 @@ from typing import TextIO
 
 from bookie.client.placement.feed import feed_of, load_placement
 from bookie.client.resolve import RegistrationResolver
-from bookie.client.topology_file import topology_text
 from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.topology import topology_text
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore

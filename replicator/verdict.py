@@ -8,10 +8,9 @@ bookie that the task names must still be registered, with the disks that it had 
 from __future__ import annotations
 
 from bookie.metadata.bookies.registration import Bookies
-from bookie.metadata.layout import bookie_path
+from bookie.metadata.layout import bookie_path, own_path
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import ANY_VERSION, Check
-from bookie.metadata.tasks.parked import own_path
 from bookie.metadata.tasks.underreplication import Task
 from replicator.ports import RepairPorts
 

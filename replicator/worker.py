@@ -20,6 +20,7 @@ from bookie.model.errors import FatalError, OutcomeUnknownError, PermanentError,
 from bookie.model.ids import LedgerId
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.waiting import all_over, first_of
 from replicator.copying.copier import Copier
 from replicator.copying.throttle import ByteBudget, Throttle
 from replicator.ports import RepairPorts
@@ -29,7 +30,6 @@ from replicator.repair.lease import Lease
 from replicator.repair.ledger_repair import LedgerRepair
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending, EventSink, Load, TaskResult
-from replicator.waiting import all_over, first_of
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from bookie.metadata.runs.check_times import CheckKind
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ids import BookieId
-from bookie.model.run import RunKind
+from bookie.model.run import RunKind, new_run_id
 from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.logs import setup_logging
@@ -29,7 +29,6 @@ from spark_jobs.datasource.register import register
 from spark_jobs.progress import Phase, Progress, ProgressEvent
 from spark_jobs.report import writing as report
 from spark_jobs.report.summary import ClusterName, RunSummary
-from spark_jobs.run_id import new_run_id
 from spark_jobs.runs.bookie_run import BookieRun
 from spark_jobs.runs.cluster_view import ClusterView, opened_cluster
 from spark_jobs.runs.context import RunContext

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from bookie.metadata.bookies.registration import BookieState
 from bookie.model.severity import Severity
-from spark_jobs.bookie_state import BookieState
 
 
 @dataclass(frozen=True, slots=True)

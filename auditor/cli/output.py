@@ -38,11 +38,6 @@ def print_note(text: str) -> None:
     sys.stderr.write(f"note: {text}\n")
 
 
-def printable(text: str) -> str:
-    """A name that others chose, without control characters that would break a line or a terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> None:
     """Print aligned columns; ``right`` names the columns that hold numbers."""
     cells = [[str(cell) for cell in row] for row in rows]
@@ -52,12 +47,3 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, ri
             cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         ]
         print_line("  ".join(parts).rstrip())
-
-
-def size(count_bytes: float) -> str:
-    """Bytes for people, in binary units."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(count_bytes) < 1024 or unit == "TiB":
-            return f"{count_bytes:.0f} {unit}" if unit == "B" else f"{count_bytes:.1f} {unit}"
-        count_bytes /= 1024
-    raise AssertionError("unreachable: the last unit always returns")

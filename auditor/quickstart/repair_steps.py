@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as parquet
 
-from auditor.cli.output import size
 from auditor.progress import Display, Step
 from auditor.quickstart.proof import Expected, ProofFailedError, prove_copies, recount_loss, with_its_end
 from auditor.quickstart.settings import OPEN_LEDGER_GRACE_S
@@ -20,6 +19,7 @@ from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
 from bookie.model.severity import Severity
+from bookie.runtime.human import size
 
 if TYPE_CHECKING:
     from auditor.quickstart.run import Tour

@@ -13,8 +13,8 @@ from bookie.client.placement.placement import Placement
 from bookie.client.ports import ClientPorts
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
-from bookie.client.topology_file import topology_text
 from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.topology import topology_text
 from bookie.metadata.cluster import Cluster, open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.logs.log_store import LogLists

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -157,3 +158,9 @@ def _rfc3339(epoch_ms: int) -> str | None:
         return None
     moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def new_run_id(started_ms: int, rng: random.Random) -> str:
+    """Sorts by time; the suffix tells apart runs of one second."""
+    started = datetime.fromtimestamp(started_ms / 1000, UTC)
+    return f"{started:%Y%m%dT%H%M%SZ}-{rng.randrange(1 << 24):06x}"

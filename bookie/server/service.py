@@ -8,15 +8,16 @@ storage runs to its end, whoever stops waiting for it; a long poll ends with its
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
+from bookie.model.errors import BkhealError
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
+from bookie.runtime.tasks import guarded
 from bookie.server.lac_board import LacBoard, check_packet, proven_lac
-from bookie.server.request_checks import check_batch, check_entry_ids
-from bookie.server.running_requests import RunningRequests
 from bookie.storage.port import Disk
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import (
@@ -31,6 +32,44 @@ from bookie.wire.port import (
     ReadReply,
     Status,
 )
+from bookie.wire.request_shape import batch_size_problem, entry_ids_problem
+
+_log = logging.getLogger(__name__)
+
+Reply = TypeVar("Reply")
+
+
+class RunningRequests:
+    """Requests that have reached the storage. Each runs to its end and is answered, even if its caller is cancelled."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def to_the_end(self, work: Coroutine[Any, Any, Reply], failed: Callable[[Status, str], Reply]) -> Reply:
+        """Run ``work`` so that a caller who is cancelled does not stop it half-way; what it raises becomes IO_ERROR."""
+        task = guarded("bookie request", _answered(work, failed))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def drain(self, deadline_s: float) -> bool:
+        """Wait for those that run now; whether they ended in time."""
+        if not self._running:
+            return True
+        _, late = await asyncio.wait(self._running, timeout=deadline_s)
+        return not late
+
+
+async def _answered(work: Coroutine[Any, Any, Reply], failed: Callable[[Status, str], Reply]) -> Reply:
+    try:
+        return await work
+    except BkhealError as error:
+        _log.warning("request failed", extra={"error": str(error)})
+        return failed(Status.IO_ERROR, str(error))
+    except Exception:  # noqa: BLE001 (task boundary: a bug in one request must answer it, and end no other)
+        _log.exception("request failed unexpectedly")
+        return failed(Status.IO_ERROR, "internal error of the bookie, see its log")
+
 
 Reply = TypeVar("Reply")
 
@@ -86,7 +125,7 @@ class BookieService:
         if refusal is not None:
             return AddReply(*refusal)
         size = sum(map(len, batch.entries))
-        refusal = check_batch(batch, size) or self._no_room(batch, size)
+        refusal = _bad_request(batch_size_problem(batch, size)) or self._no_room(batch, size)
         if refusal is not None:
             return AddReply(*refusal)
         self._add_bytes += size
@@ -105,7 +144,7 @@ class BookieService:
         self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId], fence_key: bytes | None = None
     ) -> ReadReply:
         """See ``Transport.read``."""
-        refusal = self._refusal(incarnation) or check_entry_ids(entry_ids)
+        refusal = self._refusal(incarnation) or _bad_request(entry_ids_problem(entry_ids))
         if refusal is not None:
             return ReadReply(refusal[0], detail=refusal[1])
         if fence_key is not None:
@@ -249,3 +288,7 @@ class BookieService:
         if is_over or fault_point("service.no_room"):
             return Status.TOO_MANY_REQUESTS, f"{self._add_bytes} bytes of adds wait for the disk"
         return None
+
+
+def _bad_request(problem: str | None) -> tuple[Status, str] | None:
+    return None if problem is None else (Status.BAD_REQUEST, problem)

@@ -12,9 +12,8 @@ from typing import Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.registration import Registrations, state_of
 from bookie.metadata.uri import MetadataUri
-from spark_jobs.bookie_state import state_of
 from spark_jobs.connect import connected
 from spark_jobs.datasource.options import source_uri
 

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Final
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.records import RunLockedError
 from bookie.model.errors import BkhealError, PermanentError, TransientError
-from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState, new_run_id
 from bookie.runtime.clock import SystemClock
 from spark_jobs.one_shot.gate import SIGNAL_BASE, OneShotStoppedError, StopGate
 from spark_jobs.one_shot.keeper import RunKeeper
 from spark_jobs.progress import Progress, ProgressEvent
 from spark_jobs.report.summary import RunSummary
-from spark_jobs.run_id import new_run_id
 from spark_jobs.runs.port import Gate, RunStoppedError
 from spark_jobs.runs.publish import PublishOutcome
 from spark_jobs.session import SessionSettings, spark_session

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from spark_jobs.bookie_state import BookieState
+from bookie.metadata.bookies.registration import BookieState
 from spark_jobs.report.summary import RunSummary, rfc3339
 from spark_jobs.report.text import plain
 from spark_jobs.runs.publish import Published, PublishOutcome

@@ -11,10 +11,10 @@ from dataclasses import Field, fields
 from datetime import datetime
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from bookie.metadata.bookies.registration import BookieState
 from bookie.model.errors import PermanentError
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from spark_jobs.bookie_state import BookieState
 from spark_jobs.report.summary import (
     API_VERSION,
     KIND,

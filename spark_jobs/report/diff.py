@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bookie.metadata.bookies.registration import BookieState
 from bookie.model.errors import PermanentError
 from bookie.model.severity import Severity
-from spark_jobs.bookie_state import BookieState
 from spark_jobs.report.summary import BookieCount, ReplicaCounts, RunSummary, Verdict
 
 

@@ -8,11 +8,10 @@ from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
-from bookie.client.topology_file import topology_text
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.bookies.registration import Bookies, Registrations
-from bookie.metadata.bookies.topology import TopologyStore, parse_topology
+from bookie.metadata.bookies.topology import TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes

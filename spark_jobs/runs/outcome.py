@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.bookies.registration import Bookies, state_of
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind
-from spark_jobs.bookie_state import state_of
 from spark_jobs.report.summary import (
     BookieCount,
     ClusterName,

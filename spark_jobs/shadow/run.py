@@ -19,11 +19,11 @@ from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from bookie.metadata.bookies.registration import BookieState
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
 from spark_jobs.audit import AuditResult
-from spark_jobs.bookie_state import BookieState
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.datasource import options, tasks
 from spark_jobs.progress import Phase, Progress

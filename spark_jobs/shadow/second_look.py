@@ -14,7 +14,7 @@ from typing import Final
 
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
-from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.bookies.registration import Bookies, BookieState, Registrations
 from bookie.metadata.layout import bookie_path, tasks_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import NoNodeError
@@ -24,7 +24,6 @@ from bookie.metadata.uri import MetadataUri
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunKind
 from bookie.runtime.clock import Clock
-from spark_jobs.bookie_state import BookieState
 from spark_jobs.connect import Connection, connected
 from spark_jobs.report.history import is_whole
 from spark_jobs.report.summary import RunSummary

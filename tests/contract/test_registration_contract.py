@@ -25,9 +25,9 @@ from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, Unre
 from bookie.metadata.bookies.registration import BookieIdInUseError, Bookies, Registrations
 from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo, encode_service_info
 from bookie.metadata.cluster import Cluster, NotAClusterError, format_cluster, open_cluster
-from bookie.metadata.layout import LayoutKind
+from bookie.metadata.layout import LayoutKind, own_path
 from bookie.metadata.port import ANY_VERSION, MetadataStore, MultiFailedError
-from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason, own_path
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.model.ids import BookieId, LedgerId
 
 BK1, BK2 = BookieId("bk1:3181"), BookieId("bk2:3181")

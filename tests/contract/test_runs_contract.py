@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.layout import own_path
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.runs.records import Holder, RunLockedError, Runs, RunTakenError
-from bookie.metadata.tasks.parked import own_path
 from bookie.model.ids import BookieId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded

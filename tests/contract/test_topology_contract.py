@@ -11,9 +11,9 @@ import pytest
 
 from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore, parse_topology
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.port import ANY_VERSION, AccessDeniedError, MetadataStore, NodeTooLargeError
-from bookie.metadata.tasks.parked import own_path
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
 

@@ -12,11 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bookie.metadata.layout import LayoutKind, ledger_id_of, task_ledger_id, tasks_path
+from bookie.metadata.layout import LayoutKind, ledger_id_of, own_path, task_ledger_id, tasks_path
 from bookie.metadata.ledgers.serde import decode
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.tasks.format import decode_task
-from bookie.metadata.tasks.parked import own_path
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata

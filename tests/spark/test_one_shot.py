@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from auditor.cli.audit import command as audit_cli
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.layout import own_path
 from bookie.metadata.runs.records import RunLockedError, Runs
-from bookie.metadata.tasks.parked import own_path
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import SystemClock
 from spark_jobs import audit as audit_module

@@ -6,11 +6,11 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+from bookie.metadata.bookies.registration import BookieState
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from bookie.model.topology import Topology, location
-from spark_jobs.bookie_state import BookieState
 from spark_jobs.report import writing as report
 from spark_jobs.report.summary import (
     BookieCount,

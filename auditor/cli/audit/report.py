@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from auditor.cli.output import OutputFormat, print_json, print_line, print_note, print_table, printable
+from auditor.cli.output import OutputFormat, print_json, print_line, print_note, print_table
 from auditor.cli.running import OutputOption
+from bookie.runtime.human import printable
 
 if TYPE_CHECKING:
     from spark_jobs.report.diff import Change, ReportDiff

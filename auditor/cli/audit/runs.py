@@ -15,10 +15,11 @@ import typer
 
 from auditor.cli.audit import options as opt
 from auditor.cli.exit_codes import ExitCode
-from auditor.cli.output import OutputFormat, print_error, print_json, print_line, print_note, print_table, printable
+from auditor.cli.output import OutputFormat, print_error, print_json, print_line, print_note, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from auditor.cli.running import run as run_to_end
 from bookie.model.run import RunKind, RunRecord, RunState
+from bookie.runtime.human import printable
 
 if TYPE_CHECKING:
     from auditor.cli.audit.remote import Remote, RemoteRun

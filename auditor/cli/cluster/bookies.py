@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from auditor.cli.configuration.security_options import bookie_security
-from auditor.cli.output import OutputFormat, print_json, print_line, print_note, print_table, size
+from auditor.cli.output import OutputFormat, print_json, print_line, print_note, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.runtime.human import size
 
 if TYPE_CHECKING:
     from bookie.wire.port import InfoReply

@@ -19,9 +19,10 @@ from auditor.cli.cluster.changing import (
 )
 from auditor.cli.counting import counting
 from auditor.cli.exit_codes import ExitCode
-from auditor.cli.output import OutputFormat, print_json, print_line, size
+from auditor.cli.output import OutputFormat, print_json, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.model.ids import BookieId
+from bookie.runtime.human import size
 
 app = typer.Typer(
     help="Switch repair on and off for the whole cluster (the same switch as `bookkeeper shell autorecovery`).",

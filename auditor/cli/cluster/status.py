@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from auditor.cli.configuration.security_options import bookie_security
-from auditor.cli.output import OutputFormat, print_json, print_line, print_table, printable
+from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.runtime.human import printable
 
 underreplicated_app = typer.Typer(help="Ledgers marked for repair.", no_args_is_help=True)
 

@@ -31,11 +31,12 @@ from auditor.cli.ledgers.options import (
     PasswordOption,
     WriteQuorumOption,
 )
-from auditor.cli.output import OutputFormat, print_json, print_line, print_note, size
+from auditor.cli.output import OutputFormat, print_json, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.client.errors import NoSuchEntryError
 from bookie.model.ids import EntryId, ledger_id
 from bookie.model.metadata import DigestType, LedgerMetadata
+from bookie.runtime.human import size
 
 _TELL_S: Final = 0.2
 """After this time those who follow the ledger are told of its newest entries, when no later ones tell them."""

@@ -12,10 +12,11 @@ from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.ledgers import entries as ledger_entries
 from auditor.cli.ledgers.entries import describe
 from auditor.cli.ledgers.options import LedgerArgument, PasswordOption, YesOption
-from auditor.cli.output import OutputFormat, print_json, print_line, print_table, printable, size
+from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.model.ids import bookie_id, ledger_id
 from bookie.model.metadata import LedgerState
+from bookie.runtime.human import printable, size
 
 app = typer.Typer(
     help="Ledgers: list, show, write, read, follow, recover, delete.",

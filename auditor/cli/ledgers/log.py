@@ -24,9 +24,10 @@ from auditor.cli.ledgers.options import (
     WriteQuorumOption,
     YesOption,
 )
-from auditor.cli.output import OutputFormat, print_json, print_line, print_table, printable, size
+from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.metadata.logs.log_store import NoSuchLogError
+from bookie.runtime.human import printable, size
 
 if TYPE_CHECKING:
     from bookie.client.log.values import LogEntry, LogOptions, LogPosition

@@ -19,9 +19,10 @@ from auditor.cli.ledgers.options import (
     EnsembleOption,
     WriteQuorumOption,
 )
-from auditor.cli.output import OutputFormat, print_json, print_line, print_note, size
+from auditor.cli.output import OutputFormat, print_json, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.model.errors import BkhealError, FatalError, OutcomeUnknownError
+from bookie.runtime.human import size
 
 if TYPE_CHECKING:
     from bookie.client.bookkeeper import BookKeeper

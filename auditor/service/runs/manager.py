@@ -19,13 +19,12 @@ from auditor.service.runs.gate import RunGate, Stop
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.runs.election import Leadership
 from bookie.metadata.runs.records import RunLease, RunLockedError, Runs, RunTakenError
-from bookie.metadata.store.session import Signal, waiting_for
 from bookie.model.errors import BkhealError, ConflictError, PermanentError, TransientError
-from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState, new_run_id
 from bookie.runtime.clock import Clock
+from bookie.runtime.signal import Signal, waiting_for
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.progress import Phase, ProgressEvent
-from spark_jobs.run_id import new_run_id
 from spark_jobs.runs.port import RunStoppedError
 
 _log = logging.getLogger(__name__)

@@ -25,13 +25,13 @@ from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster, NotAClusterError
 from bookie.metadata.layout import disable_path, lost_bookie_delay_path
 from bookie.metadata.port import MetadataStore, Stat
-from bookie.metadata.store.session import Signal, waiting_for
 from bookie.metadata.tasks.underreplication import InvalidDelayError, UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ids import BookieId
 from bookie.model.run import RunCause
 from bookie.runtime.clock import Clock
 from bookie.runtime.retry import GrowingPause
+from bookie.runtime.signal import Signal, waiting_for
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.waiting import first_to_end
 

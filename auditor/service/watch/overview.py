@@ -14,10 +14,10 @@ from typing import Final, Protocol
 
 from auditor.api.control import Backlog
 from bookie.metadata.runs.records import Runs
-from bookie.metadata.store.session import Signal, waiting_for
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.run import RunKind, RunRecord
 from bookie.runtime.clock import Clock
+from bookie.runtime.signal import Signal, waiting_for
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from bookie.client.incarnations import look_up_incarnations
 from bookie.client.options import LedgerOptions, WriterOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.writer.writer import LedgerWriter
@@ -48,7 +47,7 @@ async def plan_ledger(
         members = ports.placement.ensemble(
             writable, options.ensemble_size, options.write_quorum, options.ack_quorum, gone, ports.rng
         )
-        incarnations = await look_up_incarnations(ports, members)
+        incarnations = await ports.registrations.incarnations(members)
         if len(incarnations) == len(members):
             break
         gone |= set(members) - incarnations.keys()

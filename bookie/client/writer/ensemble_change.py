@@ -14,7 +14,6 @@ from typing import Final
 
 from bookie.client.cas import update_metadata
 from bookie.client.errors import LedgerFencedError, NotEnoughBookiesError, TooManyEnsembleChangesError, quoted
-from bookie.client.incarnations import look_up_incarnations
 from bookie.client.placement.groups import writable_for
 from bookie.client.ports import ClientPorts
 from bookie.client.writer.state import WriterState
@@ -139,7 +138,7 @@ class EnsembleChange:
         recent = self._failed_within(self._ports.settings.degraded_retry_s)
         lanes = [lane for lane in self._state.lanes if lane.is_failed]
         back = {lane.bookie for lane in lanes} & writable - recent
-        found = await look_up_incarnations(self._ports, back)
+        found = await self._ports.registrations.incarnations(back)
         for lane in lanes:
             if found.get(lane.bookie) == lane.incarnation:
                 extra = {"ledger_id": self.ledger.ledger_id, "bookie_id": lane.bookie}
@@ -206,7 +205,7 @@ class EnsembleChange:
         placement, write_quorum = self._ports.placement, self.ledger.metadata.write_quorum
         excluded = self._failed_within(quarantine_s)
         while chosen := placement.replacements(members, failed, write_quorum, writable, excluded, self._ports.rng):
-            found = await look_up_incarnations(self._ports, chosen.values())
+            found = await self._ports.registrations.incarnations(chosen.values())
             gone = set(chosen.values()) - found.keys()
             if not gone:
                 self._incarnations.update(found)

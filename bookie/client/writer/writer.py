@@ -63,7 +63,7 @@ class LedgerWriter:
             digest: the ledger's, keyed with the password.
             password: the ledger's.
             options: see ``WriterOptions``.
-            incarnations: the members' disks as looked up before the ledger was created (``look_up_incarnations``); adds
+            incarnations: the members' disks as looked up before the ledger was created (``Registrations.incarnations``); adds
                 to a member that is missing here go to whatever disks are registered under its name.
         """
         key = master_key(password)

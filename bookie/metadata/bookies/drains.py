@@ -15,6 +15,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, reread
 from bookie.metadata.port import (
     Check,
@@ -28,7 +29,6 @@ from bookie.metadata.port import (
     SetData,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.tasks.parked import own_path
 from bookie.model.ids import BookieId
 
 _log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, ensure_path, reread
 from bookie.metadata.port import (
     ANY_VERSION,
@@ -23,7 +24,6 @@ from bookie.metadata.port import (
     NoNodeError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.tasks.parked import own_path
 from bookie.model.ids import BookieId
 
 _log = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ sources, not targets, and not "missing" (S8).
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -35,7 +36,7 @@ from bookie.metadata.port import (
 from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId
 from bookie.model.isolation import NO_GROUPS, BookieGroups
-from bookie.runtime.waiting import first_to_end
+from bookie.runtime.waiting import all_or_first_error, first_to_end
 
 __all__ = [
     "BookieIdInUseError",
@@ -140,6 +141,26 @@ class Registrations:
         except NoNodeError:
             return frozenset()
         return frozenset(map(BookieId, listing.names))
+
+    async def incarnations(self, bookies: Iterable[BookieId]) -> dict[BookieId, str]:
+        """Return the storage incarnation of each bookie that is registered; empty for one that publishes none.
+
+        A bookie that is missing in the result is not registered: do not choose it. Put the incarnation into each add:
+        a bookie whose disks are replaced later is another witness under the same name, and an add that was meant for
+        the old disks must not count there (#4812).
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        found: dict[BookieId, str] = {}
+
+        async def look_up(bookie: BookieId) -> None:
+            info = await self.service_info(bookie)
+            if info is not None:
+                found[bookie] = info.incarnation
+
+        await all_or_first_error(look_up(bookie) for bookie in sorted(set(bookies)))
+        return found
 
     async def service_info(self, bookie: BookieId) -> ServiceInfo | None:
         """Return what a registered bookie says about itself, None if it is not registered.
@@ -300,3 +321,19 @@ class Registrations:
 
 def _bookies(listing: Children | None) -> frozenset[BookieId]:
     return frozenset(BookieId(name) for name in listing.names if name != READ_ONLY) if listing else frozenset()
+
+
+class BookieState(enum.Enum):
+    """Whether a bookie is registered, and how."""
+
+    WRITABLE = "WRITABLE"
+    READ_ONLY = "READ_ONLY"
+    """A source of copies: not missing (S8, R17)."""
+    UNREGISTERED = "UNREGISTERED"
+
+
+def state_of(bookie: BookieId, bookies: Bookies) -> BookieState:
+    """Return the state of ``bookie`` in a listing."""
+    if bookie in bookies.writable:
+        return BookieState.WRITABLE
+    return BookieState.READ_ONLY if bookie in bookies.read_only else BookieState.UNREGISTERED

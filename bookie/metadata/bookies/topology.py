@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, parent_of
 from bookie.metadata.port import (
     ANY_VERSION,
@@ -24,7 +26,6 @@ from bookie.metadata.port import (
     Stat,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.tasks.parked import own_path
 from bookie.model.errors import PermanentError
 from bookie.model.ids import InvalidIdError, bookie_id
 from bookie.model.isolation import BookieGroups
@@ -186,3 +187,17 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _shown(value: Any) -> str:
     return repr(value)[:_SHOWN_MAX]
+
+
+def topology_text(path: Path | None) -> str | None:
+    """Content of a topology file; None for no file.
+
+    Raises:
+        InvalidTopologyError: it cannot be read.
+    """
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidTopologyError(f"topology file {path}: {error}") from error

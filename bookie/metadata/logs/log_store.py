@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+from bookie.metadata.layout import own_path
 from bookie.metadata.logs.log_list import LogConflictError, LogList, decode, encode, is_tombstone
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, ensure_path, parent_of, reread
 from bookie.metadata.port import (
@@ -38,7 +39,6 @@ from bookie.metadata.port import (
     Stat,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.tasks.parked import own_path
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.runtime.fault_points import fault_point
 

@@ -33,10 +33,10 @@ from bookie.metadata.port import (
 )
 from bookie.metadata.proto.metadata_formats_pb2 import AuditorVoteFormat
 from bookie.metadata.proto.text import UnreadableTextError, parse_text, quoted
-from bookie.metadata.store.session import Signal, waiting_for
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.runtime.clock import Clock
 from bookie.runtime.retry import GrowingPause
+from bookie.runtime.signal import Signal, waiting_for
 
 _log = logging.getLogger(__name__)
 

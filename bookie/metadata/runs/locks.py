@@ -10,6 +10,7 @@ import contextlib
 import json
 from dataclasses import dataclass
 
+from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
 from bookie.metadata.port import (
     BadVersionError,
@@ -20,7 +21,6 @@ from bookie.metadata.port import (
     SessionState,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.tasks.parked import own_path
 from bookie.model.errors import ConflictError
 from bookie.model.run import RunKind
 

@@ -27,7 +27,8 @@ from bookie.metadata.port import (
 )
 from bookie.metadata.request_limits import check_data, check_multi, check_path
 from bookie.metadata.store.memory_cell import MemoryCell
-from bookie.metadata.store.session import SessionTracker, waiting_for
+from bookie.metadata.store.session import SessionTracker
+from bookie.runtime.signal import waiting_for
 
 __all__ = ["Fault", "FaultHook", "MemoryCell", "MemoryStore", "Readable"]
 

@@ -28,8 +28,8 @@ from bookie.metadata.port import (
     SetData,
     Stat,
 )
-from bookie.metadata.store.session import Signal
 from bookie.model.errors import ConflictError, PermanentError
+from bookie.runtime.signal import Signal
 
 _SEQUENCE_LIMIT: Final = 1 << 31
 """The counter is a signed 32-bit number; beyond it names go on with a minus sign, as ZooKeeper's do."""

@@ -1,4 +1,4 @@
-"""The client's view of its session, and wake-ups, shared by the kazoo adapter and the in-memory twin.
+"""The client's view of its session, shared by the kazoo adapter and the in-memory twin.
 
 A request belongs to the session in which it was made (S14): ``SessionTracker.ready`` lets it wait out an interrupted
 connection, and fails it once its session is lost, so that nothing decided in one session happens in the next.
@@ -6,52 +6,8 @@ connection, and fails it once its session is lost, so that nothing decided in on
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from bookie.metadata.port import Session, SessionState, StoreUnavailableError
-
-
-class Signal:
-    """Wakes whoever waits. It carries no state: the waiter looks for itself what is new, and waits again."""
-
-    __slots__ = ("_waiters",)
-
-    def __init__(self) -> None:
-        self._waiters: dict[asyncio.Future[None], None] = {}  # in the order of their arrival
-
-    def __bool__(self) -> bool:
-        return bool(self._waiters)
-
-    def fire(self) -> None:
-        """Wake everyone who waits now."""
-        waiters, self._waiters = self._waiters, {}
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def add(self, waiter: asyncio.Future[None]) -> None:
-        """Wake ``waiter`` as well at the next ``fire``."""
-        self._waiters[waiter] = None
-
-    def discard(self, waiter: asyncio.Future[None]) -> None:
-        """Forget ``waiter``."""
-        self._waiters.pop(waiter, None)
-
-
-@contextmanager
-def waiting_for(*signals: Signal) -> Iterator[asyncio.Future[None]]:
-    """A future that the first of ``signals`` completes. Look at the state after entering, so that nothing is missed."""
-    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    for signal in signals:
-        signal.add(waiter)
-    try:
-        yield waiter
-    finally:
-        for signal in signals:
-            signal.discard(waiter)
-        waiter.cancel()
+from bookie.runtime.signal import Signal, waiting_for
 
 
 class SessionTracker:

@@ -23,8 +23,8 @@ from bookie.metadata.request_limits import check_data, check_multi, check_path
 from bookie.metadata.store.jute import OP_MULTI, OP_MULTI_READ, multi_reply, multi_request, stat_of
 from bookie.metadata.store.kazoo_connection import KazooConnection, Watcher
 from bookie.metadata.store.multiread import BulkReader
-from bookie.metadata.store.session import Signal, waiting_for
 from bookie.metadata.store.zookeeper_errors import RequestUnknownError, multi_error
+from bookie.runtime.signal import Signal, waiting_for
 
 _log = logging.getLogger(__name__)
 

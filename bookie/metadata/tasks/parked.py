@@ -12,16 +12,14 @@ import json
 import logging
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote
 
+from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.port import ANY_VERSION, MetadataStore, NodeExistsError, NoNodeError
 from bookie.model.ids import BookieId, LedgerId
 
 _log = logging.getLogger(__name__)
 
-OWN_ROOT: Final = "/bkheal"
-"""Root of everything that Apache's tools do not know; never inside the ledgers root."""
 _DETAIL_MAX: Final = 4000
 """Characters of a detail that are kept: enough for a person, and far below what a node holds."""
 
@@ -114,11 +112,6 @@ class ParkedTasks:
 
     def _path(self, ledger_id: LedgerId) -> str:
         return f"{self._parent}/{ledger_id}"
-
-
-def own_path(kind: str, ledgers_root: str) -> str:
-    """Where state of one ``kind`` about the cluster at ``ledgers_root`` lives."""
-    return f"{OWN_ROOT}/{kind}/{quote(ledgers_root.strip('/'), safe='')}"
 
 
 def _encode(task: ParkedTask) -> bytes:

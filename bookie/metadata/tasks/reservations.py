@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, parent_of, reread
 from bookie.metadata.port import (
     Create,
@@ -28,7 +29,6 @@ from bookie.metadata.port import (
     SetData,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.tasks.parked import own_path
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 

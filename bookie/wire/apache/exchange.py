@@ -12,7 +12,6 @@ from typing import Final
 
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 from bookie.wire.apache import protocol_pb2 as pb
-from bookie.wire.apache.checks import explicit_lac
 from bookie.wire.apache.connection import Answer, Connection
 from bookie.wire.apache.reading import EntryReads, checked_entry, entry_result
 from bookie.wire.port import (
@@ -25,6 +24,7 @@ from bookie.wire.port import (
     ReadReply,
     Status,
 )
+from bookie.wire.request_shape import explicit_lac
 
 _MISSING: Final = (Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO)
 _WAIT_S_MAX: Final = 3600.0

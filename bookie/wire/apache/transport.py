@@ -23,12 +23,12 @@ from bookie.wire.add_lane import AddLane
 from bookie.wire.apache import listing
 from bookie.wire.apache.adding import Adding
 from bookie.wire.apache.bulk_link import BulkLink
-from bookie.wire.apache.checks import batch_problem, entry_ids_problem, ledger_problem
 from bookie.wire.apache.connection import Connection
 from bookie.wire.apache.exchange import Exchange
 from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.apache.handshake import client_context, open_connection
 from bookie.wire.apache.stream import ConnectionLostError
+from bookie.wire.apache.too_long import HINT
 from bookie.wire.port import (
     AddBatch,
     AddReply,
@@ -41,6 +41,7 @@ from bookie.wire.port import (
     ReadReply,
     Status,
 )
+from bookie.wire.request_shape import batch_ids_problem, batch_size_problem, entry_ids_problem, ledger_problem
 from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress, Resolver, UnresolvedError, address_for
 from bookie.wire.security import PLAINTEXT, BookieSecurity
 
@@ -50,6 +51,8 @@ IN_FLIGHT_BYTES_MAX: Final = 16 << 20
 """Default bound of the adds in flight to one bookie, as over gRPC."""
 BULK_ENTRIES_MIN: Final = 16
 """Entries of one call that are worth a second connection."""
+_FRAME_OVERHEAD_BYTES: Final = 128
+"""More than the bytes of an add's frame beside the entry and the master key."""
 _CLOSED: Final = "the connection was closed"
 
 
@@ -140,7 +143,8 @@ class ApacheTransport:
         Otherwise the most telling failure: a batch that is refused may have been stored in part.
         """
         size = sum(map(len, batch.entries))
-        if (problem := batch_problem(batch, size, self._frame_bytes_max)) is not None:
+        problem = batch_size_problem(batch, size) or self._frame_problem(batch) or batch_ids_problem(batch)
+        if problem is not None:
             return AddReply(Status.BAD_REQUEST, problem)
         adding = Adding(batch)
         return await _answered(
@@ -148,6 +152,12 @@ class ApacheTransport:
             self._add(bookie, batch, adding, size),
             lambda status, *, detail: adding.failure or AddReply(status, detail),
         )
+
+    def _frame_problem(self, batch: AddBatch) -> str | None:
+        largest = max(map(len, batch.entries))
+        if largest + len(batch.master_key) + _FRAME_OVERHEAD_BYTES > self._frame_bytes_max:
+            return f"an entry of {largest} bytes does not fit into a frame of {self._frame_bytes_max}: {HINT}"
+        return None
 
     async def _add(self, bookie: BookieId, batch: AddBatch, adding: Adding, size: int) -> AddReply:
         lane = self._lanes.get(bookie)

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bookie.metadata.bookies.registration import BookieState
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from spark_jobs.bookie_state import BookieState
 from spark_jobs.report.page.words import ledgers
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.text import some

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bookie.metadata.bookies.registration import BookieState
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
-from spark_jobs.bookie_state import BookieState
 from spark_jobs.report.page.plots import Part, parts
 from spark_jobs.report.summary import BookieCount, RunSummary
 from spark_jobs.report.text import duration, number

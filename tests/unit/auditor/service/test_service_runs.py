@@ -12,11 +12,11 @@ from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, Unkn
 from auditor.service.runs.gate import RunGate
 from auditor.service.runs.manager import RunManager, RunOutcome, RunRequest
 from auditor.service.service import AuditorService
+from bookie.metadata.layout import own_path
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.election import Leadership
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
-from bookie.metadata.tasks.parked import own_path
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded
 from spark_jobs.progress import ProgressEvent

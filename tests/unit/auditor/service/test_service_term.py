@@ -13,9 +13,9 @@ from auditor.service.runs.spark_runner import UnknownOptionError
 from auditor.service.service import Connection
 from auditor.service.watch.backlog import BacklogCounter
 from auditor.service.watch.overview import Overview
+from bookie.metadata.layout import own_path
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.records import Runs
-from bookie.metadata.tasks.parked import own_path
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import cancel, guarded
 from tests.worlds.service import ROOT, World

@@ -18,7 +18,7 @@ from bookie.metadata.port import (
 )
 from bookie.metadata.store.bridge import Answer, LoopBridge
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
-from bookie.metadata.store.session import waiting_for
+from bookie.runtime.signal import waiting_for
 
 SHORT_END = 2147483647
 

@@ -8,11 +8,10 @@ import pytest
 
 from auditor.metrics import definitions as auditor_names
 from auditor.metrics.service_metrics import state_values
-from bookie.metadata.layout import available_path, cookie_path
+from bookie.metadata.layout import available_path, cookie_path, own_path
 from bookie.metadata.nodes import ensure_path, parent_of
 from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.runs.election import election_path
-from bookie.metadata.tasks.parked import own_path
 from bookie.model.ids import BookieId
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import guarded

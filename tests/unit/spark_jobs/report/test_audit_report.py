@@ -9,11 +9,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.bookies.registration import Bookies, BookieState
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from spark_jobs.bookie_state import BookieState
 from spark_jobs.report import writing as report
 from spark_jobs.report.console import table
 from spark_jobs.report.summary import (

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from bookie.metadata.bookies.registration import BookieState
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from spark_jobs.bookie_state import BookieState
 from spark_jobs.report.diff import BookieChanges, Change, DifferentReportsError, diff
 from spark_jobs.report.summary import BookieCount, ClusterName, RunSummary, SeverityCount
 from tests.worlds import report as world

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bookie.metadata.bookies.registration import BookieState
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from spark_jobs.bookie_state import BookieState
 from spark_jobs.report import writing as report
 from spark_jobs.report.page.render import render_index, render_report
 from spark_jobs.report.summary import BookieCount, ClusterName, LedgerCounts, RunSummary, SeverityCount, WorstLedger

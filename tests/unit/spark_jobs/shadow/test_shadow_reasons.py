@@ -6,14 +6,13 @@ import itertools
 
 import pytest
 
-from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.bookies.registration import Bookies, BookieState
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.underreplication import UnreadableTask
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind
-from spark_jobs.bookie_state import BookieState
 from spark_jobs.report.summary import BookieCount, ClusterName, LedgerCounts, RunSummary
 from spark_jobs.runs.publish import Published, PublishOutcome
 from spark_jobs.shadow.reasons import Around, Difference, Outcome, Reason, Second, judged

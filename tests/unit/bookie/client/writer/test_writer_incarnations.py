@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from bookie.client.errors import AddOutcomeUnknownError, NotEnoughBookiesError
-from bookie.client.incarnations import look_up_incarnations
 from bookie.metadata.store.memory import Fault
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import Status
@@ -117,5 +116,5 @@ async def test_a_bookie_whose_registration_is_gone_is_not_chosen_as_a_replacemen
 @in_world(2)
 async def test_only_what_is_registered_is_found(world: WriterWorld) -> None:
     await world.join("b1", incarnation="")
-    found = await look_up_incarnations(world.ports, [BookieId("b0"), BookieId("b1"), BookieId("b2")])
+    found = await world.ports.registrations.incarnations([BookieId("b0"), BookieId("b1"), BookieId("b2")])
     assert found == {"b0": "b0-disks", "b1": ""}

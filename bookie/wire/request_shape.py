@@ -1,6 +1,7 @@
-"""The shape a request must have before it is sent: Apache's bookies judge less than the port promises.
+"""The shape of a request: counts, sizes, ids and order. Pure.
 
-Sizes, counts and ids, as our own bookies check them; and what fits into a frame at all.
+Our bookies check it when a request arrives. A client checks it before it sends a request to one of Apache's bookies,
+which check less than ``bookie.wire.port.Transport`` promises. Each function returns what is wrong, or None.
 """
 
 from __future__ import annotations
@@ -12,28 +13,26 @@ from typing import Final
 
 from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, packet_ids
-from bookie.wire.apache.too_long import HINT
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, AddBatch
-
-FRAME_OVERHEAD_BYTES: Final = 128
-"""More than all of an add's frame but for the entry and the master key."""
 
 _LAC_IDS: Final = struct.Struct(">qq")
 _LAC_PACKET_BYTES_MAX: Final = _LAC_IDS.size + 20
-"""With the longest digest there is."""
+"""With the longest digest."""
 _MASTER_KEY_BYTES_MAX: Final = 4096
 
 
-def batch_problem(batch: AddBatch, size: int, frame_bytes_max: int) -> str | None:
-    """Why a batch of ``size`` bytes of entries cannot be sent, None if it can."""
+def batch_size_problem(batch: AddBatch, size_bytes: int) -> str | None:
+    """Return what is wrong with the count and the sizes of a batch of ``size_bytes`` bytes of entries."""
     count = len(batch.entries)
     if not 0 < count <= BATCH_ENTRIES_MAX:
         return f"a batch of {count} entries, 1 to {BATCH_ENTRIES_MAX} are allowed"
-    largest = max(map(len, batch.entries))
-    if size - largest > BATCH_BYTES_MAX:
-        return f"a batch of {size} bytes, at most {BATCH_BYTES_MAX} and one entry are allowed"
-    if largest + len(batch.master_key) + FRAME_OVERHEAD_BYTES > frame_bytes_max:
-        return f"an entry of {largest} bytes does not fit into a frame of {frame_bytes_max}: {HINT}"
+    if size_bytes - max(map(len, batch.entries)) > BATCH_BYTES_MAX:
+        return f"a batch of {size_bytes} bytes, at most {BATCH_BYTES_MAX} and one entry are allowed"
+    return None
+
+
+def batch_ids_problem(batch: AddBatch) -> str | None:
+    """Return what is wrong with a batch's ledger id, its master key or the ids in its entries' headers."""
     if (problem := ledger_problem(batch.ledger_id, batch.master_key)) is not None:
         return problem
     for entry in batch.entries:
@@ -47,7 +46,7 @@ def batch_problem(batch: AddBatch, size: int, frame_bytes_max: int) -> str | Non
 
 
 def ledger_problem(ledger_id: LedgerId, master_key: bytes = b"") -> str | None:
-    """What is wrong with a ledger id or a master key, None if nothing is."""
+    """Return what is wrong with a ledger id or a master key."""
     if not 0 <= ledger_id <= LEDGER_ID_MAX:
         return f"not a ledger id: {ledger_id}"
     if len(master_key) > _MASTER_KEY_BYTES_MAX:
@@ -56,7 +55,7 @@ def ledger_problem(ledger_id: LedgerId, master_key: bytes = b"") -> str | None:
 
 
 def entry_ids_problem(entry_ids: Sequence[EntryId]) -> str | None:
-    """Why a read of these entries is refused, None if their list is right."""
+    """Return what is wrong with the list of entries of a read."""
     if not 0 < len(entry_ids) <= READ_ENTRIES_MAX:
         return f"a read of {len(entry_ids)} entries, 1 to {READ_ENTRIES_MAX} are allowed"
     if entry_ids[0] < 0 or entry_ids[-1] > LEDGER_ID_MAX or not all(map(lt, entry_ids, entry_ids[1:])):
@@ -65,7 +64,7 @@ def entry_ids_problem(entry_ids: Sequence[EntryId]) -> str | None:
 
 
 def explicit_lac(ledger_id: LedgerId, packet: bytes) -> int | str:
-    """The last add confirmed in an explicit LAC packet, unverified; or what is wrong with the packet."""
+    """Return the last add confirmed in an explicit LAC packet, unverified; or what is wrong with the packet."""
     if not _LAC_IDS.size <= len(packet) <= _LAC_PACKET_BYTES_MAX:
         return f"explicit LAC of {len(packet)} bytes, allowed are {_LAC_IDS.size} to {_LAC_PACKET_BYTES_MAX}"
     found_ledger, lac = _LAC_IDS.unpack_from(packet)
