@@ -12,13 +12,18 @@ Not decided here: whether copies can really be read. Copying finds that out and 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
-from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import (
+    Versioned,
+)
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.model.ids import BookieId, EntryId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.isolation import isolation_of, suited
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.schedule import occurring_starts, stored_count
@@ -296,3 +301,19 @@ class _FragmentPlan:
     def _blocked(self, position: int, reason: ParkReason, detail: str) -> Blocked:
         member = self.metadata.fragments[self.index].members[position]
         return Blocked(self.index, position, member, reason, f"fragment {self.index} position {position}: {detail}")
+
+
+_ANYWHERE: Final = Placement()
+
+
+def target_chooser(ledger_id: LedgerId, write_quorum: int = 1, placement: Placement = _ANYWHERE) -> Choose:
+    """Targets by the placement policy, among equals the same for a position whoever repeats its repair.
+
+    Copies of an attempt that failed are then used by the next one instead of piling up elsewhere (R38, #2166).
+    """
+
+    def choose(key: PositionKey, members: Sequence[BookieId], candidates: Sequence[BookieId]) -> BookieId | None:
+        rng = random.Random(f"{ledger_id}/{key.first_entry_id}/{key.position}")  # spreads load only
+        return placement.replacement(members, key.position, write_quorum, candidates, (), rng)
+
+    return choose

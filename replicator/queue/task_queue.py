@@ -21,12 +21,11 @@ from bookie.metadata.tasks.underreplication import Task
 from bookie.model.ids import LedgerId
 from bookie.runtime.fault_points import fault_point
 from replicator.knowledge.draining import with_draining
-from replicator.plan.planner import growing_losses
+from replicator.plan.planner import growing_losses, target_chooser
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
 from replicator.queue.ordering import Candidate, in_order, surviving_copies
 from replicator.queue.parking import Memory, Seen, seen, would_act
-from replicator.repair.ledger_repair import target_chooser
 from replicator.telemetry.events import Ending, Outlook
 
 _log = logging.getLogger(__name__)

@@ -11,13 +11,43 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from bookie.metadata.layout import lock_path
-from bookie.metadata.port import Check, SessionState
-from bookie.metadata.tasks.underreplication import HeldTask
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.layout import bookie_path, lock_path, own_path
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.port import ANY_VERSION, Check, SessionState
+from bookie.metadata.tasks.underreplication import HeldTask, Task
 from bookie.model.errors import BkhealError, ConflictError
 from bookie.runtime.clock import within
 from bookie.runtime.retry import Backoff, retry_transient
 from replicator.ports import RepairPorts
+
+
+async def grounds(ports: RepairPorts, ledger: Versioned, task: Task, bookies: Bookies) -> list[Check]:
+    """Checks that hold as long as nothing of this has changed. To be called before the bookies are asked.
+
+    Bookies that are being drained need none: as long as a member is, something is left to do.
+
+    Args:
+        ports: see ``RepairPorts``.
+        ledger: as the verdict sees it.
+        task: as seen under the lock.
+        bookies: listed after the ledger was read.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    root = ports.cluster.root
+    checks = [Check(ports.ledgers.path(ledger.ledger_id), ledger.version)]
+    named = sorted(set(task.missing) & ledger.metadata.members() & bookies.staying)
+    if not named:
+        return checks
+    histories = [f"{own_path('incarnations', root)}/{bookie}" for bookie in named]
+    for bookie, path, node in zip(named, histories, await ports.store.get_many(histories), strict=True):
+        checks.append(Check(bookie_path(root, bookie, is_read_only=bookie in bookies.read_only), ANY_VERSION))
+        if node is not None:  # Apache's bookies have no history
+            checks.append(Check(path, node.stat.version))
+    return checks
+
 
 _log = logging.getLogger(__name__)
 

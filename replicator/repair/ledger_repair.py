@@ -9,11 +9,9 @@ names no bookie asks for copies to be moved, not repaired: it is left to Apache'
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Sequence
 from typing import Final
 
-from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import (
     MetadataConflictError,
@@ -25,7 +23,6 @@ from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.metadata.port import Check
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.errors import OutcomeUnknownError, TransientError
-from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
 from bookie.wire.port import Status
@@ -33,15 +30,21 @@ from replicator.copying.copier import Copier
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.evidence import SHOWN_MAX
 from replicator.knowledge.holdings import Holdings, Shortfall
-from replicator.plan.planner import Blocked, Choose, Knowledge, Plan, PositionKey, needs_tail_evidence, plan_repair
+from replicator.plan.planner import (
+    Blocked,
+    Knowledge,
+    Plan,
+    needs_tail_evidence,
+    plan_repair,
+    target_chooser,
+)
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
 from replicator.repair.execution import Execution
-from replicator.repair.lease import Lease, LeaseLostError
+from replicator.repair.lease import Lease, LeaseLostError, grounds
 from replicator.repair.reserving import Reserving
 from replicator.repair.unclosed import Unclosed
 from replicator.telemetry.events import Ending, EventSink, TaskResult
-from replicator.verdict import grounds
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +53,6 @@ ROUNDS_MAX: Final = 12
 STORE_PAUSES: Final = Backoff(attempts=5)
 """Before the store is asked again in the same turn."""
 
-_ANYWHERE: Final = Placement()
 
 _WORST_FIRST: Final = (
     ParkReason.UNREADABLE_METADATA,
@@ -64,19 +66,6 @@ _WORST_FIRST: Final = (
 
 _WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER)
 """What a bookie would end that takes copies again."""
-
-
-def target_chooser(ledger_id: LedgerId, write_quorum: int = 1, placement: Placement = _ANYWHERE) -> Choose:
-    """Targets by the placement policy, among equals the same for a position whoever repeats its repair.
-
-    Copies of an attempt that failed are then used by the next one instead of piling up elsewhere (R38, #2166).
-    """
-
-    def choose(key: PositionKey, members: Sequence[BookieId], candidates: Sequence[BookieId]) -> BookieId | None:
-        rng = random.Random(f"{ledger_id}/{key.first_entry_id}/{key.position}")  # spreads load only
-        return placement.replacement(members, key.position, write_quorum, candidates, (), rng)
-
-    return choose
 
 
 class LedgerRepair:

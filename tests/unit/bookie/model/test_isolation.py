@@ -34,9 +34,8 @@ from bookie.model.isolation import (
 )
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.wire.port import Status
-from replicator.plan.planner import Plan, plan_repair
+from replicator.plan.planner import Plan, plan_repair, target_chooser
 from replicator.queue.parking import Memory, seen
-from replicator.repair.ledger_repair import target_chooser
 from tests.worlds import recovery as recovery_world
 from tests.worlds.virtual_time import VirtualClock, in_virtual_time
 from tests.worlds.writer import WriterWorld, in_world

@@ -11,8 +11,7 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from replicator.plan.planner import Plan, plan_repair
-from replicator.repair.ledger_repair import target_chooser
+from replicator.plan.planner import Plan, plan_repair, target_chooser
 
 TOPOLOGY = parse_topology('{"a": "/r1", "b": "/r2", "c": "/r3", "x1": "/r1", "x2": "/r2", "x3": "/r3", "y1": "/r1"}')
 

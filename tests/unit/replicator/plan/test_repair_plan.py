@@ -22,10 +22,10 @@ from replicator.plan.planner import (
     PositionKey,
     needs_tail_evidence,
     plan_repair,
+    target_chooser,
 )
 from replicator.plan.steps import Cause, CopyPosition, SwapMember
 from replicator.repair.install import with_steps
-from replicator.repair.ledger_repair import target_chooser
 
 LEDGER = LedgerId(7)
 
