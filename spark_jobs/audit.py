@@ -26,16 +26,14 @@ from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.logs import setup_logging
 from spark_jobs.datasource.register import register
-from spark_jobs.progress import Phase, Progress, ProgressEvent
 from spark_jobs.report import writing as report
-from spark_jobs.report.summary import ClusterName, RunSummary
+from spark_jobs.report.summary import ClusterName, PublishOutcome, RunSummary
 from spark_jobs.runs.bookie_run import BookieRun
 from spark_jobs.runs.cluster_view import ClusterView, opened_cluster
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.outcome import Outcome, RunName, assemble
 from spark_jobs.runs.placement_run import PlacementRun
-from spark_jobs.runs.port import Gate, OpenGate
-from spark_jobs.runs.publish import PublishOutcome
+from spark_jobs.runs.port import Gate, OpenGate, Phase, Progress, ProgressEvent
 from spark_jobs.runs.replica_run import ReplicaRun
 from spark_jobs.settings import AuditSettings, ExitCode, FailOn
 

@@ -9,8 +9,9 @@ from typing import Final
 
 from bookie.metadata.cluster import Cluster, open_cluster
 from bookie.metadata.port import MetadataStore
+from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.zookeeper import ZooKeeperStore
-from bookie.metadata.uri import MetadataUri
+from bookie.metadata.uri import MetadataUri, parse_uri
 
 CONNECT_TIMEOUT_S: Final = 15.0
 """Longer than an election in the ZooKeeper ensemble takes."""
@@ -37,3 +38,15 @@ async def connected(uri: MetadataUri, connect_timeout_s: float = CONNECT_TIMEOUT
         yield Connection(store, await open_cluster(store, uri))
     finally:
         await store.close()
+
+
+@asynccontextmanager
+async def opened_runs(metadata_uri: str) -> AsyncIterator[Runs]:
+    """Connect to the cluster, and disconnect at the end.
+
+    Raises:
+        StoreUnavailableError: no answer from the hosts.
+        NotAClusterError: there is no cluster at the root.
+    """
+    async with connected(parse_uri(metadata_uri)) as connection:
+        yield Runs(connection.store, connection.cluster.root)

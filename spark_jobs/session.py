@@ -22,6 +22,19 @@ from bookie.runtime.java import find_java, java_environment
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+
+def is_alive(spark: SparkSession) -> bool:
+    """Whether the driver's JVM is there and its context not stopped. Blocks for a call into the JVM."""
+    try:
+        return not spark.sparkContext._jsc.sc().isStopped()
+    except (Py4JError, OSError, AttributeError):  # no answer; no connection; stopped by this side
+        return False
+
+
 LOOPBACK: Final = "127.0.0.1"
 TASK_ATTEMPTS: Final = 4
 """Spark's default on a cluster. A local master tries once unless told: one lost connection would end a run."""

@@ -30,7 +30,7 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.clock import SystemClock
-from spark_jobs.progress import Phase, ProgressEvent
+from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.settings import AuditSettings
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from spark_jobs.progress import ProgressEvent
+    from spark_jobs.runs.port import ProgressEvent
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.metrics import SESSION, MetricSet
 from bookie.runtime.status_pages import Health
 from bookie.runtime.status_server import StatusServer, StatusServerSettings
-from spark_jobs.progress import ProgressEvent
+from spark_jobs.runs.port import ProgressEvent
 
 _SHOWN: Final = tuple(item for item in STATE if item.name in (RUNNING, RUNNING_SECONDS, PROGRESS))
 

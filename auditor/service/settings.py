@@ -14,7 +14,7 @@ from bookie.model.run import RunKind
 from bookie.runtime.settings import ConfigurationError
 from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.security import SaslMechanism, SecurityFiles
-from spark_jobs.runs.brake import MISSING_SHARE_MAX
+from spark_jobs.settings import MISSING_SHARE_MAX
 
 LOOPBACK: Final = "127.0.0.1"
 

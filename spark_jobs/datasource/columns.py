@@ -18,9 +18,8 @@ from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
 from bookie.model.ids import InvalidIdError, bookie_id
 from bookie.model.metadata import DigestType, LedgerState
 from spark_jobs.datasource.counts import ScanCounts
-from spark_jobs.datasource.healthy_metadata import HealthyMetadata
 from spark_jobs.datasource.ledger_schema import FRAGMENT_TYPE, LEDGER_FIELDS, SUMMARY_FIELD, ledger_schema
-from spark_jobs.datasource.usual_metadata import usual_message
+from spark_jobs.datasource.usual_metadata import HealthyMetadata, usual_message
 
 _KNOWN_MEMBERS_MAX: Final = 100_000
 """Far more bookies than any cluster has; a bound against metadata that names a new one each time."""

@@ -7,12 +7,85 @@ complete is left to the reference decoder, which also says what is wrong with it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
 from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
+
+_KNOWN_MAX: Final = 100_000
+"""Fragments remembered, about 30 MB; a cluster with more different ones parses them again."""
+_SEGMENT: Final = LedgerMetadataFormat.Segment
+_HEADER_BYTES: Final = len(b"BookieMetadataFormatVersion\t3\n")
+
+# A number of 64 bits, the negative ones in ten bytes.
+_LONG: Final = rb"(?:[\x80-\xff]{0,8}[\x00-\x7f]|[\x80-\xff]{9}\x01)"
+# The length of all the rest; write quorum, ensemble size, length, last entry, state, length of the first fragment.
+_HEAD: Final = re.compile(
+    rb"BookieMetadataFormatVersion\t3\n([\x00-\x7f]|[\x80-\xff][\x00-\x7f])"
+    rb"\x08([\x01-\x7f])\x10([\x01-\x7f])\x18" + _LONG + rb"\x20" + _LONG + rb"\x28([\x01-\x03])\x32([\x01-\x7f])"
+)
+# No other fragment, but digest type, password, ack quorum; creation time and token, if they are there.
+_TAIL: Final = re.compile(
+    rb"\x38[\x01-\x04]\x42([\x00-\x7f])(.*)\x48([\x00-\x7f])(?:\x50" + _LONG + rb")?(?:\x60" + _LONG + rb")?",
+    re.DOTALL,
+)
+
+
+class HealthyMetadata:
+    """Knows the fragments on live bookies that it has met. Not shared between threads."""
+
+    def __init__(self, live: frozenset[str]) -> None:
+        """With ``live``, valid bookie ids."""
+        self._live = live
+        self._members: dict[bytes, tuple[str, ...] | None] = {}
+        """By the bytes of a fragment; None for one that this class does not judge."""
+
+    def look(self, data: bytes) -> tuple[int, tuple[str, ...]] | None:
+        """State and ensemble of a sound ledger of one fragment, on live bookies alone; None for any other."""
+        head = _HEAD.match(data)
+        if head is None:
+            return None
+        start = head.end()
+        end = start + data[start - 1]
+        fragment = data[start:end]
+        members = self._members[fragment] if fragment in self._members else self._learn(fragment)
+        if members is None:
+            return None
+        tail = _TAIL.fullmatch(data, end)
+        if tail is None:
+            return None
+        size, write_quorum, ensemble_size, state, _ = head.groups()
+        password_size, password, ack_quorum = tail.groups()
+        is_sound = (
+            _number(size) == len(data) - _HEADER_BYTES - len(size)
+            and ensemble_size[0] == len(members)
+            and ensemble_size >= write_quorum >= ack_quorum
+            and password_size[0] == len(password)
+        )
+        return (state[0], members) if is_sound else None
+
+    def _learn(self, fragment: bytes) -> tuple[str, ...] | None:
+        if len(self._members) >= _KNOWN_MAX:
+            self._members.clear()
+        members = self._members[fragment] = self._parsed(fragment)
+        return members
+
+    def _parsed(self, fragment: bytes) -> tuple[str, ...] | None:
+        try:
+            segment = _SEGMENT.FromString(fragment)
+        except DecodeError:
+            return None
+        members = tuple(segment.ensembleMember)
+        is_sound = segment.IsInitialized() and segment.firstEntryId >= 0 and self._live.issuperset(members)
+        return members if is_sound else None
+
+
+def _number(varint: bytes) -> int:
+    return varint[0] if len(varint) == 1 else varint[0] & 0x7F | varint[1] << 7
+
 
 _HEADER: Final = b"BookieMetadataFormatVersion\t3\n"
 _BODY: Final = len(_HEADER) + 1

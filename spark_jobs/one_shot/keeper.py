@@ -21,7 +21,7 @@ from bookie.model.errors import BkhealError, OutcomeUnknownError, TransientError
 from bookie.model.run import RunRecord
 from bookie.runtime.clock import Clock
 from spark_jobs.one_shot.gate import StopGate
-from spark_jobs.progress import Phase, Progress, ProgressEvent
+from spark_jobs.runs.port import Phase, Progress, ProgressEvent
 from spark_jobs.settings import AuditSettings, ExitCode
 
 _log = logging.getLogger(__name__)

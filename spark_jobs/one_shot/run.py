@@ -25,10 +25,8 @@ from bookie.model.run import RunCause, RunKind, RunRecord, RunState, new_run_id
 from bookie.runtime.clock import SystemClock
 from spark_jobs.one_shot.gate import SIGNAL_BASE, OneShotStoppedError, StopGate
 from spark_jobs.one_shot.keeper import RunKeeper
-from spark_jobs.progress import Progress, ProgressEvent
-from spark_jobs.report.summary import RunSummary
-from spark_jobs.runs.port import Gate, RunStoppedError
-from spark_jobs.runs.publish import PublishOutcome
+from spark_jobs.report.summary import PublishOutcome, RunSummary
+from spark_jobs.runs.port import Gate, Progress, ProgressEvent, RunStoppedError
 from spark_jobs.session import SessionSettings, spark_session
 from spark_jobs.settings import AuditSettings, ExitCode
 

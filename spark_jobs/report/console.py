@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from bookie.metadata.bookies.registration import BookieState
-from spark_jobs.report.summary import RunSummary, rfc3339
+from spark_jobs.report.summary import Published, PublishOutcome, RunSummary, rfc3339
 from spark_jobs.report.text import plain
-from spark_jobs.runs.publish import Published, PublishOutcome
 
 _PUBLISHED: Final = {
     PublishOutcome.PUBLISHED: "{ledgers} ledgers marked for repair, {tasks_changed} of them new or changed",

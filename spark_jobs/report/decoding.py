@@ -22,6 +22,8 @@ from spark_jobs.report.summary import (
     ClusterName,
     LedgerCounts,
     PlacementCounts,
+    Published,
+    PublishOutcome,
     ReplicaCounts,
     RunSummary,
     SampledBookie,
@@ -30,7 +32,6 @@ from spark_jobs.report.summary import (
     WaitingBookie,
     WorstLedger,
 )
-from spark_jobs.runs.publish import Published, PublishOutcome
 
 T = TypeVar("T", bound="_Dataclass")
 

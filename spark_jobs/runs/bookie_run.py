@@ -22,9 +22,8 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId
 from spark_jobs.checks.bookie_check import bookie_check_by_ledger
 from spark_jobs.checks.metadata_check import unreadable_metadata
-from spark_jobs.progress import Phase, ProgressEvent
 from spark_jobs.report import writing as report
-from spark_jobs.report.summary import FindingSums
+from spark_jobs.report.summary import FindingSums, Published, PublishOutcome
 from spark_jobs.runs import findings as report_sink
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.completeness import problems, short_parents
@@ -32,7 +31,8 @@ from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers
 from spark_jobs.runs.lost_bookies import LostBookies
 from spark_jobs.runs.outcome import Checked, Outcome, Scanned
-from spark_jobs.runs.publish import BATCH, Marking, Published, PublishOutcome, publish
+from spark_jobs.runs.port import Phase, ProgressEvent
+from spark_jobs.runs.publish import BATCH, Marking, publish
 
 SCANS_MAX: Final = 3
 """Scans of one run. Bookies that leave during each of three are an outage; a later run will see how it ended."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final
 
-MISSING_SHARE_MAX: Final = 0.5
-"""Default limit: losing more than half of the bookies at once is an outage or a mistake, nothing to repair around."""
 MANY_LEDGERS: Final = 100
 """From here on a cluster does not lose its last ledger between two runs by being used."""
 

@@ -10,10 +10,9 @@ from pyspark.sql import SparkSession
 
 from bookie.model.run import RunKind
 from bookie.runtime.clock import Clock
-from spark_jobs.progress import Phase, Progress, ProgressEvent
 from spark_jobs.report.files import ReportDirError
 from spark_jobs.runs.cluster_view import ClusterView
-from spark_jobs.runs.port import Gate
+from spark_jobs.runs.port import Gate, Phase, Progress, ProgressEvent
 from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -21,7 +22,6 @@ from spark_jobs.datasource.ledgers import NAME
 from spark_jobs.datasource.partitions import LeafParent, partition_count
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.settings import AuditSettings
-from spark_jobs.worker_errors import first_line, store_error
 
 SUSPECTS_PER_PARTITION: Final = 50_000
 
@@ -119,3 +119,22 @@ def _totals(summaries: Iterable[Row]) -> ScanTotals:
         ledgers_by_bookie=dict(ledgers),
         fragments_by_bookie=dict(fragments),
     )
+
+
+_KINDS: Final = {kind.__name__: kind for kind in (AccessDeniedError, StoreUnavailableError)}
+_RAISED: Final = re.compile(rf"\s*(?:[\w.]+\.)?({'|'.join(_KINDS)}): (.*)")
+
+
+def store_error(error: PySparkException) -> AccessDeniedError | StoreUnavailableError | None:
+    """The metadata store's error that a worker ended with; None: it was another one, or none can be told.
+
+    A traceback names errors in quoted source lines and in errors that led to others, so that a name somewhere in it
+    says nothing: the last line of the form ``Name: text`` does.
+    """
+    raised = [found for line in str(error).splitlines() if (found := _RAISED.fullmatch(line))]
+    return _KINDS[raised[-1][1]](raised[-1][2].strip()) if raised else None
+
+
+def first_line(error: PySparkException) -> str:
+    """The first line of it that says anything."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

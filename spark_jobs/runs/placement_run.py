@@ -28,17 +28,16 @@ from spark_jobs.checks.placement_check import ensemble_verdicts, placed_fragment
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
 from spark_jobs.checks.sql_text import literal
 from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.gathering import Gathering
-from spark_jobs.progress import Phase, ProgressEvent
-from spark_jobs.report.summary import FindingSums, PlacementCounts
+from spark_jobs.report.summary import FindingSums, PlacementCounts, Published, PublishOutcome
 from spark_jobs.runs import findings as report_sink
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.chunks import chunks
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers
-from spark_jobs.runs.outcome import Checked, Outcome, Scanned
-from spark_jobs.runs.publish import Published, PublishOutcome, publish
+from spark_jobs.runs.outcome import Checked, Gathering, Outcome, Scanned
+from spark_jobs.runs.port import Phase, ProgressEvent
+from spark_jobs.runs.publish import publish
 
 CHUNK_LEDGERS: Final = 250_000
 """Ledgers kept at a time: some 50 MB, and seconds of work between two gates."""

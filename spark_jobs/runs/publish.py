@@ -7,16 +7,15 @@ disabled it is at work on the cluster (S7).
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
 
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId, LedgerId
+from spark_jobs.report.summary import Published, PublishOutcome
 from spark_jobs.runs.port import Gate, OpenGate
 
 _log = logging.getLogger(__name__)
@@ -26,33 +25,6 @@ BATCH: Final = 4_000
 
 Marking = tuple[LedgerId, tuple[BookieId, ...]]
 """A ledger and all of its missing bookies."""
-
-
-class PublishOutcome(enum.Enum):
-    """What became of a run's findings."""
-
-    PUBLISHED = "published"
-    NOTHING_TO_PUBLISH = "nothing to publish"
-    DRY_RUN = "dry run"
-    DISABLED = "disabled"
-    """Auto-recovery is disabled cluster-wide; what was marked before that was seen stays."""
-    HELD = "held"
-    """The mass-loss brake holds."""
-    INTERRUPTED = "interrupted"
-    """The metadata store stopped answering; what was marked before stays."""
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """Result of publishing."""
-
-    outcome: PublishOutcome
-    ledgers: int = 0
-    """Ledgers handed to marking."""
-    tasks_changed: int = 0
-    """Tasks that were created, or that learned of another missing bookie; the others said it already."""
-    ledgers_waiting: int = 0
-    """Ledgers with findings whose missing bookies are all within the delay for lost bookies; not marked."""
 
 
 class Publisher:

@@ -31,18 +31,23 @@ from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.checks.replicas.task import COUNTS_DDL, TaskSettings, asking
 from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.gathering import Gathering
-from spark_jobs.progress import Phase, ProgressEvent
-from spark_jobs.report.summary import FindingSums, ReplicaCounts, SampledBookie, UnknownAnswers
+from spark_jobs.report.summary import (
+    FindingSums,
+    Published,
+    PublishOutcome,
+    ReplicaCounts,
+    SampledBookie,
+    UnknownAnswers,
+)
 from spark_jobs.runs import findings as report_sink
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.chunks import chunks, in_range, is_sampled
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.ledger_scan import LedgerScan, ScanFailedError, scan_ledgers
-from spark_jobs.runs.outcome import Checked, Outcome, Scanned
-from spark_jobs.runs.publish import Published, PublishOutcome, publish
-from spark_jobs.worker_errors import first_line, store_error
+from spark_jobs.runs.ledger_scan import LedgerScan, ScanFailedError, first_line, scan_ledgers, store_error
+from spark_jobs.runs.outcome import Checked, Gathering, Outcome, Scanned
+from spark_jobs.runs.port import Phase, ProgressEvent
+from spark_jobs.runs.publish import publish
 
 CHUNK_LEDGERS: Final = 10_000
 """Some ten seconds of asking on two cores."""

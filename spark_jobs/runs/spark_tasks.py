@@ -13,8 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from bookie.model.errors import BkhealError
-from spark_jobs.progress import Phase, Progress, ProgressEvent
-from spark_jobs.runs.port import Gate, RunStoppedError
+from spark_jobs.runs.port import Gate, Phase, Progress, ProgressEvent, RunStoppedError
 
 _log = logging.getLogger(__name__)
 

@@ -26,18 +26,16 @@ from bookie.runtime.clock import Clock
 from spark_jobs.audit import AuditResult
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.datasource import options, tasks
-from spark_jobs.progress import Phase, Progress
 from spark_jobs.report.files import FINDINGS, SHADOW, ReportDirError
 from spark_jobs.report.history import reports
 from spark_jobs.report.summary import rfc3339
-from spark_jobs.runs.ledger_scan import ScanFailedError
-from spark_jobs.runs.port import Gate
+from spark_jobs.runs.ledger_scan import ScanFailedError, first_line, store_error
+from spark_jobs.runs.port import Gate, Phase, Progress
 from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings
 from spark_jobs.shadow import compare as shadow
 from spark_jobs.shadow.reasons import Difference, Outcome, Reason, judged
 from spark_jobs.shadow.second_look import SecondLook, losses, opened_look
-from spark_jobs.worker_errors import first_line, store_error
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from bookie.model.ids import LedgerId
 from bookie.model.run import RunKind, RunState
 from spark_jobs.one_shot import run as one_shot
 from spark_jobs.one_shot.run import OneShot, run_one_shot
-from spark_jobs.runs.publish import PublishOutcome
+from spark_jobs.report.summary import PublishOutcome
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import AuditSettings
 from tests.deadlines import PROGRAM_S

@@ -20,8 +20,9 @@ from replicator.ports import RepairPorts
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Outlook, TaskResult
 from replicator.worker import Worker
-from spark_jobs.runs.brake import MISSING_SHARE_MAX, held_because
+from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.publish import Publisher
+from spark_jobs.settings import MISSING_SHARE_MAX
 from tests.simulation.nodes import SimClient
 from tests.simulation.world import World
 

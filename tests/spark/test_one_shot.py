@@ -27,7 +27,7 @@ from spark_jobs.one_shot import run as one_shot
 from spark_jobs.one_shot.gate import OneShotStoppedError, StopGate
 from spark_jobs.one_shot.keeper import RunKeeper
 from spark_jobs.one_shot.run import OneShot, exit_code_of, run_one_shot
-from spark_jobs.progress import Phase, ProgressEvent
+from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import AuditSettings, ExitCode
 from tests.deadlines import STATE_S

@@ -17,6 +17,8 @@ from spark_jobs.report.summary import (
     ClusterName,
     LedgerCounts,
     PlacementCounts,
+    Published,
+    PublishOutcome,
     ReplicaCounts,
     RunSummary,
     SampledBookie,
@@ -25,7 +27,6 @@ from spark_jobs.report.summary import (
     WaitingBookie,
     WorstLedger,
 )
-from spark_jobs.runs.publish import Published, PublishOutcome
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS

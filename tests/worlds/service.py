@@ -23,9 +23,8 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind, RunRecord
 from bookie.runtime.tasks import cancel, guarded
-from spark_jobs.progress import Phase, ProgressEvent
 from spark_jobs.runs.brake import held_because
-from spark_jobs.runs.port import RunStoppedError
+from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from tests.worlds.virtual_time import VirtualClock
 
 ROOT = "/ledgers"

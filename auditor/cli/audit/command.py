@@ -29,7 +29,7 @@ from bookie.wire.security import SaslMechanism
 
 if TYPE_CHECKING:
     from spark_jobs.one_shot.run import OneShot
-    from spark_jobs.progress import ProgressEvent
+    from spark_jobs.runs.port import ProgressEvent
     from spark_jobs.settings import AuditSettings
 
 _REPORTS: Final = Path("reports")

@@ -177,21 +177,21 @@ def _print_fields(fields: Any) -> None:
 
 
 async def _list(uri: str, limit: int) -> Sequence[RunRecord]:
-    from spark_jobs.run_records import opened_runs
+    from spark_jobs.connect import opened_runs
 
     async with opened_runs(uri) as runs:
         return await runs.list(limit)
 
 
 async def _get(uri: str, run_id: str) -> RunRecord | None:
-    from spark_jobs.run_records import opened_runs
+    from spark_jobs.connect import opened_runs
 
     async with opened_runs(uri) as runs:
         return await runs.get(run_id)
 
 
 async def _request_cancel(uri: str, run_id: str) -> RunRecord | None:
-    from spark_jobs.run_records import opened_runs
+    from spark_jobs.connect import opened_runs
 
     async with opened_runs(uri) as runs:
         record = await runs.get(run_id)

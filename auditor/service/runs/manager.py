@@ -24,8 +24,7 @@ from bookie.model.run import RunCause, RunKind, RunRecord, RunState, new_run_id
 from bookie.runtime.clock import Clock
 from bookie.runtime.signal import Signal, waiting_for
 from bookie.runtime.tasks import cancel, guarded
-from spark_jobs.progress import Phase, ProgressEvent
-from spark_jobs.runs.port import RunStoppedError
+from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 
 _log = logging.getLogger(__name__)
 

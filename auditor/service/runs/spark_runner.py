@@ -21,10 +21,9 @@ from bookie.model.errors import PermanentError
 from bookie.model.run import RunKind
 from bookie.model.spread import PlacementPolicy
 from bookie.runtime.tasks import guarded
-from spark_jobs.progress import ProgressEvent
 from spark_jobs.report.history import prune
-from spark_jobs.report.summary import RunSummary
-from spark_jobs.runs.publish import PublishOutcome
+from spark_jobs.report.summary import PublishOutcome, RunSummary
+from spark_jobs.runs.port import ProgressEvent
 from spark_jobs.session import SessionSettings, spark_session
 from spark_jobs.settings import AuditSettings
 
@@ -103,7 +102,7 @@ class SparkHolder:
             return self._start_failures < START_FAILURES_MAX
 
         def answers() -> bool:
-            from spark_jobs.alive import is_alive  # imports Spark
+            from spark_jobs.session import is_alive  # imports Spark
 
             return is_alive(spark)
 

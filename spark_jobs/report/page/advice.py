@@ -14,9 +14,8 @@ from bookie.metadata.bookies.registration import BookieState
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from spark_jobs.report.page.words import ledgers
-from spark_jobs.report.summary import RunSummary
+from spark_jobs.report.summary import PublishOutcome, RunSummary
 from spark_jobs.report.text import some
-from spark_jobs.runs.publish import PublishOutcome
 
 _NAMED_MAX: Final = 5
 _SHOWN_MAX: Final = 3

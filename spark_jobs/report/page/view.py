@@ -25,11 +25,9 @@ from spark_jobs.report.page.bookies import (
 from spark_jobs.report.page.plots import LineChart, line_chart
 from spark_jobs.report.page.severities import Segment, SeverityRow, ledgers_found, segments, severity_rows, share_text
 from spark_jobs.report.page.words import KIND_MEANINGS, KIND_NAMES, Headline, headline, ledgers
-from spark_jobs.report.summary import RunSummary
+from spark_jobs.report.summary import PlacementCounts, PublishOutcome, ReplicaCounts, RunSummary
 from spark_jobs.report.tables import TrendPoint
-from spark_jobs.report.text import duration, number, percent, size, when
-from spark_jobs.report_details import Detail, details
-from spark_jobs.runs.publish import PublishOutcome
+from spark_jobs.report.text import duration, number, percent, size, some, when
 
 _FACTS_LINES: Final = 16
 """About how many lines the facts of a run take in a column."""
@@ -219,3 +217,78 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
     yield "Published", published_text(run.published)
     yield "Read", f"{ledgers(run.counts.ledgers)}, {number(run.counts.fragments)} fragments"
     yield "Deleted while reading", ledgers(run.counts.vanished)
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """A small table of names and values."""
+
+    title: str
+    lead: str
+    rows: tuple[tuple[str, str], ...]
+
+
+def details(run: RunSummary) -> Iterator[Detail]:
+    """The tables that apply to a run."""
+    if run.waiting:
+        rows = tuple(
+            (
+                bookie.bookie_id,
+                f"{ledgers(bookie.ledgers)}; since {when(bookie.first_seen_down_ms)}, until {when(bookie.until_ms)}",
+            )
+            for bookie in run.waiting[:20]
+        )
+        yield Detail("Bookies within the delay", "Gone for a short time. Nothing is marked because of them yet.", rows)
+    if run.placement is not None:
+        yield _placement(run.placement)
+    if run.replicas is not None:
+        yield _replicas(run.replicas)
+
+
+def _placement(counts: PlacementCounts) -> Detail:
+    domains = ((counts.min_racks, "rack"), (counts.min_zones, "zone"), (counts.min_regions, "region"))
+    strict = "; strict" if counts.is_strict else ""
+    rows = [
+        ("Policy", f"at least {', '.join(_many(count, noun) for count, noun in domains)}{strict}"),
+        ("Topology", counts.topology),
+        ("Judged", f"{number(counts.fragments)} fragments with entries, in {number(counts.ensembles)} ensembles"),
+        ("Badly spread", f"{number(counts.misplaced_fragments)} fragments of {ledgers(counts.misplaced_ledgers)}"),
+        ("As good as possible", f"{number(counts.as_good_as_possible_fragments)} fragments: there are too few domains"),
+        ("Not judged", f"{number(counts.unknown_fragments)} fragments with a bookie of unknown place"),
+    ]
+    if counts.unknown_bookies:
+        rows.append(("Place unknown", some(counts.unknown_bookies)))
+    return Detail("Placement", "How write quorums spread over failure domains.", tuple(rows))
+
+
+def _replicas(counts: ReplicaCounts) -> Detail:
+    rows = [
+        (
+            "Ledgers asked for",
+            f"{number(counts.ledgers)}{'' if counts.sample >= 1 else f', a sample of {counts.sample:.0%}'}",
+        ),
+        ("Questions", f"{number(counts.requests)} lists or samples asked of bookies"),
+        ("Copies expected", number(counts.expected)),
+        (
+            "Denied",
+            f"{number(counts.absent)} copies ({percent(counts.absent, counts.expected)}), confirmed by a second look",
+        ),
+        ("A full run", f"about {duration(round(counts.full_run_estimate_s * 1000))} at this pace"),
+        *[
+            (answer.bookie_id, f"could not tell for {ledgers(answer.ledgers)}: {answer.reason}")
+            for answer in counts.unknown[:10]
+        ],
+    ]
+    if len(counts.unknown) > 10:
+        rows.append(("More", f"{len(counts.unknown) - 10:,} answers like these"))
+    rows.extend(
+        (sampled.bookie_id, f"{ledgers(sampled.ledgers)} judged by sample: it cannot list its entries")
+        for sampled in counts.sampled[:10]
+    )
+    if len(counts.sampled) > 10:
+        rows.append(("More", f"{len(counts.sampled) - 10:,} bookies judged by sample"))
+    return Detail("What bookies said", "Unknown is never taken for absent.", tuple(rows))
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -17,9 +17,8 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 from spark_jobs.datasource import counts as counts_module
 from spark_jobs.datasource.columns import LedgerColumns
-from spark_jobs.datasource.healthy_metadata import HealthyMetadata
 from spark_jobs.datasource.ledger_schema import ledger_schema
-from spark_jobs.datasource.usual_metadata import usual_message
+from spark_jobs.datasource.usual_metadata import HealthyMetadata, usual_message
 
 BOOKIES = [BookieId(f"bookie-{number}.example.org:3181") for number in range(6)] + [BookieId("b"), BookieId("x" * 200)]
 

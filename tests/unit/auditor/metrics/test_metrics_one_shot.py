@@ -8,7 +8,7 @@ from auditor.metrics.one_shot import OneShotMetrics, served
 from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.status_server import StatusServerSettings
-from spark_jobs.progress import Phase, ProgressEvent
+from spark_jobs.runs.port import Phase, ProgressEvent
 
 
 def scrape(port: int, path: str = "metrics") -> str:

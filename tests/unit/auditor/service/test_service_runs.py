@@ -19,8 +19,7 @@ from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded
-from spark_jobs.progress import ProgressEvent
-from spark_jobs.runs.port import RunStoppedError
+from spark_jobs.runs.port import ProgressEvent, RunStoppedError
 from tests.worlds.service import BOOKIES, ROOT, SESSION_TIMEOUT_S, Auditor, World
 from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
 

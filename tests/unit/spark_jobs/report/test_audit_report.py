@@ -20,6 +20,8 @@ from spark_jobs.report.summary import (
     ClusterName,
     FindingSums,
     LedgerCounts,
+    Published,
+    PublishOutcome,
     RunSummary,
     SeverityCount,
     Verdict,
@@ -27,7 +29,6 @@ from spark_jobs.report.summary import (
 )
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.outcome import Checked, Outcome, RunName, Scanned, assemble
-from spark_jobs.runs.publish import Published, PublishOutcome
 from spark_jobs.settings import AuditSettings, ExitCode, FailOn, InvalidSettingError
 
 CRITICAL = SeverityCount(Severity.CRITICAL, 3, 4, 1000)

@@ -12,8 +12,7 @@ from typer.core import TyperGroup
 from auditor.cli.main import app
 from bookie.model.run import RunKind
 from spark_jobs.report.page.advice import environment, next_steps
-from spark_jobs.report.summary import ClusterName, RunSummary
-from spark_jobs.runs.publish import Published, PublishOutcome
+from spark_jobs.report.summary import ClusterName, Published, PublishOutcome, RunSummary
 from tests.worlds import report as world
 
 COMMANDS = typer.main.get_command(app)

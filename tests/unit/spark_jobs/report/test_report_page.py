@@ -20,9 +20,17 @@ from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from spark_jobs.report import writing as report
 from spark_jobs.report.page.render import render_index, render_report
-from spark_jobs.report.summary import BookieCount, ClusterName, LedgerCounts, RunSummary, SeverityCount, WorstLedger
+from spark_jobs.report.summary import (
+    BookieCount,
+    ClusterName,
+    LedgerCounts,
+    Published,
+    PublishOutcome,
+    RunSummary,
+    SeverityCount,
+    WorstLedger,
+)
 from spark_jobs.report.tables import trend_point
-from spark_jobs.runs.publish import Published, PublishOutcome
 from tests.worlds import report as world
 
 ALL = [

@@ -11,12 +11,11 @@ from bookie.metadata.layout import LayoutKind
 from bookie.model.ids import BookieId
 from bookie.model.severity import Severity
 from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.gathering import Gathering
-from spark_jobs.report.summary import FindingSums, SeverityCount, WorstLedger
+from spark_jobs.report.summary import FindingSums, Published, PublishOutcome, SeverityCount, WorstLedger
 from spark_jobs.runs.chunks import chunks, in_range, is_sampled
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.lost_bookies import LostBookies
-from spark_jobs.runs.publish import Published, PublishOutcome
+from spark_jobs.runs.outcome import Gathering
 
 CLUSTER = Cluster("/ledgers", LayoutKind.HIERARCHICAL, "id")
 

@@ -8,7 +8,8 @@ import pytest
 
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.model.ids import BookieId, LedgerId
-from spark_jobs.runs.publish import Marking, Published, PublishOutcome, publish
+from spark_jobs.report.summary import Published, PublishOutcome
+from spark_jobs.runs.publish import Marking, publish
 
 
 def marking(number: int) -> Marking:

@@ -13,8 +13,7 @@ from bookie.metadata.tasks.underreplication import UnreadableTask
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind
-from spark_jobs.report.summary import BookieCount, ClusterName, LedgerCounts, RunSummary
-from spark_jobs.runs.publish import Published, PublishOutcome
+from spark_jobs.report.summary import BookieCount, ClusterName, LedgerCounts, Published, PublishOutcome, RunSummary
 from spark_jobs.shadow.reasons import Around, Difference, Outcome, Reason, Second, judged
 from spark_jobs.shadow.second_look import Loss, losses
 
