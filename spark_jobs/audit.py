@@ -1,209 +1,25 @@
-"""Audit runs: one check over a whole cluster, its report, and what it marks for repair.
+"""Run one audit: ``spark-submit spark_jobs/audit.py`` or ``python -m spark_jobs.audit``.
 
-Implausible input publishes nothing (S12), a scan that did not see every ledger never calls itself complete and only
-adds (S20), unreadable metadata is a finding. Which check does what: ``bookie_run``, ``placement_run``, ``replica_run``.
+The audit itself is in ``spark_jobs.runs.run``, its command line in ``spark_jobs.one_shot``.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import sys
-from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from collections.abc import Sequence
 
-from pyspark.sql import SparkSession
-
-from bookie.metadata.runs.check_times import CheckKind
-from bookie.metadata.uri import parse_uri
-from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
-from bookie.model.ids import BookieId
-from bookie.model.run import RunKind, new_run_id
-from bookie.model.topology import Topology
-from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.logs import setup_logging
-from spark_jobs.datasource.register import register
-from spark_jobs.report import writing as report
-from spark_jobs.report.summary import ClusterName, PublishOutcome, RunSummary
-from spark_jobs.runs.bookie_run import BookieRun
-from spark_jobs.runs.cluster_view import ClusterView, opened_cluster
-from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.outcome import Outcome, RunName, assemble
-from spark_jobs.runs.placement_run import PlacementRun
-from spark_jobs.runs.port import Gate, OpenGate, Phase, Progress, ProgressEvent
-from spark_jobs.runs.replica_run import ReplicaRun
+from spark_jobs.one_shot.command import run_command
+from spark_jobs.runs.run import AuditResult, run_audit, run_check
 from spark_jobs.settings import AuditSettings, ExitCode, FailOn
 
 __all__ = ["AuditResult", "AuditSettings", "ExitCode", "FailOn", "main", "run_audit", "run_check"]
 
-_log = logging.getLogger(__name__)
-
-_PUBLISHED_ALL: Final = frozenset({PublishOutcome.PUBLISHED, PublishOutcome.NOTHING_TO_PUBLISH})
-
-
-@dataclass(frozen=True, slots=True)
-class AuditResult:
-    """A finished run."""
-
-    run_id: str
-    summary: RunSummary
-    summary_path: Path
-
-    def exit_code(self, fail_on: FailOn = FailOn.NEVER) -> ExitCode:
-        """Exit code of a one-shot run."""
-        return self.summary.exit_code(fail_on)
-
-
-def run_audit(
-    spark: SparkSession,
-    settings: AuditSettings,
-    progress: Progress | None = None,
-    *,
-    clock: Clock | None = None,
-    rng: random.Random | None = None,
-) -> AuditResult:
-    """Run the bookie check once, from scratch; see ``run_check``."""
-    return run_check(spark, RunKind.BOOKIES, settings, progress, clock=clock, rng=rng)
-
-
-def run_check(
-    spark: SparkSession,
-    kind: RunKind,
-    settings: AuditSettings,
-    progress: Progress | None = None,
-    *,
-    gate: Gate | None = None,
-    run_id: str | None = None,
-    clock: Clock | None = None,
-    rng: random.Random | None = None,
-) -> AuditResult:
-    """Run one check once, from scratch. Blocks; not for use in the thread of a running event loop.
-
-    Repeating it is safe at any time, beside another run as well: marking is idempotent. Runs of different kinds may go
-    on side by side, each in a thread of its own, in one session.
-
-    Args:
-        spark: the session.
-        kind: which check.
-        settings: what it does.
-        progress: told of phases and how far they are; see ``Progress``.
-        gate: passed before each phase, chunk and batch of marking; None for one that is always open.
-        run_id: None for a new one.
-        clock: None for the machine's.
-        rng: for a new id and sample; None for the machine's.
-
-    Raises:
-        RunStoppedError: from ``gate``. What was marked stays; there is no summary.
-        StoreUnavailableError: the metadata store did not answer; what was marked before stays.
-        NotAClusterError: there is no cluster at the metadata URI.
-        NoTopologyError, InvalidTopologyError: a placement check without a topology that can be read.
-        ReportDirError: the report cannot be written. A bookie check has marked by then what it found.
-        ScanFailedError: Spark failed.
-    """
-    clock, rng = clock or SystemClock(), rng or random.SystemRandom()
-    progress, gate = progress or _silent, gate or OpenGate()
-    gate.pass_through()
-    started_ms = clock.epoch_ms()
-    run_id = run_id or new_run_id(started_ms, rng)
-    register(spark)
-    with opened_cluster(parse_uri(settings.metadata_uri), clock, settings.connect_timeout_s) as cluster:
-        cookies = cluster.bookies_with_cookies()
-        directory, problem = _directory(kind, settings, run_id)
-        context = RunContext(kind, run_id, spark, settings, cluster, directory, clock, gate, progress, problem)
-        try:
-            execute, completed = _parts(context, rng)
-            outcome = execute(cookies)
-        except BaseException:
-            report.abandon(directory)
-            raise
-        cluster_name = ClusterName(settings.metadata_uri, cluster.cluster.instance_id)
-        name = RunName(run_id, cluster_name, started_ms, clock.epoch_ms(), kind, settings.is_dry_run)
-        summary = assemble(name, cookies, outcome)
-        places = _topology(cluster, settings)
-        path = report.finish(settings.report_dir, summary, topology=places, kept_max=settings.reports_kept)
-        if _did_everything(summary):
-            try:
-                completed(summary)
-            except (TransientError, ConflictError, OutcomeUnknownError) as error:
-                # The findings are reported and marked: without the note, somebody checks once more than needed.
-                _log.warning("completion was not noted", extra={"run_id": run_id, "reason": str(error)})
-    progress(ProgressEvent(Phase.DONE))
-    return AuditResult(run_id, summary, path)
-
-
-_Execute = Callable[[AbstractSet[BookieId]], Outcome]
-_Completed = Callable[[RunSummary], None]
-
-
-def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Completed]:
-    """The run, and what to note in the cluster once it did everything it should.
-
-    Apache's auditor computes its next check of a kind from the time of the last one, so a time is written only where
-    our check does all that Apache's does. The replicas check does (its lists are asked of every closed ledger), and so
-    does the placement check. The all-ledgers check has no counterpart here: it also reads entries back and looks into
-    the last fragments of open ledgers, so its time is never written. The bookie check has no time of Apache's.
-    """
-    cluster = context.cluster
-    match context.kind:
-        case RunKind.BOOKIES:
-            run = BookieRun(context)
-            return run.execute, lambda summary: cluster.note_audited(run.audited, summary.finished_ms)
-        case RunKind.PLACEMENT:
-            return (
-                PlacementRun(context).execute,
-                lambda summary: cluster.write_check_time(CheckKind.PLACEMENT, summary.finished_ms),
-            )
-        case RunKind.REPLICAS:
-            return ReplicaRun(context, rng).execute, lambda summary: _replicas_completed(context, summary)
-
-
-def _directory(kind: RunKind, settings: AuditSettings, run_id: str) -> tuple[Path, report.ReportDirError | None]:
-    """Where the report goes. A bookie check goes on without one: repair must not wait for the auditor's disk."""
-    try:
-        return report.prepare(settings.report_dir, run_id), None
-    except report.ReportDirError as error:
-        if kind is not RunKind.BOOKIES or settings.is_dry_run:
-            raise
-        _log.error("there will be no report; what is found is marked all the same", extra={"reason": str(error)})
-        return settings.report_dir / run_id, error
-
-
-def _topology(cluster: ClusterView, settings: AuditSettings) -> Topology | None:
-    """Where bookies stand, for the report's page alone: it does without."""
-    try:
-        return cluster.topology(settings.topology_file)[0]
-    except (PermanentError, TransientError) as error:
-        _log.warning("topology cannot be read, the report shows no racks", extra={"reason": str(error)})
-        return None
-
-
-def _replicas_completed(context: RunContext, summary: RunSummary) -> None:
-    if context.settings.is_every_ledger:
-        context.cluster.write_check_time(CheckKind.REPLICAS, summary.finished_ms)
-
-
-def _did_everything(summary: RunSummary) -> bool:
-    """A dry run changes nothing in the cluster, not even a time."""
-    return (
-        summary.is_complete
-        and summary.held_because is None
-        and not summary.is_dry_run
-        and summary.published.outcome in _PUBLISHED_ALL
-    )
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one audit from a command line (``spark-submit``, ``python -m spark_jobs.audit``); return its exit code."""
-    from spark_jobs.one_shot.command import run_command  # imports this module
-
+    """Run one audit from a command line; return its exit code."""
     return run_command(argv)
-
-
-def _silent(event: ProgressEvent) -> None:
-    pass
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def _audit(uri: str, report_dir: Path) -> None:
     """Audit a cluster, then end Spark's Java machine, which writes the archive."""
     from pyspark import SparkContext
 
-    from spark_jobs.audit import run_audit
+    from spark_jobs.runs.run import run_audit
     from spark_jobs.session import SessionSettings, spark_session
     from spark_jobs.settings import AuditSettings
 

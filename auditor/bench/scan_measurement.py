@@ -98,7 +98,7 @@ def run(spark: SparkSession, settings: BenchSettings) -> Mapping[str, Any]:
 
 
 def _audit(spark: SparkSession, settings: BenchSettings) -> tuple[float, Mapping[str, float]]:
-    from spark_jobs.audit import run_audit  # imports pyspark
+    from spark_jobs.runs.run import run_audit
 
     clock = SystemClock()
     marks: list[tuple[Phase, float]] = []

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from bookie.runtime.clock import SystemClock
-from spark_jobs.audit import AuditResult, run_audit
 from spark_jobs.runs.port import Phase, ProgressEvent
+from spark_jobs.runs.run import AuditResult, run_audit
 from spark_jobs.session import SessionSettings, spark_session
 from spark_jobs.settings import AuditSettings
 

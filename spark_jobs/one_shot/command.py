@@ -16,10 +16,10 @@ from bookie.model.run import RunKind
 from bookie.model.spread import PlacementPolicy
 from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.security import SaslMechanism, SecurityFiles
-from spark_jobs.audit import AuditResult
 from spark_jobs.one_shot.run import WAIT_S_MAX, OneShot, exit_code_of, run_one_shot
 from spark_jobs.report.console import table
 from spark_jobs.runs.port import Phase, Progress, ProgressEvent
+from spark_jobs.runs.run import AuditResult
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import MISSING_SHARE_MAX, AuditSettings, FailOn
 

@@ -33,7 +33,7 @@ from spark_jobs.settings import AuditSettings, ExitCode
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_jobs.audit import AuditResult
+    from spark_jobs.runs.run import AuditResult
 
 WAIT_S_MAX: Final = 7 * 86_400.0
 """Longest wait for the run before: nothing waits for ever."""
@@ -99,7 +99,7 @@ def run_one_shot(
         try:
             with spark_session(shot.session) as spark:
                 take_over()  # Spark's own handler of SIGINT is there by now
-                from spark_jobs.audit import run_check  # imports Spark, which takes a second
+                from spark_jobs.runs.run import run_check
 
                 result = run_check(spark, shot.kind, shot.settings, told, gate=gate, run_id=run_id)
                 if then is not None:

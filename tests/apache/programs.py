@@ -26,8 +26,8 @@ from tests.deadlines import PROGRAM_S, STATE_S
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_jobs.audit import AuditResult
     from spark_jobs.runs.port import Gate
+    from spark_jobs.runs.run import AuditResult
     from spark_jobs.shadow.run import Shadow
 
 

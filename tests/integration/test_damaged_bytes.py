@@ -26,8 +26,8 @@ from bookie.server.exit_codes import ExitCode
 from bookie.server.joining.directories import CURRENT
 from bookie.storage.index_format import pack_entry_key
 from bookie.wire.port import Status
-from spark_jobs.audit import AuditResult, run_check
 from spark_jobs.report.summary import Verdict
+from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.settings import AuditSettings
 from spark_jobs.settings import ExitCode as AuditExitCode
 from tests.deadlines import PROGRAM_S, STATE_S

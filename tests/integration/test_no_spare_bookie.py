@@ -14,7 +14,7 @@ from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.process import ManagedProcess
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
-from spark_jobs.audit import run_audit
+from spark_jobs.runs.run import run_audit
 from spark_jobs.settings import AuditSettings
 from tests.deadlines import STATE_S
 from tests.integration.clusters import connected, kill_bookies, start_cluster

@@ -22,8 +22,8 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
-from spark_jobs.audit import AuditResult, run_audit, run_check
 from spark_jobs.runs.cluster_view import ClusterView
+from spark_jobs.runs.run import AuditResult, run_audit, run_check
 from spark_jobs.settings import AuditSettings
 from tests.sessions import LONG_SESSION_S
 

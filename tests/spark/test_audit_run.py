@@ -21,13 +21,13 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity
 from spark_jobs import audit as audit_module
-from spark_jobs.audit import run_audit
 from spark_jobs.one_shot import run as one_shot
 from spark_jobs.report import writing as report
 from spark_jobs.report.summary import PublishOutcome, Verdict
 from spark_jobs.runs import bookie_run
 from spark_jobs.runs.cluster_view import ClusterView
 from spark_jobs.runs.port import Phase, ProgressEvent
+from spark_jobs.runs.run import run_audit
 from spark_jobs.settings import AuditSettings, ExitCode, FailOn
 from tests.spark.audit_world import Place, after_listing, closed, opened
 

@@ -25,7 +25,6 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.run import RunKind
 from bookie.model.spread import PlacementPolicy
 from bookie.runtime.clock import SystemClock
-from spark_jobs.audit import run_check
 from spark_jobs.one_shot.gate import StopGate
 from spark_jobs.report import writing as report
 from spark_jobs.report.summary import PublishOutcome, Verdict
@@ -33,6 +32,7 @@ from spark_jobs.runs import bookie_run, placement_run
 from spark_jobs.runs.placement_run import NoTopologyError
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.runs.publish import publish
+from spark_jobs.runs.run import run_check
 from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings, ExitCode, FailOn
 from tests.spark.audit_world import Place, closed, opened

@@ -21,8 +21,8 @@ from bookie.model.severity import Severity
 from bookie.server.joining.directories import CURRENT
 from bookie.storage.index_format import pack_entry_key
 from bookie.storage.rocks import RocksIndex
-from spark_jobs.audit import AuditResult, run_check
 from spark_jobs.report.summary import Verdict
+from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.settings import AuditSettings, ExitCode
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S

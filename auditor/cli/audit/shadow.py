@@ -20,9 +20,9 @@ from bookie.model.run import RunKind
 from bookie.runtime.human import printable
 
 if TYPE_CHECKING:
-    from spark_jobs.audit import AuditResult
     from spark_jobs.one_shot.run import OneShot
     from spark_jobs.runs.port import Gate
+    from spark_jobs.runs.run import AuditResult
     from spark_jobs.shadow.run import Shadow
 
 HELP: Final = (

@@ -157,7 +157,7 @@ class SparkRunner:
         gate.check()
 
         def check() -> RunSummary:
-            from spark_jobs.audit import run_check  # imports Spark
+            from spark_jobs.runs.run import run_check
 
             result = run_check(spark, request.kind, settings, progress, gate=gate, run_id=request.run_id)
             prune(settings.report_dir, self._settings.reports_kept)
