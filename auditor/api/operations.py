@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from auditor.api.operations_port import BookieState, BookieView, TaskPage, TaskState, TaskView
-from auditor.api.snapshot import Snapshot
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster
@@ -23,6 +22,29 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import FragmentHealth, fragment_health
 from bookie.runtime.clock import Clock
 from bookie.wire.port import Status, Transport
+
+T = TypeVar("T")
+
+
+class Snapshot(Generic[T]):
+    """The last answer of ``ask``."""
+
+    def __init__(self, ask: Callable[[], Awaitable[T]], kept_s: float, clock: Clock) -> None:
+        self._ask = ask
+        self._kept_s = kept_s
+        self._clock = clock
+        self._asking = asyncio.Lock()
+        self._answer: tuple[float, T] | None = None
+
+    async def get(self) -> T:
+        """Return an answer no older than ``kept_s``. Raises what ``ask`` raises; an error is not kept."""
+        async with self._asking:
+            if self._answer is None or self._clock.monotonic_s() - self._answer[0] >= self._kept_s:
+                self._answer = None  # two large answers at once would be twice the memory
+                asked_s = self._clock.monotonic_s()
+                self._answer = (asked_s, await self._ask())
+            return self._answer[1]
+
 
 _MARKS_KEPT_S: Final = 5.0
 """Listing every mark costs a walk over their tree; a page that refreshes must not walk it each time."""

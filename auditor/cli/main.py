@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
-from auditor.cli import bench, demo, quickstart
+from auditor.cli import bench, quickstart
 from auditor.cli.audit import command as audit
 from auditor.cli.audit import remote, report
 from auditor.cli.cluster import bookies, dead_letters, decommission, drain, ok_to_stop, recovery, status
@@ -18,7 +20,6 @@ from auditor.cli.configuration import command as config
 from auditor.cli.configuration.security_options import FRAME_HELP, set_for_this_call
 from auditor.cli.exit_codes import ExitCode, exit_code_of
 from auditor.cli.ledgers import ledger, log, simpletest
-from auditor.cli.narrow_help import command_for_terminal
 from auditor.cli.output import print_error, print_line
 from auditor.cli.services import auditor, processes
 from bookie.model.errors import BkhealError
@@ -26,6 +27,26 @@ from bookie.runtime.grpc_environment import prepare_grpc
 from bookie.runtime.logs import setup_logging
 from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.security import SaslMechanism, SecurityFiles
+
+BOXES_FROM_COLUMNS: Final = 120
+"""Below, long names of options leave their explanations a column of some letters, and words are cut off."""
+
+
+def command_for_terminal(app: typer.Typer) -> Any:
+    """The command of ``app``, to be called; it fits the terminal that this process has, or ``COLUMNS``."""
+    command: Any = typer.main.get_command(app)
+    if shutil.get_terminal_size().columns < BOXES_FROM_COLUMNS:
+        _plain(command)
+    return command
+
+
+def _plain(command: Any) -> None:
+    if isinstance(command, TyperGroup):
+        for below in command.commands.values():
+            _plain(below)
+    else:
+        command.rich_markup_mode = None
+
 
 prepare_grpc()
 
@@ -41,7 +62,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("quickstart")(quickstart.quickstart)
-app.command("demo")(demo.demo)
+app.command("demo")(quickstart.demo)
 app.command("status")(status.status)
 app.add_typer(audit.app, name="audit")
 app.command("auditor")(auditor.auditor)

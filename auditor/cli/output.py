@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import sys
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from spark_jobs.runs.port import ProgressEvent
+
 
 API_VERSION: Final = "bkheal/v1"
 
@@ -47,3 +52,62 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, ri
             cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         ]
         print_line("  ".join(parts).rstrip())
+
+
+@contextlib.contextmanager
+def shown_progress() -> Iterator[Callable[[ProgressEvent], None]]:
+    """Show progress while the body runs; yields what is to be told of it."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield _lines()
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting Spark", total=None)
+
+        def show(event: ProgressEvent) -> None:
+            bar.update(task, description=event.phase.value, completed=event.done, total=event.total)
+
+        yield show
+
+
+def _lines() -> Callable[[ProgressEvent], None]:
+    seen: list[str] = []
+
+    def show(event: ProgressEvent) -> None:
+        if seen[-1:] != [event.phase.value]:
+            seen.append(event.phase.value)
+            sys.stderr.write(f"{event.phase.value} ...\n")
+
+    return show
+
+
+@contextlib.contextmanager
+def counting(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Give a function that is told how many more items are done. ``total`` is None where nobody knows it."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda count: progress.advance(task, count)

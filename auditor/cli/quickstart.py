@@ -27,3 +27,21 @@ def quickstart(
         raise typer.BadParameter(f"{keep} is not empty; choose a new directory for --keep")
     settings = QuickstartSettings(keep=keep, is_serving=serve, seed=seed)
     run(quickstart(settings, Display(STEPS)))
+
+
+def demo(
+    http_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the status page; 0 picks one.")] = 8080,
+    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of Spark's UI; 0 picks one.")] = 4040,
+    keep: Annotated[Path | None, typer.Option(help="Keep all data and logs in this (new) directory.")] = None,
+) -> None:
+    """Try the service: a cluster with auditor, Spark UI tab and replicators on this machine, until Ctrl-C.
+
+    Prints the addresses to open, and a command that kills a bookie. Everything listens on the loopback address only,
+    and whoever can reach that may press the buttons.
+    """
+    from auditor.progress import Display
+    from auditor.quickstart.demo import STEPS, DemoSettings, chosen_port, demo
+
+    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise typer.BadParameter(f"{keep} is not empty; choose a new directory for --keep")
+    run(demo(DemoSettings(chosen_port(http_port), chosen_port(ui_port), keep), Display(STEPS)))

@@ -14,7 +14,7 @@ from bookie.embedded.cluster import EmbeddedBookie
 from bookie.model.ids import BookieId
 
 if TYPE_CHECKING:
-    from auditor.quickstart.run import Tour
+    from auditor.quickstart.tour import Tour
 
 _HALF: Final = 80
 _ACKNOWLEDGED: Final = 120

@@ -22,7 +22,7 @@ from bookie.model.severity import Severity
 from bookie.runtime.human import size
 
 if TYPE_CHECKING:
-    from auditor.quickstart.run import Tour
+    from auditor.quickstart.tour import Tour
 
 REPLICATORS: Final = 2
 _AUDIT_DEADLINE_S: Final = 300.0

@@ -9,41 +9,18 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from auditor.progress import Display
 from auditor.quickstart import cluster_steps, repair_steps
-from auditor.quickstart.proof import Loss
 from auditor.quickstart.settings import BOOKIES, QuickstartSettings
-from auditor.quickstart.workload import WrittenLedger
-from bookie.client.connect import ConnectedBookKeeper, connect
-from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
-from bookie.model.ids import LedgerId
+from auditor.quickstart.tour import Tour
+from bookie.client.connect import connect
+from bookie.embedded.cluster import EmbeddedCluster
 from bookie.runtime.java import find_java
 
 STEPS: Final = 6
-
-
-@dataclass(slots=True)
-class Tour:
-    """What the steps hand on to each other."""
-
-    directory: Path
-    cluster: EmbeddedCluster
-    client: ConnectedBookKeeper
-    rng: random.Random
-    is_kept: bool
-    """Whether the directory stays, so that a path into it is worth printing."""
-    written: list[WrittenLedger] = field(default_factory=list)
-    left_open: WrittenLedger | None = None
-    victim: EmbeddedBookie | None = None
-    loss: Loss = field(default_factory=lambda: Loss(frozenset(), {}))
-    parked: dict[LedgerId, str] = field(default_factory=dict)
-    repaired: list[WrittenLedger] = field(default_factory=list)
-    repaired_fragments: int = 0
-    repaired_bytes: int = 0
 
 
 async def quickstart(settings: QuickstartSettings, display: Display) -> None:

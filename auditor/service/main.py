@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from auditor.metrics.service_metrics import AuditorMetrics
-from auditor.service.backlog_thread import CountsApart, Open
 from auditor.service.events import EventFanout
 from auditor.service.faces import Face, MetricsEvents, faces_on, set_rates, wired_faces
 from auditor.service.runs.spark_runner import Spark, SparkHolder, SparkRunner, session_settings
 from auditor.service.service import AuditorService, Connect, Connection, ServicePorts
 from auditor.service.settings import ServiceSettings
 from auditor.service.spark_tab import SparkTab
+from auditor.service.watch.backlog import CountsApart, Open
 from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from auditor.api.control import Backlog, NotLeaderError, RunBusyError, ServiceStatus, UnknownRunError
-from auditor.service.backlog_thread import backlog_counter
 from auditor.service.events import ServiceEvents
 from auditor.service.runs.gate import Stop
 from auditor.service.runs.manager import CONFIGURATION_EXIT, CheckRunner, RunManager, RunOutcome
 from auditor.service.runs.schedule import Schedule, Scheduler, period_s
 from auditor.service.settings import ServiceSettings
+from auditor.service.watch.backlog import backlog_counter
 from auditor.service.watch.bookie_watch import SETTLE_SESSIONS, BookieWatch, ClusterSeen, WatchPorts
 from auditor.service.watch.overview import CountsBacklog, History, Overview
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown

@@ -6,7 +6,7 @@ import asyncio
 import random
 from contextlib import AsyncExitStack
 
-from auditor.service.backlog_thread import CountsApart, backlog_counter
+from auditor.service.watch.backlog import CountsApart, backlog_counter
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore

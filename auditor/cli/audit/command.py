@@ -15,11 +15,10 @@ import typer
 from auditor.cli.audit import options as opt
 from auditor.cli.audit import runs as audit_runs
 from auditor.cli.audit import shadow as audit_shadow
-from auditor.cli.audit_progress import shown_progress
 from auditor.cli.configuration import security_options as sec
 from auditor.cli.configuration.settings import Options, audit_settings
 from auditor.cli.exit_codes import ExitCode
-from auditor.cli.output import OutputFormat, print_error, print_line, print_note
+from auditor.cli.output import OutputFormat, print_error, print_line, print_note, shown_progress
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from bookie.model.errors import BkhealError
 from bookie.model.run import RunKind, RunRecord

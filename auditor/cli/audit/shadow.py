@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from auditor.cli.audit import options as opt
-from auditor.cli.audit_progress import shown_progress
 from auditor.cli.exit_codes import ExitCode
-from auditor.cli.output import OutputFormat, print_error, print_json, print_line, print_table
+from auditor.cli.output import OutputFormat, print_error, print_json, print_line, print_table, shown_progress
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from bookie.model.errors import BkhealError
 from bookie.model.run import RunKind

@@ -14,9 +14,8 @@ from auditor.cli.cluster.changing import (
     refuse,
     show,
 )
-from auditor.cli.counting import counting
 from auditor.cli.exit_codes import ExitCode
-from auditor.cli.output import OutputFormat
+from auditor.cli.output import OutputFormat, counting
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.model.ids import BookieId
 

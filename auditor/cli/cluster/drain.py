@@ -22,9 +22,8 @@ from auditor.cli.cluster.changing import (
 )
 from auditor.cli.cluster.drain_watch import Watched, watch
 from auditor.cli.cluster.recovery import ForceOption
-from auditor.cli.counting import counting
 from auditor.cli.exit_codes import ExitCode
-from auditor.cli.output import OutputFormat, print_note
+from auditor.cli.output import OutputFormat, counting, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.service_info import PROTOCOL_GRPC

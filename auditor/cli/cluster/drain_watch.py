@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from auditor.cli.counting import counting
+from auditor.cli.output import counting
 from bookie.metadata.bookies.drains import Drain
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId

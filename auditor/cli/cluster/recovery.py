@@ -17,9 +17,8 @@ from auditor.cli.cluster.changing import (
     show,
     unknown_names,
 )
-from auditor.cli.counting import counting
 from auditor.cli.exit_codes import ExitCode
-from auditor.cli.output import OutputFormat, print_json, print_line
+from auditor.cli.output import OutputFormat, counting, print_json, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.model.ids import BookieId
 from bookie.runtime.human import size

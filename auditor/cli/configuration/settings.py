@@ -14,7 +14,6 @@ import typer
 
 from auditor.cli.configuration.http_options import http_settings
 from auditor.cli.configuration.security_options import given_or_of_this_call
-from auditor.cli.ledgers.entry_format import check_quorums, digest_named
 from auditor.cli.output import OutputFormat
 from bookie.metadata.uri import InvalidUriError, parse_uri
 from bookie.runtime.settings import URI_KEY, ConfigurationError
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
     from bookie.server.settings import BookieSettings
     from replicator.settings import ReplicatorSettings
     from spark_jobs.settings import AuditSettings
+
+
+from bookie.model.metadata import DigestType
 
 Options: TypeAlias = Mapping[str, Any]
 MakeSettings: TypeAlias = Callable[[str, Options], object]
@@ -226,3 +228,26 @@ def _refuse(problems: list[str]) -> None:
 
 def _path(value: Any) -> Path | None:
     return Path(value) if value else None
+
+
+def digest_named(name: str) -> DigestType:
+    """The digest type of that name, in any case.
+
+    Raises:
+        typer.BadParameter: there is none.
+    """
+    if name.upper() not in DigestType.__members__:
+        raise typer.BadParameter(f"{name!r} is no digest type; use one of {', '.join(DigestType.__members__)}")
+    return DigestType[name.upper()]
+
+
+def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> tuple[int, int, int]:
+    """The three as one value.
+
+    Raises:
+        typer.BadParameter: no ledger can have them.
+    """
+    if not ensemble_size >= write_quorum >= ack_quorum:
+        shape = f"{ensemble_size}/{write_quorum}/{ack_quorum}"
+        raise typer.BadParameter(f"{shape} cannot be: need ensemble size >= write quorum >= ack quorum (-e, -w, -a)")
+    return ensemble_size, write_quorum, ack_quorum

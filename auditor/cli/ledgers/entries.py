@@ -11,15 +11,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from auditor.cli.configuration.security_options import bookie_security
-from auditor.cli.counting import counting
-from auditor.cli.ledgers.entry_format import (
-    EntryFormat,
-    check_quorums,
-    custom_pairs,
-    digest_named,
-    formatted,
-    payloads_from,
-)
+from auditor.cli.configuration.settings import check_quorums, digest_named
+from auditor.cli.ledgers.entry_format import EntryFormat, custom_pairs, formatted, payloads_from
 from auditor.cli.ledgers.options import (
     AckQuorumOption,
     DigestOption,
@@ -31,7 +24,7 @@ from auditor.cli.ledgers.options import (
     PasswordOption,
     WriteQuorumOption,
 )
-from auditor.cli.output import OutputFormat, print_json, print_line, print_note
+from auditor.cli.output import OutputFormat, counting, print_json, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.client.errors import NoSuchEntryError
 from bookie.model.ids import EntryId, ledger_id

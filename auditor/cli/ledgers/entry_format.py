@@ -17,7 +17,6 @@ from typing import Final
 import typer
 
 from bookie.client.errors import EntryTooLargeError
-from bookie.model.metadata import DigestType
 from bookie.model.packet import ENTRY_PAYLOAD_MAX
 
 _CHUNK_BYTES: Final = 1 << 16
@@ -72,17 +71,6 @@ def payloads_from(file: Path | None, entries: int, entry_bytes: int) -> AsyncIte
     return _lines(file)
 
 
-def digest_named(name: str) -> DigestType:
-    """The digest type of that name, in any case.
-
-    Raises:
-        typer.BadParameter: there is none.
-    """
-    if name.upper() not in DigestType.__members__:
-        raise typer.BadParameter(f"{name!r} is no digest type; use one of {', '.join(DigestType.__members__)}")
-    return DigestType[name.upper()]
-
-
 def custom_pairs(pairs: list[str]) -> dict[str, bytes]:
     """Custom metadata from ``key=value`` arguments.
 
@@ -93,18 +81,6 @@ def custom_pairs(pairs: list[str]) -> dict[str, bytes]:
         if "=" not in pair[1:]:
             raise typer.BadParameter(f"{pair!r} is not key=value")
     return {key: value.encode() for key, _, value in (pair.partition("=") for pair in pairs)}
-
-
-def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> tuple[int, int, int]:
-    """The three as one value.
-
-    Raises:
-        typer.BadParameter: no ledger can have them.
-    """
-    if not ensemble_size >= write_quorum >= ack_quorum:
-        shape = f"{ensemble_size}/{write_quorum}/{ack_quorum}"
-        raise typer.BadParameter(f"{shape} cannot be: need ensemble size >= write quorum >= ack quorum (-e, -w, -a)")
-    return ensemble_size, write_quorum, ack_quorum
 
 
 def _payload_fields(payload: bytes) -> dict[str, str]:

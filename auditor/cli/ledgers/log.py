@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from auditor.cli.configuration.security_options import bookie_security
-from auditor.cli.counting import counting
+from auditor.cli.configuration.settings import check_quorums, digest_named
 from auditor.cli.ledgers.entries import FormatOption, describe
-from auditor.cli.ledgers.entry_format import EntryFormat, check_quorums, digest_named, formatted, payloads_from
+from auditor.cli.ledgers.entry_format import EntryFormat, formatted, payloads_from
 from auditor.cli.ledgers.options import (
     AckQuorumOption,
     DigestOption,
@@ -24,7 +24,7 @@ from auditor.cli.ledgers.options import (
     WriteQuorumOption,
     YesOption,
 )
-from auditor.cli.output import OutputFormat, print_json, print_line, print_table
+from auditor.cli.output import OutputFormat, counting, print_json, print_line, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.metadata.logs.log_store import NoSuchLogError
 from bookie.runtime.human import printable, size

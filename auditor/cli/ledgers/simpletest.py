@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from auditor.cli.configuration.security_options import bookie_security
-from auditor.cli.counting import counting
-from auditor.cli.ledgers.entry_format import check_quorums, digest_named
+from auditor.cli.configuration.settings import check_quorums, digest_named
 from auditor.cli.ledgers.options import (
     AckQuorumOption,
     DigestOption,
     EnsembleOption,
     WriteQuorumOption,
 )
-from auditor.cli.output import OutputFormat, print_json, print_line, print_note
+from auditor.cli.output import OutputFormat, counting, print_json, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.model.errors import BkhealError, FatalError, OutcomeUnknownError
 from bookie.runtime.human import size

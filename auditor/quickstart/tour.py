@@ -1,0 +1,33 @@
+"""The state of the tour, which its steps pass on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from auditor.quickstart.proof import Loss
+from auditor.quickstart.workload import WrittenLedger
+from bookie.client.connect import ConnectedBookKeeper
+from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
+from bookie.model.ids import LedgerId
+
+
+@dataclass(slots=True)
+class Tour:
+    """State that the steps of the tour share."""
+
+    directory: Path
+    cluster: EmbeddedCluster
+    client: ConnectedBookKeeper
+    rng: random.Random
+    is_kept: bool
+    """Whether the directory stays, so that a path into it is worth printing."""
+    written: list[WrittenLedger] = field(default_factory=list)
+    left_open: WrittenLedger | None = None
+    victim: EmbeddedBookie | None = None
+    loss: Loss = field(default_factory=lambda: Loss(frozenset(), {}))
+    parked: dict[LedgerId, str] = field(default_factory=dict)
+    repaired: list[WrittenLedger] = field(default_factory=list)
+    repaired_fragments: int = 0
+    repaired_bytes: int = 0
