@@ -1,7 +1,7 @@
 """Ledger metadata bytes straight into Arrow columns: the inner loop of every scan.
 
-``bookie.metadata.ledgers.serde`` is the reference; the usual form of metadata takes a shorter way to the same columns (see
-``usual_metadata``), and property tests hold the two equal. Bytes that cannot be read become a row with an error: one
+``bookie.metadata.ledgers.serde`` is the reference. The usual form of metadata takes a shorter way to the same columns
+(see ``usual_metadata``), and property tests hold the two equal. Bytes that cannot be read become a row with an error: one
 damaged ledger never ends a scan.
 """
 

@@ -63,8 +63,9 @@ class LedgerWriter:
             digest: the ledger's, keyed with the password.
             password: the ledger's.
             options: see ``WriterOptions``.
-            incarnations: the members' disks as looked up before the ledger was created (``Registrations.incarnations``); adds
-                to a member that is missing here go to whatever disks are registered under its name.
+            incarnations: the members' disks as looked up before the ledger was created
+                (``Registrations.incarnations``). An add to a member that is missing here is accepted by any disks that
+                are registered under its name.
         """
         key = master_key(password)
         self._ports = ports
