@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from auditor.metrics.catalog import APACHE, CATALOG
-from bookie.runtime.metric_definitions import Definition
+from bookie.runtime.telemetry.metric_definitions import Definition
 
 ROOT = Path(__file__).resolve().parent.parent
 

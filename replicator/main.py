@@ -27,12 +27,12 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.metadata.uri import MetadataUri, parse_uri
 from bookie.model.errors import BkhealError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.runtime.clock import SystemClock
-from bookie.runtime.config_watch import following
-from bookie.runtime.metrics import SESSION
-from bookie.runtime.reload import ConfigSource
-from bookie.runtime.status_pages import Check
+from bookie.runtime.configuration.file_watch import following
+from bookie.runtime.configuration.reload import ConfigSource
 from bookie.runtime.tasks import cancel, guarded
-from bookie.runtime.telemetry import observable
+from bookie.runtime.telemetry.metrics import SESSION
+from bookie.runtime.telemetry.status_pages import Check
+from bookie.runtime.telemetry.telemetry import observable
 from bookie.runtime.version import installed_version
 from bookie.wire.routing import open_transport
 from replicator.ports import RepairPorts

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bookie.model.spread import STANDARD, PlacementPolicy
-from bookie.runtime.settings import ConfigurationError
-from bookie.runtime.status_server import StatusServerSettings
+from bookie.runtime.configuration.settings import ConfigurationError
+from bookie.runtime.telemetry.status_server import StatusServerSettings
 from bookie.wire.security import NO_FILES, SecurityFiles
 
 

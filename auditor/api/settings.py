@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bookie.runtime.settings import ConfigurationError
+from bookie.runtime.configuration.settings import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

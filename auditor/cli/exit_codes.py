@@ -11,8 +11,8 @@ from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.uri import InvalidUriError
 from bookie.model.errors import BkhealError, ConflictError, FatalError, OutcomeUnknownError, TransientError
+from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.listening import AddressInUseError
-from bookie.runtime.settings import ConfigurationError
 from bookie.wire.security import SecurityFilesError
 
 

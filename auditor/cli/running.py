@@ -15,7 +15,7 @@ from auditor.cli.configuration.sources import load_defaults
 from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat
 from bookie.model.errors import BkhealError
-from bookie.runtime.settings import resolve_metadata_uri
+from bookie.runtime.configuration.settings import resolve_metadata_uri
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from auditor.metrics import apache as auditor_apache
 from auditor.metrics.definitions import AUDITOR
-from bookie.runtime.metric_definitions import Definition, MetricType
-from bookie.runtime.metrics import COMMON
+from bookie.runtime.telemetry.metric_definitions import Definition, MetricType
+from bookie.runtime.telemetry.metrics import COMMON
 from bookie.server.metrics import BOOKIE
 from replicator.telemetry import apache_metrics as replicator_apache
 from replicator.telemetry.metrics import REPLICATOR

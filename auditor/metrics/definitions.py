@@ -8,7 +8,7 @@ from typing import Final
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from bookie.runtime.metric_definitions import RUN_BUCKETS_S, WAIT_BUCKETS_S, Definition, MetricType
+from bookie.runtime.telemetry.metric_definitions import RUN_BUCKETS_S, WAIT_BUCKETS_S, Definition, MetricType
 
 COMPONENT: Final = "auditor"
 

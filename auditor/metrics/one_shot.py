@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 from auditor.metrics.definitions import COMPONENT, PROGRESS, RUNNING, RUNNING_SECONDS, STATE
 from bookie.model.run import RunKind
 from bookie.runtime.clock import Clock
-from bookie.runtime.metrics import SESSION, MetricSet
-from bookie.runtime.status_pages import Health
-from bookie.runtime.status_server import StatusServer, StatusServerSettings
+from bookie.runtime.telemetry.metrics import SESSION, MetricSet
+from bookie.runtime.telemetry.status_pages import Health
+from bookie.runtime.telemetry.status_server import StatusServer, StatusServerSettings
 from spark_jobs.runs.port import ProgressEvent
 
 _SHOWN: Final = tuple(item for item in STATE if item.name in (RUNNING, RUNNING_SECONDS, PROGRESS))

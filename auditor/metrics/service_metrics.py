@@ -20,8 +20,8 @@ from auditor.metrics.apache import ApacheNames
 from auditor.metrics.definitions import BACKLOG, COMPONENT, EVENTS, STATE
 from bookie.model.run import RunRecord, RunState
 from bookie.runtime.clock import Clock
-from bookie.runtime.metric_definitions import Definition
-from bookie.runtime.metrics import SESSION, MetricSet
+from bookie.runtime.telemetry.metric_definitions import Definition
+from bookie.runtime.telemetry.metrics import SESSION, MetricSet
 
 Key = tuple[str, ...]
 """Name of a metric and the values of its labels, in their order."""

@@ -21,7 +21,7 @@ from bookie.metadata.tasks.underreplication import Task
 from bookie.model.ids import LedgerId
 from bookie.model.run import RunRecord
 from bookie.runtime.clock import Clock
-from bookie.runtime.metrics import Exposition, render
+from bookie.runtime.telemetry.metrics import Exposition, render
 from bookie.wire.routing import open_transport
 from bookie.wire.security import SecurityFiles
 

@@ -27,8 +27,8 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
 from bookie.model.run import RunRecord, RunState
 from bookie.runtime.clock import Clock, SystemClock
-from bookie.runtime.config_watch import following
-from bookie.runtime.reload import ConfigSource
+from bookie.runtime.configuration.file_watch import following
+from bookie.runtime.configuration.reload import ConfigSource
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.version import installed_version
 from spark_jobs.ui.settings import TabSettings

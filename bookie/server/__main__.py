@@ -11,8 +11,8 @@ from pathlib import Path
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is loaded: it would print its own lines about failures
 
-from bookie.runtime.http_options import add_http_options, http_settings
 from bookie.runtime.logs import setup_logging
+from bookie.runtime.telemetry.http_options import add_http_options, http_settings
 from bookie.server.main import run_bookie
 from bookie.server.settings import DEFAULT_PORT, BookieSettings
 from bookie.wire.tls import TlsSettings

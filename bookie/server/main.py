@@ -24,11 +24,11 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
 from bookie.runtime.clock import Clock, SystemClock
-from bookie.runtime.config_watch import following
-from bookie.runtime.metrics import SESSION, MetricSet
-from bookie.runtime.reload import ConfigSource
+from bookie.runtime.configuration.file_watch import following
+from bookie.runtime.configuration.reload import ConfigSource
 from bookie.runtime.tasks import cancel, guarded
-from bookie.runtime.telemetry import observable
+from bookie.runtime.telemetry.metrics import SESSION, MetricSet
+from bookie.runtime.telemetry.telemetry import observable
 from bookie.runtime.version import installed_version
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.listener import ApacheListener
@@ -45,9 +45,9 @@ from bookie.server.upkeep.collector import Collector, CollectorSettings
 from bookie.server.upkeep.disk_watch import DiskWatch, free_bytes, should_be_read_only
 from bookie.server.upkeep.drain_watch import DrainWatch
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
-from bookie.storage.files import FileDisk
+from bookie.storage.disks.files import FileDisk
+from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.port import Disk
-from bookie.storage.rocks import RocksIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 

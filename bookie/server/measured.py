@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.clock import Clock
-from bookie.runtime.metrics import MetricSet
+from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.server import metrics as names
 from bookie.storage.port import Disk, DiskFile
 from bookie.wire.handler import BookieHandler

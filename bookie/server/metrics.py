@@ -12,8 +12,8 @@ from typing import Final
 
 from bookie.model.errors import BkhealError
 from bookie.runtime.clock import Clock
-from bookie.runtime.metric_definitions import REQUEST_BUCKETS_S, SYNC_BUCKETS_S, Definition, MetricType
-from bookie.runtime.metrics import MetricSet
+from bookie.runtime.telemetry.metric_definitions import REQUEST_BUCKETS_S, SYNC_BUCKETS_S, Definition, MetricType
+from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.storage.port import Disk
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import Status

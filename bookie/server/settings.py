@@ -9,7 +9,7 @@ from typing import Final
 
 from bookie.model.errors import PermanentError
 from bookie.model.ids import InvalidIdError, bookie_id
-from bookie.runtime.status_server import StatusServerSettings
+from bookie.runtime.telemetry.status_server import StatusServerSettings
 from bookie.wire.tls import TlsSettings
 
 DEFAULT_PORT: Final = 3181

@@ -20,8 +20,8 @@ from itertools import islice
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
-from bookie.storage.entry_log import EntryLogs, EntryLogWriter
-from bookie.storage.index_format import MARK_KEY, CheckpointMark, pack_entry_key
+from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark, pack_entry_key
+from bookie.storage.entry_logs.entry_log import EntryLogs, EntryLogWriter
 from bookie.storage.ledger_state import LedgerStates
 from bookie.storage.port import DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings

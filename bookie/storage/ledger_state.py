@@ -18,8 +18,8 @@ from typing import Final
 
 from bookie.model.errors import FatalError
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
+from bookie.storage.disks.index_format import ledger_id_of_state, state_key, states_after
 from bookie.storage.errors import UnsupportedFormatError
-from bookie.storage.index_format import ledger_id_of_state, state_key, states_after
 from bookie.storage.port import EntryIndex
 from bookie.wire.port import Status
 

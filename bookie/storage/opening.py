@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.packet import packet_ids
 from bookie.runtime.clock import Clock
-from bookie.storage import entry_log, journal_replay
 from bookie.storage.checkpoint import Checkpointer
-from bookie.storage.entry_log import EntryLogs
-from bookie.storage.index_format import MARK_KEY, CheckpointMark
-from bookie.storage.journal import Journal
-from bookie.storage.journal_format import Record, RecordKind
-from bookie.storage.journal_mark import JournalMark, MarkSlots
-from bookie.storage.journal_replay import JournalReplay
+from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
+from bookie.storage.entry_logs import entry_log
+from bookie.storage.entry_logs.entry_log import EntryLogs
+from bookie.storage.entry_logs.leftovers import remove_leftovers
+from bookie.storage.journal import replay as journal_replay
+from bookie.storage.journal.format import Record, RecordKind
+from bookie.storage.journal.journal import Journal
+from bookie.storage.journal.mark import JournalMark, MarkSlots
+from bookie.storage.journal.replay import JournalReplay
 from bookie.storage.ledger_state import LedgerState, LedgerStates
-from bookie.storage.leftovers import remove_leftovers
 from bookie.storage.port import Disk, DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.write_cache import CachedEntry, Caches

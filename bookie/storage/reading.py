@@ -13,14 +13,14 @@ from typing import Final
 
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
-from bookie.storage.entry_log import EntryLogs, is_entry
-from bookie.storage.index_format import (
+from bookie.storage.disks.index_format import (
     Location,
     entry_id_of,
     entry_range,
     pack_entry_key,
     unpack_location,
 )
+from bookie.storage.entry_logs.entry_log import EntryLogs, is_entry
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.port import DiskError, EntryIndex
 from bookie.storage.write_cache import CachedEntry, Caches

@@ -22,10 +22,10 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.storage.add_request import check_add, check_ledger
-from bookie.storage.collection import Collection, Mark, Marks
-from bookie.storage.compaction import Compacted, Compactor
+from bookie.storage.entry_logs.collection import Collection, Mark, Marks
+from bookie.storage.entry_logs.compaction import Compacted, Compactor
 from bookie.storage.errors import UnsupportedFormatError
-from bookie.storage.journal import JournalBusyError, JournalStoppedError
+from bookie.storage.journal.journal import JournalBusyError, JournalStoppedError
 from bookie.storage.opening import Parts, open_parts
 from bookie.storage.port import Disk, DiskError, DiskFullError, EntryIndex
 from bookie.storage.reading import EntryReader

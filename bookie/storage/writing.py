@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from bookie.model.errors import FatalError
 from bookie.model.ids import EntryId
-from bookie.storage.collection import Marks
-from bookie.storage.journal import Journal, Records
-from bookie.storage.journal_format import RecordKind
+from bookie.storage.entry_logs.collection import Marks
+from bookie.storage.journal.format import RecordKind
+from bookie.storage.journal.journal import Journal, Records
 from bookie.storage.ledger_state import LedgerState, LedgerStates
 from bookie.storage.write_cache import CachedEntry, Caches
 

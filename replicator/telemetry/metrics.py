@@ -10,8 +10,8 @@ from prometheus_client import Counter
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
 from bookie.runtime.clock import Clock
-from bookie.runtime.metric_definitions import WAIT_BUCKETS_S, WORK_BUCKETS_S, Definition, MetricType
-from bookie.runtime.metrics import MetricSet
+from bookie.runtime.telemetry.metric_definitions import WAIT_BUCKETS_S, WORK_BUCKETS_S, Definition, MetricType
+from bookie.runtime.telemetry.metrics import MetricSet
 from replicator.knowledge.evidence import CorruptCopy
 from replicator.telemetry.events import Ending, Load, Outlook, TaskResult
 

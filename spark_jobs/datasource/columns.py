@@ -1,8 +1,8 @@
 """Ledger metadata bytes straight into Arrow columns: the inner loop of every scan.
 
 ``bookie.metadata.ledgers.serde`` is the reference. The usual form of metadata takes a shorter way to the same columns
-(see ``usual_metadata``), and property tests hold the two equal. Bytes that cannot be read become a row with an error: one
-damaged ledger never ends a scan.
+(see ``usual_metadata``), and property tests hold the two equal. Bytes that cannot be read become a row with an error:
+one damaged ledger never ends a scan.
 """
 
 from __future__ import annotations

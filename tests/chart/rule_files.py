@@ -14,7 +14,7 @@ from typing import Any, Final
 import yaml
 
 from auditor.metrics.catalog import CATALOG
-from bookie.runtime.metric_definitions import Definition, MetricType
+from bookie.runtime.telemetry.metric_definitions import Definition, MetricType
 from tests.deadlines import PROGRAM_S
 from tests.required import missing
 

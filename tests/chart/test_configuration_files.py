@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from bookie.runtime.settings import ConfigurationError
+from bookie.runtime.configuration.settings import ConfigurationError
 from tests.chart.rendering import VALUES, load_values, pods, release
 
 

@@ -11,7 +11,7 @@ from bookie.runtime.clock import SystemClock
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.listener import ApacheListener
 from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.apache import protocol_pb2 as pb

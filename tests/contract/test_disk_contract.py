@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bookie.storage.files import FileDisk
-from bookie.storage.memory import MemoryDisk
+from bookie.storage.disks.files import FileDisk
+from bookie.storage.disks.memory import MemoryDisk
 from bookie.storage.port import Disk, DiskError
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bookie.storage.memory import MemoryIndex
+from bookie.storage.disks.memory import MemoryIndex
+from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.port import DiskError, EntryIndex
-from bookie.storage.rocks import RocksIndex
 
 Reopen = Callable[[], Awaitable[EntryIndex]]
 

@@ -13,7 +13,7 @@ from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
 from bookie.server.grpc.server import GrpcServer
 from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.grpc_transport import GrpcTransport

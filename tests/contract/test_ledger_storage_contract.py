@@ -16,9 +16,9 @@ from bookie.model.ids import LEDGER_ID_MAX, NO_ENTRY, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import ENTRY_PAYLOAD_MAX, PACKET_BYTES_MAX, pack
 from bookie.runtime.clock import SystemClock
-from bookie.storage.files import FileDisk
-from bookie.storage.memory import MemoryDisk, MemoryIndex
-from bookie.storage.rocks import RocksIndex
+from bookie.storage.disks.files import FileDisk
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
+from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import (

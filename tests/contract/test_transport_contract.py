@@ -10,7 +10,7 @@ import pytest
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.packet import ENTRY_PAYLOAD_MAX, PACKET_BYTES_MAX
-from bookie.storage.memory import give_way
+from bookie.storage.disks.memory import give_way
 from bookie.wire.port import (
     BATCH_BYTES_MAX,
     BATCH_ENTRIES_MAX,

@@ -18,7 +18,7 @@ from bookie.runtime.clock import SystemClock
 from bookie.server.apache.listener import ApacheListener
 from bookie.server.grpc.server import GrpcServer
 from bookie.server.service import BookieIdentity, BookieService, ServiceLimits
-from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
 from bookie.storage.port import DiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage

@@ -14,8 +14,8 @@ from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
 from bookie.embedded.process import POLL_INTERVAL_S
 from bookie.model.ids import LedgerId
 from bookie.server.joining.directories import CURRENT
-from bookie.storage.index_format import pack_entry_key
-from bookie.storage.rocks import RocksIndex
+from bookie.storage.disks.index_format import pack_entry_key
+from bookie.storage.disks.rocks import RocksIndex
 from bookie.wire.port import Status
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S, kill9

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bookie.model.ids import LedgerId
 from bookie.runtime.clock import SystemClock
-from bookie.storage.files import FileDisk
-from bookie.storage.rocks import RocksIndex
+from bookie.storage.disks.files import FileDisk
+from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status

@@ -24,7 +24,7 @@ from bookie.model.metadata import LedgerState
 from bookie.model.run import RunKind
 from bookie.server.exit_codes import ExitCode
 from bookie.server.joining.directories import CURRENT
-from bookie.storage.index_format import pack_entry_key
+from bookie.storage.disks.index_format import pack_entry_key
 from bookie.wire.port import Status
 from spark_jobs.report.summary import Verdict
 from spark_jobs.runs.run import AuditResult, run_check

@@ -25,7 +25,7 @@ from bookie.metadata.cluster import format_cluster
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
-from bookie.runtime.metrics import render
+from bookie.runtime.telemetry.metrics import render
 from tests.deadlines import PROGRAM_S, STATE_S
 from tests.integration.clusters import PATIENT
 from tests.integration.served import Served

@@ -13,8 +13,8 @@ import pytest
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.clock import SystemClock
-from bookie.storage.files import FileDisk
-from bookie.storage.rocks import RocksIndex
+from bookie.storage.disks.files import FileDisk
+from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 

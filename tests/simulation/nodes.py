@@ -21,8 +21,8 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.server.joining.directories import Role
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
-from bookie.storage.collection import Mark
-from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.entry_logs.collection import Mark
 from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage

@@ -13,12 +13,12 @@ from bookie.server.upkeep import collector
 from bookie.server.upkeep.collector_verdict import Verdict
 from bookie.storage import reading, writing
 from bookie.storage.checkpoint import Checkpointer
-from bookie.storage.collection import Collection
+from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
+from bookie.storage.disks.memory import MemoryDisk, _MemoryFile
+from bookie.storage.entry_logs.collection import Collection
 from bookie.storage.errors import DamagedJournalError
-from bookie.storage.index_format import MARK_KEY, CheckpointMark
-from bookie.storage.journal_replay import JournalReplay
+from bookie.storage.journal.replay import JournalReplay
 from bookie.storage.ledger_state import LedgerState, LedgerStates
-from bookie.storage.memory import MemoryDisk, _MemoryFile
 from bookie.storage.writing import LedgerWriter
 from bookie.wire.port import EntryResult, Status
 from tests.simulation.planting import Registry, swap

@@ -19,8 +19,8 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from bookie.server.joining.directories import CURRENT
-from bookie.storage.index_format import pack_entry_key
-from bookie.storage.rocks import RocksIndex
+from bookie.storage.disks.index_format import pack_entry_key
+from bookie.storage.disks.rocks import RocksIndex
 from spark_jobs.report.summary import Verdict
 from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.settings import AuditSettings, ExitCode

@@ -15,7 +15,7 @@ from bookie.server.apache.dialect_v3 import DialectV3
 from bookie.server.apache.grouping import AddGroups
 from bookie.server.apache.requests import Add, Request
 from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.apache import protocol_pb2 as pb

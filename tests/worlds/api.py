@@ -34,7 +34,7 @@ from bookie.metadata.tasks.underreplication import InvalidDelayError, Task
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
-from bookie.runtime.metrics import Exposition
+from bookie.runtime.telemetry.metrics import Exposition
 
 NOW_MS = 1_700_000_000_000
 EVIL = '<script>alert("x")</script>'

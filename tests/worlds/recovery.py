@@ -24,7 +24,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 from bookie.model.packet import Entry, pack, unpack
 from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.memory import MemoryNetwork, MemoryTransport

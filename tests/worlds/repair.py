@@ -26,7 +26,7 @@ from bookie.model.metadata import DigestType, Fragment, LedgerMetadata
 from bookie.model.packet import pack
 from bookie.model.schedule import stores
 from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler

@@ -15,7 +15,7 @@ from auditor.api.control import Control
 from auditor.api.http.documents import document
 from auditor.api.http.routes import JSON, TEXT, Answer, Call, Parameter, Route
 from auditor.api.problems import NotFoundError
-from bookie.runtime.metrics import Exposition
+from bookie.runtime.telemetry.metrics import Exposition
 
 COMPONENT: Final = "auditor"
 

@@ -22,7 +22,7 @@ from auditor.cli.output import OutputFormat, print_error, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from bookie.model.errors import BkhealError
 from bookie.model.run import RunKind, RunRecord
-from bookie.runtime.settings import ConfigurationError
+from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.security import SaslMechanism
 
@@ -184,7 +184,7 @@ def _scraped(kind: RunKind, port: int | None, host: str) -> Iterator[Callable[[P
     """Serve metrics meanwhile, where a port is given; yields whom to tell of progress."""
     from auditor.metrics.one_shot import OneShotMetrics, served
     from bookie.runtime.clock import SystemClock
-    from bookie.runtime.status_server import StatusServerSettings
+    from bookie.runtime.telemetry.status_server import StatusServerSettings
     from bookie.runtime.version import installed_version
 
     metrics = OneShotMetrics(kind, installed_version(), SystemClock())

@@ -26,7 +26,7 @@ from auditor.cli.output import OutputFormat, print_json, print_line, print_note
 from auditor.cli.running import OutputOption
 from bookie.model.errors import ConflictError, PermanentError, TransientError
 from bookie.model.run import RunKind, RunState
-from bookie.runtime.settings import ConfigurationError
+from bookie.runtime.configuration.settings import ConfigurationError
 
 TOKEN_VARIABLE: Final = "BKHEAL_TOKEN"  # noqa: S105  # a name
 EXIT_CANCELLED: Final = 7

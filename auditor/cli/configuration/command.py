@@ -16,7 +16,14 @@ from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import OutputOption
 from bookie.metadata.uri import InvalidUriError, parse_uri
-from bookie.runtime.settings import URI_KEY, URI_VARIABLE, ConfigurationError, config_file, read_config, uri_problem
+from bookie.runtime.configuration.settings import (
+    URI_KEY,
+    URI_VARIABLE,
+    ConfigurationError,
+    config_file,
+    read_config,
+    uri_problem,
+)
 
 app = typer.Typer(help="Show and check the configuration of all commands.", no_args_is_help=True)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from bookie.runtime.status_server import StatusServerSettings
+    from bookie.runtime.telemetry.status_server import StatusServerSettings
 
 HttpPortOption = Annotated[
     int | None,
@@ -26,6 +26,6 @@ def http_settings(
     port: int | None, host: str, cert: Path | None, key: Path | None, client_ca: Path | None
 ) -> StatusServerSettings | None:
     """What the options say; None without a port."""
-    from bookie.runtime.status_server import StatusServerSettings
+    from bookie.runtime.telemetry.status_server import StatusServerSettings
 
     return None if port is None else StatusServerSettings(port, host, cert, key, client_ca)

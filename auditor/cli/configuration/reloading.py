@@ -9,8 +9,15 @@ import typer
 
 from auditor.cli.configuration.settings import MakeSettings
 from auditor.cli.configuration.sources import LIVE, content_at_start, problems_of, settings_of, values_in, words_of
-from bookie.runtime.reload import ConfigSource
-from bookie.runtime.settings import URI_KEY, URI_VARIABLE, ConfigurationError, config_file, parse_config, uri_in
+from bookie.runtime.configuration.reload import ConfigSource
+from bookie.runtime.configuration.settings import (
+    URI_KEY,
+    URI_VARIABLE,
+    ConfigurationError,
+    config_file,
+    parse_config,
+    uri_in,
+)
 
 
 def config_source(context: typer.Context, make: MakeSettings) -> ConfigSource | None:

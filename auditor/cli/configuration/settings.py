@@ -16,7 +16,7 @@ from auditor.cli.configuration.http_options import http_settings
 from auditor.cli.configuration.security_options import given_or_of_this_call
 from auditor.cli.output import OutputFormat
 from bookie.metadata.uri import InvalidUriError, parse_uri
-from bookie.runtime.settings import URI_KEY, ConfigurationError
+from bookie.runtime.configuration.settings import URI_KEY, ConfigurationError
 from bookie.wire.security import SaslMechanism, SecurityFiles
 
 if TYPE_CHECKING:

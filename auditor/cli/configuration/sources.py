@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import typer
 from typer.core import TyperGroup, TyperOption
 
-from bookie.runtime.settings import URI_KEY, ConfigurationError, config_file, read_config
+from bookie.runtime.configuration.settings import URI_KEY, ConfigurationError, config_file, read_config
 
 Command: TypeAlias = Any
 """A command as Typer made it; it has no public type."""

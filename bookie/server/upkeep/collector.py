@@ -45,8 +45,8 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
-from bookie.storage.collection import Mark
-from bookie.storage.compaction import Compacted
+from bookie.storage.entry_logs.collection import Mark
+from bookie.storage.entry_logs.compaction import Compacted
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import Status
 

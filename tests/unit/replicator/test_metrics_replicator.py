@@ -8,8 +8,8 @@ import pytest
 
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.runtime.heartbeat import SILENCE_S_MAX, Heartbeat
-from bookie.runtime.metrics import MetricSet, render
+from bookie.runtime.telemetry.heartbeat import SILENCE_S_MAX, Heartbeat
+from bookie.runtime.telemetry.metrics import MetricSet, render
 from replicator.copying.throttle import Throttle
 from replicator.knowledge.evidence import CorruptCopy
 from replicator.telemetry import metrics as names

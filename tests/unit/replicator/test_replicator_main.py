@@ -15,8 +15,8 @@ import pytest
 import replicator.__main__
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.runtime.settings import ConfigurationError
-from bookie.runtime.status_pages import Health, Pages
+from bookie.runtime.configuration.settings import ConfigurationError
+from bookie.runtime.telemetry.status_pages import Health, Pages
 from replicator.__main__ import main
 from replicator.knowledge.evidence import CorruptCopy
 from replicator.main import _Telemetry

@@ -14,7 +14,7 @@ from auditor.api.grpc.server import GrpcFace
 from auditor.api.http.routes import Route
 from auditor.api.http.server import HttpFace
 from auditor.api.settings import ApiSettings, is_loopback
-from bookie.runtime.settings import ConfigurationError
+from bookie.runtime.configuration.settings import ConfigurationError
 from tests.worlds.api import ManualClock, TwinControl, TwinOperations, World, running
 
 POLICIES = {

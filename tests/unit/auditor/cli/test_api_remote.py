@@ -28,7 +28,7 @@ from auditor.cli.audit.remote import (
     read_token,
 )
 from bookie.model.run import RunKind, RunState
-from bookie.runtime.settings import ConfigurationError
+from bookie.runtime.configuration.settings import ConfigurationError
 from tests.worlds.api import World, running
 
 

@@ -14,8 +14,8 @@ from auditor.cli.configuration.sources import LIVE
 from auditor.cli.main import app
 from auditor.cli.services import auditor as auditor_command
 from auditor.cli.services import processes
-from bookie.runtime.reload import ConfigSource, decide
-from bookie.runtime.settings import ConfigurationError
+from bookie.runtime.configuration.reload import ConfigSource, decide
+from bookie.runtime.configuration.settings import ConfigurationError
 
 URI = "zk://a:1/ledgers"
 

@@ -17,7 +17,7 @@ from auditor.cli.configuration.settings import RULES
 from auditor.cli.configuration.sources import options_of
 from auditor.cli.main import app as bkheal
 from auditor.cli.running import ConfigOption
-from bookie.runtime.settings import ConfigurationError, parse_config
+from bookie.runtime.configuration.settings import ConfigurationError, parse_config
 
 ROOT = Path(__file__).resolve().parents[4]
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from auditor.cli.main import app
-from bookie.runtime.settings import ConfigurationError
-from bookie.runtime.status_server import StatusServerSettings
+from bookie.runtime.configuration.settings import ConfigurationError
+from bookie.runtime.telemetry.status_server import StatusServerSettings
 from bookie.server.settings import BookieSettings, InvalidSettingsError
 from replicator.__main__ import main as replicator_main
 from replicator.settings import ReplicatorSettings

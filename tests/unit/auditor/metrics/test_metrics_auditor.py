@@ -18,7 +18,7 @@ from auditor.metrics.service_metrics import AuditorMetrics, result_of
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
-from bookie.runtime.metrics import SESSION, render
+from bookie.runtime.telemetry.metrics import SESSION, render
 
 NOW_MS = 1_700_000_000_000
 RECORD = RunRecord(

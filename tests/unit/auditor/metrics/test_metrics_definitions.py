@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from auditor.metrics.catalog import APACHE, CATALOG, series_names
 from bookie.model.errors import InvariantError
-from bookie.runtime.metric_definitions import Definition, MetricType, problems
-from bookie.runtime.metrics import COMMON, MetricSet, render
+from bookie.runtime.telemetry.metric_definitions import Definition, MetricType, problems
+from bookie.runtime.telemetry.metrics import COMMON, MetricSet, render
 
 ROOT = Path(__file__).parents[4]
 ALL = [definition for definitions in CATALOG.values() for definition in definitions]

@@ -13,7 +13,7 @@ from auditor.cli.main import app
 from auditor.service.runs.schedule import Every
 from auditor.service.settings import ServiceSettings
 from bookie.model.run import RunKind
-from bookie.runtime.settings import ConfigurationError
+from bookie.runtime.configuration.settings import ConfigurationError
 
 URI = "zk://h:2181/ledgers"
 

@@ -45,7 +45,7 @@ from bookie.model.schedule import write_set
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.loop_thread import LoopThread
 from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.memory import MemoryNetwork, MemoryTransport

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from bookie.model.errors import InvariantError
-from bookie.runtime import config_watch
-from bookie.runtime.config_watch import ConfigWatch, following
-from bookie.runtime.reload import ConfigSource, Values
-from bookie.runtime.settings import ConfigurationError
+from bookie.runtime.configuration import file_watch as config_watch
+from bookie.runtime.configuration.file_watch import ConfigWatch, following
+from bookie.runtime.configuration.reload import ConfigSource, Values
+from bookie.runtime.configuration.settings import ConfigurationError
 from tests.worlds.clocks import SteppingClock
 
 START = {"rate": 1, "racks": 2}

@@ -14,9 +14,9 @@ from auditor.api.grpc.server import GrpcFace
 from auditor.api.http.server import HttpFace
 from auditor.cli.exit_codes import exit_code_of as command_exit_code_of
 from bookie.runtime.listening import AddressInUseError
-from bookie.runtime.metrics import MetricSet
-from bookie.runtime.status_pages import Health
-from bookie.runtime.status_server import StatusServer, StatusServerSettings
+from bookie.runtime.telemetry.metrics import MetricSet
+from bookie.runtime.telemetry.status_pages import Health
+from bookie.runtime.telemetry.status_server import StatusServer, StatusServerSettings
 from bookie.server.exit_codes import exit_code_of as bookie_exit_code_of
 from bookie.server.grpc.server import GrpcServer
 from replicator.main import run_replicator

@@ -19,10 +19,10 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from bookie.runtime import status_server
-from bookie.runtime.metrics import COMMON, MetricSet
-from bookie.runtime.status_pages import Check, Health
-from bookie.runtime.status_server import StatusServer, StatusServerError, StatusServerSettings
+from bookie.runtime.telemetry import status_server
+from bookie.runtime.telemetry.metrics import COMMON, MetricSet
+from bookie.runtime.telemetry.status_pages import Check, Health
+from bookie.runtime.telemetry.status_server import StatusServer, StatusServerError, StatusServerSettings
 from tests.deadlines import STATE_S
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bookie.runtime.reload import Change, ConfigSource, Decision, decide
+from bookie.runtime.configuration.reload import Change, ConfigSource, Decision, decide
 
 START: dict[str, object] = {"rate": 1, "racks": 2, "port": 80}
 

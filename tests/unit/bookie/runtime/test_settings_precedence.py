@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.runtime.settings import ConfigurationError, resolve_metadata_uri
+from bookie.runtime.configuration.settings import ConfigurationError, resolve_metadata_uri
 
 FLAG = "zk://flag:2181/ledgers"
 VARIABLE = "zk://variable:2181/ledgers"

@@ -23,7 +23,7 @@ from bookie.runtime.clock import SystemClock
 from bookie.server.joining.admission import Admitted, Place, admit
 from bookie.server.joining.directories import INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role, look
 from bookie.server.joining.identity import Evidence, IdentityError, KnownBookie, NewBookie, Refusal, decide
-from bookie.storage.files import FileDisk
+from bookie.storage.disks.files import FileDisk
 
 OURS = Cookie(BookieId("bookie-1"), ("/journal",), ("/ledgers",), "this-cluster")
 OTHER_BOOKIE = replace(OURS, bookie_id=BookieId("bookie-2"))

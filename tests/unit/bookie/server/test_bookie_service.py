@@ -15,7 +15,7 @@ from bookie.model.packet import pack, pack_lac
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.fault_points import deciding_by
 from bookie.server.service import BookieIdentity, BookieService, ServiceLimits
-from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
 from bookie.storage.port import DiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage

@@ -22,7 +22,7 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.fault_points import deciding_by
 from bookie.server.upkeep.collector import Collector, CollectorReport, CollectorSettings
 from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
-from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, ListReply, Status
 from tests.unit.bookie.storage.test_store_crash import SMALL, entry

@@ -12,7 +12,7 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.disk_watch import DiskWatch
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
-from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status

@@ -12,12 +12,12 @@ from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import pack
 from bookie.runtime.clock import SystemClock
-from bookie.runtime.metrics import MetricSet
+from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.server import metrics as names
 from bookie.server.measured import MeasuredService, TimedDisk
 from bookie.server.metrics import Sampler, bookie_metrics
 from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
 from bookie.storage.port import DiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage

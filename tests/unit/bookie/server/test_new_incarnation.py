@@ -24,7 +24,7 @@ from bookie.server.joining.admission import Admitted, Place, admit
 from bookie.server.joining.directories import Role
 from bookie.server.joining.identity import IdentityError, Refusal
 from bookie.server.joining.limbo import finish_start
-from bookie.storage.memory import Operation, give_way
+from bookie.storage.disks.memory import Operation, give_way
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 from tests.unit.bookie.storage.test_store_crash import SMALL, Machine, PowerSwitch, entry

@@ -20,7 +20,7 @@ from bookie.model.ids import BookieId
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.disk_watch import DiskWatch, should_be_read_only
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
-from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from tests.deadlines import STATE_S

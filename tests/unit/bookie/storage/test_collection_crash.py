@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from bookie.model.ids import EntryId, LedgerId
-from bookie.storage.collection import Collection
-from bookie.storage.compaction import Compactor
+from bookie.storage.entry_logs.collection import Collection
+from bookie.storage.entry_logs.compaction import Compactor
 from bookie.storage.port import DiskFullError
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
@@ -179,7 +179,7 @@ async def test_the_oracle_sees_copies_that_are_not_synced(monkeypatch: pytest.Mo
     async def no_sync(self: Any) -> None:
         self.unsynced_bytes = 0
 
-    monkeypatch.setattr("bookie.storage.entry_log.EntryLogWriter.sync", no_sync)
+    monkeypatch.setattr("bookie.storage.entry_logs.entry_log.EntryLogWriter.sync", no_sync)
     assert await planted_fault_is_found()
 
 

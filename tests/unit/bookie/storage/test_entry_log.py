@@ -11,9 +11,17 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.storage.entry_log import DIRECTORY, EntryLogs, _coalesce, decode_records, is_entry, log_ids, log_path
-from bookie.storage.index_format import Location, unpack_location
-from bookie.storage.memory import MemoryDisk, Operation
+from bookie.storage.disks.index_format import Location, unpack_location
+from bookie.storage.disks.memory import MemoryDisk, Operation
+from bookie.storage.entry_logs.entry_log import (
+    DIRECTORY,
+    EntryLogs,
+    _coalesce,
+    decode_records,
+    is_entry,
+    log_ids,
+    log_path,
+)
 from bookie.storage.port import DiskError, DiskFullError
 
 

@@ -7,10 +7,10 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from bookie.storage.entry_log import DIRECTORY, EntryLogs, log_ids, log_path
-from bookie.storage.index_format import pack_entry_key
-from bookie.storage.leftovers import remove_leftovers
-from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.disks.index_format import pack_entry_key
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
+from bookie.storage.entry_logs.entry_log import DIRECTORY, EntryLogs, log_ids, log_path
+from bookie.storage.entry_logs.leftovers import remove_leftovers
 from bookie.storage.port import DiskFullError
 
 COUNT = 5

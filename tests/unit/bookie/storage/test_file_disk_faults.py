@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bookie.storage.directory_lock import DirectoryInUseError
-from bookie.storage.files import FileDisk
+from bookie.storage.disks.directory_lock import DirectoryInUseError
+from bookie.storage.disks.files import FileDisk
 from bookie.storage.port import DiskError, DiskFullError
 
 
@@ -59,7 +59,7 @@ def test_short_file_at_the_size_limit_is_an_error_with_its_true_size(tmp_path: P
     script = (
         "import asyncio, resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from bookie.storage.files import FileDisk\n"
+        "from bookie.storage.disks.files import FileDisk\n"
         "from bookie.storage.port import DiskError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({file_size_bytes}, {file_size_bytes}))\n"
@@ -129,7 +129,7 @@ async def test_second_user_of_a_directory_is_refused_until_the_first_is_done(tmp
 async def test_another_process_is_refused(tmp_path: Path) -> None:
     first = await FileDisk.acquire(tmp_path)
     script = (
-        "import asyncio, sys\nfrom pathlib import Path\nfrom bookie.storage.files import FileDisk\n"
+        "import asyncio, sys\nfrom pathlib import Path\nfrom bookie.storage.disks.files import FileDisk\n"
         "asyncio.run(FileDisk.acquire(Path(sys.argv[1])))"
     )
     done = await asyncio.to_thread(run, script, tmp_path)

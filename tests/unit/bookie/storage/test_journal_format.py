@@ -9,9 +9,9 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.storage import journal_format
 from bookie.storage.errors import DamagedJournalError, UnsupportedFormatError
-from bookie.storage.journal_format import (
+from bookie.storage.journal import format as journal_format
+from bookie.storage.journal.format import (
     BATCH_HEADER_SIZE,
     FILE_HEADER_SIZE,
     BatchHeader,

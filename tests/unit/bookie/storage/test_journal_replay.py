@@ -9,12 +9,12 @@ import pytest
 
 from bookie.model.ids import LedgerId
 from bookie.runtime.clock import SystemClock
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.errors import DamagedJournalError, LostIndexError
-from bookie.storage.journal import Journal, Records
-from bookie.storage.journal_format import FILE_HEADER_SIZE, FileHeader, RecordKind, encode_file_header
-from bookie.storage.journal_mark import JournalMark, MarkSlots
-from bookie.storage.journal_replay import DIRECTORY, JournalReplay, check_same_store, file_path
-from bookie.storage.memory import MemoryDisk, MemoryIndex
+from bookie.storage.journal.format import FILE_HEADER_SIZE, FileHeader, RecordKind, encode_file_header
+from bookie.storage.journal.journal import Journal, Records
+from bookie.storage.journal.mark import JournalMark, MarkSlots
+from bookie.storage.journal.replay import DIRECTORY, JournalReplay, check_same_store, file_path
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from bookie.model.errors import FatalError
-from bookie.storage.journal import Journal, JournalBusyError, JournalStoppedError, Records
-from bookie.storage.journal_format import RecordKind
-from bookie.storage.journal_mark import JournalMark, MarkSlots
-from bookie.storage.journal_replay import DIRECTORY, ClosedFile, JournalReplay, file_path
-from bookie.storage.memory import MemoryDisk, Operation
+from bookie.storage.disks.memory import MemoryDisk, Operation
+from bookie.storage.journal.format import RecordKind
+from bookie.storage.journal.journal import Journal, JournalBusyError, JournalStoppedError, Records
+from bookie.storage.journal.mark import JournalMark, MarkSlots
+from bookie.storage.journal.replay import DIRECTORY, ClosedFile, JournalReplay, file_path
 from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
 

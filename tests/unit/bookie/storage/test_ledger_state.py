@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie.model.ids import LedgerId
+from bookie.storage.disks.index_format import state_key
+from bookie.storage.disks.memory import MemoryIndex, Operation
 from bookie.storage.errors import UnsupportedFormatError
-from bookie.storage.index_format import state_key
 from bookie.storage.ledger_state import LedgerState, LedgerStates
-from bookie.storage.memory import MemoryIndex, Operation
 from bookie.storage.port import DiskError
 from bookie.wire.port import Status
 

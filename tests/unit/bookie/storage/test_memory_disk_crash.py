@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.port import DiskError, DiskFullError
 
 SEEDS = range(200)

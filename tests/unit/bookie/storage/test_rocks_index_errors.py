@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bookie.storage.directory_lock import DirectoryInUseError
+from bookie.storage.disks.directory_lock import DirectoryInUseError
+from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.port import DiskError, DiskFullError
-from bookie.storage.rocks import RocksIndex
 
 
 class FullDatabase:

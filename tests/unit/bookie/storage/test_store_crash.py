@@ -20,10 +20,10 @@ import pytest
 from bookie.model.errors import FatalError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.storage.checkpoint import Checkpointer
-from bookie.storage.entry_log import EntryLogWriter
-from bookie.storage.index_format import MARK_KEY, CheckpointMark
-from bookie.storage.journal import Journal
-from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.entry_logs.entry_log import EntryLogWriter
+from bookie.storage.journal.journal import Journal
 from bookie.storage.port import DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
@@ -388,7 +388,7 @@ async def test_the_oracle_sees_an_acknowledgement_before_the_sync(monkeypatch: p
     async def no_sync(self: Any) -> None:
         return
 
-    monkeypatch.setattr("bookie.storage.memory._MemoryFile.sync", no_sync)
+    monkeypatch.setattr("bookie.storage.disks.memory._MemoryFile.sync", no_sync)
     assert await planted_fault_is_found()
 
 

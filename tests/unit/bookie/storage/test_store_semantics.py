@@ -11,11 +11,11 @@ import pytest
 
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import EntryId, LedgerId
-from bookie.storage import entry_log
+from bookie.storage.disks.index_format import MARK_KEY, state_key
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.entry_logs import entry_log
 from bookie.storage.errors import DamagedJournalError, LostIndexError, UnsupportedFormatError
-from bookie.storage.index_format import MARK_KEY, state_key
-from bookie.storage.journal_replay import DIRECTORY as JOURNAL
-from bookie.storage.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.journal.replay import DIRECTORY as JOURNAL
 from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage

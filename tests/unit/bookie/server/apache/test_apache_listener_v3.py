@@ -11,7 +11,7 @@ from bookie.model.availability import EntryRuns
 from bookie.model.packet import pack_lac
 from bookie.server.apache.dialect_v3 import DialectV3
 from bookie.server.apache.requests import Add, Answered, Read, StartTls
-from bookie.storage.memory import Operation
+from bookie.storage.disks.memory import Operation
 from bookie.storage.port import DiskError
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.framing import FrameSplitter, MalformedFrameError

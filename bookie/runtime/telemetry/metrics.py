@@ -23,7 +23,7 @@ from prometheus_client import (
 )
 
 from bookie.model.errors import InvariantError
-from bookie.runtime.metric_definitions import Definition, MetricType
+from bookie.runtime.telemetry.metric_definitions import Definition, MetricType
 
 BUILD_INFO: Final = "bkheal_build_info"
 SESSION: Final = "bkheal_zookeeper_session_connected"

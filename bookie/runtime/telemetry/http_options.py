@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bookie.runtime.status_server import StatusServerSettings
+from bookie.runtime.telemetry.status_server import StatusServerSettings
 
 
 def add_http_options(parser: argparse.ArgumentParser) -> None:

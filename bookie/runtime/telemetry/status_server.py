@@ -25,8 +25,8 @@ from typing import Any, Final
 
 from bookie.model.errors import PermanentError
 from bookie.runtime.listening import address_in_use
-from bookie.runtime.metrics import MetricSet
-from bookie.runtime.status_pages import Health, Page, Pages
+from bookie.runtime.telemetry.metrics import MetricSet
+from bookie.runtime.telemetry.status_pages import Health, Page, Pages
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bookie.storage.errors import DamagedJournalError, LostIndexError
-from bookie.storage.journal_format import (
+from bookie.storage.journal.format import (
     FILE_HEADER_SIZE,
     Record,
     decode_batch_header,
@@ -22,7 +22,7 @@ from bookie.storage.journal_format import (
     decode_records,
     find_batch_header,
 )
-from bookie.storage.journal_mark import JournalMark
+from bookie.storage.journal.mark import JournalMark
 from bookie.storage.port import Disk
 
 _log = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from bookie.model.ids import LedgerId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import guarded
 from bookie.storage.checkpoint import Checkpointer
-from bookie.storage.entry_log import RECORD_HEADER_SIZE
-from bookie.storage.index_format import dead_key, entry_range, pack_dead, unpack_dead, unpack_location
+from bookie.storage.disks.index_format import dead_key, entry_range, pack_dead, unpack_dead, unpack_location
+from bookie.storage.entry_logs.entry_log import RECORD_HEADER_SIZE
 from bookie.storage.ledger_state import LedgerState, LedgerStates
 from bookie.storage.port import EntryIndex
 

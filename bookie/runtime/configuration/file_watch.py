@@ -19,8 +19,8 @@ from typing import Any, Final, TypeAlias
 
 from bookie.model.errors import InvariantError
 from bookie.runtime.clock import Clock
-from bookie.runtime.reload import ConfigSource, Decision, decide
-from bookie.runtime.settings import ConfigurationError
+from bookie.runtime.configuration.reload import ConfigSource, Decision, decide
+from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.tasks import cancel, guarded
 
 _log = logging.getLogger(__name__)

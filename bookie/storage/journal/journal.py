@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from bookie.model.errors import FatalError, TransientError
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
-from bookie.storage.journal_format import (
+from bookie.storage.journal.format import (
     RECORD_HEADER_SIZE,
     BatchHeader,
     FileHeader,
@@ -30,8 +30,8 @@ from bookie.storage.journal_format import (
     encode_file_header,
     encode_record,
 )
-from bookie.storage.journal_mark import JournalMark, MarkSlots
-from bookie.storage.journal_replay import DIRECTORY, ClosedFile, file_path
+from bookie.storage.journal.mark import JournalMark, MarkSlots
+from bookie.storage.journal.replay import DIRECTORY, ClosedFile, file_path
 from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError
 from bookie.storage.settings import StorageSettings
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from bookie.storage.directory_lock import lock_directory
+from bookie.storage.disks.directory_lock import lock_directory
 from bookie.storage.port import DiskError, DiskFile, DiskFullError
 
 _THREADS: Final = 6

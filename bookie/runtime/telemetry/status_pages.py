@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from urllib.parse import parse_qs, urlsplit
 
-from bookie.runtime.metrics import MetricSet, render
+from bookie.runtime.telemetry.metrics import MetricSet, render
 
 Check = Callable[[], str]
 """Why something is not well; empty where it is. Called in the server's threads; reads attributes alone."""

@@ -16,7 +16,7 @@ from typing import Final
 from crc32c import crc32c
 
 from bookie.model.packet import HEADER_SIZE as ENTRY_HEADER_SIZE
-from bookie.storage.index_format import Location, pack_location
+from bookie.storage.disks.index_format import Location, pack_location
 from bookie.storage.port import Disk, DiskError, DiskFile
 
 DIRECTORY: Final = "entries"

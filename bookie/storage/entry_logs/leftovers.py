@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from bookie.model.packet import packet_ids
-from bookie.storage.entry_log import (
+from bookie.storage.disks.index_format import Location, pack_entry_key, unpack_location
+from bookie.storage.entry_logs.entry_log import (
     DIRECTORY,
     HEADER_SIZE,
     decode_records,
     log_path,
 )
-from bookie.storage.index_format import Location, pack_entry_key, unpack_location
 from bookie.storage.port import Disk, DiskFile, EntryIndex
 
 _log = logging.getLogger(__name__)

@@ -23,17 +23,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import guarded
 from bookie.storage.checkpoint import Checkpointer
-from bookie.storage.entry_log import (
-    DIRECTORY,
-    HEADER_SIZE,
-    RECORD_HEADER_SIZE,
-    EntryLogs,
-    EntryLogWriter,
-    decode_log_id,
-    decode_records,
-    log_path,
-)
-from bookie.storage.index_format import (
+from bookie.storage.disks.index_format import (
     Location,
     dead_key,
     dead_range,
@@ -42,6 +32,16 @@ from bookie.storage.index_format import (
     pack_entry_key,
     pack_location,
     unpack_dead,
+)
+from bookie.storage.entry_logs.entry_log import (
+    DIRECTORY,
+    HEADER_SIZE,
+    RECORD_HEADER_SIZE,
+    EntryLogs,
+    EntryLogWriter,
+    decode_log_id,
+    decode_records,
+    log_path,
 )
 from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings

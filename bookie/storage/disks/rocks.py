@@ -29,7 +29,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from bookie.storage.directory_lock import DirectoryInUseError
+from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.port import DiskError, DiskFullError
 
 _THREADS: Final = 4

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from bookie.runtime.clock import Clock
-from bookie.runtime.heartbeat import Heartbeat
-from bookie.runtime.metrics import MetricSet
-from bookie.runtime.status_pages import Check, Health
-from bookie.runtime.status_server import StatusServer, StatusServerSettings
 from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.telemetry.heartbeat import Heartbeat
+from bookie.runtime.telemetry.metrics import MetricSet
+from bookie.runtime.telemetry.status_pages import Check, Health
+from bookie.runtime.telemetry.status_server import StatusServer, StatusServerSettings
 
 
 @asynccontextmanager
