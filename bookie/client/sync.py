@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from bookie.client import connect as asynchronous
 from bookie.client.ledger_filter import LedgerFilter
@@ -32,6 +32,8 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.model.packet import Entry
 from bookie.runtime.loop_thread import LoopThread
+
+_PositionT = TypeVar("_PositionT")
 
 
 class SyncLogWriter:
@@ -134,7 +136,11 @@ class SyncLog:
         return self._loop.run(self._log.info())
 
 
-async def _append_all(writer: LogWriter, payloads: Iterable[bytes]) -> list[LogPosition]:
+class _Submits(Protocol[_PositionT]):
+    async def submit(self, payload: bytes) -> asyncio.Future[_PositionT]: ...
+
+
+async def _append_all(writer: _Submits[_PositionT], payloads: Iterable[bytes]) -> list[_PositionT]:
     return list(await asyncio.gather(*[await writer.submit(payload) for payload in payloads]))
 
 
@@ -310,7 +316,3 @@ def connect(metadata_uri: str, settings: ClientSettings | None = None, **options
     except BaseException:
         loop.stop()
         raise
-
-
-async def _append_all(writer: LedgerWriter, payloads: Iterable[bytes]) -> list[EntryId]:
-    return list(await asyncio.gather(*[await writer.submit(payload) for payload in payloads]))

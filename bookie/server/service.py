@@ -71,8 +71,6 @@ async def _answered(work: Coroutine[Any, Any, Reply], failed: Callable[[Status, 
         return failed(Status.IO_ERROR, "internal error of the bookie, see its log")
 
 
-Reply = TypeVar("Reply")
-
 _MAY_CHANGE: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
 """What a long poll waits on: the bookie answered, and may have more to say later."""
 
