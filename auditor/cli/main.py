@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -138,6 +140,21 @@ def main() -> None:
     except OSError as error:
         print_error(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         sys.exit(ExitCode.FAILED)
+    except ModuleNotFoundError as error:
+        if (extra := extra_of(error.name or "")) is None:
+            raise
+        print_error(f"this command needs {error.name}, which is not installed: pip install 'bkheal[{extra}]'")
+        sys.exit(ExitCode.FAILED)
+
+
+def extra_of(module: str) -> str | None:
+    """Return the smallest extra of this package that installs ``module``; None if no extra does."""
+    members: dict[str, set[str]] = {}
+    for requirement in metadata.requires("bkheal") or ():
+        if found := re.match(r"""([\w.-]+).*extra == ['"](\w+)['"]""", requirement):
+            members.setdefault(found[2], set()).add(found[1].lower())
+    fitting = [extra for extra, names in members.items() if module.partition(".")[0] in names]
+    return min(fitting, key=lambda extra: len(members[extra]), default=None)
 
 
 if __name__ == "__main__":

