@@ -21,6 +21,7 @@ from bookie.metadata.bookies.topology import topology_text
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.tasks.underreplication import UnderReplication
@@ -171,6 +172,7 @@ async def _ports(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSe
         registrations=registrations,
         tasks=tasks,
         parked=ParkedTasks(store, cluster.root),
+        doubts=DoubtedMembers(store, cluster.root),
         reservations=Reservations(store, cluster.root),
         transport=open_transport(RegistrationResolver(registrations, clock), settings.security.load()),
         clock=clock,

@@ -11,6 +11,7 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import MetadataStore
+from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.tasks.underreplication import UnderReplication
@@ -28,6 +29,7 @@ class RepairPorts:
     registrations: Registrations
     tasks: UnderReplication
     parked: ParkedTasks
+    doubts: DoubtedMembers
     reservations: Reservations
     transport: Transport
     clock: Clock

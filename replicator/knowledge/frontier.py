@@ -40,8 +40,10 @@ class Written:
 
     last: EntryId
     """The last entry that is known to be written, -1 for none."""
-    silent: tuple[Answer, ...] = ()
+    silent: tuple[Answer, ...]
     """Members that could not say; more may be written than ``last`` (S6)."""
+    confirmed: EntryId
+    """The last entry that some member's copies show to be acknowledged, -1 for none; at most ``last``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +71,14 @@ class Frontier:
                 silent.append(told)
             else:
                 confirmed, top = max(confirmed, told.confirmed), max(top, told.entry_id)
+        acknowledged = EntryId(confirmed)
         while confirmed < top:
             wanted = [EntryId(entry_id) for entry_id in range(confirmed + 1, min(top, confirmed + _WINDOW) + 1)]
             last, unknown = await self._up_to_a_gap(ledger, members, wanted)
             if last < wanted[-1]:
-                return Written(last, (*silent, *unknown))
+                return Written(last, (*silent, *unknown), acknowledged)
             confirmed = last
-        return Written(EntryId(confirmed), tuple(silent))
+        return Written(EntryId(confirmed), tuple(silent), acknowledged)
 
     async def _last(self, ledger: Versioned, bookie: BookieId) -> _Told | Answer:
         """What the last entry of a member tells. One that is damaged was written all the same."""

@@ -9,8 +9,10 @@ what the other members show to be written (``frontier``).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 from bookie.client.held_entries import HeldEntries
@@ -25,14 +27,27 @@ from bookie.runtime.clock import Clock
 from bookie.wire.port import Status, Transport
 from replicator.knowledge.evidence import Answer
 from replicator.knowledge.frontier import Frontier, Written, proven
+from replicator.knowledge.loss import acknowledged_sample, shows_loss
 from replicator.plan.planner import PositionKey, closed_fragment_last
 from replicator.plan.steps import CopyPosition
 
 LIST_TIMEOUT_S: Final = 15.0
 _ATTEMPTS_MAX: Final = 4
+_HAS_ENTRIES: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT})
+"""Answers of a bookie that need no doubt: one in limbo denies nothing, and one with a damaged copy has its disks."""
 _LISTS: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY, Status.LIMBO})
 """Answers whose list counts. What a bookie in limbo lists it has: one that lists all it should is whole. What it does
 not list is missing, for whatever reason, and is copied to it again; it is no source for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Registered members of the growing fragments that a recovery must not believe."""
+
+    lost: frozenset[BookieId] = frozenset()
+    """Members that lost acknowledged entries."""
+    unknown: frozenset[BookieId] = frozenset()
+    """Members that did not answer; they may have lost entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +62,10 @@ class Shortfall:
     """Positions of growing fragments that lack entries up to this one, which the other members have."""
     held: tuple[tuple[BookieId, EntryRuns], ...] = ()
     silent: tuple[Answer, ...] = ()
+
+    def short_members(self) -> frozenset[BookieId]:
+        """Registered bookies that lack entries of some fragment."""
+        return frozenset(key.bookie for key in (*self.positions, *(key for key, _ in self.behind)))
 
     def held_by(self, bookie: BookieId) -> EntryRuns:
         """What an incomplete bookie listed."""
@@ -122,6 +141,25 @@ class Holdings:
                 behind.extend(late)
         return Shortfall(frozenset(positions), frozenset(doubtful), tuple(behind), tuple(held), tuple(silent))
 
+    async def judge_members(self, ledger: Versioned, bookies: Bookies) -> Judgement:
+        """Ask every registered member of the growing fragments for a sample of the entries that it acknowledged.
+
+        Apache's bookies come back on empty disks without a trace in the store, whether or not a task names them.
+        """
+        metadata = ledger.metadata
+        members = sorted({member for index in _growing(metadata) for member in metadata.fragments[index].members})
+        asked = [member for member in members if member in bookies.registered]
+        confirmed = (await self._written_so_far(ledger, bookies)).confirmed
+        samples = [acknowledged_sample(metadata, member, confirmed) for member in asked]
+        probes = (self._held.probed(*each) for each in zip(asked, repeat(ledger.ledger_id), samples, strict=False))
+        lost, unknown = set(), set()
+        for member, sample, reply in zip(asked, samples, await asyncio.gather(*probes), strict=True):
+            if reply.status is Status.OK and shows_loss(sample, reply.entries):
+                lost.add(member)
+            elif reply.status not in _HAS_ENTRIES:
+                unknown.add(member)
+        return Judgement(frozenset(lost), frozenset(unknown))
+
     async def _written_so_far(self, ledger: Versioned, bookies: Bookies) -> Written:
         """As it was when this turn first looked: a writer that goes on is no reason to go on after it."""
         if self._written is not None:
@@ -145,12 +183,18 @@ class Holdings:
         return False
 
 
-def _growing_positions(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[PositionKey]:
-    for index, fragment in enumerate(metadata.fragments):
+def _growing(metadata: LedgerMetadata) -> Iterator[int]:
+    for index in range(len(metadata.fragments)):
         if closed_fragment_last(metadata, index, is_tail_written=False) is None:
-            for position, member in enumerate(fragment.members):
-                if member == bookie:
-                    yield PositionKey(fragment.first_entry_id, position, bookie)
+            yield index
+
+
+def _growing_positions(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[PositionKey]:
+    for index in _growing(metadata):
+        fragment = metadata.fragments[index]
+        for position, member in enumerate(fragment.members):
+            if member == bookie:
+                yield PositionKey(fragment.first_entry_id, position, bookie)
 
 
 def _behind_positions(

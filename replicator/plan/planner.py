@@ -100,6 +100,9 @@ class Plan:
 def plan_repair(ledger: Versioned, bookies: Bookies, choose: Choose, knowledge: Knowledge = NOTHING_KNOWN) -> Plan:
     """Decide what to copy where, and what must wait.
 
+    No copy is made in place while the ledger needs a recovery: the missing entries are the recovery's evidence that a
+    bookie lost its disks.
+
     Args:
         ledger: metadata, read before ``bookies`` were listed (R2).
         bookies: who is registered.
@@ -116,6 +119,9 @@ def plan_repair(ledger: Versioned, bookies: Bookies, choose: Choose, knowledge: 
                 blocked.append(verdict)
             else:
                 steps.append(verdict)
+    if any(block.reason is ParkReason.NEEDS_RECOVERY for block in blocked):
+        # A copy in place would hide from the recovery that the bookie lost what it had acknowledged (S6).
+        steps = [step for step in steps if isinstance(step, SwapMember) or not step.is_in_place]
     return Plan(ledger, tuple(steps), tuple(blocked))
 
 

@@ -10,6 +10,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -150,6 +151,7 @@ class TaskQueue:
         """
         started_s, changes_noted = self._ports.clock.monotonic_s(), self._changes_noted
         self._is_changed = False
+        doubted = await self._ports.doubts.ledgers()  # before the tasks: a record is younger than its task
         top = await self._ports.tasks.top()
         tasks = await self._ports.tasks.list()
         self._empty_top = None if tasks else top
@@ -174,7 +176,7 @@ class TaskQueue:
         self._memory.keep_only(verdicts.keys())
         self._delays.keep_only(verdicts.keys())
         self._sum_up(verdicts)
-        await self._forget_orphans(parked, verdicts)
+        await self._forget_orphans(parked, doubted, verdicts)
         self._plan_renewal(started_s, verdicts)
         if changes_noted != self._changes_noted:  # and part of the list may be older than the change
             self._renew_anyway_s = self._renew_after_change_s
@@ -260,11 +262,16 @@ class TaskQueue:
                 yield max(_NAP_S, self._delays.due_in_s(ledger_id))
 
     async def _forget_orphans(
-        self, parked: Mapping[LedgerId, ParkedTask], verdicts: Mapping[LedgerId, _Verdict]
+        self,
+        parked: Mapping[LedgerId, ParkedTask],
+        doubted: AbstractSet[LedgerId],
+        verdicts: Mapping[LedgerId, _Verdict],
     ) -> None:
-        """Parked records whose task is gone: another program finished it."""
+        """Delete records of ledgers whose task another program finished."""
         for ledger_id in sorted(parked.keys() - verdicts.keys()):
             await self._ports.parked.unpark(ledger_id)
+        for ledger_id in sorted(doubted - verdicts.keys()):
+            await self._ports.doubts.forget(ledger_id)
 
 
 def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> bool:

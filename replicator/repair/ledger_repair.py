@@ -77,7 +77,7 @@ class LedgerRepair:
         self._task = lease.held.task
         self._holdings = Holdings(ports.transport, ports.clock)
         self._reserving = Reserving(ports, lease)
-        self._unclosed = Unclosed(ports, lease, delays)
+        self._unclosed = Unclosed(ports, lease, delays, self._holdings)
         self._execution = Execution(ports, copier, lease, events, self._holdings, self._reserving)
 
     async def run(self) -> TaskResult:
@@ -116,7 +116,8 @@ class LedgerRepair:
             )
             checks = [*await grounds(self._ports, ledger, self._task, bookies), *drain_checks]
             shortfall = await self._holdings.shortfall(ledger, self._task.missing, bookies)
-            self._unclosed.doubt(key.bookie for key, _ in shortfall.behind)
+            if not ledger.metadata.is_closed:
+                await self._unclosed.doubt(shortfall.short_members())
             choose = target_chooser(ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement)
             plan = plan_repair(ledger, bookies, choose, await self._knowledge(ledger, bookies, shortfall))
             wait_s = self._unclosed.remaining_s(plan, bookies)
@@ -193,6 +194,7 @@ class LedgerRepair:
         if not await self._lease.complete(checks):
             return self._ended(Ending.MARKED_AGAIN)
         try:
+            await self._unclosed.forget_doubts()
             if await self._ports.parked.get(self._task.ledger_id) is not None:
                 await self._ports.parked.unpark(self._task.ledger_id)
         except (TransientError, OutcomeUnknownError) as error:  # the queue forgets records without a task later

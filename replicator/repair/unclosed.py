@@ -9,7 +9,7 @@ lock is lost meanwhile (reliability R36).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
@@ -25,6 +25,7 @@ from bookie.model.schedule import write_set
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Status
 from replicator.knowledge.doubts import Doubting
+from replicator.knowledge.holdings import Holdings
 from replicator.plan.planner import Plan, PositionKey
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
@@ -40,8 +41,9 @@ _NEVER_KNOWS: Final = frozenset({Status.LIMBO, Status.CORRUPT, Status.UNAUTHORIZ
 class Unclosed:
     """Used by one turn of one task."""
 
-    def __init__(self, ports: RepairPorts, lease: Lease, delays: Delays) -> None:
+    def __init__(self, ports: RepairPorts, lease: Lease, delays: Delays, holdings: Holdings) -> None:
         self._ports = ports
+        self._holdings = holdings
         self._lease = lease
         self._delays = delays
         self._ledger_id = lease.held.task.ledger_id
@@ -50,12 +52,28 @@ class Unclosed:
         self.failure: str | None = None
         """Why it could not be recovered in this turn."""
         self._doubted: set[BookieId] = set()
+        self._hint = ""
         self.is_failure_final = False
         """Whether another attempt has no point before the bookies change."""
 
-    def doubt(self, bookies: Iterable[BookieId]) -> None:
-        """Do not believe for the rest of the turn what these deny: they lack entries that others have."""
-        self._doubted.update(bookies)
+    async def doubt(self, members: Collection[BookieId]) -> None:
+        """Record members that lack entries. No recovery believes what they deny, in this turn or a later one.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: the store did not answer; nothing may be copied in place.
+        """
+        if not self._doubted.issuperset(members):
+            await self._ports.doubts.add(self._ledger_id, members)
+            self._doubted.update(members)
+
+    async def forget_doubts(self) -> None:
+        """Delete the record of doubted members, if this turn wrote or read one: nothing of the ledger is missing now.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: the store did not answer.
+        """
+        if self._doubted:
+            await self._ports.doubts.forget(self._ledger_id)
 
     def remaining_s(self, plan: Plan, bookies: Bookies) -> float | None:
         """Seconds until the ledger may be recovered, 0 or less where it may be now; None where it need not be."""
@@ -89,13 +107,14 @@ class Unclosed:
             self.is_failure_final = True
             self.failure = "its metadata carries no password: recover it by hand, with the password it was created with"
             return False
+        unbelieved = await self._unbelieved(ledger, bookies)
         await self._lease.ensure_ours()
         try:
-            recovered = await recover_ledger(self._client(), self._ledger_id)
+            recovered = await recover_ledger(self._client(unbelieved), self._ledger_id)
         except RecoveryImpossibleNowError as error:
             self._delays.recovery_failed(self._ledger_id, bookies)
             self.is_failure_final = not _may_work_later(ledger, bookies, error)
-            self.failure = str(error)
+            self.failure = f"{error}{self._hint}"
         except WrongPasswordError as error:
             self.is_failure_final, self.failure = True, str(error)
         else:
@@ -106,9 +125,23 @@ class Unclosed:
             _log.info("ledger without a writer recovered and closed", extra=fields)
         return self.failure is None
 
-    def _client(self) -> ClientPorts:
+    async def _unbelieved(self, ledger: Versioned, bookies: Bookies) -> frozenset[BookieId]:
+        """Members whose denials prove nothing: recorded before, found short now, or silent now."""
+        judgement = await self._holdings.judge_members(ledger, bookies)
+        await self.doubt(judgement.lost)
+        recorded = await self._ports.doubts.get(self._ledger_id)
+        if recorded is None:
+            recorded = ledger.metadata.members()
+            record = self._ports.doubts.path(self._ledger_id)
+            self._hint = (
+                f"; the record {record} is damaged, so no member is believed: check the bookies, then delete it"
+            )
+        self._doubted.update(recorded)
+        return frozenset(self._doubted | judgement.unknown)
+
+    def _client(self, unbelieved: frozenset[BookieId]) -> ClientPorts:
         ports = self._ports.client()
-        return replace(ports, transport=Doubting(ports.transport, self._doubted)) if self._doubted else ports
+        return replace(ports, transport=Doubting(ports.transport, unbelieved)) if unbelieved else ports
 
 
 def _may_work_later(ledger: Versioned, bookies: Bookies, error: RecoveryImpossibleNowError) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 from typing import Final
 
 from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.model.errors import BkhealError
@@ -99,6 +100,7 @@ def worker(world: World, client: SimClient) -> Worker:
         registrations=ports.registrations,
         tasks=ports.tasks,
         parked=ParkedTasks(client.store, world.cluster.root),
+        doubts=DoubtedMembers(client.store, world.cluster.root),
         transport=ports.transport,
         clock=ports.clock,
         rng=ports.rng,

@@ -17,6 +17,7 @@ from bookie.metadata.nodes import parent_of
 from bookie.metadata.port import NoNodeError
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.tasks.underreplication import Task, UnderReplication
@@ -268,6 +269,7 @@ class World:
             registrations=Registrations(store, self.cluster),
             tasks=UnderReplication(store, self.cluster, self.clock),
             parked=ParkedTasks(store, self.cluster.root),
+            doubts=DoubtedMembers(store, self.cluster.root),
             reservations=Reservations(store, self.cluster.root),
             transport=self.bookies.transport,
             clock=self.clock,

@@ -1,0 +1,65 @@
+"""Signs that a member lost entries that it had acknowledged. Pure.
+
+A member that is merely slow has the beginning of what it should store, and lacks the end. A member that came back on
+empty disks lacks the beginning; if a writer continued with it, it has only what was written after its return. So a
+member that holds nothing, or lacks an entry before one that it holds, lost entries. A few entries from both ends of a
+few fragments are enough to see that, and keep the question cheap for a large ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.schedule import stores
+
+_FRAGMENTS_AT_AN_END: Final = 2
+_ENTRIES_AT_AN_END: Final = 8
+
+
+def acknowledged_sample(metadata: LedgerMetadata, bookie: BookieId, confirmed: EntryId) -> list[EntryId]:
+    """Return some entries up to ``confirmed`` (inclusive) that ``bookie`` should store, ascending.
+
+    They come from both ends of the first and the last fragments of which the bookie is a member: at most 64.
+    """
+    mine: list[list[EntryId]] = []
+    for index, fragment in enumerate(metadata.fragments):
+        if bookie not in fragment.members or fragment.first_entry_id > confirmed:
+            continue
+        end = metadata.fragment_last_entry_id(index)
+        last = confirmed if end is None else EntryId(min(end, confirmed))
+        mine.append(_ends(metadata, index, bookie, last))
+    chosen = (
+        mine if len(mine) <= 2 * _FRAGMENTS_AT_AN_END else mine[:_FRAGMENTS_AT_AN_END] + mine[-_FRAGMENTS_AT_AN_END:]
+    )
+    return sorted({entry_id for entries in chosen for entry_id in entries})
+
+
+def shows_loss(sample: Sequence[EntryId], held: EntryRuns) -> bool:
+    """Return whether a bookie that holds ``held`` of ``sample`` (ascending) lost entries.
+
+    It did not if it holds a beginning of the sample that is not empty, or if the sample is empty.
+    """
+    is_held = [entry_id in held for entry_id in sample]
+    return bool(is_held) and (not is_held[0] or is_held != sorted(is_held, reverse=True))
+
+
+def _ends(metadata: LedgerMetadata, index: int, bookie: BookieId, last: EntryId) -> list[EntryId]:
+    first, size = metadata.fragments[index].first_entry_id, metadata.ensemble_size
+    span = _ENTRIES_AT_AN_END * size
+    heads = _stored(metadata, index, bookie, range(first, min(last + 1, first + span)))
+    tails = _stored(metadata, index, bookie, range(max(first, last + 1 - span), last + 1))
+    return heads[:_ENTRIES_AT_AN_END] + tails[-_ENTRIES_AT_AN_END:]
+
+
+def _stored(metadata: LedgerMetadata, index: int, bookie: BookieId, entry_ids: Iterable[int]) -> list[EntryId]:
+    positions = [position for position, member in enumerate(metadata.fragments[index].members) if member == bookie]
+    size, quorum = metadata.ensemble_size, metadata.write_quorum
+    return [
+        EntryId(entry_id)
+        for entry_id in entry_ids
+        if any(stores(position, EntryId(entry_id), size, quorum) for position in positions)
+    ]

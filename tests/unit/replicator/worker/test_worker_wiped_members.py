@@ -1,0 +1,144 @@
+"""A member that came back on empty disks while another is away: what was acknowledged stays (S6, default settings).
+
+Ledger 3/3/2: entries 0 to 9 are on a, b and c, entry 10 was acknowledged by b and c. b comes back on empty disks, as
+Apache's bookies do, without a trace in the store; c is away, with its disks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import LedgerState
+from replicator.telemetry.events import Ending
+from tests.worlds.repair import LEDGER, Running, World, a_world, make_metadata, make_packets, names
+from tests.worlds.virtual_time import in_virtual_time, until
+
+MINUTES = 60.0
+
+
+async def lose_b_and_miss_c(world: World, named: str, *, has_no_lists: bool = False) -> dict[EntryId, bytes]:
+    """The situation of the module docstring, with a task that names ``named``."""
+    packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+    last = make_packets(LEDGER, 11)[EntryId(10)]
+    for name in "bc":
+        await world.bookies.put(name, LEDGER, [last])
+    await world.kill("b", "c")
+    await world.add_bookies("b", incarnation="2")
+    world.bookies["b"].has_no_lists = has_no_lists
+    await world.tasks.mark(LEDGER, names(named))
+    return {**packets, EntryId(10): last}
+
+
+async def assert_nothing_is_lost(world: World, packets: dict[EntryId, bytes]) -> None:
+    await until(world.is_clean, seconds=4000)
+    metadata = await world.metadata(LEDGER)
+    assert metadata.state is not LedgerState.CLOSED or metadata.last_entry_id == 10
+    await world.assert_whole(LEDGER, packets)
+    assert await world.ports(world.store).doubts.ledgers() == frozenset()
+
+
+async def stays_unclosed(world: World, running: Running, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    assert (await world.metadata(LEDGER)).state is not LedgerState.CLOSED
+    assert running.recorder.results[-1].ending is Ending.PARKED
+    assert running.recorder.results[-1].reason is ParkReason.NEEDS_RECOVERY
+
+
+@pytest.mark.parametrize("has_no_lists", [False, True])
+@pytest.mark.parametrize("named", ["b c", "b", "c"])
+def test_an_acknowledged_entry_is_not_cut_off(named: str, has_no_lists: bool) -> None:
+    @in_virtual_time
+    async def test() -> None:
+        async with a_world("a b c t u") as world:
+            packets = await lose_b_and_miss_c(world, named, has_no_lists=has_no_lists)
+            running = world.worker(once=False)
+            run = asyncio.create_task(running.worker.run())
+            await stays_unclosed(world, running, 10 * MINUTES)
+            await world.register("c")
+            await assert_nothing_is_lost(world, packets)
+            await running.stop(run)
+
+    test()
+
+
+@pytest.mark.parametrize("named", ["b c", "c"])
+def test_another_worker_does_not_cut_it_off_either(named: str) -> None:
+    @in_virtual_time
+    async def test() -> None:
+        async with a_world("a b c t u") as world:
+            packets = await lose_b_and_miss_c(world, named)
+            for seed in (1, 2):
+                running = world.worker(once=False, seed=seed)
+                run = asyncio.create_task(running.worker.run())
+                await stays_unclosed(world, running, 40 * MINUTES)
+                await running.stop(run)
+            await world.register("c")
+            running = world.worker(once=False, seed=3)
+            run = asyncio.create_task(running.worker.run())
+            await assert_nothing_is_lost(world, packets)
+            await running.stop(run)
+
+    test()
+
+
+@in_virtual_time
+async def test_what_was_known_counts_after_a_recovery_has_written_to_the_bookie() -> None:
+    """Without confirmed entries a failed recovery can fill the bookie completely; the record remains."""
+    async with a_world("a b c t u") as world:
+        packets = await lose_b_and_miss_c(world, "b c")
+        doubts = world.ports(world.store).doubts
+        running = world.worker(once=False, seed=1)
+        run = asyncio.create_task(running.worker.run())
+        await stays_unclosed(world, running, 5 * MINUTES)
+        await running.stop(run)
+        assert await doubts.get(LEDGER) == {BookieId("b")}
+        await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(10)])
+        running = world.worker(once=False, seed=2)
+        run = asyncio.create_task(running.worker.run())
+        await stays_unclosed(world, running, 40 * MINUTES)
+        await world.register("c")
+        await assert_nothing_is_lost(world, packets)
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_damaged_record_makes_every_member_doubtful() -> None:
+    async with a_world("a b c t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        doubts = world.ports(world.store).doubts
+        await doubts.add(LEDGER, {BookieId("b")})
+        await world.store.set(doubts.path(LEDGER), b"{", ANY_VERSION)
+        await world.kill("c")
+        await world.tasks.mark(LEDGER, names("c"))
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await stays_unclosed(world, running, 5 * MINUTES)
+        assert doubts.path(LEDGER) in running.recorder.results[-1].detail
+        await doubts.forget(LEDGER)  # the operator, after a look at the bookies
+        await until(world.is_clean, seconds=4000)
+        assert (await world.metadata(LEDGER)).last_entry_id == 9
+        await world.assert_whole(LEDGER, packets)
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_slow_member_does_not_keep_a_ledger_open() -> None:
+    """b lacks the end of what a has, as at any crash of a writer; c is lost. The ledger is recovered all the same."""
+    async with a_world("a b c t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        last = make_packets(LEDGER, 11)[EntryId(10)]
+        await world.bookies.put("a", LEDGER, [last])
+        await world.kill("c")
+        await world.tasks.mark(LEDGER, names("c"))
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await until(world.is_clean, seconds=600)
+        metadata = await world.metadata(LEDGER)
+        assert (metadata.state, metadata.last_entry_id) == (LedgerState.CLOSED, 10)
+        await world.assert_whole(LEDGER, {**packets, EntryId(10): last})
+        await running.stop(run)
