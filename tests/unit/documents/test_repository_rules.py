@@ -94,7 +94,7 @@ def test_what_spark_asks_for_at_run_time_is_installed_with_the_product() -> None
     }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "mapInArrow" in calls
-    assert any(needed.startswith("pandas") for needed in project["dependencies"])
+    assert any(needed.startswith("pandas") for needed in project["optional-dependencies"]["spark"])
 
 
 def test_nothing_is_unpickled() -> None:

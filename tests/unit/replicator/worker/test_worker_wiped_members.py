@@ -96,7 +96,7 @@ async def test_what_was_known_counts_after_a_recovery_has_written_to_the_bookie(
         run = asyncio.create_task(running.worker.run())
         await stays_unclosed(world, running, 5 * MINUTES)
         await running.stop(run)
-        assert await doubts.get(LEDGER) == {BookieId("b")}
+        assert await doubts.get(LEDGER) == frozenset({BookieId("b")})
         await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(10)])
         running = world.worker(once=False, seed=2)
         run = asyncio.create_task(running.worker.run())
