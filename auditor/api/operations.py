@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from auditor.api.operations_port import BookieState, BookieView, TaskPage, TaskState, TaskView
+from typing_extensions import override
+
+from auditor.api.operations_port import BookieState, BookieView, Operations, TaskPage, TaskState, TaskView
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster
@@ -60,7 +62,7 @@ class _Marks:
     parked: Mapping[LedgerId, ParkedTask]
 
 
-class StoreOperations:
+class StoreOperations(Operations):
     """See ``Operations``."""
 
     def __init__(self, store: MetadataStore, cluster: Cluster, transport: Transport | None, clock: Clock) -> None:
@@ -81,8 +83,8 @@ class StoreOperations:
         self._marks = Snapshot(self._read_marks, _MARKS_KEPT_S, clock)
         self._bookies = Snapshot(self._read_bookies, _FIGURES_KEPT_S, clock)
 
+    @override
     async def list_tasks(self, limit: int, after: LedgerId | None = None, *, missing: str = "") -> TaskPage:
-        """See ``Operations``."""
         marks = await self._marks.get()
         chosen = [task for task in marks.tasks if not missing or missing in task.missing]
         first = 0 if after is None else bisect_right(chosen, after, key=lambda task: task.ledger_id)
@@ -94,32 +96,32 @@ class StoreOperations:
         views = [_view(task, ledger, marks, bookies) for task, ledger in zip(page, found, strict=True)]
         return TaskPage(views, page[-1].ledger_id if has_more else None, len(chosen))
 
+    @override
     async def marked(self) -> Sequence[Task]:
-        """See ``Operations``."""
         return (await self._marks.get()).tasks
 
+    @override
     async def bookies(self) -> Sequence[BookieView]:
-        """See ``Operations``."""
         return await self._bookies.get()
 
+    @override
     async def is_recovery_enabled(self) -> bool:
-        """See ``Operations``."""
         return not await self._under_replication.is_disabled()
 
+    @override
     async def set_recovery(self, *, is_on: bool) -> None:
-        """See ``Operations``."""
         await self._under_replication.initialize()
         try:
             await (self._under_replication.enable() if is_on else self._under_replication.disable())
         except (AlreadyEnabledError, AlreadyDisabledError):
             return
 
+    @override
     async def lost_bookie_delay_s(self) -> int:
-        """See ``Operations``."""
         return await self._under_replication.lost_bookie_delay_s()
 
+    @override
     async def set_lost_bookie_delay_s(self, seconds: int) -> None:
-        """See ``Operations``."""
         await self._under_replication.set_lost_bookie_delay_s(seconds)
 
     async def _read_marks(self) -> _Marks:

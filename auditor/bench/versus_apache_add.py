@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from typing_extensions import override
+
 from auditor.bench.versus_apache_settings import BOOKIE_HEAP_MIB, bookie_options
 from bookie.client.bookkeeper import BookKeeper, LedgerOptions
 from bookie.client.connect import connect
@@ -24,7 +26,7 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.model.ids import BookieId
 from bookie.runtime.java import Java
 from bookie.wire.apache.transport import ApacheTransport
-from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress
+from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress, Resolver
 
 PAYLOADS: Final = (100, 1024, 16_384)
 ROUNDS: Final = 3
@@ -34,14 +36,14 @@ _WARM_ENTRIES: Final = 4000
 Say = Callable[[str], None]
 
 
-class ApacheEndpoints:
+class ApacheEndpoints(Resolver):
     """Resolves a bookie to where it speaks Apache's protocol, also where it speaks gRPC as well."""
 
     def __init__(self, registrations: Registrations) -> None:
         self._registrations = registrations
 
+    @override
     async def resolve(self, bookie: BookieId) -> BookieAddress | None:
-        """See ``Resolver``."""
         info = await self._registrations.service_info(bookie)
         if info is None or (endpoint := info.endpoint(APACHE_PROTOCOL)) is None:
             return None

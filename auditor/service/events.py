@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from typing_extensions import override
+
 from bookie.model.run import RunRecord
 
 _log = logging.getLogger(__name__)
@@ -31,26 +33,26 @@ class ServiceEvents(Protocol):
         ...
 
 
-class EventFanout:
+class EventFanout(ServiceEvents):
     """Passes every event on to all of ``sinks``. A sink that fails is logged: counting must not end an audit."""
 
     def __init__(self, sinks: Sequence[ServiceEvents] = ()) -> None:
         self._sinks = tuple(sinks)
 
+    @override
     def leadership_changed(self, is_leader: bool) -> None:
-        """See ``ServiceEvents``."""
         self._tell(lambda sink: sink.leadership_changed(is_leader))
 
+    @override
     def run_started(self, record: RunRecord) -> None:
-        """See ``ServiceEvents``."""
         self._tell(lambda sink: sink.run_started(record))
 
+    @override
     def run_ended(self, record: RunRecord) -> None:
-        """See ``ServiceEvents``."""
         self._tell(lambda sink: sink.run_ended(record))
 
+    @override
     def loss_audited(self, seconds: float) -> None:
-        """See ``ServiceEvents``."""
         self._tell(lambda sink: sink.loss_audited(seconds))
 
     def _tell(self, event: Callable[[ServiceEvents], None]) -> None:

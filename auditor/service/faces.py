@@ -7,12 +7,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from typing_extensions import override
+
 from auditor.api.grpc.server import GrpcFace
 from auditor.api.http.server import HttpFace
 from auditor.api.operations import StoreOperations
-from auditor.api.operations_port import BookieView, TaskPage
+from auditor.api.operations_port import BookieView, Operations, TaskPage
 from auditor.api.settings import ApiSettings, ServerTls
 from auditor.metrics.service_metrics import AuditorMetrics
+from auditor.service.events import ServiceEvents
 from auditor.service.service import AuditorService, Connection
 from auditor.service.settings import ServiceSettings
 from bookie.client.resolve import RegistrationResolver
@@ -91,29 +94,30 @@ def api_settings(settings: ServiceSettings) -> ApiSettings:
     )
 
 
-class MetricsEvents:
+class MetricsEvents(ServiceEvents):
     """Counts what happens. See ``ServiceEvents``."""
 
     def __init__(self, metrics: AuditorMetrics) -> None:
         self._metrics = metrics
 
+    @override
     def leadership_changed(self, is_leader: bool) -> None:
-        """See ``ServiceEvents``."""
         self._metrics.leads(is_leader)
 
+    @override
     def run_started(self, record: RunRecord) -> None:
-        """See ``ServiceEvents``."""
+        pass
 
+    @override
     def run_ended(self, record: RunRecord) -> None:
-        """See ``ServiceEvents``."""
         self._metrics.run_ended(record)
 
+    @override
     def loss_audited(self, seconds: float) -> None:
-        """See ``ServiceEvents``."""
         self._metrics.detected(seconds)
 
 
-class LateOperations:
+class LateOperations(Operations):
     """``Operations`` of a cluster that may not have been reached yet: until then there is no answer."""
 
     def __init__(self, connection: Callable[[], Connection], clock: Clock, security: SecurityFiles) -> None:
@@ -123,32 +127,32 @@ class LateOperations:
         self._security = security
         self._operations: StoreOperations | None = None
 
+    @override
     async def list_tasks(self, limit: int, after: LedgerId | None = None, *, missing: str = "") -> TaskPage:
-        """See ``Operations``."""
         return await self._there().list_tasks(limit, after, missing=missing)
 
+    @override
     async def marked(self) -> Sequence[Task]:
-        """See ``Operations``."""
         return await self._there().marked()
 
+    @override
     async def bookies(self) -> Sequence[BookieView]:
-        """See ``Operations``."""
         return await self._there().bookies()
 
+    @override
     async def is_recovery_enabled(self) -> bool:
-        """See ``Operations``."""
         return await self._there().is_recovery_enabled()
 
+    @override
     async def set_recovery(self, *, is_on: bool) -> None:
-        """See ``Operations``."""
         await self._there().set_recovery(is_on=is_on)
 
+    @override
     async def lost_bookie_delay_s(self) -> int:
-        """See ``Operations``."""
         return await self._there().lost_bookie_delay_s()
 
+    @override
     async def set_lost_bookie_delay_s(self, seconds: int) -> None:
-        """See ``Operations``."""
         await self._there().set_lost_bookie_delay_s(seconds)
 
     def _there(self) -> StoreOperations:

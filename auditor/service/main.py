@@ -14,8 +14,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from typing_extensions import override
+
 from auditor.metrics.service_metrics import AuditorMetrics
-from auditor.service.events import EventFanout
+from auditor.service.events import EventFanout, ServiceEvents
 from auditor.service.faces import Face, MetricsEvents, faces_on, set_rates, wired_faces
 from auditor.service.runs.spark_runner import Spark, SparkHolder, SparkRunner, session_settings
 from auditor.service.service import AuditorService, Connect, Connection, ServicePorts
@@ -124,7 +126,7 @@ class _LateTab:
             self.tab.detach()
 
 
-class SparkWatch:
+class SparkWatch(ServiceEvents):
     """Stops the service when Spark's process is gone: a new process is the only sure way to get another.
 
     It looks now and then, and after each run that failed. A start that failed is tried anew, a few times.
@@ -142,19 +144,22 @@ class SparkWatch:
             await self._holder.start_again()
             await self._look()
 
+    @override
     def leadership_changed(self, is_leader: bool) -> None:
-        """See ``ServiceEvents``."""
+        pass
 
+    @override
     def run_started(self, record: RunRecord) -> None:
-        """See ``ServiceEvents``."""
+        pass
 
+    @override
     def run_ended(self, record: RunRecord) -> None:
-        """See ``ServiceEvents``."""
         if record.state is RunState.FAILED:
             guarded("spark look", self._look())
 
+    @override
     def loss_audited(self, seconds: float) -> None:
-        """See ``ServiceEvents``."""
+        pass
 
     async def _look(self) -> None:
         if not await self._holder.is_alive() and not self._stop.is_set():

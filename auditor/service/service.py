@@ -15,7 +15,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from auditor.api.control import Backlog, NotLeaderError, RunBusyError, ServiceStatus, UnknownRunError
+from typing_extensions import override
+
+from auditor.api.control import Backlog, Control, NotLeaderError, RunBusyError, ServiceStatus, UnknownRunError
 from auditor.service.events import ServiceEvents
 from auditor.service.runs.gate import Stop
 from auditor.service.runs.manager import CONFIGURATION_EXIT, CheckRunner, RunManager, RunOutcome
@@ -118,7 +120,7 @@ class _Parts:
     overview: Overview
 
 
-class AuditorService:
+class AuditorService(Control):
     """See the module docstring. Implements ``Control``."""
 
     def __init__(self, settings: ServiceSettings, ports: ServicePorts) -> None:
@@ -174,8 +176,8 @@ class AuditorService:
         """
         return self._there().connection
 
+    @override
     def status(self) -> ServiceStatus:
-        """See ``Control``."""
         parts = self._parts
         settings, ports = self._settings, self._ports
         leadership = Leadership() if parts is None else parts.election.state
@@ -208,33 +210,33 @@ class AuditorService:
             paused_kinds=history.paused_kinds,
         )
 
+    @override
     async def runs(self, limit: int = 50) -> Sequence[RunRecord]:
-        """See ``Control``."""
         return await self._there().manager.list(limit)
 
+    @override
     async def run(self, run_id: str) -> RunRecord:
-        """See ``Control``."""
         return await self._there().manager.get(run_id)
 
+    @override
     async def start_run(
         self, kind: RunKind, *, cause: RunCause, owner: str, is_dry_run: bool = False, options: Mapping[str, Any] = {}
     ) -> RunRecord:
-        """See ``Control``."""
         parts = self._there()
         record = await parts.manager.start(kind, cause=cause, owner=owner, is_dry_run=is_dry_run, options=options)
         self._ports.events.run_started(record)
         return record
 
+    @override
     async def cancel_run(self, run_id: str, *, owner: str) -> RunRecord:
-        """See ``Control``."""
         return await self._there().manager.cancel(run_id, owner)
 
+    @override
     async def pause_run(self, run_id: str, *, owner: str) -> RunRecord:
-        """See ``Control``."""
         return await self._there().manager.pause(run_id, owner)
 
+    @override
     async def resume_run(self, run_id: str, *, owner: str) -> RunRecord:
-        """See ``Control``."""
         return await self._there().manager.resume(run_id)
 
     async def pause_kind(self, kind: RunKind, *, owner: str) -> None:
@@ -259,8 +261,8 @@ class AuditorService:
         _log.info("schedule resumed", extra={"kind": kind.value, "owner": owner})
         parts.overview.poke()
 
+    @override
     async def wait_changed(self, run_id: str, seen: RunRecord) -> RunRecord:
-        """See ``Control``."""
         return await self._there().manager.wait_changed(run_id, seen)
 
     def _there(self) -> _Parts:

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from typing_extensions import override
+
 from auditor.api.control import (
     Control,
     NotLeaderError,
@@ -17,11 +19,11 @@ from auditor.api.control import (
     UnknownRunError,
     why_no_next_run,
 )
-from auditor.service.runs.spark_runner import Spark
+from auditor.service.runs.spark_runner import Spark, SparkFace
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.run import RunCause, RunKind, RunRecord
 from bookie.runtime.clock import Clock
-from spark_jobs.ui.port import ActionOutcome, ActionResult, BacklogRow, Fact, KindRow, RunView, TabState
+from spark_jobs.ui.port import ActionOutcome, ActionResult, BacklogRow, Fact, KindRow, RunView, TabActions, TabState
 from spark_jobs.ui.settings import TabSettings
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ CALL_DEADLINE_S: Final = 10.0
 RUNS_SHOWN: Final = 20
 
 
-class SparkTab:
+class SparkTab(SparkFace):
     """Attaches the tab to the session once Spark is there. See ``spark_runner.SparkFace``."""
 
     def __init__(self, control: Control, settings: TabSettings, clock: Clock, report_base_url: str) -> None:
@@ -48,20 +50,21 @@ class SparkTab:
         self._loop = asyncio.get_running_loop()
         self._tab: AttachedTab | None = None
 
+    @override
     def attach(self, spark: Spark) -> None:
-        """See ``SparkFace``. Never raises because there is no place for a tab."""
+        """Never raises because there is no place for a tab."""
         from spark_jobs.ui.tab import attach_tab
 
         actions = LoopActions(self._control, self._loop, self._clock, self._report_base_url)
         self._tab = attach_tab(spark, actions, self._settings, clock=self._clock)
 
+    @override
     def detach(self) -> None:
-        """See ``SparkFace``."""
         if self._tab is not None:
             self._tab.detach()
 
 
-class LoopActions:
+class LoopActions(TabActions):
     """See ``TabActions``. Every call waits, in the JVM's thread, for the loop to answer."""
 
     def __init__(self, control: Control, loop: asyncio.AbstractEventLoop, clock: Clock, report_base_url: str) -> None:
@@ -70,28 +73,28 @@ class LoopActions:
         self._clock = clock
         self._report_base_url = report_base_url
 
+    @override
     def snapshot(self) -> TabState:
-        """See ``TabActions``."""
         return self._call(self._snapshot())
 
+    @override
     def run(self, kind: str, user: str, address: str) -> ActionResult:
-        """See ``TabActions``."""
         if kind not in {known.value for known in RunKind}:
             return ActionResult(ActionOutcome.UNKNOWN, f"There is no kind of audit named {kind!r}.")
         return self._act(
             self._control.start_run(RunKind(kind), cause=RunCause.SPARK_UI, owner=_owner(user, address)), "started"
         )
 
+    @override
     def cancel(self, run_id: str, user: str, address: str) -> ActionResult:
-        """See ``TabActions``."""
         return self._act(self._control.cancel_run(run_id, owner=_owner(user, address)), "asked to end")
 
+    @override
     def pause(self, run_id: str, user: str, address: str) -> ActionResult:
-        """See ``TabActions``."""
         return self._act(self._control.pause_run(run_id, owner=_owner(user, address)), "paused")
 
+    @override
     def resume(self, run_id: str, user: str, address: str) -> ActionResult:
-        """See ``TabActions``."""
         return self._act(self._control.resume_run(run_id, owner=_owner(user, address)), "goes on")
 
     def _act(self, action: Coroutine[Any, Any, RunRecord], done: str) -> ActionResult:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
+from typing_extensions import override
+
 T = TypeVar("T")
 
 
@@ -29,19 +31,19 @@ class Clock(Protocol):
         ...
 
 
-class SystemClock:
+class SystemClock(Clock):
     """The machine's clocks."""
 
+    @override
     def monotonic_s(self) -> float:
-        """See ``Clock``."""
         return time.monotonic()
 
+    @override
     def epoch_ms(self) -> int:
-        """See ``Clock``."""
         return time.time_ns() // 1_000_000
 
+    @override
     async def sleep(self, seconds: float) -> None:
-        """See ``Clock``."""
         await asyncio.sleep(seconds)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
+from typing_extensions import override
+
 from bookie.model.errors import BkhealError
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
@@ -20,6 +22,7 @@ from bookie.runtime.tasks import guarded
 from bookie.server.lac_board import LacBoard, check_packet, proven_lac
 from bookie.storage.port import Disk
 from bookie.storage.store import LedgerStorage
+from bookie.wire.handler import BookieHandler
 from bookie.wire.port import (
     AddBatch,
     AddReply,
@@ -99,7 +102,7 @@ class BookieIdentity:
     version: str
 
 
-class BookieService:
+class BookieService(BookieHandler):
     """``bookie.wire.handler.BookieHandler`` on a ledger storage. See the module docstring."""
 
     def __init__(
@@ -117,8 +120,8 @@ class BookieService:
         self._reads = asyncio.Semaphore(self._limits.reads_max)
         self._lacs = LacBoard(ledgers_max=self._limits.explicit_lacs_max, waiters_max=self._limits.lac_waiters_max)
 
+    @override
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
-        """See ``Transport.add``."""
         refusal = self._refusal(incarnation)
         if refusal is not None:
             return AddReply(*refusal)
@@ -138,10 +141,10 @@ class BookieService:
             self._lacs.stored(batch.ledger_id, batch.entries)
         return reply
 
+    @override
     async def read(
         self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId], fence_key: bytes | None = None
     ) -> ReadReply:
-        """See ``Transport.read``."""
         refusal = self._refusal(incarnation) or _bad_request(entry_ids_problem(entry_ids))
         if refusal is not None:
             return ReadReply(refusal[0], detail=refusal[1])
@@ -156,8 +159,8 @@ class BookieService:
             lambda: self._storage.read(ledger_id, entry_ids), lambda status, detail: ReadReply(status, detail=detail)
         )
 
+    @override
     async def read_last(self, incarnation: str, ledger_id: LedgerId) -> ReadReply:
-        """See ``Transport.read_last``."""
         if (refusal := self._refusal(incarnation)) is not None:
             return ReadReply(refusal[0], detail=refusal[1])
         return await self._last(ledger_id)
@@ -167,16 +170,17 @@ class BookieService:
             lambda: self._storage.read_last(ledger_id), lambda status, detail: ReadReply(status, detail=detail)
         )
 
+    @override
     async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
-        """See ``Transport.fence``. A read-only bookie fences as well: that takes bytes, not kilobytes."""
+        """A read-only bookie fences as well: that takes bytes, not kilobytes."""
         if (refusal := self._refusal(incarnation)) is not None:
             return FenceReply(refusal[0], detail=refusal[1])
         return await self._running.to_the_end(
             self._storage.fence(ledger_id, master_key), lambda status, detail: FenceReply(status, detail=detail)
         )
 
+    @override
     async def read_lac(self, incarnation: str, ledger_id: LedgerId) -> LacReply:
-        """See ``Transport.read_lac``."""
         if (refusal := self._refusal(incarnation)) is not None:
             return LacReply(refusal[0], detail=refusal[1])
         read = await self._last(ledger_id)
@@ -187,8 +191,9 @@ class BookieService:
             return LacReply(last.status, explicit)
         return LacReply(Status.LIMBO if last.status is Status.LIMBO else Status.OK, explicit, last)
 
+    @override
     async def wait_lac(self, incarnation: str, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
-        """See ``Transport.wait_lac``. Waits for ``lac_wait_s_max`` at most, and not while shutting down."""
+        """Waits for ``lac_wait_s_max`` at most, and not while shutting down."""
         if beyond < NO_ENTRY:
             return LacReply(Status.BAD_REQUEST, detail=f"not a last add confirmed: {beyond}")
         bounded_s = min(wait_s, self._limits.lac_wait_s_max) if wait_s > 0 else 0.0
@@ -206,8 +211,9 @@ class BookieService:
         found = await self._entries(ledger_id, [entry_id])
         return next((result for result in found.results if result.status is Status.OK), None)
 
+    @override
     async def write_lac(self, incarnation: str, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
-        """See ``Transport.write_lac``. A read-only bookie takes it as well."""
+        """A read-only bookie takes it as well."""
         if (refusal := self._refusal(incarnation)) is not None:
             return AddReply(*refusal)
         if (problem := check_packet(ledger_id, explicit)) is not None:
@@ -220,16 +226,16 @@ class BookieService:
             self._lacs.write(ledger_id, explicit)
         return AddReply(status)
 
+    @override
     async def list_entries(self, incarnation: str, ledger_id: LedgerId) -> ListReply:
-        """See ``Transport.list_entries``."""
         if (refusal := self._refusal(incarnation)) is not None:
             return ListReply(refusal[0], detail=refusal[1])
         return await self._in_turn(
             lambda: self._storage.list_entries(ledger_id), lambda status, detail: ListReply(status, detail=detail)
         )
 
+    @override
     async def info(self, incarnation: str) -> InfoReply:
-        """See ``Transport.info``."""
         if (refusal := self._refusal(incarnation)) is not None:
             return InfoReply(refusal[0], detail=refusal[1])
         return await self._running.to_the_end(self._info(), lambda status, detail: InfoReply(status, detail=detail))

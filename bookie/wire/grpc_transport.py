@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 import grpc.aio
+from typing_extensions import override
 
 from bookie.model.availability import InvalidAvailabilityError
 from bookie.model.errors import PermanentError
@@ -30,6 +31,7 @@ from bookie.wire.port import (
     ListReply,
     ReadReply,
     Status,
+    Transport,
 )
 from bookie.wire.resolver import GRPC_PROTOCOL, Resolver, UnresolvedError, address_for
 from bookie.wire.tls import TlsSettings, channel_credentials
@@ -47,7 +49,7 @@ class InsecureTransportError(PermanentError):
     """Neither TLS nor, explicitly, plaintext was asked for; or both were."""
 
 
-class GrpcTransport:
+class GrpcTransport(Transport):
     """See the module docstring and ``bookie.wire.port.Transport``. Belongs to one event loop."""
 
     def __init__(
@@ -82,8 +84,8 @@ class GrpcTransport:
         self._closing: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
+    @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
-        """See ``Transport.add``."""
         size = sum(map(len, batch.entries))
         if size > _BATCH_BYTES_MAX:
             return AddReply(Status.BAD_REQUEST, f"a batch of {size} bytes is over the limit of {_BATCH_BYTES_MAX}")
@@ -102,6 +104,7 @@ class GrpcTransport:
             adds.forget(add)
             lane.leave(size)
 
+    @override
     async def read(
         self,
         bookie: BookieId,
@@ -111,7 +114,6 @@ class GrpcTransport:
         *,
         fence_key: bytes | None = None,
     ) -> ReadReply:
-        """See ``Transport.read``."""
         results: list[EntryResult] = []
         return await self._ask(
             bookie,
@@ -120,44 +122,45 @@ class GrpcTransport:
             lambda status, *, detail: ReadReply(status, tuple(results), detail),
         )
 
+    @override
     async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
-        """See ``Transport.read_last``."""
         return await self._ask(bookie, timeout_s, lambda to: to.read_last(ledger_id, timeout_s), ReadReply)
 
+    @override
     async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
-        """See ``Transport.fence``."""
         return await self._ask(bookie, timeout_s, lambda to: to.fence(ledger_id, master_key, timeout_s), FenceReply)
 
+    @override
     async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
-        """See ``Transport.read_lac``."""
         return await self._ask(bookie, timeout_s, lambda to: to.read_lac(ledger_id, timeout_s), LacReply)
 
+    @override
     async def wait_lac(
         self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
     ) -> LacReply:
-        """See ``Transport.wait_lac``."""
         return await self._ask(
             bookie, timeout_s, lambda to: to.wait_lac(ledger_id, beyond, wait_s, timeout_s), LacReply
         )
 
+    @override
     async def write_lac(
         self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
     ) -> AddReply:
-        """See ``Transport.write_lac``."""
         return await self._ask(
             bookie, timeout_s, lambda to: to.write_lac(ledger_id, master_key, explicit, timeout_s), AddReply
         )
 
+    @override
     async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        """See ``Transport.list_entries``."""
         return await self._ask(bookie, timeout_s, lambda to: to.list_entries(ledger_id, timeout_s), ListReply)
 
+    @override
     async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
-        """See ``Transport.info``."""
         return await self._ask(bookie, timeout_s, lambda to: to.info(timeout_s), InfoReply)
 
+    @override
     async def close(self) -> None:
-        """See ``Transport.close``. Idempotent; later calls answer UNREACHABLE."""
+        """Idempotent; later calls answer UNREACHABLE."""
         self._is_closed = True
         for connection in self._connections.values():
             self._retire(connection)

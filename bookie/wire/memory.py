@@ -11,12 +11,25 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from typing_extensions import override
+
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import guarded
 from bookie.wire.handler import BookieHandler
-from bookie.wire.port import AddBatch, AddReply, Failed, FenceReply, InfoReply, LacReply, ListReply, ReadReply, Status
+from bookie.wire.port import (
+    AddBatch,
+    AddReply,
+    Failed,
+    FenceReply,
+    InfoReply,
+    LacReply,
+    ListReply,
+    ReadReply,
+    Status,
+    Transport,
+)
 from bookie.wire.resolver import GRPC_PROTOCOL, Resolver
 
 Reply = TypeVar("Reply", covariant=True)
@@ -69,7 +82,7 @@ class _Line:
     """In their order, one for each call in flight; completed with a reason when the connection breaks."""
 
 
-class MemoryTransport:
+class MemoryTransport(Transport):
     """See the module docstring and ``bookie.wire.port.Transport``."""
 
     def __init__(self, resolver: Resolver, network: MemoryNetwork) -> None:
@@ -88,12 +101,13 @@ class MemoryTransport:
             if not call.done():
                 call.set_result("the connection broke")
 
+    @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
-        """See ``Transport.add``."""
         return await self._ask(
             bookie, lambda to, incarnation: to.add(batch.incarnation or incarnation, batch), AddReply, timeout_s
         )
 
+    @override
     async def read(
         self,
         bookie: BookieId,
@@ -103,31 +117,30 @@ class MemoryTransport:
         *,
         fence_key: bytes | None = None,
     ) -> ReadReply:
-        """See ``Transport.read``."""
         return await self._ask(
             bookie, lambda to, incarnation: to.read(incarnation, ledger_id, entry_ids, fence_key), ReadReply, timeout_s
         )
 
+    @override
     async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
-        """See ``Transport.read_last``."""
         return await self._ask(
             bookie, lambda to, incarnation: to.read_last(incarnation, ledger_id), ReadReply, timeout_s
         )
 
+    @override
     async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
-        """See ``Transport.fence``."""
         return await self._ask(
             bookie, lambda to, incarnation: to.fence(incarnation, ledger_id, master_key), FenceReply, timeout_s
         )
 
+    @override
     async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
-        """See ``Transport.read_lac``."""
         return await self._ask(bookie, lambda to, incarnation: to.read_lac(incarnation, ledger_id), LacReply, timeout_s)
 
+    @override
     async def wait_lac(
         self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
     ) -> LacReply:
-        """See ``Transport.wait_lac``."""
         return await self._ask(
             bookie,
             lambda to, incarnation: to.wait_lac(incarnation, ledger_id, beyond, wait_s),
@@ -136,10 +149,10 @@ class MemoryTransport:
             ends_with_caller=True,
         )
 
+    @override
     async def write_lac(
         self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
     ) -> AddReply:
-        """See ``Transport.write_lac``."""
         return await self._ask(
             bookie,
             lambda to, incarnation: to.write_lac(incarnation, ledger_id, master_key, explicit),
@@ -147,18 +160,19 @@ class MemoryTransport:
             timeout_s,
         )
 
+    @override
     async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        """See ``Transport.list_entries``."""
         return await self._ask(
             bookie, lambda to, incarnation: to.list_entries(incarnation, ledger_id), ListReply, timeout_s
         )
 
+    @override
     async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
-        """See ``Transport.info``."""
         return await self._ask(bookie, lambda to, incarnation: to.info(incarnation), InfoReply, timeout_s)
 
+    @override
     async def close(self) -> None:
-        """See ``Transport.close``. Idempotent."""
+        """Idempotent."""
         self._is_closed = True
         for bookie in self._lines:
             self.cut(bookie)

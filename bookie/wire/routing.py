@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from typing_extensions import override
+
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.apache.transport import ApacheTransport
@@ -58,7 +60,7 @@ class _Search:
     waiting: int = 0
 
 
-class RoutedTransport:
+class RoutedTransport(Transport):
     """See the module docstring and ``bookie.wire.port.Transport``. Owns both transports."""
 
     def __init__(self, resolver: Resolver, over_grpc: Transport, over_apache: Transport) -> None:
@@ -68,10 +70,11 @@ class RoutedTransport:
         self._routes: dict[BookieId, Transport] = {}
         self._searches: dict[BookieId, _Search] = {}
 
+    @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
-        """See ``Transport.add``."""
         return await self._ask(bookie, timeout_s, lambda to: to.add(bookie, batch, timeout_s), AddReply)
 
+    @override
     async def read(
         self,
         bookie: BookieId,
@@ -81,7 +84,6 @@ class RoutedTransport:
         *,
         fence_key: bytes | None = None,
     ) -> ReadReply:
-        """See ``Transport.read``."""
         return await self._ask(
             bookie,
             timeout_s,
@@ -89,46 +91,46 @@ class RoutedTransport:
             ReadReply,
         )
 
+    @override
     async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
-        """See ``Transport.read_last``."""
         return await self._ask(bookie, timeout_s, lambda to: to.read_last(bookie, ledger_id, timeout_s), ReadReply)
 
+    @override
     async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
-        """See ``Transport.fence``."""
         return await self._ask(
             bookie, timeout_s, lambda to: to.fence(bookie, ledger_id, master_key, timeout_s), FenceReply
         )
 
+    @override
     async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
-        """See ``Transport.read_lac``."""
         return await self._ask(bookie, timeout_s, lambda to: to.read_lac(bookie, ledger_id, timeout_s), LacReply)
 
+    @override
     async def wait_lac(
         self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
     ) -> LacReply:
-        """See ``Transport.wait_lac``."""
         return await self._ask(
             bookie, timeout_s, lambda to: to.wait_lac(bookie, ledger_id, beyond, wait_s, timeout_s), LacReply
         )
 
+    @override
     async def write_lac(
         self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
     ) -> AddReply:
-        """See ``Transport.write_lac``."""
         return await self._ask(
             bookie, timeout_s, lambda to: to.write_lac(bookie, ledger_id, master_key, explicit, timeout_s), AddReply
         )
 
+    @override
     async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        """See ``Transport.list_entries``."""
         return await self._ask(bookie, timeout_s, lambda to: to.list_entries(bookie, ledger_id, timeout_s), ListReply)
 
+    @override
     async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
-        """See ``Transport.info``."""
         return await self._ask(bookie, timeout_s, lambda to: to.info(bookie, timeout_s), InfoReply)
 
+    @override
     async def close(self) -> None:
-        """See ``Transport.close``."""
         try:
             await self._over_grpc.close()
         finally:

@@ -11,10 +11,11 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from bookie.model.ids import LedgerId
 from replicator.knowledge.evidence import CorruptCopy
-from replicator.telemetry.events import Ending, Load, Outlook, TaskResult
+from replicator.telemetry.events import Ending, EventSink, Load, Outlook, TaskResult
 
 _PREFIX: Final = "replication_worker_"
 _FORM: Final = "Apache-compatible form of"
@@ -35,7 +36,7 @@ APACHE: Final = {
 _IGNORED: Final = frozenset({Ending.BUSY, Ending.STOPPED, Ending.DELAYED})
 
 
-class ApacheEvents(Collector):
+class ApacheEvents(Collector, EventSink):
     """An ``EventSink`` and a collector in one."""
 
     def __init__(self) -> None:
@@ -44,19 +45,21 @@ class ApacheEvents(Collector):
         self._ledgers = 0
         self._load = Load()
 
+    @override
     def tasks_listed(self, outlook: Outlook) -> None:
-        """See ``EventSink``."""
+        pass
 
+    @override
     def task_ended(self, result: TaskResult) -> None:
-        """See ``EventSink``."""
         self._ledgers += result.fragments > 0
         if result.ending not in _IGNORED:
             is_success = result.ending not in (Ending.FAILED, Ending.PARKED)
             count, total_ms = self._turns[is_success]
             self._turns[is_success] = (count + 1, total_ms + result.seconds * 1000)
 
+    @override
     def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
-        """See ``EventSink``."""
+        pass
 
     def sample(self, now: Load) -> None:
         """Take over what a worker carries."""

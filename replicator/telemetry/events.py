@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from typing_extensions import override
+
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
 from replicator.knowledge.evidence import CorruptCopy
@@ -124,22 +126,22 @@ class EventSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fanout:
+class Fanout(EventSink):
     """Passes every event to several sinks, in order."""
 
     sinks: tuple[EventSink, ...]
 
+    @override
     def tasks_listed(self, outlook: Outlook) -> None:
-        """See ``EventSink``."""
         for sink in self.sinks:
             sink.tasks_listed(outlook)
 
+    @override
     def task_ended(self, result: TaskResult) -> None:
-        """See ``EventSink``."""
         for sink in self.sinks:
             sink.task_ended(result)
 
+    @override
     def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
-        """See ``EventSink``."""
         for sink in self.sinks:
             sink.copy_corrupt(ledger_id, copy)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import Counter
+from typing_extensions import override
 
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
@@ -13,7 +14,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.telemetry.metric_definitions import WAIT_BUCKETS_S, WORK_BUCKETS_S, Definition, MetricType
 from bookie.runtime.telemetry.metrics import MetricSet
 from replicator.knowledge.evidence import CorruptCopy
-from replicator.telemetry.events import Ending, Load, Outlook, TaskResult
+from replicator.telemetry.events import Ending, EventSink, Load, Outlook, TaskResult
 
 COMPONENT: Final = "replicator"
 
@@ -117,7 +118,7 @@ def replicator_metrics(version: str) -> MetricSet:
     return MetricSet(COMPONENT, version, REPLICATOR)
 
 
-class MetricsEvents:
+class MetricsEvents(EventSink):
     """An ``EventSink`` that counts, and ``sample`` for what is no event. All of it is called on the event loop."""
 
     def __init__(self, metrics: MetricSet, clock: Clock) -> None:
@@ -142,14 +143,14 @@ class MetricsEvents:
         )
         self._progress = metrics.gauge(LAST_PROGRESS)
 
+    @override
     def tasks_listed(self, outlook: Outlook) -> None:
-        """See ``EventSink``."""
         for state, gauge in self._tasks.items():
             gauge.set(getattr(outlook, state))
         self._tasks["backing_off"].set(outlook.backing_off - outlook.given_up)  # the outlook counts those twice
 
+    @override
     def task_ended(self, result: TaskResult) -> None:
-        """See ``EventSink``."""
         count, seconds = self._endings[result.ending]
         count.inc()
         seconds.observe(result.seconds)
@@ -162,8 +163,8 @@ class MetricsEvents:
         if result.ending not in _NO_PROGRESS:
             self._note_progress()
 
+    @override
     def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
-        """See ``EventSink``."""
         self._corrupt.inc()
 
     def sample(self, now: Load) -> None:

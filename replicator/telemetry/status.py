@@ -8,10 +8,12 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Final, TextIO
 
+from typing_extensions import override
+
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
 from replicator.knowledge.evidence import CorruptCopy
-from replicator.telemetry.events import Ending, Outlook, TaskResult
+from replicator.telemetry.events import Ending, EventSink, Outlook, TaskResult
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class Snapshot:
         return dict(self.endings).get(ending, 0)
 
 
-class Progress:
+class Progress(EventSink):
     """Counts events."""
 
     def __init__(self) -> None:
@@ -61,12 +63,12 @@ class Progress:
         self._recovered = 0
         self._outlook = Outlook()
 
+    @override
     def tasks_listed(self, outlook: Outlook) -> None:
-        """See ``EventSink``."""
         self._outlook = outlook
 
+    @override
     def task_ended(self, result: TaskResult) -> None:
-        """See ``EventSink``."""
         self._endings[result.ending] += 1
         if result.reason is not None:
             self._parked[result.reason] += 1
@@ -75,8 +77,8 @@ class Progress:
         self._bytes += result.bytes
         self._recovered += result.is_recovered
 
+    @override
     def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
-        """See ``EventSink``."""
         self._corrupt_copies += 1
 
     def snapshot(self) -> Snapshot:
@@ -93,47 +95,49 @@ class Progress:
         )
 
 
-class LogEvents:
+class LogEvents(EventSink):
     """Writes events to the process's log."""
 
     def __init__(self) -> None:
         self._outlook = Outlook()
 
+    @override
     def tasks_listed(self, outlook: Outlook) -> None:
-        """See ``EventSink``. Logged when it differs from the last one."""
+        """Logged when it differs from the last one."""
         if outlook != self._outlook:
             _log.info("tasks listed", extra=asdict(outlook))
         self._outlook = outlook
 
+    @override
     def task_ended(self, result: TaskResult) -> None:
-        """See ``EventSink``."""
         _log.log(_LEVELS[result.ending], "task ended", extra=result.fields())
 
+    @override
     def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
-        """See ``EventSink``."""
         _log.error("stored copy is damaged", extra=_corrupt_fields(ledger_id, copy))
 
 
-class JsonEvents:
+class JsonEvents(EventSink):
     """Writes one JSON object a line, for programs that watch a run. Turns that found a task taken are left out."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._outlook = Outlook()
 
+    @override
     def tasks_listed(self, outlook: Outlook) -> None:
-        """See ``EventSink``. Written when it differs from the last one."""
+        """Written when it differs from the last one."""
         if outlook != self._outlook:
             self._write({"event": "tasks_listed", **asdict(outlook)})
         self._outlook = outlook
 
+    @override
     def task_ended(self, result: TaskResult) -> None:
-        """See ``EventSink``."""
         if result.ending is not Ending.BUSY:
             self._write({"event": "task_ended", **result.fields()})
 
+    @override
     def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
-        """See ``EventSink``."""
         self._write({"event": "copy_corrupt", **_corrupt_fields(ledger_id, copy)})
 
     def _write(self, values: dict[str, str | int | float]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from spark_jobs.runs.port import RunStoppedError
+from typing_extensions import override
+
+from spark_jobs.runs.port import Gate, RunStoppedError
 from spark_jobs.settings import ExitCode
 
 SIGNAL_BASE = 128
@@ -23,7 +25,7 @@ class OneShotStoppedError(RunStoppedError):
         return self.exit_code == ExitCode.CANCELLED or self.exit_code > SIGNAL_BASE
 
 
-class StopGate:
+class StopGate(Gate):
     """See ``Gate``. Every method may be called from any thread, and from a signal handler."""
 
     def __init__(self) -> None:
@@ -35,12 +37,12 @@ class StopGate:
         self._stop = self._stop or (reason, exit_code)
         self.stopped.set()
 
+    @override
     def stop_reason(self) -> str | None:
-        """See ``Gate``."""
         return None if self._stop is None else self._stop[0]
 
+    @override
     def pass_through(self) -> None:
-        """See ``Gate``."""
         if self._stop is not None:
             raise self.error()
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from typing_extensions import override
+
 from bookie.model.errors import ConflictError
 
 
@@ -34,14 +36,15 @@ class Gate(Protocol):
         ...
 
 
-class OpenGate:
+class OpenGate(Gate):
     """Never pauses and never stops."""
 
+    @override
     def pass_through(self) -> None:
-        """See ``Gate``."""
+        pass
 
+    @override
     def stop_reason(self) -> str | None:
-        """See ``Gate``."""
         return None
 
 

@@ -22,6 +22,7 @@ from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.digest import digest_for
 from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
@@ -111,10 +112,18 @@ class Machine:
         return [result.packet for result in reply.results]
 
     async def until(self, is_reached: Callable[[Bookies], bool]) -> None:
-        seen = await self.registrations.list()
+        """Wait for registrations; the harness's own connection may take as long to come back as the bookie's."""
         async with asyncio.timeout(STATE_S):
-            while not is_reached(seen):
-                seen = await self.registrations.wait_changed(seen)
+            while True:
+                try:
+                    seen = await self.registrations.list()
+                    while not is_reached(seen):
+                        seen = await self.registrations.wait_changed(seen)
+                except StoreUnavailableError:
+                    if not (session := self.store.session).is_connected:
+                        await self.store.wait_session_changed(session)
+                else:
+                    return
 
 
 async def machine_on(zookeeper: EmbeddedZooKeeper, root: str, home: Path) -> AsyncIterator[Machine]:

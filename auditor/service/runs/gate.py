@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from typing_extensions import override
+
 from bookie.model.run import RunState
-from spark_jobs.runs.port import RunStoppedError
+from spark_jobs.runs.port import Gate, RunStoppedError
 
 _LOOK_S: Final = 0.5
 """How often a paused run looks whether it may still wait."""
@@ -22,7 +24,7 @@ class Stop:
     state: RunState
 
 
-class RunGate:
+class RunGate(Gate):
     """See ``spark_jobs.runs.port.Gate``. Every method may be called from any thread."""
 
     def __init__(self, forbidden_because: Callable[[], str]) -> None:
@@ -44,13 +46,13 @@ class RunGate:
             self.stop(Stop(reason, RunState.ABANDONED))
         return self._stop
 
+    @override
     def stop_reason(self) -> str | None:
-        """See ``Gate``."""
         stop = self.stopped
         return None if stop is None else stop.reason
 
+    @override
     def pass_through(self) -> None:
-        """See ``Gate``."""
         with self._condition:
             while True:
                 self.check()

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
+from typing_extensions import override
+
 from auditor.service.runs.gate import RunGate
-from auditor.service.runs.manager import RunOutcome, RunRequest
+from auditor.service.runs.manager import CheckRunner, RunOutcome, RunRequest
 from auditor.service.settings import ServiceSettings
 from bookie.model.errors import PermanentError
 from bookie.model.run import RunKind
@@ -143,15 +145,15 @@ class SparkHolder:
         self._stack.close()
 
 
-class SparkRunner:
+class SparkRunner(CheckRunner):
     """See ``CheckRunner``."""
 
     def __init__(self, holder: SparkHolder, settings: ServiceSettings) -> None:
         self._holder = holder
         self._settings = settings
 
+    @override
     async def run(self, request: RunRequest, gate: RunGate, progress: Callable[[ProgressEvent], None]) -> RunOutcome:
-        """See ``CheckRunner``."""
         settings = audit_settings(self._settings, request)
         spark = await self._holder.get()
         gate.check()

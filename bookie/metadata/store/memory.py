@@ -12,6 +12,8 @@ import enum
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
+from typing_extensions import override
+
 from bookie.metadata.port import (
     ANY_VERSION,
     Children,
@@ -105,13 +107,13 @@ class MemoryStore(MetadataStore):
         """What reads see now. A subclass may answer from an earlier state, as a server that lags behind does."""
         return self.cell
 
+    @override
     async def get(self, path: str) -> Node:
-        """See ``MetadataStore``."""
         check_path(path)
         return await self._read("get", path, lambda: self.view().get(path))
 
+    @override
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
-        """See ``MetadataStore``."""
 
         def nodes() -> list[Node | None]:
             get = self.view().get
@@ -119,23 +121,23 @@ class MemoryStore(MetadataStore):
 
         return await self._read("get_many", _first(paths), nodes)
 
+    @override
     async def get_many_data(self, paths: Sequence[str]) -> list[bytes | None]:
-        """See ``MetadataStore``."""
         nodes = await self.get_many(paths)
         return [None if node is None else node.data for node in nodes]
 
+    @override
     async def stat(self, path: str) -> Stat | None:
-        """See ``MetadataStore``."""
         check_path(path)
         return await self._read("stat", path, lambda: self.view().stat(path))
 
+    @override
     async def children(self, path: str) -> Children:
-        """See ``MetadataStore``."""
         check_path(path)
         return await self._read("children", path, lambda: self.view().children(path))
 
+    @override
     async def children_many(self, paths: Sequence[str]) -> list[Children | None]:
-        """See ``MetadataStore``."""
 
         def listings() -> list[Children | None]:
             children = self.view().children
@@ -144,10 +146,10 @@ class MemoryStore(MetadataStore):
 
         return await self._read("children_many", _first(paths), listings)
 
+    @override
     async def create(
         self, path: str, data: bytes = b"", *, is_ephemeral: bool = False, is_sequential: bool = False
     ) -> str:
-        """See ``MetadataStore``."""
         check_path(path)
         check_data(path, data)
 
@@ -156,31 +158,31 @@ class MemoryStore(MetadataStore):
 
         return await self._write("create", path, create)
 
+    @override
     async def set(self, path: str, data: bytes, version: int) -> Stat:
-        """See ``MetadataStore``."""
         check_path(path)
         check_data(path, data)
         return await self._write("set", path, lambda _: self.cell.set(path, data, version))
 
+    @override
     async def delete(self, path: str, version: int = ANY_VERSION) -> None:
-        """See ``MetadataStore``."""
         check_path(path)
         await self._write("delete", path, lambda _: self.cell.delete(path, version))
 
+    @override
     async def multi(self, operations: Sequence[Operation]) -> None:
-        """See ``MetadataStore``."""
         check_multi(operations)
         if operations:
             path = operations[0].path
             await self._write("multi", path, lambda session_id: self.cell.multi(session_id, operations))
 
+    @override
     async def sync(self, path: str) -> None:
-        """See ``MetadataStore``."""
         check_path(path)
         await self._read("sync", path, lambda: None)
 
+    @override
     async def wait_children_changed(self, path: str, seen: Children) -> None:
-        """See ``MetadataStore``."""
 
         def is_changed() -> bool:
             try:
@@ -191,8 +193,8 @@ class MemoryStore(MetadataStore):
         check_path(path)
         await self._wait_until(path, is_changed)
 
+    @override
     async def wait_node_changed(self, path: str, seen: Stat | None) -> None:
-        """See ``MetadataStore``."""
 
         def is_changed() -> bool:
             now = self.cell.stat(path)
@@ -204,16 +206,16 @@ class MemoryStore(MetadataStore):
         await self._wait_until(path, is_changed)
 
     @property
+    @override
     def session(self) -> Session:
-        """See ``MetadataStore``."""
         return self._tracker.current
 
+    @override
     async def wait_session_changed(self, seen: Session) -> Session:
-        """See ``MetadataStore``."""
         return await self._tracker.wait_changed(seen)
 
+    @override
     async def close(self) -> None:
-        """See ``MetadataStore``."""
         self.cell.close_session(self.session.session_id)
         self._tracker.close()
 

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
+from typing_extensions import override
+
 from bookie.metadata.port import (
     ANY_VERSION,
     Children,
@@ -83,18 +85,18 @@ class ZooKeeperStore(MetadataStore):
             raise
         return cls(connection, is_multi_read_enabled=is_multi_read_enabled)
 
+    @override
     async def get(self, path: str) -> Node:
-        """See ``MetadataStore``."""
         check_path(path)
         data, fields = await self._connection.get_data(path)
         return Node(data or b"", stat_of(fields))
 
+    @override
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
-        """See ``MetadataStore``."""
         return await self._bulk(lambda: self._bulk_reader.nodes(paths), lambda: _pipelined(self._node, paths))
 
+    @override
     async def get_many_data(self, paths: Sequence[str]) -> list[bytes | None]:
-        """See ``MetadataStore``."""
 
         async def one(path: str) -> bytes | None:
             node = await self._node(path)
@@ -102,19 +104,19 @@ class ZooKeeperStore(MetadataStore):
 
         return await self._bulk(lambda: self._bulk_reader.data(paths), lambda: _pipelined(one, paths))
 
+    @override
     async def stat(self, path: str) -> Stat | None:
-        """See ``MetadataStore``."""
         check_path(path)
         fields = await self._connection.exists(path)
         return None if fields is None else stat_of(fields)
 
+    @override
     async def children(self, path: str) -> Children:
-        """See ``MetadataStore``."""
         check_path(path)
         return await self._list(path, None)
 
+    @override
     async def children_many(self, paths: Sequence[str]) -> list[Children | None]:
-        """See ``MetadataStore``."""
 
         async def one(path: str) -> Children | None:
             try:
@@ -124,28 +126,28 @@ class ZooKeeperStore(MetadataStore):
 
         return await self._bulk(lambda: self._bulk_reader.children(paths), lambda: _pipelined(one, paths))
 
+    @override
     async def create(
         self, path: str, data: bytes = b"", *, is_ephemeral: bool = False, is_sequential: bool = False
     ) -> str:
-        """See ``MetadataStore``."""
         check_path(path)
         check_data(path, data)
         created = await self._connection.create(path, data, is_ephemeral=is_ephemeral, is_sequential=is_sequential)
         return str(created)
 
+    @override
     async def set(self, path: str, data: bytes, version: int) -> Stat:
-        """See ``MetadataStore``."""
         check_path(path)
         check_data(path, data)
         return stat_of(await self._connection.set_data(path, data, version))
 
+    @override
     async def delete(self, path: str, version: int = ANY_VERSION) -> None:
-        """See ``MetadataStore``."""
         check_path(path)
         await self._connection.delete(path, version)
 
+    @override
     async def multi(self, operations: Sequence[Operation]) -> None:
-        """See ``MetadataStore``."""
         check_multi(operations)
         if not operations:
             return
@@ -155,13 +157,13 @@ class ZooKeeperStore(MetadataStore):
         if error is not None:
             raise error
 
+    @override
     async def sync(self, path: str) -> None:
-        """See ``MetadataStore``."""
         check_path(path)
         await self._connection.sync(path)
 
+    @override
     async def wait_children_changed(self, path: str, seen: Children) -> None:
-        """See ``MetadataStore``."""
 
         async def is_changed(watcher: Watcher) -> bool:
             try:
@@ -172,8 +174,8 @@ class ZooKeeperStore(MetadataStore):
         check_path(path)
         await self._wait_until(("children", path), is_changed)
 
+    @override
     async def wait_node_changed(self, path: str, seen: Stat | None) -> None:
-        """See ``MetadataStore``."""
 
         async def is_changed(watcher: Watcher) -> bool:
             fields = await self._connection.exists(path, watcher)
@@ -186,16 +188,16 @@ class ZooKeeperStore(MetadataStore):
         await self._wait_until(("node", path), is_changed)
 
     @property
+    @override
     def session(self) -> Session:
-        """See ``MetadataStore``."""
         return self._tracker.current
 
+    @override
     async def wait_session_changed(self, seen: Session) -> Session:
-        """See ``MetadataStore``."""
         return await self._tracker.wait_changed(seen)
 
+    @override
     async def close(self) -> None:
-        """See ``MetadataStore``."""
         await self._connection.stop()
 
     async def _node(self, path: str) -> Node | None:

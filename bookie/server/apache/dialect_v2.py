@@ -8,24 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from typing_extensions import override
+
 from bookie.model.ids import EntryId, LedgerId
 from bookie.server.apache.dialect_v3 import AUTH_DISABLED
-from bookie.server.apache.requests import Add, AddKind, Answered, BatchRead, Read, Request
+from bookie.server.apache.requests import Add, AddKind, Answered, BatchRead, Dialect, Read, Request
 from bookie.wire.apache import v2
 from bookie.wire.apache.framing import LENGTH_SIZE, framed
 from bookie.wire.apache.statuses import EBADVERSION_V2, EOK_V2, EUA_V2, v2_of_status
 from bookie.wire.port import Status
 
 
-class DialectV2:
+class DialectV2(Dialect):
     """See the module docstring."""
 
     def __init__(self, *, may_serve: bool = True) -> None:
         """``may_serve`` False: adds and reads are refused, because the connection has to be TLS."""
         self._may_serve = may_serve
 
+    @override
     def decode(self, body: bytes) -> Request:
-        """See ``Dialect``."""
         request = v2.decode_request(body)
         if isinstance(request, v2.AuthV2):
             return Answered(v2.encode_response(v2.AuthV2(AUTH_DISABLED, b"", request.version)))
@@ -52,14 +54,15 @@ class DialectV2:
             fence_key,
         )
 
+    @override
     def refused(self, accepted: bytes, status: Status) -> bytes:
-        """See ``Dialect``."""
         answer = v2.decode_response(accepted[LENGTH_SIZE:])
         assert isinstance(answer, v2.AddedV2)
         return framed(v2.encode_response(replace(answer, code=v2_of_status(status))))
 
+    @override
     def was_read(self, read: Read, status: Status, packet: bytes, known_lac: int | None) -> Sequence[bytes]:
-        """See ``Dialect``. Version 2 has no place for a last add confirmed."""
+        """Version 2 has no place for a last add confirmed."""
         found = packet if status is Status.OK else b""
         head = v2.encode_response(v2.EntryV2(v2_of_status(status), read.ledger_id, read.entry_id, b"", read.tag))
         return (len(head) + len(found)).to_bytes(LENGTH_SIZE, "big") + head, found

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from google.protobuf.message import DecodeError
+from typing_extensions import override
 
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 from bookie.server.apache.fast_reads import found_v3
@@ -18,6 +19,7 @@ from bookie.server.apache.requests import (
     Add,
     AddKind,
     Answered,
+    Dialect,
     Info,
     ListEntries,
     LongPoll,
@@ -51,7 +53,7 @@ _PARTS: Final[Mapping[int, tuple[str, str]]] = {
 """Of operations whose answers have a status of their own."""
 
 
-class DialectV3:
+class DialectV3(Dialect):
     """See the module docstring. Belongs to one connection, as its answers are built in place."""
 
     def __init__(self, *, may_serve: bool = True) -> None:
@@ -71,8 +73,9 @@ class DialectV3:
             pb.GET_LIST_OF_ENTRIES_OF_LEDGER: _list_entries,
         }
 
+    @override
     def decode(self, body: bytes) -> Request:
-        """See ``Dialect``. Malformed is also a message that lacks a required field, but for an unknown operation."""
+        """Malformed is also a message that lacks a required field, but for an unknown operation."""
         try:
             request = pb.Request.FromString(body)
         except DecodeError as error:
@@ -115,14 +118,14 @@ class DialectV3:
             return LongPoll(self, txn, ledger_id, entry_id, EntryId(read.previousLAC), wait_s, wants_entry)
         return Read(self, txn, ledger_id, entry_id, None)
 
+    @override
     def refused(self, accepted: bytes, status: Status) -> bytes:
-        """See ``Dialect``."""
         response = pb.Response.FromString(accepted[LENGTH_SIZE:])
         response.status = response.addResponse.status = code_of_status(status)
         return framed(response.SerializeToString())
 
+    @override
     def was_read(self, read: Read, status: Status, packet: bytes, known_lac: int | None) -> Sequence[bytes]:
-        """See ``Dialect``."""
         if status is Status.OK:
             return found_v3(read.tag, read.ledger_id, read.entry_id, packet, known_lac)
         response = _read_response(read.tag, code_of_status(status), read.ledger_id, read.entry_id)

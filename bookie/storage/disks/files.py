@@ -16,8 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
+from typing_extensions import override
+
 from bookie.storage.disks.directory_lock import lock_directory
-from bookie.storage.port import DiskError, DiskFile, DiskFullError
+from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError
 
 _THREADS: Final = 6
 """Per disk: one for the journal or a flush, the rest for reads, so that these do not queue behind a sync."""
@@ -28,7 +30,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 T = TypeVar("T")
 
 
-class FileDisk:
+class FileDisk(Disk):
     """A directory that this object alone works on. Paths are relative to it. Made by ``acquire``."""
 
     def __init__(self, root: Path, lock: int) -> None:
@@ -46,36 +48,37 @@ class FileDisk:
         """
         return cls(root, await asyncio.to_thread(_make_and_lock, root))
 
+    @override
     async def create(self, path: str) -> DiskFile:
-        """See ``Disk``."""
         return await self._run(_open_file, self._root / path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._threads)
 
+    @override
     async def open(self, path: str) -> DiskFile:
-        """See ``Disk``."""
         return await self._run(_open_file, self._root / path, os.O_RDONLY, self._threads)
 
+    @override
     async def replace(self, path: str, data: bytes) -> None:
-        """See ``Disk``."""
         await self._run(_replace, self._root / path, data)
 
+    @override
     async def names(self, directory: str) -> list[str]:
-        """See ``Disk``."""
         return await self._run(_names, self._root / directory)
 
+    @override
     async def make_directory(self, path: str) -> None:
-        """See ``Disk``."""
         await self._run(_make_directory, self._root / path)
 
+    @override
     async def unlink(self, path: str) -> None:
-        """See ``Disk``."""
         await self._run(_unlink, self._root / path)
 
+    @override
     async def sync_directory(self, directory: str) -> None:
-        """See ``Disk``."""
         await self._run(_sync_directory, self._root / directory)
 
+    @override
     async def space(self) -> tuple[int, int]:
-        """See ``Disk``. Free is what an ordinary user may still take."""
+        """Free is what an ordinary user may still take."""
         return await self._run(_space, self._root)
 
     async def close(self) -> None:
@@ -89,7 +92,7 @@ class FileDisk:
         return await _in_thread(self._threads, work, *arguments)
 
 
-class _File:
+class _File(DiskFile):
     """One open file. The thread lock keeps a close from pulling the descriptor away under a write still running for a
     caller that was cancelled.
     """
@@ -102,28 +105,28 @@ class _File:
         self._is_broken = False
         self._busy = threading.Lock()
 
+    @override
     async def append(self, parts: Sequence[bytes]) -> int:
-        """See ``DiskFile``."""
         return await _in_thread(self._threads, self._append, parts)
 
+    @override
     async def sync(self) -> None:
-        """See ``DiskFile``."""
         await _in_thread(self._threads, self._sync)
 
+    @override
     async def append_and_sync(self, parts: Sequence[bytes]) -> int:
-        """See ``DiskFile``."""
         return await _in_thread(self._threads, self._append_and_sync, parts)
 
+    @override
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """See ``DiskFile``."""
         return await _in_thread(self._threads, self._read, ranges)
 
+    @override
     async def size(self) -> int:
-        """See ``DiskFile``."""
         return await _in_thread(self._threads, self._stat_size)
 
+    @override
     async def close(self) -> None:
-        """See ``DiskFile``."""
         if self._descriptor is not None:
             await _in_thread(self._threads, self._close)
 

@@ -17,7 +17,9 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from bookie.storage.port import DiskError, DiskFile, DiskFullError
+from typing_extensions import override
+
+from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError, EntryIndex
 
 
 class Operation(enum.Enum):
@@ -78,7 +80,7 @@ class _Content:
 
 
 @dataclass(slots=True)
-class MemoryDisk:
+class MemoryDisk(Disk):
     """Twin of ``FileDisk``.
 
     Attributes:
@@ -94,54 +96,54 @@ class MemoryDisk:
     _durable_files: dict[str, _Content] = field(default_factory=dict)
     _directories: set[str] = field(default_factory=lambda: {""})
 
+    @override
     async def create(self, path: str) -> DiskFile:
-        """See ``Disk``."""
         await self.before(Operation.CREATE, path)
         if path in self._files or _parent(path) not in self._directories:
             raise DiskError(f"cannot create {path}: it exists, or its directory does not")
         self._files[path] = _Content()
         return _MemoryFile(self, path, self._files[path])
 
+    @override
     async def open(self, path: str) -> DiskFile:
-        """See ``Disk``."""
         await self.before(Operation.OPEN, path)
         if path not in self._files:
             raise FileNotFoundError(path)
         return _MemoryFile(self, path, self._files[path], is_writable=False)
 
+    @override
     async def replace(self, path: str, data: bytes) -> None:
-        """See ``Disk``."""
         await self.before(Operation.REPLACE, path)
         self.check_space(len(data))
         self._files[path] = self._durable_files[path] = _Content(bytearray(data), len(data))
 
+    @override
     async def names(self, directory: str) -> list[str]:
-        """See ``Disk``."""
         await self.before(Operation.LIST, directory)
         paths = self._files.keys() | self._directories
         return sorted(path.rpartition("/")[2] for path in paths if path and _parent(path) == directory)
 
+    @override
     async def make_directory(self, path: str) -> None:
-        """See ``Disk``."""
         await self.before(Operation.MAKE_DIRECTORY, path)
         while path not in self._directories:
             self._directories.add(path)
             path = _parent(path)
 
+    @override
     async def unlink(self, path: str) -> None:
-        """See ``Disk``."""
         await self.before(Operation.UNLINK, path)
         self._files.pop(path, None)
 
+    @override
     async def sync_directory(self, directory: str) -> None:
-        """See ``Disk``."""
         await self.before(Operation.SYNC_DIRECTORY, directory)
         for path in self._files.keys() | self._durable_files.keys():
             if _parent(path) == directory:
                 _copy_name(path, self._files, self._durable_files)
 
+    @override
     async def space(self) -> tuple[int, int]:
-        """See ``Disk``."""
         return self.capacity_bytes, max(self.capacity_bytes - self.used_bytes(), 0)
 
     def used_bytes(self) -> int:
@@ -205,15 +207,15 @@ class MemoryDisk:
 
 
 @dataclass(slots=True)
-class _MemoryFile:
+class _MemoryFile(DiskFile):
     disk: MemoryDisk
     path: str
     content: _Content
     is_writable: bool = True
     is_closed: bool = False
 
+    @override
     async def append(self, parts: Sequence[bytes]) -> int:
-        """See ``DiskFile``."""
         data = b"".join(parts)
         try:
             await self._begin(Operation.APPEND)
@@ -225,8 +227,8 @@ class _MemoryFile:
         self.content.append(data)
         return len(self.content.data)
 
+    @override
     async def sync(self) -> None:
-        """See ``DiskFile``."""
         if self.content.is_doomed:
             self.disk.syncs_after_failure += 1
         try:
@@ -236,24 +238,24 @@ class _MemoryFile:
             raise
         self.content.sync()
 
+    @override
     async def append_and_sync(self, parts: Sequence[bytes]) -> int:
-        """See ``DiskFile``."""
         size = await self.append(parts)
         await self.sync()
         return size
 
+    @override
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """See ``DiskFile``."""
         await self._begin(Operation.READ)
         return [bytes(self.content.data[offset : offset + size]) for offset, size in ranges]
 
+    @override
     async def size(self) -> int:
-        """See ``DiskFile``."""
         await self._begin(Operation.READ)
         return len(self.content.data)
 
+    @override
     async def close(self) -> None:
-        """See ``DiskFile``."""
         self.is_closed = True
 
     async def _begin(self, operation: Operation) -> None:
@@ -268,7 +270,7 @@ class _MemoryFile:
 
 
 @dataclass(slots=True)
-class MemoryIndex:
+class MemoryIndex(EntryIndex):
     """Twin of ``RocksIndex``. A write is durable as a whole when it returns; one under way at a crash may be or not."""
 
     before: Before = give_way
@@ -278,24 +280,24 @@ class MemoryIndex:
     _writes: int = 0
     _is_closed: bool = False
 
+    @override
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """See ``EntryIndex``."""
         await self._begin(Operation.INDEX_READ)
         return [self._pairs.get(key) for key in keys]
 
+    @override
     async def range(self, first_key: bytes, end_key: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        """See ``EntryIndex``."""
         return [(key, self._pairs[key]) for key in await self.keys(first_key, end_key, limit)]
 
+    @override
     async def keys(self, first_key: bytes, end_key: bytes, limit: int) -> list[bytes]:
-        """See ``EntryIndex``."""
         await self._begin(Operation.INDEX_READ)
         ordered = self._in_order()
         first, end = bisect_left(ordered, first_key), bisect_left(ordered, end_key)
         return ordered[first : min(end, first + limit)]
 
+    @override
     async def last(self, first_key: bytes, end_key: bytes) -> tuple[bytes, bytes] | None:
-        """See ``EntryIndex``."""
         await self._begin(Operation.INDEX_READ)
         ordered = self._in_order()
         end = bisect_left(ordered, end_key)
@@ -303,8 +305,8 @@ class MemoryIndex:
             return None
         return ordered[end - 1], self._pairs[ordered[end - 1]]
 
+    @override
     async def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
-        """See ``EntryIndex``."""
         self._writes += 1
         number, self._under_way[self._writes] = self._writes, (list(puts), list(deletes))
         try:
@@ -314,8 +316,8 @@ class MemoryIndex:
             raise
         self._apply(*self._under_way.pop(number))
 
+    @override
     async def close(self) -> None:
-        """See ``EntryIndex``."""
         self._is_closed = True
 
     def crash(self, rng: random.Random) -> MemoryIndex:

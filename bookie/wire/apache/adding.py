@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from typing_extensions import override
+
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.add_frames import AddFrames
-from bookie.wire.apache.connection import IS_STORED, Answer, Connection, Expected
+from bookie.wire.apache.connection import IS_STORED, Answer, Connection, Expected, Waiter
 from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.port import AddBatch, AddReply, Status
 
@@ -33,7 +35,7 @@ _TELLING: Final = (
 """Failures of a batch's entries, the one that says most about the rest of it first; others come behind."""
 
 
-class Adding:
+class Adding(Waiter):
     """One batch on its way. Call ``submit``, then await ``reply``; call ``forget`` in any case."""
 
     def __init__(self, batch: AddBatch) -> None:
@@ -78,8 +80,8 @@ class Adding:
         status = next((status for status in _TELLING if status in self._failures), min(self._failures))
         return AddReply(status, _IN_PART if len(self._batch.entries) > 1 else "")
 
+    @override
     def answered(self, answer: Answer) -> None:
-        """See ``Waiter.answered``."""
         if answer is not IS_STORED:
             self._is_left_over = True
             if answer.status is not Status.OK:
@@ -88,7 +90,7 @@ class Adding:
         if not self._unanswered and not self.reply.done():
             self.reply.set_result(self.failure or AddReply(Status.OK))
 
+    @override
     def lost(self, error: ConnectionLostError) -> None:
-        """See ``Waiter.lost``."""
         if not self.reply.done():
             self.reply.set_result(self.failure or AddReply(Status.UNREACHABLE, str(error)))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import DecodeError
+from typing_extensions import override
 
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.framing import FRAME_BYTES_MAX, FrameSplitter, MalformedFrameError, framed
@@ -68,7 +69,9 @@ IS_STORED: Final = Answer(Status.OK)
 
 
 class Waiter(Protocol):
-    """Who waits for an answer. Each is told once, by one of these."""
+    """The recipient of an answer. Exactly one of these methods is called, once."""
+
+    __slots__ = ()
 
     def answered(self, answer: Answer) -> None:
         """The answer came."""
@@ -253,7 +256,7 @@ class Connection(Stream):
         return TLS_DEMANDED if self.is_logged_in else TLS_OR_LOGIN_DEMANDED
 
 
-class FutureWaiter:
+class FutureWaiter(Waiter):
     """A waiter that one task awaits."""
 
     __slots__ = ("future",)
@@ -261,13 +264,13 @@ class FutureWaiter:
     def __init__(self) -> None:
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
+    @override
     def answered(self, answer: Answer) -> None:
-        """See ``Waiter.answered``."""
         if not self.future.done():
             self.future.set_result(answer)
 
+    @override
     def lost(self, error: ConnectionLostError) -> None:
-        """See ``Waiter.lost``."""
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()  # whoever awaits it gets it; if nobody does any more, that is no news

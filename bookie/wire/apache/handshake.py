@@ -12,8 +12,10 @@ import socket
 import ssl
 from typing import Final
 
+from typing_extensions import override
+
 from bookie.wire.apache import protocol_pb2 as pb
-from bookie.wire.apache.connection import Answer, Connection, Expected, FutureWaiter
+from bookie.wire.apache.connection import Answer, Connection, Expected, FutureWaiter, Waiter
 from bookie.wire.apache.sasl import LoginError, login
 from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.port import Status
@@ -179,17 +181,17 @@ async def _round(connection: Connection, token: bytes | None) -> Answer:
         connection.forget([txn_id for txn_id, _ in sent])
 
 
-class _IfRefused:
+class _IfRefused(Waiter):
     """Passes on an answer that is a refusal, and no other."""
 
     def __init__(self, waiter: FutureWaiter) -> None:
         self._waiter = waiter
 
+    @override
     def answered(self, answer: Answer) -> None:
-        """See ``Waiter.answered``."""
         if answer.status is not Status.OK:
             self._waiter.answered(answer)
 
+    @override
     def lost(self, error: ConnectionLostError) -> None:
-        """See ``Waiter.lost``."""
         self._waiter.lost(error)

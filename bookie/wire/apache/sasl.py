@@ -14,6 +14,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
+from typing_extensions import override
+
 from bookie.model.errors import PermanentError
 from bookie.wire.security import SaslCredentials, SaslMechanism
 
@@ -60,7 +62,7 @@ def login(credentials: SaslCredentials, new_nonce: Callable[[], str] | None = No
     return DigestMd5Login(credentials, new_nonce or _secure_nonce)
 
 
-class PlainLogin:
+class PlainLogin(Login):
     """Name and password in one token, which the bookie accepts or not."""
 
     def __init__(self, credentials: SaslCredentials) -> None:
@@ -68,23 +70,23 @@ class PlainLogin:
         self._is_complete = False
 
     @property
+    @override
     def is_complete(self) -> bool:
-        """See ``Login.is_complete``."""
         return self._is_complete
 
+    @override
     def first(self) -> bytes:
-        """See ``Login.first``."""
         return f"\0{self._credentials.username}\0{self._credentials.password}".encode()
 
+    @override
     def answer(self, token: bytes) -> bytes | None:
-        """See ``Login.answer``."""
         if token:
             raise LoginError("the bookie goes on with a PLAIN login that is over: it offers another mechanism")
         self._is_complete = True
         return None
 
 
-class DigestMd5Login:
+class DigestMd5Login(Login):
     """Challenge and response; the bookie's last token proves that it knows the password as well."""
 
     def __init__(
@@ -101,16 +103,17 @@ class DigestMd5Login:
         self._is_complete = False
 
     @property
+    @override
     def is_complete(self) -> bool:
-        """See ``Login.is_complete``."""
         return self._is_complete
 
+    @override
     def first(self) -> bytes:
-        """See ``Login.first``. Empty: in this mechanism the server begins."""
+        """Empty: in this mechanism the server begins."""
         return b""
 
+    @override
     def answer(self, token: bytes) -> bytes | None:
-        """See ``Login.answer``."""
         if self._is_complete:
             raise LoginError("the bookie goes on with a login that is over")
         directives = parse_challenge(token)

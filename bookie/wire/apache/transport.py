@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from typing_extensions import override
+
 from bookie.model.errors import BkhealError
 from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from bookie.runtime.tasks import cancel, guarded
@@ -40,6 +42,7 @@ from bookie.wire.port import (
     ListReply,
     ReadReply,
     Status,
+    Transport,
 )
 from bookie.wire.request_shape import batch_ids_problem, batch_size_problem, entry_ids_problem, ledger_problem
 from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress, Resolver, UnresolvedError, address_for
@@ -98,7 +101,7 @@ class _Link:
             await opened.close(_CLOSED)
 
 
-class ApacheTransport:
+class ApacheTransport(Transport):
     """See the module docstring and ``bookie.wire.port.Transport``. Belongs to one event loop."""
 
     def __init__(
@@ -137,8 +140,9 @@ class ApacheTransport:
         self._closing: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
+    @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
-        """See ``Transport.add``. OK only if every entry was stored.
+        """OK only if every entry was stored.
 
         Otherwise the most telling failure: a batch that is refused may have been stored in part.
         """
@@ -186,6 +190,7 @@ class ApacheTransport:
             if connection is not None:
                 adding.forget(connection)
 
+    @override
     async def read(
         self,
         bookie: BookieId,
@@ -195,7 +200,7 @@ class ApacheTransport:
         *,
         fence_key: bytes | None = None,
     ) -> ReadReply:
-        """See ``Transport.read``. An entry that the bookie fails to read is IO_ERROR by itself."""
+        """An entry that the bookie fails to read is IO_ERROR by itself."""
         problem = ledger_problem(ledger_id, fence_key or b"") or entry_ids_problem(entry_ids)
         if problem is not None:
             return ReadReply(Status.BAD_REQUEST, detail=problem)
@@ -209,12 +214,12 @@ class ApacheTransport:
 
         return await _answered(timeout_s, asked(), lambda status, *, detail: ReadReply(status, tuple(results), detail))
 
+    @override
     async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
-        """See ``Transport.read_last``."""
         return await self._ask(bookie, timeout_s, lambda to: to.read_last(ledger_id), ReadReply)
 
+    @override
     async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
-        """See ``Transport.fence``."""
         if (problem := ledger_problem(ledger_id, master_key)) is not None:
             return FenceReply(Status.BAD_REQUEST, detail=problem)
         return await self._ask(bookie, timeout_s, lambda to: to.fence(ledger_id, master_key), FenceReply)
@@ -223,28 +228,30 @@ class ApacheTransport:
         """Wait until everything of a ledger that the bookie was sent before is durable there."""
         return await self._ask(bookie, timeout_s, lambda to: to.force(ledger_id), AddReply)
 
+    @override
     async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
-        """See ``Transport.read_lac``."""
         return await self._ask(bookie, timeout_s, lambda to: to.read_lac(ledger_id), LacReply)
 
+    @override
     async def wait_lac(
         self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
     ) -> LacReply:
-        """See ``Transport.wait_lac``. Apache's bookies do not wait for a ledger that they do not know."""
+        """Apache's bookies do not wait for a ledger that they do not know."""
         if beyond < NO_ENTRY:
             return LacReply(Status.BAD_REQUEST, detail=f"not a last add confirmed: {beyond}")
         return await self._ask(bookie, timeout_s, lambda to: to.wait_lac(ledger_id, beyond, wait_s), LacReply)
 
+    @override
     async def write_lac(
         self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
     ) -> AddReply:
-        """See ``Transport.write_lac``."""
         if (problem := ledger_problem(ledger_id, master_key)) is not None:
             return AddReply(Status.BAD_REQUEST, problem)
         return await self._ask(bookie, timeout_s, lambda to: to.write_lac(ledger_id, master_key, explicit), AddReply)
 
+    @override
     async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        """See ``Transport.list_entries``. Apache's bookies know no pins: the ledger may be collected at any time.
+        """Apache's bookies know no pins: the ledger may be collected at any time.
 
         Those with DbLedgerStorage cannot list: see ``listing``.
         """
@@ -256,16 +263,18 @@ class ApacheTransport:
 
         return await _answered(timeout_s, asked(), ListReply)
 
+    @override
     async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
-        """See ``Transport.info``. Only the disk figures are known over this protocol.
+        """Only the disk figures are known over this protocol.
 
         Of the rest, ``incarnation`` and ``version`` are empty, ``ledger_count`` is None, ``is_read_only`` False, which
         means nothing here: whether a bookie is read-only is in its registration.
         """
         return await self._ask(bookie, timeout_s, lambda to: to.info(), InfoReply)
 
+    @override
     async def close(self) -> None:
-        """See ``Transport.close``. Idempotent; later calls answer UNREACHABLE."""
+        """Idempotent; later calls answer UNREACHABLE."""
         self._is_closed = True
         for link in self._links.values():
             self._retire(link)
