@@ -90,7 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=default.open_ledger_grace_s,
         metavar="SECONDS",
-        help="a bookie of an open ledger is gone for so long before the ledger is recovered; default %(default)s",
+        help="seconds that a bookie of an open ledger may be missing before the ledger is recovered; "
+        "default %(default)s",
     )
     parser.add_argument(
         "--grace", type=float, default=default.grace_s, metavar="SECONDS", help="on SIGTERM; default %(default)s"
@@ -100,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
         text = f"{domain} that each write quorum must span; default {least}"
         parser.add_argument(f"--min-{domain}", type=int, default=least, metavar="N", help=text)
     parser.add_argument("--strict-placement", action="store_true", help="park a ledger rather than break that")
-    parser.add_argument("--topology-file", type=Path, help="where bookies stand; default: what ZooKeeper says")
+    parser.add_argument(
+        "--topology-file", type=Path, help="topology file: the rack of each bookie; default: the topology in ZooKeeper"
+    )
     parser.add_argument("--tls-ca", type=Path, help="PEM file: bookies speak TLS, with certificates that it signed")
     parser.add_argument("--tls-cert", type=Path, help="PEM file: this side's certificate, with --tls-ca")
     parser.add_argument("--tls-key", type=Path, help="PEM file: its key")

@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
+import struct
+import time
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
 import psutil
-from kazoo.client import KazooClient
 
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
@@ -28,6 +30,7 @@ LONG_SESSION_S: Final = 60.0
 _DEADLINE_S: Final = 30.0
 _PASSWORD_SECRET: Final = 0xB3415C00
 _PASSWORD_BYTES: Final = 16
+_CLOSE: Final = -11
 _CONNECTION: Final = re.compile(r"^ /127\.0\.0\.1:(\d+)\[.*\bsid=0x([0-9a-f]+)", re.MULTILINE)
 
 
@@ -91,15 +94,44 @@ async def _ask(zookeeper: EmbeddedZooKeeper, word: bytes) -> str:
 
 
 def _end(connect_string: str, session: int) -> None:
-    client = KazooClient(
-        connect_string, client_id=(_signed(session), _password(session)), timeout=LONG_SESSION_S, read_only=False
-    )
-    try:
-        client.start(timeout=_DEADLINE_S)
-        # A session that had ended is refused, and the client opens one of its own: it is ended in its place.
-    finally:
-        client.stop()
-        client.close()
+    close_session(connect_string, _signed(session), _password(session))
+
+
+def close_session(connect_string: str, session: int, password: bytes) -> None:
+    """Return once the server has closed this session, or has refused it because it had ended.
+
+    The session's own client reconnects as soon as it loses its connection to this one, and takes the session back. So
+    both requests leave in one write, and are sent again until the server has answered.
+    """
+    host, _, port = connect_string.partition("/")[0].partition(":")
+    deadline = time.monotonic() + _DEADLINE_S
+    connect = struct.pack(">iqiqi16s?", 0, 0, int(LONG_SESSION_S * 1000), session, _PASSWORD_BYTES, password, False)
+    request = b"".join(struct.pack(">i", len(part)) + part for part in (connect, struct.pack(">ii", 1, _CLOSE)))
+    while time.monotonic() < deadline:
+        with (
+            contextlib.suppress(ConnectionError),
+            socket.create_connection((host, int(port)), timeout=_DEADLINE_S) as connection,
+            connection.makefile("rb") as answers,
+        ):
+            connection.sendall(request)
+            connected = _answer(answers)
+            _, granted_ms, _ = struct.unpack_from(">iiq", connected)
+            if not granted_ms:  # the session had ended
+                return
+            _answer(answers)
+            return
+    raise TimeoutError(f"the server has not closed session {session:#x} within {_DEADLINE_S:g} s")
+
+
+def _answer(answers: BinaryIO) -> bytes:
+    head = answers.read(4)
+    if len(head) < 4:
+        raise ConnectionResetError("closed by the server")
+    (length,) = struct.unpack(">i", head)
+    body = answers.read(length)
+    if len(body) < length:
+        raise ConnectionResetError("closed by the server")
+    return body
 
 
 def _signed(session: int) -> int:

@@ -75,7 +75,7 @@ def problem_of(error: Exception) -> Problem:
             members = {"leader": error.leader or None}
             return Problem(503, "not-leader", "This process does not lead", detail, members, _retry(_LEADER_RETRY_S))
         case RunOverError():
-            return Problem(409, "run-over", "The run is over", detail)
+            return Problem(409, "run-over", "The run has ended", detail)
         case KeyReusedError():
             return Problem(422, "key-reused", "The idempotency key stands for another request", detail)
         case UnknownRunError() | NotFoundError():
@@ -97,7 +97,7 @@ def problem_of(error: Exception) -> Problem:
         case BkhealError():
             return Problem(500, "failed", "The service could not do this", detail)
         case _:
-            return Problem(500, "internal", "The service failed; its log says how")
+            return Problem(500, "internal", "The service failed; see its log")
 
 
 def http_problem(status: int, reason: str, path: str, allowed: str = "") -> Problem:

@@ -76,7 +76,7 @@ def anonymous_write_problems(hosts: Iterable[str]) -> list[str]:
         return []
     who = ", ".join(open_hosts)
     advice = "listen on 127.0.0.1, or give callers tokens (tokens_file)"
-    return [f"allow_anonymous_write would let everybody who reaches {who} start and stop runs: {advice}"]
+    return [f"allow_anonymous_write would let every client that reaches {who} start and stop runs: {advice}"]
 
 
 def check_settings(settings: ApiSettings) -> None:

@@ -159,8 +159,8 @@ class Contestant:
                     if found is not None and found.get("event") == event:
                         return found
         except TimeoutError:
-            raise self._failure(f"did not say {event!r} within {deadline_s:g} s") from None
-        raise self._failure(f"ended before it said {event!r}")
+            raise self._failure(f"did not print {event!r} within {deadline_s:g} s") from None
+        raise self._failure(f"ended before it printed {event!r}")
 
     async def stop(self) -> None:
         """End its input, and kill it if it does not end by itself. Idempotent."""

@@ -70,7 +70,7 @@ EVENTS: Final = (
     Definition(
         RUNS,
         _COUNTER,
-        "Audit runs of this process that are over, by result; dry runs are not counted",
+        "Ended audit runs of this process, by result; dry runs are not counted",
         {"kind": KINDS, "result": RESULTS},
         watch="failed or partial increase, or held increases",
     ),
@@ -95,13 +95,13 @@ BACKLOG: Final = (
     ),
     _state(
         MARKED_BYTES,
-        "Bytes that their repair has to copy, estimated from the length of the ledgers; 0 where nothing can be said",
+        "Bytes that their repair has to copy, estimated from the length of the ledgers; 0 if unknown",
         _BY_SEVERITY,
         "divided by the copy rate it exceeds the time that you accept",
     ),
     _state(
         MARKED_AGE,
-        "Age of the oldest mark; 0 where there is none or its time is not known",
+        "Age of the oldest mark; 0 if there is none or its time is unknown",
         _BY_SEVERITY,
         "it exceeds the time in which repair should be done",
     ),
@@ -129,7 +129,7 @@ STATE: Final = (
     ),
     _state(
         REFUSED,
-        "Whether ZooKeeper does not allow this process what an auditor needs (1): /readyz and the log say what",
+        "1 if ZooKeeper denies this process a permission that an auditor needs: see /readyz and the log",
         watch="it is 1: this auditor cannot lead, or can do nothing about lost bookies",
         of_leader=False,
     ),
@@ -159,19 +159,19 @@ STATE: Final = (
     _state(RUNNING, "Whether a run is under way (1)", _BY_KIND),
     _state(
         RUNNING_SECONDS,
-        "For how long it has been under way; 0 where there is none",
+        "Seconds since it started; 0 if none is running",
         _BY_KIND,
         "it is several times the usual duration",
     ),
     _state(
         PROGRESS,
-        "How much of its present phase is done, 0 to 1; 0 where that cannot be told",
+        "Completed share of its current phase, 0 to 1; 0 if unknown",
         _BY_KIND,
         "it does not change for half an hour while a run is under way",
     ),
     _state(PAUSED, "Whether the run, or the schedule of this kind, is paused (1)", _BY_KIND, "it is 1 for a day"),
     _state(LAST_START, "When the newest run began; 0 means never", _BY_KIND),
-    _state(LAST_COMPLETION, "When the last run that is over ended, however it ended; 0 means never", _BY_KIND),
+    _state(LAST_COMPLETION, "End of the last run, with any result; 0 means never", _BY_KIND),
     _state(
         LAST_SUCCESS,
         "When a run last came to a complete end, over all leaders and restarts; 0 means never",
@@ -179,7 +179,7 @@ STATE: Final = (
         "it is older than two and a half periods, or 0 for a period",
     ),
     _state(LAST_DURATION, "Time that the last run took", _BY_KIND),
-    _state(LAST_LEDGERS, "Ledgers that the last run checked", _BY_KIND, "it drops although nobody deleted ledgers"),
+    _state(LAST_LEDGERS, "Ledgers that the last run checked", _BY_KIND, "it drops although no client deleted ledgers"),
     _state(
         LAST_FINDINGS,
         "Ledgers with findings in the last run, by severity",

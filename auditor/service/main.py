@@ -163,7 +163,7 @@ class SparkWatch(ServiceEvents):
 
     async def _look(self) -> None:
         if not await self._holder.is_alive() and not self._stop.is_set():
-            _log.error("Spark is gone: this auditor ends, and another one takes over")
+            _log.error("Spark has ended: this auditor ends, and another one takes over")
             self.is_gone = True
             self._stop.set()
 

@@ -204,7 +204,7 @@ def _contradictions(settings: ServiceSettings) -> Iterator[str]:
     if settings.ui_trigger_enabled and not settings.ui_enabled:
         yield "ui_trigger_enabled needs ui_enabled"
     if settings.ui_allow_anonymous and settings.ui_host not in (LOOPBACK, "localhost", "::1"):
-        yield f"ui_allow_anonymous is for a loopback ui_host, not {settings.ui_host}: anybody there could start runs"
+        yield f"ui_allow_anonymous is for a loopback ui_host, not {settings.ui_host}: any client there could start runs"
     if settings.ui_allow_anonymous and settings.spark_master and not settings.spark_master.startswith("local"):
         yield f"ui_allow_anonymous is for a local Spark master, not {settings.spark_master}: its UI listens everywhere"
     if settings.ui_proxy_base and not settings.ui_proxy_base.startswith("/"):

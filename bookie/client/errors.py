@@ -105,7 +105,7 @@ class LastConfirmedUnknownError(TransientError):
 
     def __init__(self, ledger_id: LedgerId, evidence: dict[BookieId, Status]) -> None:
         answers = ", ".join(f"{bookie}: {status.name}" for bookie, status in evidence.items())
-        super().__init__(f"ledger {ledger_id}: too few bookies tell its last add confirmed ({answers})")
+        super().__init__(f"ledger {ledger_id}: too few bookies report its last add confirmed ({answers})")
         self.ledger_id = ledger_id
         self.evidence = evidence
 

@@ -116,13 +116,13 @@ async def open_cluster(store: MetadataStore, where: MetadataUri | str) -> Cluste
     except AccessDeniedError as error:
         raise ClusterClosedError(f"the cluster at {root} cannot be opened: {error}") from error
     if layout is None and not instance_id:
-        why = "it has no LAYOUT node and no INSTANCEID" if is_there else "nothing is there"
+        why = "it has no LAYOUT node and no INSTANCEID" if is_there else "it does not exist"
         raise NotAClusterError(f"no cluster at {root}: {why}. Check the path in the URI, or create a cluster there")
     kind = await _kind_without_layout(store, root, wanted) if layout is None else decode_layout(layout, root)
     if wanted is not None and wanted != kind.value:
         raise NotAClusterError(
             f"the cluster at {root} has the layout {kind.value}, the URI asks for {wanted}: "
-            f"write zk+{kind.value}://, or zk:// for whatever is there"
+            f"write zk+{kind.value}://, or zk:// for any layout"
         )
     if not instance_id:
         raise NotAClusterError(f"the cluster at {root} has no INSTANCEID node to tell its bookies from others")

@@ -115,7 +115,7 @@ async def prune(store: MetadataStore, parents: Sequence[str]) -> None:
             # The next one is looked at again: two who prune at once each see the other's node before it goes.
             parents = parents[len(empty) :]
     except (MultiFailedError, AccessDeniedError, StoreUnavailableError, WriteOutcomeUnknownError) as error:
-        _log.info("empty parents are left behind", extra={"path": parents[0], "error": str(error)})
+        _log.info("empty parents remain", extra={"path": parents[0], "error": str(error)})
 
 
 async def _empty_prefix(store: MetadataStore, parents: Sequence[str]) -> list[Delete | None]:

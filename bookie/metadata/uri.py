@@ -24,8 +24,8 @@ _OTHER_LAYOUTS: Final = {
 
 _OTHER_DRIVERS: Final = {
     "etcd": "metadata in etcd is not supported, only in ZooKeeper",
-    "metadata-store": "Pulsar's metadata-store driver is not spoken. Where it keeps its data in ZooKeeper, name that "
-    "with the layout that it has: metadata-store:zk:zk1:2181,zk2:2181 is zk+hierarchical://zk1:2181;zk2:2181/ledgers",
+    "metadata-store": "Pulsar's metadata-store driver is not supported. If it keeps its data in ZooKeeper, name that "
+    "with its layout: metadata-store:zk:zk1:2181,zk2:2181 is zk+hierarchical://zk1:2181;zk2:2181/ledgers",
 }
 
 

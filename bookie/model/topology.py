@@ -52,7 +52,7 @@ def location(text: str) -> Location:
     parts = text.strip().strip("/").split("/")
     if len(parts) > _PARTS_MAX or not all(_PART.fullmatch(part) for part in parts):
         raise InvalidLocationError(
-            f"not a location: {text[:200]!r} (1 to {_PARTS_MAX} names of letters, digits and ._:@=+- behind slashes, "
+            f"not a location: {text[:200]!r} (1 to {_PARTS_MAX} names of letters, digits and ._:@=+- after slashes, "
             "such as /rack1 or /region1/rack1)"
         )
     return Location("/" + "/".join(parts))

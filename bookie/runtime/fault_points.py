@@ -22,7 +22,7 @@ def fault_point(name: str) -> bool:
 def deciding_by(fires: Callable[[str], bool]) -> Iterator[None]:
     """Let ``fires`` decide at each fault point while the block runs. For simulations only; not re-entrant."""
     global _fires
-    assert _fires is None, "fault points are decided by somebody else already"
+    assert _fires is None, "fault points already have a decider"
     _fires = fires
     try:
         yield

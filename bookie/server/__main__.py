@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--journal-dir", required=True, type=Path)
     parser.add_argument("--ledger-dir", required=True, type=Path)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--advertised-host", help="host that clients are told; default: --host")
+    parser.add_argument("--advertised-host", help="host that is published to clients; default: --host")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0: any free port")
     parser.add_argument(
         "--apache-port",
@@ -73,13 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--new-incarnation",
         action="store_true",
-        help="start on empty directories under a known bookie id: its disks are lost for good",
+        help="start on empty directories under a known bookie id: its disks are lost permanently",
     )
     parser.add_argument(
         "--collect-interval", type=float, default=3600.0, help="seconds between passes of the collector; 0: never"
     )
     parser.add_argument(
-        "--collect-ratio-max", type=float, default=0.5, help="a pass that would throw away more than this stops"
+        "--collect-ratio-max", type=float, default=0.5, help="a pass that would delete more than this stops"
     )
     parser.add_argument("--plaintext", action="store_true", help="no TLS although --host is not a loopback address")
     parser.add_argument("--tls-ca", type=Path, help="PEM file; switches TLS on, with --tls-cert and --tls-key")

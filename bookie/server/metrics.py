@@ -73,7 +73,7 @@ BOOKIE: Final = (
     Definition(
         REQUESTS,
         _COUNTER,
-        "Requests answered; an add is one request whatever it carries, cancelled means that the caller did not wait",
+        "Requests answered; a batch of adds is one request, cancelled means that the caller did not wait",
         {"operation": OPERATIONS, "status": STATUSES},
         watch="io_error or corrupt increase; too_many_requests is a large part",
     ),
@@ -103,8 +103,8 @@ BOOKIE: Final = (
     Definition(
         COLLECTED,
         _COUNTER,
-        "Ledgers whose entries were deleted here because nobody needs them here any more",
-        watch="it grows although nobody deletes ledgers",
+        "Ledgers whose entries were garbage-collected on this bookie",
+        watch="it grows although no client deletes ledgers",
     ),
     Definition(
         SYNC_DURATION,

@@ -37,7 +37,7 @@ def check_add(batch: AddBatch) -> dict[EntryId, CachedEntry] | str:
             return f"entry of {len(data)} bytes, allowed are {HEADER_SIZE} to {ENTRY_BYTES_MAX}"
         found_ledger, entry_id = ids_of(data)
         if found_ledger != ledger_id or entry_id < 0:
-            return f"entry says it is {found_ledger}/{entry_id}, in an add to ledger {ledger_id}"
+            return f"the header of the entry names {found_ledger}/{entry_id}, in an add to ledger {ledger_id}"
         entries[entry_id] = CachedEntry(data, crc32c(data))
         size += len(data)
     return entries if size <= ADD_BYTES_MAX else f"{size} bytes in one add, allowed are {ADD_BYTES_MAX}"

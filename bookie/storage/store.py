@@ -342,7 +342,7 @@ class LedgerStorage:
         if self._is_full or self.takes_no_adds:
             return AddReply(Status.READ_ONLY, "a disk of this bookie is full")
         if self._caches.flushing is not None and self._is_over_bound():
-            return AddReply(Status.TOO_MANY_REQUESTS, "the ledger disk is behind the journal")
+            return AddReply(Status.TOO_MANY_REQUESTS, "the ledger disk cannot keep up with the journal")
         return None
 
     def _is_over_bound(self) -> bool:

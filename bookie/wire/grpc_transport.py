@@ -88,7 +88,7 @@ class GrpcTransport(Transport):
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
         size = sum(map(len, batch.entries))
         if size > _BATCH_BYTES_MAX:
-            return AddReply(Status.BAD_REQUEST, f"a batch of {size} bytes is over the limit of {_BATCH_BYTES_MAX}")
+            return AddReply(Status.BAD_REQUEST, f"a batch of {size} bytes exceeds the limit of {_BATCH_BYTES_MAX}")
         return await _answered(timeout_s, self._add(bookie, batch, size), AddReply)
 
     async def _add(self, bookie: BookieId, batch: AddBatch, size: int) -> AddReply:

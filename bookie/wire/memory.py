@@ -246,5 +246,5 @@ class MemoryTransport(Transport):
             return asyncio.get_running_loop().create_future()
         handler = self._network.at(address.host, address.port)
         if self._is_closed or faults.is_unreachable or handler is None:
-            return Status.UNREACHABLE, f"nobody answers for bookie {bookie} at {address.host}:{address.port}"
+            return Status.UNREACHABLE, f"no server answers for bookie {bookie} at {address.host}:{address.port}"
         return guarded("request to bookie", ask(handler, address.incarnation))

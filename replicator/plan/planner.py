@@ -288,7 +288,7 @@ class _FragmentPlan:
         failed = self.knowledge.failed_targets
         detail = "no writable bookie is registered outside the ensemble"
         if self._candidates():
-            detail += " where the placement policy, which is strict, allows a copy"
+            detail += " on which the strict placement policy allows a copy"
         elif self._spare():
             detail += f" in bookie groups that the ledger may have: {isolation_of(self.metadata.custom)}"
         if failed:

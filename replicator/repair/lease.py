@@ -108,7 +108,9 @@ class Lease:
         self.ensure_session()
         stat = await self._ports.store.stat(lock_path(self._ports.cluster.root, self.held.task.ledger_id))
         if stat is None or stat.czxid != self.held.lock_czxid:
-            raise LeaseLostError(f"the lock of ledger {self.held.task.ledger_id} is gone; its repair starts over later")
+            raise LeaseLostError(
+                f"the lock of ledger {self.held.task.ledger_id} no longer exists; the repair starts again later"
+            )
 
     def ensure_session(self) -> None:
         """Check that the session of the lock is not known to be over. To be called right before every write.
@@ -117,7 +119,7 @@ class Lease:
             LeaseLostError: it is.
         """
         if self.is_session_over:
-            raise LeaseLostError(f"the session that held ledger {self.held.task.ledger_id} is over; its task stays")
+            raise LeaseLostError(f"the session that held ledger {self.held.task.ledger_id} has ended; the task stays")
 
     async def complete(self, checks: Sequence[Check] = ()) -> bool:
         """Delete the task as it was seen under the lock (S5); False if it stays. The lock is given back either way.

@@ -142,7 +142,7 @@ class LedgerRepair:
             return await self._give_up(plan.blocked, bookies)
         if shortfall.silent:
             who = ", ".join(map(str, shortfall.silent))
-            return self._ended(Ending.FAILED, detail=f"registered, but does not say what it holds: {who}")
+            return self._ended(Ending.FAILED, detail=f"registered, but does not list its entries: {who}")
         if not self._task.missing:
             return self._ended(Ending.LEFT, detail="a placement mark, which is left to Apache's workers")
         is_repaired = self._execution.fragments or self._unclosed.is_recovered
@@ -202,7 +202,7 @@ class LedgerRepair:
         return self._ended(ending)
 
     def _stopped(self) -> TaskResult:
-        return self._ended(Ending.STOPPED, detail="repair is disabled, or the session with the store is over")
+        return self._ended(Ending.STOPPED, detail="repair is disabled, or the session with the store has ended")
 
     def _ended(self, ending: Ending, *, reason: ParkReason | None = None, detail: str = "") -> TaskResult:
         return TaskResult(

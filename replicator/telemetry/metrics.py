@@ -69,11 +69,11 @@ REPLICATOR: Final = (
         watch="the rate is 0 while tasks are eligible",
     ),
     Definition(REPAIRED_FRAGMENTS, _COUNTER, "Fragments that metadata now names with whole copies"),
-    Definition(RECOVERED_LEDGERS, _COUNTER, "Ledgers taken from a writer that was gone, and closed"),
+    Definition(RECOVERED_LEDGERS, _COUNTER, "Ledgers recovered and closed because their writer had ended"),
     Definition(
         CORRUPT_COPIES,
         _COUNTER,
-        "Stored copies that did not verify; another copy was used where there is one",
+        "Stored copies that did not verify; another copy was used if there was one",
         watch="it increases: a disk returns wrong bytes",
     ),
     Definition(TASK_DURATION, _HISTOGRAM, "Time of one turn of a task, by how it ended", _BY_ENDING, WORK_BUCKETS_S),

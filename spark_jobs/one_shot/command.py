@@ -31,7 +31,7 @@ exit codes:
   3   the metadata store cannot be reached, or was lost
   5   partial: not every ledger was checked
   6   the mass-loss brake holds, nothing was published
-  7   cancelled by somebody; what was marked stays
+  7   cancelled; marks that were written stay
   70  Spark or this program failed
   75  another run of this kind is under way, nothing was done (see --wait)
   78  wrong configuration, no cluster at the metadata URI, or nothing to judge placement by
@@ -164,10 +164,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_placement(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--topology-file", type=Path, help="where bookies stand (default: what ZooKeeper says)")
+    group.add_argument(
+        "--topology-file", type=Path, help="topology file: the rack of each bookie (default: the topology in ZooKeeper)"
+    )
     for level, default in (("racks", 2), ("zones", 1), ("regions", 1)):
         group.add_argument(f"--min-{level}", type=int, default=default, help=f"{level} of each write set ({default})")
-    group.add_argument("--strict-placement", action="store_true", help="a finding also where nothing better exists")
+    group.add_argument(
+        "--strict-placement", action="store_true", help="report also ensembles that already span all available domains"
+    )
     group.add_argument("--mark-misplaced", action="store_true", help="mark what a replacement would improve")
 
 

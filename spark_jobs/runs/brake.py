@@ -32,8 +32,8 @@ def held_because(
     if known and len(missing) / len(known) > missing_share_max:
         return (
             f"{len(missing)} of {len(known)} known bookies are not registered, more than the limit of "
-            f"{missing_share_max:.0%}; bring them back, or raise the limit if they are gone for good"
+            f"{missing_share_max:.0%}; bring them back, or raise the limit if they are lost permanently"
         )
     if ledgers == 0 and earlier_ledgers is not None and earlier_ledgers >= MANY_LEDGERS:
-        return f"no ledger is listed, where the last complete report saw {earlier_ledgers}; check the metadata root"
+        return f"no ledger is listed, but the last complete report has {earlier_ledgers}; check the metadata root"
     return None

@@ -77,8 +77,8 @@ class PlacementRun:
         topology, source = self._cluster.topology(self._settings.topology_file)
         if not topology.locations:
             raise NoTopologyError(
-                "nothing says where bookies stand, so no placement can be judged: write a topology file and give it "
-                "with --topology-file, or store the topology in ZooKeeper"
+                "there is no topology, so no placement can be judged: write a topology file and pass it with "
+                "--topology-file, or store the topology in ZooKeeper"
             )
         bookies = self._cluster.bookies()
         known = cookies | bookies.registered
@@ -177,4 +177,4 @@ def _not_judged(counts: PlacementCounts) -> tuple[str, ...]:
     some = ", ".join(counts.unknown_bookies[:_NAMED_MAX])
     more = f" and {len(counts.unknown_bookies) - _NAMED_MAX} more" if len(counts.unknown_bookies) > _NAMED_MAX else ""
     what = f"{counts.unknown_fragments} fragments were not judged"
-    return (f"{what}, as {counts.topology} does not say where {some}{more} stand: add them",)
+    return (f"{what}, as {counts.topology} has no location for {some}{more} stand: add them",)

@@ -60,7 +60,7 @@ class Phase(enum.Enum):
     ASK = "asking bookies"
     REPORT = "writing the report"
     PUBLISH = "marking ledgers"
-    COMPARE = "comparing with the tasks that are there"
+    COMPARE = "comparing with the existing tasks"
     DONE = "done"
 
 

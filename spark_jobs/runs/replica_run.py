@@ -196,4 +196,4 @@ def _collected(answers: DataFrame) -> Sequence[Row]:
 def _not_known(counts: ReplicaCounts) -> tuple[str, ...]:
     named = [f"{each.bookie_id} for {each.ledgers} ledgers ({each.reason})" for each in counts.unknown[:_NAMED_MAX]]
     more = f" and {len(counts.unknown) - _NAMED_MAX} more" if len(counts.unknown) > _NAMED_MAX else ""
-    return (f"bookies could not tell what they hold: {', '.join(named)}{more}",) if named else ()
+    return (f"bookies could not list their entries: {', '.join(named)}{more}",) if named else ()

@@ -35,7 +35,7 @@ class Reason(enum.Enum):
     """Why. Each with whether it is explained, and a sentence for people."""
 
     WITHIN_DELAY = "within the delay", True, "the delay for lost bookies is not over: marking has to wait"
-    DISABLED = "disabled", True, "auto-recovery is disabled: nobody marks"
+    DISABLED = "disabled", True, "auto-recovery is disabled: no auditor marks"
     NO_AUDITOR = "no auditor", True, "no auditor leads, so none has run since the loss"
     NEW_LOSS = (
         "new loss",
@@ -43,19 +43,26 @@ class Reason(enum.Enum):
         "earlier runs saw the bookie, and none found it lost for long: the auditor may be under way",
     )
     DRAIN = "drain", True, "the bookie is being drained by bkheal, which Apache's auditor does not know"
-    NOT_MARKED = "not marked", False, "an auditor leads and the delay is over, but the ledger is not marked for it"
-    LEDGER_DELETED = "ledger deleted", True, "the ledger is gone; a worker will drop the task"
+    NOT_MARKED = "not marked", False, "an auditor leads and the delay has passed, but the ledger is not marked for it"
+    LEDGER_DELETED = "ledger deleted", True, "the ledger was deleted; a worker will delete the task"
     BOOKIE_RETURNED = "bookie returned", True, "the bookies named are registered again, since after the mark"
     PLACEMENT_MARK = "placement mark", True, "the task names no bookie: a placement check asks to move copies"
     MISSING_ENTRIES = (
         "missing entries",
         True,
-        "the bookies named were there when it was marked: a check that asks bookies did it, ours is --kind replicas",
+        (
+            "the named bookies were registered when it was marked: a check that asks bookies did it, ours is "
+            "--kind replicas"
+        ),
     )
     HEALED = "healed", True, "the metadata names none of these bookies any more; a worker will drop the task"
-    OVERLOOKED = "overlooked", False, "the run did not find it, though a bookie that it names was gone during the run"
-    UNREADABLE_METADATA = "unreadable metadata", False, "nobody can tell which bookies the ledger needs"
-    UNREADABLE_TASK = "unreadable task", False, "the task cannot be read, so nobody can tell what it names"
+    OVERLOOKED = (
+        "overlooked",
+        False,
+        "the run did not find it, although a bookie that it names was not registered during the run",
+    )
+    UNREADABLE_METADATA = "unreadable metadata", False, "the bookies of the ledger are unknown"
+    UNREADABLE_TASK = "unreadable task", False, "the task cannot be read, so the bookies that it names are unknown"
 
     def __init__(self, word: str, is_explained: bool, text: str) -> None:
         self.word = word

@@ -252,7 +252,7 @@ def _write(path: Path, batches: Iterable[Sequence[Mapping[str, Any]]]) -> None:
                 writer.write_table(pa.Table.from_pylist([*map(_columns, rows)], _SCHEMA))
         temporary.replace(path)
     except OSError as error:
-        raise ReportDirError(f"cannot write {path}: {error.strerror or error}; the run's report is there") from error
+        raise ReportDirError(f"cannot write {path}: {error.strerror or error}; the run's report was written") from error
 
 
 def _document(row: Difference) -> dict[str, Any]:

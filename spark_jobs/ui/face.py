@@ -79,7 +79,7 @@ class TabFace:
             _log.warning("strange call to the tab", extra={"reason": str(error)[:_LOGGED_MAX]})
         except Exception:  # noqa: BLE001  the boundary to the JVM
             _log.exception("page of the tab failed")
-        return '<div class="alert alert-danger">The page failed; the log of the driver says why.</div>'
+        return '<div class="alert alert-danger">The page failed; see the log of the driver.</div>'
 
     def api(self, facts: str) -> str:
         """The answer of the servlet beside the page."""
@@ -90,7 +90,7 @@ class TabFace:
             return encode_answer(Answer(403, "Not for you.\n", "text/plain; charset=utf-8"))
         except Exception:  # noqa: BLE001  the boundary to the JVM
             _log.exception("request to the tab failed")
-            return encode_answer(Answer(500, "The request failed; the log of the driver says why.\n", "text/plain"))
+            return encode_answer(Answer(500, "The request failed; see the log of the driver.\n", "text/plain"))
 
     def _page(self, request: TabRequest) -> str:
         state, trouble = self._snapshots.get()

@@ -120,7 +120,7 @@ def _own_authorities(request: TabRequest, settings: TabSettings) -> Sequence[str
 
 def _body_refusal(request: TabRequest) -> Refusal | None:
     if "transfer-encoding" in request.headers:
-        return Refusal(411, "The body's length must be said beforehand.")
+        return Refusal(411, "The request needs a Content-Length header.")
     if request.length > BODY_MAX_BYTES:
         return Refusal(413, f"The body has more than {BODY_MAX_BYTES} bytes.")
     return None

@@ -260,7 +260,8 @@ async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_
     secured: Secured, audit: Audit, tmp_path: Path
 ) -> None:
     here = secured.world
-    lost = here.running[0]
+    lost, other, _ = here.running
+    await secured.written_on([lost.bookie_id, other.bookie_id])  # the third bookie is where a copy could go
     await here.kill9(lost)
     async with await connect(here.uri) as client:
         await gone(client, lost.bookie_id)
@@ -270,9 +271,11 @@ async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_
         assert hurt
         wrong = ("--sasl-username", NAME, "--sasl-password-file", str(secured.directory / "wrong"))
         stranger = await Replicator.start(here.uri, tmp_path / "stranger", *wrong)
-        failed = await until(lambda: failures(stranger), bool, "the stranger has failed")
+        try:
+            failed = await until(lambda: failures(stranger), bool, "the stranger has failed")
+        finally:
+            await stranger.stop()
         assert all("login" in detail for detail in failed), failed
-        await stranger.stop()
         assert stranger.repaired == []
         assert await unchanged(secured) == before
         await here.cluster.add_bookies(1)

@@ -38,5 +38,5 @@ def wait_for_line(pattern: str, process: subprocess.Popen[Any], log: Path) -> No
     deadline = time.monotonic() + STATE_S
     while not re.search(f"^{pattern}", said := log.read_text(errors="replace"), re.MULTILINE):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(f"it did not say {pattern!r}:\n{said[-3000:]}")
+            raise AssertionError(f"it did not print {pattern!r}:\n{said[-3000:]}")
         time.sleep(_AGAIN_S)

@@ -17,7 +17,7 @@ from bookie.metadata.port import MetadataStore
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from tests.deadlines import STATE_S
-from tests.sessions import LONG_SESSION_S
+from tests.sessions import LONG_SESSION_S, close_session
 from tests.simulation.loop import Process
 from tests.simulation.store import SimCell, SimStore, StoreFaults
 from tests.simulation.trace import Trace
@@ -114,7 +114,7 @@ class ZooKeeperBackend:
     async def expire(self, store: MetadataStore) -> None:
         assert isinstance(store, ZooKeeperStore)
         seen = store.session
-        await asyncio.to_thread(self._take_over, store._connection._client.client_id)
+        await asyncio.to_thread(close_session, self.hosts, *store._connection._client.client_id)
         async with asyncio.timeout(STATE_S):
             while store.session.epoch == seen.epoch or not store.session.is_connected:
                 await store.wait_session_changed(store.session)
@@ -145,11 +145,6 @@ class ZooKeeperBackend:
             with raw_client(self.hosts) as client:
                 for path in self._denied:
                     client.set_acls(path, OPEN_ACL_UNSAFE)
-
-    def _take_over(self, client_id: tuple[int, bytes]) -> None:
-        """A session closed by a second client with its id and password is over for the first one."""
-        with raw_client(self.hosts, client_id=client_id):
-            pass
 
 
 class raw_client:  # noqa: N801  # reads as a function

@@ -87,7 +87,7 @@ async def test_cluster_is_opened_by_uri(store: MetadataStore, cluster: Cluster) 
 
 async def test_what_is_not_a_cluster_is_refused(store: MetadataStore, cluster: Cluster, base: str) -> None:
     root = cluster.root
-    with pytest.raises(NotAClusterError, match="nothing is there"):
+    with pytest.raises(NotAClusterError, match="it does not exist"):
         await open_cluster(store, f"{base}/elsewhere")
     other_factory = b"2\norg.apache.bookkeeper.meta.MSLedgerManagerFactory:1"
     for layout in (b"", b"3\nx:1", other_factory, b"2\nno version", b"\xff\n:"):

@@ -137,10 +137,10 @@ async def test_an_outage_of_the_server_is_told_by_its_reasons_and_its_end(
         logging.getLogger("kazoo.client").removeFilter(count)
     told = [record for record in caplog.records if record.name == "kazoo.client"]
     assert failures == 0, "kazoo's own lines are taken in"
-    assert told[0].message == "zookeeper is away, tried again"
+    assert told[0].message == "ZooKeeper unreachable, retrying"
     assert own_server.connect_string in told[0].__dict__["hosts"]
-    assert [record.message for record in told].count("zookeeper is back") == 1
-    assert told[-1].message == "zookeeper is back"
+    assert [record.message for record in told].count("ZooKeeper reachable again") == 1
+    assert told[-1].message == "ZooKeeper reachable again"
 
 
 async def test_request_to_a_stopped_server_ends_with_its_deadline(own_server: EmbeddedZooKeeper) -> None:

@@ -137,7 +137,7 @@ async def test_a_replicator_follows_its_file(zookeeper: EmbeddedZooKeeper, fresh
         running.hang_up()
         await running.until_rate(0)
         running.hang_up()
-        await running.until_log("configuration file says nothing new")
+        await running.until_log("configuration reloaded, no changes")
         assert await running.process.stop(STATE_S) == 0
 
 

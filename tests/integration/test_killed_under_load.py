@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from bookie.client.connect import connect
 from bookie.embedded.cluster import EmbeddedCluster
 from bookie.model.ids import EntryId, LedgerId
+from bookie.runtime.tasks import cancel
 from bookie.server.exit_codes import ExitCode
 from tests.deadlines import STATE_S
 from tests.integration.writer_child import WriterProcess, payload
@@ -73,7 +75,11 @@ async def test_nothing_is_acknowledged_that_the_failing_disks_of_all_bookies_did
         assert await writer.process.wait(STATE_S) == 0, writer.process.log_tail()
     acknowledged = writer.acknowledged()
     assert writer.ended().keys() == acknowledged.keys()
+    exits = [asyncio.create_task(bookie.running.wait(STATE_S)) for bookie in cluster.bookies]
+    done, _ = await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
+    assert ExitCode.STORAGE_FAILED in [one.result() for one in done]
+    for one in exits:
+        await cancel(one)
     for bookie in cluster.bookies:
         await bookie.stop()
-    assert ExitCode.STORAGE_FAILED in [bookie.running.exit_code for bookie in cluster.bookies]
     await assert_all_is_there(cluster, acknowledged)

@@ -127,7 +127,7 @@ def chromedriver(program: str) -> Iterator[int]:
             if found:
                 yield int(found[1])
                 return
-        pytest.fail("chromedriver ended before it said its port")
+        pytest.fail("chromedriver ended before it printed its port")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)

@@ -77,4 +77,4 @@ def check_pair(tls: ServerTls) -> None:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted, and a service has nobody to ask for its password")
+    raise ValueError("the key is encrypted, and a service cannot ask for its password")

@@ -77,6 +77,6 @@ _PAGING: Final = (
     Parameter(
         "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": _PAGE_MAX, "default": _PAGE_DEFAULT}
     ),
-    Parameter("after", "Begin behind this ledger.", {"type": "integer", "minimum": 0}),
+    Parameter("after", "Begin after this ledger.", {"type": "integer", "minimum": 0}),
     Parameter("missing", "Only ledgers that miss a copy on this bookie.", {"type": "string"}),
 )

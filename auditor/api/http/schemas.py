@@ -81,7 +81,7 @@ _CHECK: Final = _fields(
             "description": "As this auditor would follow it if it led; null: not scheduled.",
         },
         "period_seconds": {"type": ["number", "null"], "description": "Null: not scheduled."},
-        "next_run": {**_TIME, "description": "Null also where another auditor leads, which alone knows the time."},
+        "next_run": {**_TIME, "description": "Null also if another auditor leads: only the leader has the time."},
         "last_success": _TIME,
         "paused": _TRUTH,
         "last": {"anyOf": [_ref("RunFields"), {"type": "null"}]},

@@ -39,7 +39,7 @@ Checks (--kind):
 
   placement   find ensembles that break the rack, zone and region policy; marks nothing by default
 
-  replicas    ask every bookie whether it holds the entries that it should, mark what is missing
+  replicas    ask every bookie whether it has the entries that it should, mark what is missing
 
 One run of a kind goes on at a time in a cluster, whoever started it.
 """

@@ -40,7 +40,9 @@ WaitSecondsOption: TypeAlias = Annotated[
 TopologyFileOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        help="Where bookies stand (JSON); default: what ZooKeeper says.", rich_help_panel=_PLACEMENT, show_default=False
+        help="Topology file (JSON): the rack of each bookie. Default: the topology in ZooKeeper.",
+        rich_help_panel=_PLACEMENT,
+        show_default=False,
     ),
 ]
 MinRacksOption: TypeAlias = Annotated[

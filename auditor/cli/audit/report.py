@@ -20,7 +20,10 @@ app = typer.Typer(help="Reports of audits: list, show, compare, open in a browse
 ReportDirOption = Annotated[
     Path,
     typer.Option(
-        "--report-dir", envvar="BKHEAL_AUDITOR_REPORT_DIR", help="Where audits write their reports.", show_envvar=True
+        "--report-dir",
+        envvar="BKHEAL_AUDITOR_REPORT_DIR",
+        help="Directory to which audits write their reports.",
+        show_envvar=True,
     ),
 ]
 RunArgument = Annotated[str, typer.Argument(help="Id of a run, or how it begins, or `latest`.")]
@@ -131,7 +134,7 @@ def open_page(run: RunArgument = "latest", report_dir: ReportDirOption = Path("r
 
     page = (report_dir / find(report_dir, run).run_id / PAGE).resolve()
     if not page.is_file():
-        raise NoSuchReportError(f"this run left no page: {page}; `bkheal report show` tells what it found")
+        raise NoSuchReportError(f"this run left no page: {page}; `bkheal report show` prints its findings")
     print_line(str(page))
     if not webbrowser.open(page.as_uri()):
         print_note("no browser could be started here; open the file yourself")

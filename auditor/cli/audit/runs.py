@@ -90,7 +90,7 @@ def cancel(
     if record is None:
         raise typer.BadParameter(f"no run {run_id!r} is on record; see `bkheal audit list`")
     if record.state.is_final:
-        print_error(f"run {run_id} is over: it is {record.state.value}")
+        print_error(f"run {run_id} has ended: it is {record.state.value}")
         raise typer.Exit(ExitCode.FAILED)
     print_line(f"{record.process} is asked to end run {run_id}")
 

@@ -27,20 +27,21 @@ if TYPE_CHECKING:
 HELP: Final = (
     "Compare our findings with what is marked; change nothing.\n\n"
     "For a cluster that Apache's Auditor looks after. Runs the bookies check as a dry run, with its usual report, then "
-    "compares what it found with the under-replication tasks that are there, whoever wrote them. Every difference is "
-    "looked at a second time, as both sides were read at different moments; what is none any more counts as "
+    "compares its findings with the existing under-replication tasks, whichever program wrote them. Every "
+    "difference is "
+    "checked a second time, as both sides were read at different moments; a difference that has disappeared counts as "
     "resolved.\n\n"
     "agree: the task names at least the bookies that we found lost.\n\n"
-    "only here: we found it, and nobody has marked it. Explained: the delay for lost bookies is not over, "
+    "only here: we found it, and it is not marked. Explained: the delay for lost bookies has not passed, "
     "auto-recovery is disabled, no auditor leads, the loss is new, the bookie is being drained by bkheal.\n\n"
     "only there: it is marked, and we found nothing. Explained: the ledger was deleted, the bookie returned, a "
     "placement mark, a mark for missing entries (Apache's all-ledgers check asks bookies; ours is `bkheal audit "
     "run --kind replicas`), healed with the task still there.\n\n"
-    "differ: a task is there, and does not name a bookie that we found lost. Explained as for *only here*.\n\n"
-    "Nothing is marked, created or changed in the cluster, beside the record of the run under /bkheal/runs. Every "
-    "ledger that differs is in the table shadow.parquet of the run's report. docs/migration.md says what to do with "
-    "it, and how to take a cluster over.\n\n"
-    "Run it once while all is well, and again some minutes after a bookie was stopped."
+    "differ: there is a task, but it does not name a bookie that we found lost. Explained as for *only here*.\n\n"
+    "Nothing is marked, created or changed in the cluster, except for the record of the run under /bkheal/runs. Every "
+    "ledger that differs is in the table shadow.parquet of the run's report. docs/migration.md explains how to "
+    "use it, and how to take over a cluster.\n\n"
+    "Run it once while the cluster is healthy, and again some minutes after a bookie was stopped."
 )
 EPILOG: Final = (
     "Exit codes: 0 both agree, or every difference is explained; 1 differences without an explained reason; 2 wrong "
@@ -56,7 +57,7 @@ MissingShareOption = Annotated[
 LimitOption = Annotated[int, typer.Option(min=0, max=10_000, help="How many of the ledgers that differ to print.")]
 SettleOption = Annotated[
     float,
-    typer.Option(min=0, help="Seconds from when a loss is first seen, in which the other auditor may be at work."),
+    typer.Option(min=0, help="Seconds after a loss is first seen in which the other auditor may still be working."),
 ]
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bookie.client.connect import ConnectedBookKeeper
 
 BookiesArgument = Annotated[list[str], typer.Argument(metavar="BOOKIE", help="Ids, see `bkheal bookies`.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 

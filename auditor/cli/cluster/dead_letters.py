@@ -29,12 +29,12 @@ ReasonOption = Annotated[ParkReason | None, typer.Option(help="Only those with t
 _ADVICE: Final = {
     ParkReason.NO_CANDIDATE_BOOKIE: "add a writable bookie; the task is then tried again by itself",
     ParkReason.NO_LIVE_COPY: "bring back a bookie that holds a copy; the task is then tried again by itself",
-    ParkReason.NEEDS_RECOVERY: "bring back bookies of the last ensemble; nobody can tell yet where the ledger ends",
-    ParkReason.UNREADABLE_ENTRIES: "every bookie that is there denied these entries; bring back another holder, or "
-    "mend the disk, then `bkheal dead-letters retry`",
+    ParkReason.NEEDS_RECOVERY: "bring back bookies of the last ensemble; until then the end of the ledger is unknown",
+    ParkReason.UNREADABLE_ENTRIES: "every reachable bookie lacks these entries; bring back another bookie that has "
+    "them, or repair the disk, then `bkheal dead-letters retry`",
     ParkReason.UNREADABLE_METADATA: "look at the ledger's node in ZooKeeper: it cannot be read; or it is of format 1, "
     "which keeps no password, and not closed: `bkheal ledger recover` with the password it was created with",
-    ParkReason.OPEN_LEDGER: "its writer leaves the bookie with the next write or on closing; if the writer is gone, "
+    ParkReason.OPEN_LEDGER: "its writer replaces the bookie with the next write or on closing; if the writer ended, "
     "close the ledger with `bkheal ledger recover`, but not while the bookie lacks entries",
 }
 

@@ -81,7 +81,7 @@ async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: boo
             for bookie in bookies
         ]
         if not is_dry_run and any(row["cookie"] or row["drain"] or row["noted_down"] for row in rows):
-            confirm(f"Take {', '.join(bookies)} out of the cluster for good?", is_sure=is_sure)
+            confirm(f"Take {', '.join(bookies)} out of the cluster permanently?", is_sure=is_sure)
             await _refuse_running(client, bookies)
             for bookie in bookies:
                 if (cookie := stored[bookie]) is not None:
@@ -100,7 +100,7 @@ async def _refuse_running(client: ConnectedBookKeeper, bookies: tuple[BookieId, 
     if running:
         refuse(
             f"{', '.join(running)} is running: `bkheal drain start`, wait for `bkheal drain status --wait`, stop it, "
-            "and come back when its registration is gone"
+            "and run this again when its registration has expired"
         )
 
 

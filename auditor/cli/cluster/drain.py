@@ -156,7 +156,7 @@ def status(
     show(output, "DrainStatus", document, _lines(document))
     if document["ledgers_left"]:
         if timeout_s is not None:
-            print_note(f"not waiting any longer, {timeout_s:g} s are over; the drain goes on")
+            print_note(f"stopped waiting after {timeout_s:g} s; the drain continues")
         raise typer.Exit(ExitCode.FAILED)
     if document["unreadable_ledgers"]:
         raise typer.Exit(ExitCode.PARTIAL)
@@ -214,26 +214,29 @@ def _question(
     bookies: Sequence[BookieId], stay_writable: Sequence[BookieId], stay_read_only: Sequence[BookieId]
 ) -> str:
     turning = [bookie for bookie in bookies if bookie not in (*stay_writable, *stay_read_only)]
-    said = [f"{', '.join(turning)}: read-only from now on."] if turning else []
+    said = [f"{', '.join(turning)}: switched to read-only."] if turning else []
     said += [f"{', '.join(stay_writable)}: Apache's, stays writable."] if stay_writable else []
-    said += [f"{', '.join(stay_read_only)}: Apache's, read-only as long as it is told so."] if stay_read_only else []
+    said += (
+        [f"{', '.join(stay_read_only)}: Apache's, read-only as long as its own setting is."] if stay_read_only else []
+    )
     return f"Drain {', '.join(bookies)}? {' '.join(said)}"
 
 
 def _stay_read_only_note(bookies: Sequence[str]) -> str:
     return (
-        f"{', '.join(bookies)}: an Apache bookie, which is read-only by its own setting or for want of room, not by "
-        "the drain. Let it be so until the drain is over (forceReadOnlyBookie=true stays in its bk_server.conf): once "
+        f"{', '.join(bookies)}: an Apache bookie, which is read-only by its own setting or for lack of space, not by "
+        "the drain. Keep it read-only until the drain has ended (forceReadOnlyBookie=true in its bk_server.conf): once "
         "it is writable again, Apache's clients write to it, and `bkheal drain stop` does not make it writable"
     )
 
 
 def _stay_writable_note(bookies: Sequence[str]) -> str:
     return (
-        f"{', '.join(bookies)}: an Apache bookie, which knows of no drain and stays writable. Repair does not choose "
-        "it as a target, but Apache's clients go on writing to it. Make it read-only: forceReadOnlyBookie=true in its "
-        "bk_server.conf and a restart, or PUT /api/v1/bookie/state/readonly where its HTTP server is on. If nobody "
-        "writes with Apache's client, there is nothing to do"
+        f"{', '.join(bookies)}: an Apache bookie, which does not support drains and stays writable. Repair does not "
+        "choose it as a target, but Apache's clients continue to write to it. Make it read-only: "
+        "forceReadOnlyBookie=true in its "
+        "bk_server.conf and a restart, or PUT /api/v1/bookie/state/readonly if its HTTP server is on. If no "
+        "client of Apache's writes to it, there is nothing to do"
     )
 
 
@@ -253,7 +256,7 @@ async def _check_startable(
     if is_forced:
         return
     if not is_dry_run and await ports.tasks.is_disabled():
-        refuse("recovery is off, nobody would copy: `bkheal recovery enable` first, or use --force")
+        refuse("recovery is off, so nothing would be copied: run `bkheal recovery enable` first, or use --force")
     shapes: set[Shape] = set()
 
     def visit(_: LedgerId, metadata: LedgerMetadata) -> None:
@@ -327,7 +330,9 @@ def _lines(document: dict[str, Any]) -> list[str]:
     lines += [f"  {count} parked: {reason}" for reason, count in document["parked"].items()]
     lines += [f"    ledger {item['ledger_id']}: {item['detail']}" for item in document["examples"]]
     if _OPEN in document["parked"]:
-        lines.append("  of ledgers whose writer is gone, `bkheal ledger recover LEDGER` finds the end and closes them")
+        lines.append(
+            "  for ledgers whose writer has ended, `bkheal ledger recover LEDGER` finds the end and closes them"
+        )
     if not document["recovery_enabled"]:
         lines.append("recovery is DISABLED, nothing moves: `bkheal recovery enable`")
     if document["unreadable_ledgers"]:

@@ -172,7 +172,7 @@ async def _recover(
     async with connected(uri) as client:
         ports = client.ports
         if not is_dry_run and not is_forced and await ports.tasks.is_disabled():
-            refuse("recovery is off, nobody would copy: `bkheal recovery enable` first, or use --force")
+            refuse("recovery is off, so nothing would be copied: run `bkheal recovery enable` first, or use --force")
         known = await ports.registrations.known()
         with counting("ledgers", await count(ports.ledgers)) as advance:
             found, scanned = await holdings_of(ports.ledgers, bookies, advance)

@@ -45,7 +45,7 @@ FileOption = Annotated[
 def show(
     context: typer.Context,
     config: FileOption = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Only what is set, and where.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Only values that are set, with their source.")] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Show each option of the long-running commands: its value, and whether environment, file or default gave it.

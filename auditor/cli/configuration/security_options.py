@@ -33,7 +33,7 @@ SaslPasswordFileOption: TypeAlias = Annotated[
 SaslMechanismOption: TypeAlias = Annotated[
     SaslMechanism, typer.Option(help="How to log in.", rich_help_panel=_PANEL, case_sensitive=False)
 ]
-FRAME_HELP: Final = "Longest frame of Apache bookies: their nettyMaxFrameSizeBytes where it was raised."
+FRAME_HELP: Final = "Longest frame of Apache bookies: their nettyMaxFrameSizeBytes if it was raised."
 FrameBytesMaxOption: TypeAlias = Annotated[
     int, typer.Option(min=FRAME_BYTES_LEAST, max=FRAME_BYTES_LIMIT, help=FRAME_HELP, rich_help_panel=_PANEL)
 ]

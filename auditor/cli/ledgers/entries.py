@@ -91,7 +91,7 @@ def read(
     Examples: `bkheal ledger read 17`; `bkheal ledger read 17 --first 10 --last 19 --format hex`.
     """
     if last is not None and last < first:
-        raise typer.BadParameter(f"--first {first} is behind --last {last}")
+        raise typer.BadParameter(f"--first {first} is after --last {last}")
     chosen = form or (EntryFormat.RAW if to else EntryFormat.TEXT)
     work = _read(metadata_uri(uri, config), ledger, (first, last), to, chosen, password.encode() or None)
     count = run(work)

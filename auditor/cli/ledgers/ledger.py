@@ -160,7 +160,9 @@ def delete(
     target = metadata_uri(uri, config)
     row = run(_show(target, ledger))
     if not yes:
-        typer.confirm(f"Delete ledger {ledger} ({row['state']}, {_or_dash(row['length'])} bytes) for good?", abort=True)
+        typer.confirm(
+            f"Delete ledger {ledger} ({row['state']}, {_or_dash(row['length'])} bytes) permanently?", abort=True
+        )
     run(_delete(target, ledger))
     print_line(f"ledger {ledger} deleted")
 

@@ -74,7 +74,7 @@ def append(
     entries: EntriesOption = 0,
     entry_bytes: EntryBytesOption = 1024,
     password: PasswordOption = "",
-    is_created: Annotated[bool, typer.Option("--create", help="Create the log where there is none.")] = False,
+    is_created: Annotated[bool, typer.Option("--create", help="Create the log if it does not exist.")] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Append one entry per line of a file or standard input (or --entries random ones).
@@ -214,7 +214,7 @@ def delete(
     target = metadata_uri(uri, config)
     if not yes:
         row = run(_show(target, name))
-        typer.confirm(f"Delete log {name} with its {len(row['ledgers'])} ledgers for good?", abort=True)
+        typer.confirm(f"Delete log {name} with its {len(row['ledgers'])} ledgers permanently?", abort=True)
     run(_delete(target, name))
     print_line(f"log {name} deleted")
 

@@ -157,4 +157,4 @@ async def _left(client: BookKeeper, ledger_id: LedgerId, uri: str) -> str:
     else:
         return ""
     command = shlex.join(["bkheal", "ledger", "delete", str(ledger_id), "--yes", "--metadata-uri", uri])
-    return f"ledger {ledger_id} may be left behind ({reason}); delete it with: {command}"
+    return f"ledger {ledger_id} may remain ({reason}); delete it with: {command}"

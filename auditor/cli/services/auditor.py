@@ -68,7 +68,10 @@ def auditor(
     ] = False,
     ui_proxy_base: Annotated[str, typer.Option(help="Path under which a proxy serves Spark's UI.")] = "",
     topology_file: Annotated[
-        str, typer.Option(help="Where bookies stand (docs/placement.md); default: what ZooKeeper says.")
+        str,
+        typer.Option(
+            help="Topology file: the rack of each bookie (docs/placement.md). Default: the topology in ZooKeeper."
+        ),
     ] = "",
     min_racks: Annotated[int, typer.Option(help="Racks that each write quorum must span.")] = 2,
     min_zones: Annotated[int, typer.Option(help="Zones that each write quorum must span.")] = 1,

@@ -56,10 +56,11 @@ def bookie(
         int, typer.Option(min=0, help="Turn read-only while a disk has less free space; 0: never.")
     ] = 1 << 30,
     new_incarnation: Annotated[
-        bool, typer.Option("--new-incarnation", help="The old disks are lost for good: begin on these empty ones.")
+        bool, typer.Option("--new-incarnation", help="The old disks are lost permanently: start on these empty ones.")
     ] = False,
     collect_interval: Annotated[
-        float, typer.Option(min=0, help="Seconds between collections of what nobody needs; 0: never.")
+        float,
+        typer.Option(min=0, help="Seconds between garbage collections (deleted or moved ledgers). 0 disables them."),
     ] = 3600.0,
     collect_ratio_max: Annotated[
         float, typer.Option(min=0.01, max=1, help="Collect nothing when more than this share would go.")
@@ -88,7 +89,10 @@ def replicator(
     ledgers_in_flight: Annotated[int, typer.Option(min=1, max=256, help="Ledgers repaired side by side.")] = 16,
     bytes_per_second: Annotated[int, typer.Option(min=0, help="Copy limit of this process; 0 for none.")] = 0,
     open_ledger_grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that a bookie of an open ledger is gone before it is recovered.")
+        float,
+        typer.Option(
+            min=0, help="Seconds that a bookie of an open ledger may be missing before the ledger is recovered."
+        ),
     ] = 30.0,
     min_racks: Annotated[int, typer.Option(min=1, help="Racks that each write quorum must span.")] = 2,
     min_zones: Annotated[int, typer.Option(min=1, help="Zones that each write quorum must span.")] = 1,
@@ -97,7 +101,10 @@ def replicator(
         bool, typer.Option("--strict-placement", help="Park a ledger rather than break that.")
     ] = False,
     topology_file: Annotated[
-        Path | None, typer.Option(help="Where bookies stand (docs/placement.md); default: what ZooKeeper says.")
+        Path | None,
+        typer.Option(
+            help="Topology file: the rack of each bookie (docs/placement.md). Default: the topology in ZooKeeper."
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when every task is repaired or parked.")] = False,
     output: Annotated[

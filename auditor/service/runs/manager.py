@@ -275,7 +275,7 @@ class RunManager:
         def forbidden_because() -> str:
             if not self._leads.is_leader(term):
                 return "this auditor does not lead any more"
-            return "" if lease.is_held else "the session that held the run's lock is gone"
+            return "" if lease.is_held else "the session that held the run's lock has ended"
 
         return RunGate(forbidden_because)
 
@@ -404,7 +404,7 @@ class RunManager:
             record = await self._elsewhere(run_id)
             raise RunOverError(f"run {run_id} is run by {record.process}: it can be cancelled, but not paused")
         if active.record.state.is_final or active.gate.stopped is not None:
-            raise RunOverError(f"run {run_id} is over, or about to be: {active.record.state.value}")
+            raise RunOverError(f"run {run_id} has ended or is ending: {active.record.state.value}")
         return active
 
     async def _elsewhere(self, run_id: str) -> RunRecord:

@@ -258,7 +258,9 @@ class BookieWatch:
         if not self._watched_to and await down.watched_to() != version:
             for bookie, loss in noted.items():
                 if loss.audited_ms:
-                    _log.info("a lost bookie is audited again: nobody watched", extra={"bookie_id": bookie})
+                    _log.info(
+                        "a lost bookie is audited again: it was not watched for a while", extra={"bookie_id": bookie}
+                    )
                     await down.reopen(bookie, loss.since_ms)
                     noted[bookie] = replace(loss, audited_ms=0)
                     self._reopened.add(bookie)

@@ -41,7 +41,7 @@ def note_not_kept(placement: Placement, ledger_id: LedgerId, metadata: LedgerMet
     if why is not None and kind not in placement.told:
         placement.told.add(kind)
         extra = {"ledger_id": ledger_id, "reason": why}
-        _log.warning("bookie groups of a ledger do not count, any bookie may take its copies; told once", extra=extra)
+        _log.warning("bookie groups of a ledger are ignored, any bookie may take its copies; logged once", extra=extra)
 
 
 def note_targets(

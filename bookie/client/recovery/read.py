@@ -116,7 +116,7 @@ class RecoveryReader:
         evidence: dict[BookieId, Status] = {
             self._members[position]: status for position, status in votes.evidence.items()
         }
-        why = f"whether entry {entry_id} is part of it cannot be told"
+        why = f"whether entry {entry_id} is part of it is unknown"
         return RecoveryImpossibleNowError(self._ledger_id, why, evidence)
 
 

@@ -109,7 +109,7 @@ async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: byte
         try:
             return await _Recovery(ports, ledger, access).run()
         except TailChangedError as error:
-            _log.info("recovery begins anew", extra={"ledger_id": ledger_id, "reason": str(error)})
+            _log.info("recovery starts again", extra={"ledger_id": ledger_id, "reason": str(error)})
     raise RecoveryImpossibleNowError(ledger_id, "its last ensemble keeps changing")
 
 

@@ -252,7 +252,7 @@ class Pipeline:
             case Status.FENCED:
                 self.fail(LedgerFencedError(f"{where}: fenced, another client recovers the ledger"))
             case Status.UNAUTHORIZED:
-                self.fail(WrongPasswordError(f"{where}: wrong password, or no login where the bookie asks for one"))
+                self.fail(WrongPasswordError(f"{where}: wrong password, or no login although the bookie requires one"))
             case Status.BAD_REQUEST:
                 self.fail(PermanentError(f"{where}: {reply.detail or 'bad request'}"))
             case _:

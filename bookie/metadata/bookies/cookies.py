@@ -200,18 +200,18 @@ async def refuse_foreign(store: MetadataStore, cluster: Cluster) -> frozenset[Bo
     """
     registrations = Registrations(store, cluster)
     foreign = set(await registrations.known() - await Incarnations(store, cluster.root).known())
-    bilingual: set[BookieId] = set()
+    with_both_protocols: set[BookieId] = set()
     for bookie in (await registrations.list()).registered - foreign:
         info = await registrations.service_info(bookie)
         if info is not None and info.endpoint(PROTOCOL_APACHE):
-            (bilingual if info.endpoint(PROTOCOL_GRPC) else foreign).add(bookie)
+            (with_both_protocols if info.endpoint(PROTOCOL_GRPC) else foreign).add(bookie)
     if foreign:
         raise ForeignClusterError(
             f"the cluster at {cluster.root} has {len(foreign)} bookies of Apache BookKeeper ({some(foreign)}); its "
-            "clients would pick a bookie of ours as well and could not speak to it: start it with --apache-port, so "
-            "that they can, or use another ledgers root"
+            "clients would also choose this bookie and could not connect to it: start it with --apache-port, or use "
+            "another ledgers root"
         )
-    return frozenset(bilingual)
+    return frozenset(with_both_protocols)
 
 
 def some(bookies: Collection[BookieId]) -> str:

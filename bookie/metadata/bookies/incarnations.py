@@ -149,5 +149,6 @@ def _decode(path: str, data: bytes) -> tuple[Incarnation, ...]:
         return tuple(Incarnation(str(item["uuid"]), int(item["since_ms"])) for item in json.loads(data))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UnreadableHistoryError(
-            f"the history of incarnations at {path} is damaged: repair it by hand, it says which disks held what"
+            f"the history of incarnations at {path} is damaged: repair it by hand, it records the disks "
+            "of each incarnation"
         ) from error

@@ -37,7 +37,7 @@ class LedgerTree:
         try:
             listing = await self._store.children(self._root)
         except NoNodeError as error:
-            raise NotAClusterError(f"no cluster at {self._root}: nothing is there") from error
+            raise NotAClusterError(f"no cluster at {self._root}: it does not exist") from error
         if self._kind is LayoutKind.FLAT:
             return [(self._root, len(ledger_ids_under(self._kind, self._root, self._root, listing.names)))]
         short, long = top_names(self._kind, listing.names)

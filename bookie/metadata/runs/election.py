@@ -135,7 +135,7 @@ class Election:
                     pause_s, self._problem = self._refusals.next_s(), str(error)
                     fields = {"candidate": self._name, "reason": self._problem, "in_s": pause_s}
                     _log.error("this auditor may not stand for election, trying again", extra=fields)
-                self._end("the vote or its session is gone")
+                self._end("the vote or its session no longer exists")
                 if self._store.session == session:
                     await self._pause(session, pause_s)
         finally:
@@ -166,7 +166,7 @@ class Election:
             own = vote.path.rpartition("/")[2]
             names = _ordered(votes)
             if own not in names:
-                _log.warning("own vote is gone, casting another", extra={"candidate": self._name})
+                _log.warning("own vote no longer exists, casting another", extra={"candidate": self._name})
                 return
             if names[0] == own:
                 await self._lead(vote, asked_s)
@@ -186,7 +186,7 @@ class Election:
                 _log.info("answer to a vote was lost, looking for it", extra={"candidate": self._name})
             found = await self._own_votes(session)
         if not found:
-            raise StoreUnavailableError(f"no vote in {self._base}: it was not cast, or it is gone")
+            raise StoreUnavailableError(f"no vote in {self._base}: it was not cast, or no longer exists")
         for extra in found[1:]:
             with contextlib.suppress(NoNodeError):
                 await self._store.delete(extra.path)

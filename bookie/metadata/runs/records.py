@@ -74,7 +74,7 @@ class Runs(RunLocks, RunNotes):
                 if node is None or node.data not in ours:
                     if isinstance(error, WriteOutcomeUnknownError):
                         raise
-                    raise RunTakenError(f"the record of run {record.run_id} was changed by somebody else") from error
+                    raise RunTakenError(f"the record of run {record.run_id} was changed by another process") from error
                 self._versions[record.run_id] = node.stat.version
                 if node.data == data:
                     break

@@ -81,12 +81,12 @@ class OutageLog(logging.LoggerAdapter[logging.Logger]):
         """There is a connection again, or for the first time."""
         away_s = self._outage.over(self._now_s())
         if away_s is not None:
-            self.logger.warning("zookeeper is back", extra=self._fields(away_s))
+            self.logger.warning("ZooKeeper reachable again", extra=self._fields(away_s))
 
     def _attempt_failed(self, reason: str) -> None:
         away_s = self._outage.failed(reason, self._now_s())
         if away_s is not None:
-            self.logger.warning("zookeeper is away, tried again", extra={"reason": reason, **self._fields(away_s)})
+            self.logger.warning("ZooKeeper unreachable, retrying", extra={"reason": reason, **self._fields(away_s)})
 
     def _fields(self, away_s: float) -> dict[str, object]:
         return {"hosts": self._hosts, "away_s": round(away_s, 1), "attempts": self._outage.attempts}

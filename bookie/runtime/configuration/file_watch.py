@@ -96,7 +96,7 @@ class ConfigWatch:
             self._apply[change.option](change.new)
         self._tell(decision, fields)
         if is_asked and decision == Decision():
-            _log.warning("configuration file says nothing new", extra=fields)
+            _log.warning("configuration reloaded, no changes", extra=fields)
 
     def _tell(self, decision: Decision, fields: dict[str, object]) -> None:
         """All are warnings, so that the level which commands log at by default shows what became of the change."""

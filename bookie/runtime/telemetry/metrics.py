@@ -32,7 +32,7 @@ COMMON: Final = (
     Definition(
         BUILD_INFO,
         MetricType.GAUGE,
-        "Always 1; the labels say which version of which process this is",
+        "Always 1; the labels are the version and the name of the process",
         {"version": (), "component": ()},
         watch="two versions run for longer than a roll-out takes",
         is_free=True,

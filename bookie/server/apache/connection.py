@@ -137,7 +137,7 @@ class ApacheConnection(asyncio.Protocol):
 
     def _await_request(self, within_s: float) -> None:
         self._is_awaited()
-        self._too_late = self._loop.call_later(within_s, self._give_up, "it said nothing in time")
+        self._too_late = self._loop.call_later(within_s, self._give_up, "it sent nothing in time")
 
     def _is_awaited(self) -> None:
         if self._too_late is not None:

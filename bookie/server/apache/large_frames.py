@@ -111,4 +111,4 @@ class LargeFrames:
         elif self._taken:
             self._give_up("a large frame of it did not come in time, and others waited for the room that it took")
         else:
-            self._give_up("it did not fetch its answers, and others waited for the room of a large frame behind them")
+            self._give_up("it did not fetch its responses, and other connections waited for their memory")

@@ -87,15 +87,15 @@ async def admit(
         StoreUnavailableError, WriteOutcomeUnknownError: no answer from ZooKeeper; starting again is safe.
         DiskError: a directory cannot be read or written.
     """
-    bilingual = frozenset() if speaks_apache else await refuse_foreign(store, cluster)
+    with_both_protocols = frozenset() if speaks_apache else await refuse_foreign(store, cluster)
     directories = [await look(place.role, str(place.path.resolve()), place.disk) for place in places]
     bookie = bookie_id(wanted_id or _id_in(directories) or default_id)
     expected = _cookie(places, bookie, cluster)
     history = [incarnation.uuid for incarnation in await Incarnations(store, cluster.root).read(bookie)]
     stored = await _stored_cookie(store, cluster, bookie)
     decision = decide(Evidence(expected, stored, history, directories, may_be_new_incarnation))
-    if bilingual - {bookie}:
-        _check_language(bookie, bilingual - {bookie}, is_known=isinstance(decision, KnownBookie))
+    if with_both_protocols - {bookie}:
+        _check_language(bookie, with_both_protocols - {bookie}, is_known=isinstance(decision, KnownBookie))
     if isinstance(decision, KnownBookie):
         return Admitted(bookie, decision.incarnation)
     incarnation = decision.incarnation or str(uuid.UUID(int=rng.getrandbits(128), version=4))
@@ -111,10 +111,11 @@ async def admit(
     return admitted if has_predecessors else await stamp(store, cluster, places, admitted)
 
 
-def _check_language(bookie: BookieId, bilingual: frozenset[BookieId], *, is_known: bool) -> None:
+def _check_language(bookie: BookieId, with_both_protocols: frozenset[BookieId], *, is_known: bool) -> None:
     """Apache's clients use the cluster and would pick this bookie as well."""
     problem = (
-        f"other bookies of the cluster speak Apache's protocol ({some(bilingual)}) and {bookie} does not, so that "
+        f"other bookies of the cluster speak Apache's protocol ({some(with_both_protocols)}) and {bookie} "
+        "does not, so that "
         "Apache's clients that pick it cannot write: start it with --apache-port"
     )
     if not is_known:

@@ -62,7 +62,7 @@ class MarkSlots:
                     found[slot] = mark
         if damaged and not found:
             raise DamagedJournalError(
-                f"journal mark unreadable ({', '.join(damaged)}): cannot tell how far the journal was durable. "
+                f"journal mark unreadable ({', '.join(damaged)}): the durable end of the journal is unknown. "
                 "Restore the file from a copy, or replace this bookie's disks as a new incarnation"
             )
         if damaged:

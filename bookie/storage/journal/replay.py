@@ -94,7 +94,8 @@ class JournalReplay:
             return
         if header.number != number or header.epoch < self.epoch:
             raise DamagedJournalError(
-                f"{path} says it is file {header.number} of epoch {header.epoch}, expected file {number} of epoch "
+                f"{path} has the header of file {header.number} of epoch {header.epoch}, expected file "
+                f"{number} of epoch "
                 f"{self.epoch} or later: it was renamed or belongs to another journal. Take it out and check"
             )
         self.epoch = header.epoch
@@ -119,7 +120,7 @@ class JournalReplay:
         before the first batch is written.
         """
         if len(data) > FILE_HEADER_SIZE:
-            raise _lost(f"{path} offset 0", "its header, which was durable before the batches behind it")
+            raise _lost(f"{path} offset 0", "its header, which was durable before the batches after it")
         self._damage = self._damage or f"{path} offset 0"
 
     def _prove(self, durable_sequence: int, place: str) -> None:

@@ -214,7 +214,7 @@ class Connection(Stream):
         except DecodeError as error:
             raise MalformedFrameError(f"{len(body)} bytes that cannot be parsed") from error
         if not response.IsInitialized():
-            raise MalformedFrameError("a field that must be there is missing, or has a value that nobody knows")
+            raise MalformedFrameError("a required field is missing or has an unknown value")
         operation, txn_id = response.header.operation, response.header.txnId
         expected = self._expected.get(txn_id)
         if expected is None or expected.operation != operation:
@@ -240,7 +240,7 @@ class Connection(Stream):
     def _is_refusal(self, code: int) -> bool:
         """Whether an answer without content is one: a refusal of the request. Some are of the connection."""
         if code in _NEEDS_CONTENT:
-            raise MalformedFrameError(f"an answer with status {code} does not say what it is about")
+            raise MalformedFrameError(f"an answer with status {code} names no operation")
         if code == pb.EUA and not self.is_logging_in:  # of the client, not of a ledger's password: that has content
             self.end(self._what_is_demanded)
             return False

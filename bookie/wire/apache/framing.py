@@ -141,6 +141,6 @@ def check_length(length: int, bytes_max: int = FRAME_BYTES_MAX) -> None:
         MalformedFrameError: zero or negative.
     """
     if length + LENGTH_SIZE > bytes_max:
-        raise FrameTooLargeError(f"a frame of {length + LENGTH_SIZE} bytes is over the limit of {bytes_max}")
+        raise FrameTooLargeError(f"a frame of {length + LENGTH_SIZE} bytes exceeds the limit of {bytes_max}")
     if length <= 0:
         raise MalformedFrameError(f"a frame with a body of {length} bytes means nothing")

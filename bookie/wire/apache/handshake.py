@@ -113,7 +113,7 @@ async def _start_tls(connection: Connection, address: BookieAddress, context: ss
     if answer.status is not Status.OK:
         raise ConnectionLostError(f"the bookie refused TLS: {answer.status.name}")
     if not connection.is_between_frames:
-        raise ConnectionLostError("bytes in the clear came behind the bookie's consent to TLS")
+        raise ConnectionLostError("plaintext bytes followed the bookie's consent to TLS")
     loop = asyncio.get_running_loop()
     try:
         transport = await loop.start_tls(connection.transport, connection, context, server_hostname=address.host)

@@ -81,7 +81,7 @@ class PlainLogin(Login):
     @override
     def answer(self, token: bytes) -> bytes | None:
         if token:
-            raise LoginError("the bookie goes on with a PLAIN login that is over: it offers another mechanism")
+            raise LoginError("the bookie continues a completed PLAIN login: it offers another mechanism")
         self._is_complete = True
         return None
 
@@ -115,7 +115,7 @@ class DigestMd5Login(Login):
     @override
     def answer(self, token: bytes) -> bytes | None:
         if self._is_complete:
-            raise LoginError("the bookie goes on with a login that is over")
+            raise LoginError("the bookie continues a completed login")
         directives = parse_challenge(token)
         if not self._expected_proof:
             return self._response(directives)

@@ -24,7 +24,7 @@ _HEADER_BYTES_MAX: Final = 61
 
 def too_long_detail(frame_bytes: int, bytes_max: int) -> str:
     """What is told of such an answer."""
-    return f"a frame of {frame_bytes} bytes is over the limit of {bytes_max}: {HINT}"
+    return f"a frame of {frame_bytes} bytes exceeds the limit of {bytes_max}: {HINT}"
 
 
 def request_of(head: bytes) -> tuple[int, int]:
@@ -42,5 +42,5 @@ def request_of(head: bytes) -> tuple[int, int]:
     except DecodeError as error:
         raise MalformedFrameError("a long frame that does not begin with a header") from error
     if not header.IsInitialized():
-        raise MalformedFrameError("a long frame whose header says not what it is")
+        raise MalformedFrameError("an over-long frame with an unrecognized header")
     return header.operation, header.txnId

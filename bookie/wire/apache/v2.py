@@ -289,7 +289,7 @@ def batch_entries(body: bytes) -> tuple[bytes, ...]:
     start = _BATCH_ANSWER.size
     while start < len(body):
         if len(body) - start < _SIZE.size:
-            raise MalformedFrameError(f"{len(body) - start} bytes behind the last entry of a batch")
+            raise MalformedFrameError(f"{len(body) - start} bytes after the last entry of a batch")
         (size,) = _SIZE.unpack_from(body, start)
         start += _SIZE.size
         if not 0 <= size <= len(body) - start:

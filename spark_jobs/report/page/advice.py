@@ -66,7 +66,7 @@ def _after_brake(summary: RunSummary) -> Iterator[Step]:
             f"Bring the missing bookies back: {_some(lost)}. Then run the audit again.", (audit_command(summary),)
         )
         yield Step(
-            "Only if they are gone for good: let the audit mark their ledgers.",
+            "Only if they are lost permanently: let the audit mark their ledgers.",
             (audit_command(summary, "--missing-share-max", "1.0"),),
         )
     else:
@@ -103,8 +103,8 @@ def _after_publishing(summary: RunSummary) -> Iterator[Step]:
             )
         case PublishOutcome.DISABLED:
             yield Step(
-                "Repair is disabled for the whole cluster, so not everything was marked. When whoever disabled it is "
-                "done, enable it and run again.",
+                "Repair is disabled for the whole cluster, so not everything was marked. When the maintenance "
+                "is done, enable it and run again.",
                 ("bkheal recovery status", "bkheal recovery enable", audit_command(summary)),
             )
         case PublishOutcome.INTERRUPTED:
@@ -144,13 +144,13 @@ def _after_unreadable(summary: RunSummary) -> Iterator[Step]:
 def _after_unknown(summary: RunSummary) -> Iterator[Step]:
     if summary.placement is not None and summary.placement.unknown_bookies:
         yield Step(
-            f"Tell where these bookies stand, in {summary.placement.topology}: "
+            f"Add these bookies to the topology in {summary.placement.topology}: "
             f"{_some(summary.placement.unknown_bookies)}. Fragments on them were not judged."
         )
     if summary.replicas is not None and summary.replicas.unknown:
         named = sorted({answer.bookie_id for answer in summary.replicas.unknown})
         yield Step(
-            f"These bookies could not tell what they hold: {_some(named)}. Look after them, then check again.",
+            f"These bookies could not list their entries: {_some(named)}. Look after them, then check again.",
             ("bkheal bookies", audit_command(summary)),
         )
 

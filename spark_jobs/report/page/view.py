@@ -202,7 +202,7 @@ def _bookies_lead(run: RunSummary, rows: Sequence[BookieRow]) -> str:
         return f"{len(rows):,} bookies are known. No ledger was read, so nothing is known of what they hold."
     if not any(row.ledgers_found for row in rows):
         return "What each bookie holds by metadata."
-    what = "of which it lacks entries" if run.kind is RunKind.REPLICAS else "because it is gone"
+    what = "of which it lacks entries" if run.kind is RunKind.REPLICAS else "because it no longer exists"
     return f"What each bookie holds by metadata. The thick part: ledgers with a finding {what}. Worst first."
 
 
@@ -275,7 +275,7 @@ def _replicas(counts: ReplicaCounts) -> Detail:
         ),
         ("A full run", f"about {duration(round(counts.full_run_estimate_s * 1000))} at this pace"),
         *[
-            (answer.bookie_id, f"could not tell for {ledgers(answer.ledgers)}: {answer.reason}")
+            (answer.bookie_id, f"no answer for {ledgers(answer.ledgers)}: {answer.reason}")
             for answer in counts.unknown[:10]
         ],
     ]
@@ -287,7 +287,7 @@ def _replicas(counts: ReplicaCounts) -> Detail:
     )
     if len(counts.sampled) > 10:
         rows.append(("More", f"{len(counts.sampled) - 10:,} bookies judged by sample"))
-    return Detail("What bookies said", "Unknown is never taken for absent.", tuple(rows))
+    return Detail("Answers of bookies", "Unknown is never taken for absent.", tuple(rows))
 
 
 def _many(count: int, noun: str) -> str:

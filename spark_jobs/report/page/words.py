@@ -18,8 +18,9 @@ MEANINGS: Final[Mapping[Severity, str]] = {
     Severity.BELOW_ACK_QUORUM: "Some entry has fewer copies than the ack quorum promised to its writer.",
     Severity.BELOW_WRITE_QUORUM: "Some entry has fewer copies than the write quorum, and at least the ack quorum.",
     Severity.METADATA_ONLY: "A missing bookie is named, but holds no entry of the fragment. No copy is lacking.",
-    Severity.MISPLACED: "All copies are there, but not spread over racks, zones or regions as the policy wants.",
-    Severity.DRAIN: "All copies are there, some of them on a bookie that is being emptied.",
+    Severity.MISPLACED: "All copies exist, but they are not spread over racks, zones or regions as the "
+    "policy requires.",
+    Severity.DRAIN: "All copies exist, some of them on a bookie that is being drained.",
 }
 
 SEVERITY_NAMES: Final[Mapping[Severity, str]] = {level: level.name.replace("_", " ").capitalize() for level in Severity}
@@ -85,7 +86,7 @@ def headline(summary: RunSummary) -> Headline:
 
 
 def _incomplete(summary: RunSummary) -> Headline:
-    text, unseen = "Not every ledger was checked.", "Nothing can be said of what was not seen."
+    text, unseen = "Not every ledger was checked.", "Ledgers that were not read are unknown."
     if not summary.severities:
         return Headline(Tone.WARN, text, f"{unseen} What was seen is well.")
     found = _found(summary)

@@ -257,7 +257,7 @@ def test_validate_finds_every_contradiction_of_every_table_at_once(tmp_path: Pat
             "no file /none.key",
         ),
         "[audit.run]": ("leave no ledger", "not a share", "'sometimes'"),
-        "[auditor]": ("everybody who reaches 0.0.0.0", "'daily' is no schedule"),
+        "[auditor]": ("every client that reaches 0.0.0.0", "'daily' is no schedule"),
     }.items():
         for word in words:
             assert [each for each in problems if each.startswith(table) and word in each], (table, word, problems)

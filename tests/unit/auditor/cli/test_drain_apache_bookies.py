@@ -32,13 +32,13 @@ async def test_bookies_that_speak_apaches_protocol_alone_are_named_and_whether_t
 
 def test_the_question_and_the_note_promise_nothing_that_an_apache_bookie_does_not_do() -> None:
     ours, apache, stopped = names("ours apache stopped")
-    assert _question([ours], [], []) == "Drain ours? ours: read-only from now on."
+    assert _question([ours], [], []) == "Drain ours? ours: switched to read-only."
     assert _question([ours, apache], [apache], []).endswith("apache: Apache's, stays writable.")
-    assert "read-only from now on" not in _question([apache], [apache], [])
+    assert "switched to read-only" not in _question([apache], [apache], [])
     question = _question([stopped, ours], [], [stopped])
-    assert "ours: read-only from now on." in question
-    assert "stopped: Apache's, read-only as long as it is told so." in question
-    assert "read-only from now on" not in _question([stopped], [], [stopped])
+    assert "ours: switched to read-only." in question
+    assert "stopped: Apache's, read-only as long as its own setting is." in question
+    assert "switched to read-only" not in _question([stopped], [], [stopped])
     note = _stay_writable_note([apache])
     for text in ("apache: ", "forceReadOnlyBookie=true", "/api/v1/bookie/state/readonly", "does not choose it"):
         assert text in note

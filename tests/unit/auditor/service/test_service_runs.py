@@ -445,5 +445,5 @@ async def test_a_run_that_somebody_called_abandoned_stops() -> None:
     await store.delete(f"{own_path('runs', ROOT)}/locks/bookies")
     await Runs(store, ROOT).abandon_orphans(1)
     await manager.pause(record.run_id, "me")
-    with pytest.raises(RunStoppedError, match="changed by somebody else"):
+    with pytest.raises(RunStoppedError, match="changed by another process"):
         gate.pass_through()

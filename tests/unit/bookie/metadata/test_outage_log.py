@@ -56,14 +56,17 @@ def test_the_first_failure_and_the_return_say_where_why_and_how_long(
         f"Connection dropped: {REFUSED}",
         "zk1:2181,zk2:2181",
     )
-    assert (back.message, back.__dict__["away_s"], back.__dict__["attempts"]) == ("zookeeper is back", 6, 3)
+    assert (back.message, back.__dict__["away_s"], back.__dict__["attempts"]) == ("ZooKeeper reachable again", 6, 3)
 
 
 def test_the_next_outage_is_told_at_once_again(world: World) -> None:
     for _ in range(2):
         world.fails(times=5)
         world.log.connected()
-    assert [message for message, _ in world.told] == ["zookeeper is away, tried again", "zookeeper is back"] * 2
+    assert [message for message, _ in world.told] == [
+        "ZooKeeper unreachable, retrying",
+        "ZooKeeper reachable again",
+    ] * 2
     world.log.connected()
     assert len(world.told) == 4, "a connection that nobody missed is no news"
 

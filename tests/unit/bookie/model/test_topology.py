@@ -93,7 +93,7 @@ def test_pulsars_format_is_read() -> None:
         ('{"g": {"bk1:3181": "a//b"}}', "group 'g', bookie 'bk1:3181': not a location"),
         ('{"bk 1": "/r"}', "not a bookie id"),
         ('{"g": {"bk1:3181": "/r1"}, "h": {"bk1:3181": "/r2"}}', "/r2 here, and at /r1 elsewhere"),
-        ('{"bk1:3181": "/r1", "bk1:3181": "/r1"}', "there twice"),
+        ('{"bk1:3181": "/r1", "bk1:3181": "/r1"}', "occurs twice"),
     ],
 )
 def test_nonsense_is_no_topology(text: str, says: str) -> None:

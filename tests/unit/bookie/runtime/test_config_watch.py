@@ -97,7 +97,7 @@ async def test_whoever_asks_is_believed_at_once_and_answered(
     assert process.rates == [7]
     assert logged(caplog) == [("WARNING", "option changed")]
     await process.watch.look(is_asked=True)
-    assert logged(caplog) == [("WARNING", "configuration file says nothing new")]
+    assert logged(caplog) == [("WARNING", "configuration reloaded, no changes")]
 
 
 @pytest.mark.parametrize("content", [b'{"rate": ', b'{"rate": -1, "rat": 2}', b"\xff\xfe", b" " * ((1 << 20) + 1)])

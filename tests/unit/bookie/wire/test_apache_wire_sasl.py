@@ -114,7 +114,7 @@ def test_a_login_that_is_over_is_over() -> None:
     chris = digest_login("imap", cnonce)
     chris.answer(challenge(nonce))
     chris.answer(f'rspauth="{proof}"'.encode())
-    with pytest.raises(LoginError, match="over"):
+    with pytest.raises(LoginError, match="completed"):
         chris.answer(f"rspauth={proof}".encode())
 
 

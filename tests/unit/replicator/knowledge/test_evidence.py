@@ -6,7 +6,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import Status
 from replicator.knowledge.evidence import DETAIL_MAX, Answer, UnreadableEntry, describe
 
-_TOLD = "a frame of 9000069 bytes is over the limit of 5304096: raise --frame-bytes-max"
+_TOLD = "a frame of 9000069 bytes exceeds the limit of 5304096: raise --frame-bytes-max"
 
 
 def test_an_answer_tells_why() -> None:

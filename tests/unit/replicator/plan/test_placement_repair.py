@@ -48,6 +48,6 @@ def test_best_effort_repairs_into_the_same_rack_rather_than_not_at_all() -> None
 def test_strict_policy_waits_for_a_bookie_in_another_rack() -> None:
     (blocked,) = plan(1, "a b", "a x1", PlacementPolicy(is_strict=True)).blocked
     assert blocked.reason is ParkReason.NO_CANDIDATE_BOOKIE
-    assert "where the placement policy, which is strict, allows a copy" in blocked.detail
+    assert "on which the strict placement policy allows a copy" in blocked.detail
     (step,) = plan(1, "a b", "a x1 x2", PlacementPolicy(is_strict=True)).steps
     assert step.target == "x2"

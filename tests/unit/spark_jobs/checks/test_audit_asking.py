@@ -114,7 +114,7 @@ async def test_a_silent_bookie_is_left_alone_after_a_while() -> None:
         world.bookies.hang_up("b")
         answers = await ask(world, *range(count))
         assert answers.unknown == {(BookieId("b"), "UNREACHABLE"): count}
-        assert "nobody answers for bookie b" in answers.details[BookieId("b"), "UNREACHABLE"]
+        assert "no server answers for bookie b" in answers.details[BookieId("b"), "UNREACHABLE"]
         asked_of_b = answers.requests - count
         assert asked_of_b <= 3 * (PER_BOOKIE_IN_FLIGHT + SILENT_AFTER)
 

@@ -42,7 +42,7 @@ def told(summary: RunSummary) -> str:
         (world.INCOMPLETE, ["ZooKeeper stopped answering"]),
         (world.WAITING, ["delay for lost bookies: bookie-00"]),
         (world.PLACEMENT, ["reported and not marked", "in /ledgers/../bookies: bookie-08"]),
-        (world.REPLICAS, ["from a copy outside the cluster", "bkheal ledger show 11", "could not tell"]),
+        (world.REPLICAS, ["from a copy outside the cluster", "bkheal ledger show 11", "could not list their entries"]),
         (DISABLED, ["bkheal recovery enable"]),
         (DRY_RUN, ["run it for real"]),
         (UNREADABLE, ["UNREADABLE_METADATA"]),

@@ -239,7 +239,7 @@ def test_an_auditor_that_fails_breaks_no_page(auditor: Auditor) -> None:
     auditor.before = fail
     assert "it &lt;b&gt;broke" in tab.page(facts())
     status, _, body = read(tab.api(facts()))
-    assert (status, json.loads(body)["trouble"]) == (503, "The auditor cannot tell its state: it <b>broke")
+    assert (status, json.loads(body)["trouble"]) == (503, "The state of the auditor is unknown: it <b>broke")
     assert start(tab)[0] == 503
     auditor.before = lambda: None
     assert "Snapshot" in tab.page(facts())

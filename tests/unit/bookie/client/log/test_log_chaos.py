@@ -1,7 +1,7 @@
 """Logs under random crashes, takeovers, truncations, lost answers and slow answers: the properties of reliability T13.
 
 AllNonEmptyLedgersInLedgerList, EntryOrderMaintained, OnlyOneLedgerOpenAtATime; and that nothing acknowledged is lost,
-nothing is there twice, and no ledger is leaked.
+nothing occurs twice, and no ledger is leaked.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Chaos:
         positions = [entry.position for entry in entries]
         assert positions == sorted(set(positions))
         found = {entry.position: entry.payload for entry in entries}
-        assert len(set(found.values())) == len(found), "an entry is there twice"
+        assert len(set(found.values())) == len(found), "an entry occurs twice"
         for session in self.sessions:
             for position, payload in session.acked.items():
                 if position.ledger_id in listed.list.ledgers or position.ledger_id > listed.list.truncated_through:
