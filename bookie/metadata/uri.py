@@ -65,7 +65,7 @@ def parse_uri(text: str) -> MetadataUri:
 def _layout(text: str, scheme: str) -> str | None:
     driver, *layouts = scheme.split("+")
     if driver != "zk":
-        raise _refuse(text, f"the scheme {driver!r} is not spoken, only 'zk'")
+        raise _refuse(text, f"the scheme {driver!r} is not supported, only 'zk' is")
     if len(layouts) > 1:
         raise _refuse(text, f"it names {len(layouts)} layouts")
     layout = layouts[0] if layouts else "null"

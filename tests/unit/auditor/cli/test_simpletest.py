@@ -87,7 +87,7 @@ def test_a_ledger_that_cannot_be_deleted_is_told_with_the_command_and_the_first_
             [left] = await ledgers(world)
             command = f"bkheal ledger delete {left} --yes --metadata-uri '{URI}'"
             told = capsys.readouterr().err
-            assert f"ledger {left} may be may remain" in told
+            assert f"ledger {left} may remain" in told
             assert command in told
 
     story()

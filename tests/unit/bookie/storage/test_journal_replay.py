@@ -208,7 +208,7 @@ async def test_renamed_file_is_refused() -> None:
     await write(disk, THREE)
     file = await disk.create(file_path(2))
     await file.append([disk.content(FIRST)])
-    with pytest.raises(DamagedJournalError, match="says it is file 1 of epoch 10, expected file 2"):
+    with pytest.raises(DamagedJournalError, match="has the header of file 1 of epoch 10, expected file 2"):
         await replay(disk)
 
 
