@@ -1,4 +1,4 @@
-"""What the operator guide of the README sets up: two auditors, two replicators, bookies with ledgers; real processes.
+"""The site of the operator guide: two auditors, two replicators, bookies with ledgers; real processes.
 
 Stages share one site. Each begins with ``Site.whole``, which starts again what an earlier one killed, so none depends
 on the order or on another's success.

@@ -1,4 +1,4 @@
-"""The operator guide of the README, step by step, on real processes that are killed, restarted and cut off."""
+"""The operator guide (docs/operator-guide.md) on real processes that are killed, restarted and cut off."""
 
 from __future__ import annotations
 
