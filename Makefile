@@ -74,6 +74,10 @@ docs: $(VENV)/.installed-dev ## Generate docs/configuration.md, docs/metrics.md,
 	$(BIN)/python .ci/generate_metrics_doc.py
 	$(BIN)/python -m tests.chart.values_table
 
+.PHONY: site
+site: $(VENV)/.installed-site ## Build all documents as a searchable site in build/site; a broken link is an error
+	$(BIN)/python .ci/site/build.py
+
 .PHONY: proto
 proto: $(VENV)/.installed-dev ## Generate the protobuf code anew
 	$(BIN)/python .ci/generate_protos.py
@@ -94,4 +98,8 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-site: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[site]'
 	@touch $@
