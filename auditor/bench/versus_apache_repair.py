@@ -218,7 +218,7 @@ def rounded(entries: int, ensemble_size: int) -> int:
 
 
 PACKET_OVERHEAD: Final = 36
-"""Header and CRC32C (formats 5.1)."""
+"""Header and CRC32C (docs/formats.md#entries)."""
 
 
 async def _lose(client: ConnectedBookKeeper, victim: ApacheBookie) -> None:

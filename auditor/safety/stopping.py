@@ -2,7 +2,7 @@
 
 Of a closed fragment a registered member holds what it should, unless the ledger is marked as lacking it. Of a fragment
 that may still grow an acknowledged entry is known to be on ``Qa`` of its ``Qw`` bookies only, and nobody knows on which
-(formats 7.10): it has a copy for certain only on more than ``Qw - Qa`` of them.
+(docs/formats.md#apache-worker): it has a copy for certain only on more than ``Qw - Qa`` of them.
 """
 
 from __future__ import annotations

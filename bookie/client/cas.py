@@ -1,6 +1,7 @@
 """The compare-and-set loop for ledger metadata: read, decide with a pure function, write at that version, or again.
 
-Source of the rule: formats 7.5 (last paragraph), safety rule S4. ``decide`` may run many times and must not act.
+Source of the rule: docs/formats.md#recovery (last paragraph), safety rule S4. ``decide`` may run many times and must
+not act.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which entries of a ledger a bookie holds, also where it cannot list them: then each wanted entry is read.
 
 Apache's bookies with ``DbLedgerStorage`` have no lists (``bookie.wire.apache.listing``). What they serve they hold:
-reading each entry is the same proof as a list (reliability R24: every id, not the first and last), at the price of its
+reading each entry is the same proof as a list (R24: every id, not the first and last), at the price of its
 bytes. Entries are dropped as they come; at most ``REQUESTS_MAX`` answers of about ``_ANSWER_BYTES`` are in memory.
 """
 

@@ -222,7 +222,7 @@ class ApacheCluster:
         """Start Apache's auditor and replication worker in a process of their own, and wait until they run.
 
         Args:
-            extra: settings by Apache's names (formats section 8), for example ``lostBookieRecoveryDelay``.
+            extra: settings by Apache's names (docs/formats.md#settings), for example ``lostBookieRecoveryDelay``.
 
         Raises:
             EmbeddedProcessError: it did not start; quotes its log.

@@ -55,7 +55,7 @@ class ApacheTls:
     asks_clients: bool = False
 
     def settings(self) -> dict[str, str]:
-        """What Apache calls it (formats section 8)."""
+        """What Apache calls it (docs/formats.md#settings)."""
         return {
             "tlsProvider": "JDK",
             "tlsProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory",
@@ -85,7 +85,7 @@ class ApacheSasl:
         return f"Bookie {{\n  {module}\n{users};\n}};\nBookKeeper {{\n{own}}};\nAuditor {{\n{own}}};\n"
 
     def settings(self) -> dict[str, str]:
-        """What Apache calls it (formats section 8)."""
+        """What Apache calls it (docs/formats.md#settings)."""
         return {
             "bookieAuthProviderFactoryClass": "org.apache.bookkeeper.sasl.SASLBookieAuthProviderFactory",
             "clientAuthProviderFactoryClass": "org.apache.bookkeeper.sasl.SASLClientProviderFactory",

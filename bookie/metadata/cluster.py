@@ -1,4 +1,4 @@
-"""A cluster's root: create it, open it, and refuse what is not one (formats sections 1.2 and 1.3)."""
+"""A cluster's root: create it, open it, and refuse what is not one (docs/formats.md#cluster-root)."""
 
 from __future__ import annotations
 

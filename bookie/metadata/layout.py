@@ -1,4 +1,7 @@
-"""Names of znodes and pure path arithmetic (formats sections 1.2, 1.7 and 3.2). No store is touched here."""
+"""Names of znodes and pure path arithmetic. No store is touched here.
+
+Source: docs/formats.md#cluster-root, #ledger-paths, #task-paths.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ IDGEN_LONG: Final = "idgen-long"
 UNDERREPLICATION: Final = "underreplication"
 
 SHORT_ID_END: Final = 2147483647
-"""First id that the default layout stores in its long tree (formats 1.7), and that the short generator refuses."""
+"""First id that the default layout stores in its long tree, and that the short generator refuses.
+
+Source: docs/formats.md#ledger-paths.
+"""
 
 _FACTORY_PACKAGE: Final = "org.apache.bookkeeper.meta."
 _SHORT_TOP: Final = re.compile(r"[0-9]{2}")
@@ -158,7 +164,7 @@ def tasks_path(root: str) -> str:
 
 
 def task_path(root: str, ledger_id: int) -> str:
-    """Path of a ledger's under-replication task (formats 3.2)."""
+    """Path of a ledger's under-replication task (docs/formats.md#task-paths)."""
     return f"{task_directory(root, ledger_id)}/{task_name(ledger_id)}"
 
 

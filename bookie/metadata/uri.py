@@ -1,7 +1,9 @@
-"""Metadata service URIs, as Apache writes them: ``zk[+<layout>]://host1:port;host2:port/path`` (formats section 1.1).
+"""Metadata service URIs, as Apache writes them: ``zk[+<layout>]://host1:port;host2:port/path``.
 
 Only ZooKeeper is spoken here, and only the layouts that this project reads. Everything else is refused with a text
 that says what to write instead, since a URI is typed by people.
+
+Source: docs/formats.md#metadata-service-uri.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Which entries of a ledger a bookie holds, as sorted runs, and Apache's byte encoding of it (formats section 4.6)."""
+"""Which entries of a ledger a bookie holds, as sorted runs, and Apache's byte encoding of it.
+
+Source: docs/formats.md#entry-lists.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _GROUP_SIZE_MAX: Final = (1 << 31) - 1
 _ENTRY_ID_MAX: Final = (1 << 63) - 2
 """One less than an i64 holds, so that counting every entry of a full list still fits."""
 EXPANDED_RUNS_MAX: Final = 1 << 20
-"""Bound on what periodic groups may unfold to, about 100 MB here. A bookie writes none (formats section 4.6), and 24
+"""Bound on what periodic groups may unfold to, about 100 MB here. A bookie writes none, and 24
+
+Source: docs/formats.md#entry-lists.
+
 bytes that claim 2^62 runs must not take this process down."""
 
 

@@ -1,7 +1,9 @@
-"""How many answers are enough: quorum coverage of an ensemble, and of one entry's write set (formats section 7.3, T14).
+"""How many answers are enough: quorum coverage of an ensemble, and of one entry's write set.
 
 An entry may have been acknowledged once ``Qa`` members of its write set hold it. So nobody can have acknowledged it
 without one of any ``(Qw - Qa) + 1`` members of that write set; that many answers know of it, or rule it out.
+
+Source: docs/formats.md#coverage, T14.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ def is_covered(known: Collection[int], ensemble_size: int, write_quorum: int, ac
     """Whether the ensemble positions in ``known`` have met every acknowledgement that any write set can have given.
 
     True when each of the ``E`` write sets has at least ``negative_quorum`` known positions, in other words fewer than
-    ``Qa`` unknown ones. A position that answered with an error is not known (formats section 7.3, #2333).
+    ``Qa`` unknown ones. A position that answered with an error is not known (docs/formats.md#coverage, #2333).
     """
     needed = negative_quorum(write_quorum, ack_quorum)
     answered = frozenset(known)

@@ -1,4 +1,4 @@
-"""Entry digests and ledger keys, exactly as Apache BookKeeper computes them (formats sections 5.1 and 5.2).
+"""Entry digests and ledger keys, exactly as Apache BookKeeper computes them (docs/formats.md#entries, #master-key).
 
 A digest covers the header (or, for a LAC packet, the two ids) and the payload, never itself. Bookies do not verify
 digests of the wire format; clients, repair and scrub do.

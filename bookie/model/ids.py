@@ -1,6 +1,6 @@
 """Identifiers of ledgers, entries and bookies, and the grammar they must satisfy.
 
-Source of the rules: formats sections 1.4 (BookieId) and 1.6 (ledger ids).
+Source of the rules: docs/formats.md#registration (BookieId) and 1.6 (ledger ids).
 """
 
 from __future__ import annotations

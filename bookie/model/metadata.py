@@ -1,6 +1,7 @@
 """Ledger metadata as immutable values whose constructors refuse what cannot be.
 
-Invariants (formats section 2.7): at least one fragment, strictly increasing first entries, ``E >= Qw >= Qa``,
+Invariants (docs/formats.md#metadata-rules): at least one fragment, strictly increasing first entries, ``E >= Qw >=
+Qa``,
 ``E`` members each, a last entry and a length exactly when closed. Not required, because real clusters hold such
 metadata: first fragment at entry 0, distinct members. Those are the lint check's findings.
 """
@@ -17,11 +18,11 @@ from bookie.model.errors import PermanentError
 from bookie.model.ids import NO_ENTRY, BookieId, EntryId
 
 METADATA_VERSION: Final = 3
-"""Metadata format that new ledgers are written with (formats section 2.6)."""
+"""Metadata format that new ledgers are written with (docs/formats.md#field-rules)."""
 
 
 class InvalidMetadataError(PermanentError):
-    """Ledger metadata that breaks a rule of formats section 2.7."""
+    """Ledger metadata that breaks a rule of docs/formats.md#metadata-rules."""
 
 
 class LedgerState(enum.Enum):
@@ -69,7 +70,7 @@ class LedgerMetadata:
     """Creation time as stored in the metadata, epoch milliseconds; None where it is not stored."""
     custom: tuple[tuple[str, bytes], ...] = ()
     ctoken: int | None = None
-    """Creator token of a create; every later rewrite stores 0 (formats section 2.6)."""
+    """Creator token of a create; every later rewrite stores 0 (docs/formats.md#field-rules)."""
     format_version: int = METADATA_VERSION
 
     def __post_init__(self) -> None:

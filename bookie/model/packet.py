@@ -1,6 +1,8 @@
-"""The entry as it travels and as it is stored: 32-byte header, digest, payload (formats sections 5.1, 5.4, 5.5).
+"""The entry as it travels and as it is stored: 32-byte header, digest, payload.
 
 Bookies, repair and recovery pass these bytes on verbatim (safety rule S10); only the writer packs them.
+
+Source: docs/formats.md#entries, #lac-packets, #verification.
 """
 
 from __future__ import annotations

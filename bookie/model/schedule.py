@@ -1,7 +1,8 @@
 """Round-robin placement of entries: who stores entry ``n``, and which entries a position stores.
 
-Entry ``n`` goes to ensemble positions ``(n + i) mod E`` for ``i < Qw``, with absolute entry ids (formats section 7.1).
-Ranges are inclusive. Everything here is arithmetic on runs, never a loop over entries, except the iterator at the end.
+Entry ``n`` goes to ensemble positions ``(n + i) mod E`` for ``i < Qw``, with absolute entry ids
+(docs/formats.md#schedule). Ranges are inclusive. Everything here is arithmetic on runs, never a loop over entries,
+except the iterator at the end.
 """
 
 from __future__ import annotations

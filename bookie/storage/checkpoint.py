@@ -1,7 +1,7 @@
 """Moving what the journal holds into the entry logs and the index.
 
-The order is the safety argument (reliability 3.5); a crash between any two steps loses nothing, because the journal
-is replayed from the last mark and putting an entry twice changes nothing:
+The order is the safety argument (docs/failure-model.md#collection-and-checkpoints); a crash between any two steps loses
+nothing, because the journal is replayed from the last mark and putting an entry twice changes nothing:
 
 1. swap the caches and take, in the same instant, the journal sequence and the changed ledger states they stand for;
 2. page by page: entry log durable, then the index entries that name it;

@@ -15,7 +15,10 @@ from bookie.model.ids import BookieId
 GRPC_PROTOCOL: Final = "bookie-grpc"
 """Endpoint protocol of our bookies in their service info."""
 APACHE_PROTOCOL: Final = "bookie-rpc"
-"""Endpoint protocol of Apache's bookies, and of ours where they listen for Apache's clients (formats section 1.4)."""
+"""Endpoint protocol of Apache's bookies, and of ours where they listen for Apache's clients.
+
+Source: docs/formats.md#registration.
+"""
 
 
 @dataclass(frozen=True, slots=True)

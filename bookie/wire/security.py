@@ -24,7 +24,7 @@ class SecurityFilesError(PermanentError):
 
 
 class SaslMechanism(enum.Enum):
-    """Ways to log in at an Apache bookie that asks for it (formats section 4.8)."""
+    """Ways to log in at an Apache bookie that asks for it (docs/formats.md#tls-and-login)."""
 
     DIGEST_MD5 = "DIGEST-MD5"
     PLAIN = "PLAIN"

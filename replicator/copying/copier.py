@@ -5,7 +5,7 @@ overlap; what is in memory is bounded by the process's ``ByteBudget``, what is s
 Copies carry the recovery flag (S3). How a copy went is a value: nothing that a bookie does raises here.
 
 A copy stops early once it cannot succeed (an entry that nobody serves, a target that refuses), so that a hopeless
-position is not copied again and again to no end (reliability R38). Adds that were made are left behind: they are
+position is not copied again and again to no end (R38). Adds that were made are left behind: they are
 idempotent, and garbage unless the metadata comes to name the target.
 """
 
@@ -247,7 +247,10 @@ def _held_count(step: CopyPosition, held: EntryRuns) -> int:
 
 
 def _average_payload(metadata: LedgerMetadata) -> int:
-    """A first guess, corrected by what is read: a closed ledger's length is its payload bytes, or 0 (formats 7.5)."""
+    """A first guess, corrected by what is read: a closed ledger's length is its payload bytes, or 0.
+
+    Source: docs/formats.md#recovery.
+    """
     if metadata.length and metadata.last_entry_id is not None:
         return metadata.length // (metadata.last_entry_id + 1)
     return _ENTRY_BYTES_GUESS

@@ -21,7 +21,10 @@ from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 
 READ_TIMEOUT_S: Final = 15.0
 _LAC: Final = slice(16, 24)
-"""Header bytes that may differ between good copies: Apache's recovery re-encodes the LAC field (formats 7.5, 7.11)."""
+"""Header bytes that may differ between good copies: Apache's recovery re-encodes the LAC field.
+
+Source: docs/formats.md#recovery, #apache-worker.
+"""
 
 Orders = Mapping[EntryId, Sequence[BookieId]]
 """Per entry the bookies to ask, in that order."""

@@ -1,6 +1,6 @@
 """What bookies say they hold, held against what the metadata says they should.
 
-Used twice: a target must list every entry before the metadata may name it (S11, reliability R24: every id, not the
+Used twice: a target must list every entry before the metadata may name it (S11, R24: every id, not the
 first and last), and a bookie that a task names but that is registered is asked whether it is whole (R31): it may have
 come back with empty disks. A bookie that does not answer is unknown, neither whole nor incomplete (S6). One that
 answers, but has no lists, is asked for each entry that it should hold. Of a fragment that may still grow it should hold

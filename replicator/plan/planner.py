@@ -4,7 +4,7 @@ The invariants that the plan keeps: a fragment that may still grow keeps its mem
 member of the fragment (S9) and not planned for another position of it; positions are kept; read-only bookies are
 sources and never targets, and not missing (S8); a ledger that asks for groups of bookies gets no others. What cannot be
 repaired now is a ``Blocked`` with its reason, beside whatever can. The under-replication task is a hint that made us
-look, never an instruction (reliability R1), so it is no argument here: every unregistered member counts, and every one
+look, never an instruction (R1), so it is no argument here: every unregistered member counts, and every one
 that is being drained, and an empty plan means that nothing is missing.
 
 Not decided here: whether copies can really be read. Copying finds that out and is told back through ``Knowledge``.
@@ -148,7 +148,8 @@ def closed_fragment_last(metadata: LedgerMetadata, index: int, *, is_tail_writte
     """Last entry of a fragment that can never change again, or None for one that still may (S2, S19).
 
     The last fragment of an unclosed ledger belongs to its writer. The one before it counts as unclosed too while the
-    last one is not known to hold an entry: with the old protocol its end may not be confirmed yet (formats 7.9, #3917).
+    last one is not known to hold an entry: with the old protocol its end may not be confirmed yet
+    (docs/formats.md#sampling, #3917).
     """
     if not metadata.is_closed and index >= len(metadata.fragments) - (1 if is_tail_written else 2):
         return None

@@ -16,7 +16,7 @@ class Cause(enum.Enum):
     UNREGISTERED = "unregistered"
     """Its bookie is not registered."""
     INCOMPLETE = "incomplete"
-    """Its bookie is registered and said itself that it lacks entries it should store (reliability R31)."""
+    """Its bookie is registered and said itself that it lacks entries it should store (R31)."""
     DRAINING = "draining"
     """Its bookie is registered and whole, and is to be taken out of the cluster."""
 

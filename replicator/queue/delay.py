@@ -1,7 +1,7 @@
 """The delay queue: unclosed ledgers with a lost member wait here before anybody takes them from their writer.
 
 A writer that lives replaces a lost bookie itself, so a ledger is recovered only after one of its positions was missing
-for a whole grace period (reliability R3, R37). The period is counted by this process's clock from when the position was
+for a whole grace period (R3, R37). The period is counted by this process's clock from when the position was
 first seen missing, and begins anew when it was whole in between. Waiting is a note in memory: no worker sleeps over it
 and no lock is held. A worker that dies takes its notes along, and the next one waits the full period.
 """

@@ -275,9 +275,11 @@ class TaskQueue:
 
 
 def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> bool:
-    """Whether a task asks only for moving copies: it names no bookie (formats 3.8), and none is missing.
+    """Whether a task asks only for moving copies: it names no bookie, and none is missing.
 
     Repair would find nothing to do and end it, and nobody would move anything.
+
+    Source: docs/formats.md#auditor-checks.
     """
     return not task.missing and isinstance(ledger, Versioned) and ledger.metadata.members() <= bookies.registered
 

@@ -1,9 +1,11 @@
-"""Positions of an unclosed ledger that only a recovery can repair: wait, look again, fence and close (formats 7.10).
+"""Positions of an unclosed ledger that only a recovery can repair: wait, look again, fence and close.
 
 The last fragment of an unclosed ledger belongs to its writer and is never copied (S2). When one of its bookies stays
 away for the grace period, the writer is taken to be gone: the ledger is recovered, after which it is closed and is
 repaired like any other. Recovery is safe also if the writer lives (it is fenced), if another recovery runs, and if the
-lock is lost meanwhile (reliability R36).
+lock is lost meanwhile (R36).
+
+Source: docs/formats.md#apache-worker.
 """
 
 from __future__ import annotations

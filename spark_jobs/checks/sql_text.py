@@ -1,4 +1,7 @@
-"""Values as SQL text. Bookie ids may hold backslashes (formats 1.4); no name is trusted to be harmless."""
+"""Values as SQL text. Bookie ids may hold backslashes; no name is trusted to be harmless.
+
+Source: docs/formats.md#registration.
+"""
 
 from __future__ import annotations
 

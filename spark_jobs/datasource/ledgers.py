@@ -30,7 +30,7 @@ from spark_jobs.datasource.scan import scan
 
 NAME: Final = "bk_ledgers"
 _LEDGERS_PER_LEAF: Final = 10_000
-"""Four digits: what one node of the hierarchical layouts can hold (formats 1.7)."""
+"""Four digits: what one node of the hierarchical layouts can hold (docs/formats.md#ledger-paths)."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ _CHUNK: Final = 2_000
 _CHUNKS_AHEAD: Final = 2
 """Two chunks of some 200 bytes a ledger keep ZooKeeper busy while a third is decoded, in about one megabyte."""
 _LEAF_DIGITS: Final = 4
-"""Digits in the name of a ledger's node in the hierarchical layouts (formats 1.7)."""
+"""Digits in the name of a ledger's node in the hierarchical layouts (docs/formats.md#ledger-paths)."""
 _DENIED: Final = "access denied: the node's ACL does not let this session read it"
 
 _Chunk = tuple[Sequence[LedgerId], Sequence[bytes | str | None]]

@@ -1,8 +1,9 @@
 """Ledger metadata as nearly every ledger has it, parsed at the least cost.
 
 The reference decoder builds model objects, which is most of its time. A scan needs only columns, so here a message of
-format 3 is parsed, checked by the same rules (formats 2.7), and handed out as it is. Whatever is not plainly sound and
-complete is left to the reference decoder, which also says what is wrong with it; property tests hold the two equal.
+format 3 is parsed, checked by the same rules (docs/formats.md#metadata-rules), and handed out as it is. Whatever is not
+plainly sound and complete is left to the reference decoder, which also says what is wrong with it; property tests hold
+the two equal.
 """
 
 from __future__ import annotations

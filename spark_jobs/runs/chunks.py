@@ -11,7 +11,7 @@ from bookie.metadata.layout import ledger_id_of
 from spark_jobs.datasource.partitions import LeafParent
 
 _LEDGERS_PER_LEAF: Final = 10_000
-"""Four digits: what one node of the hierarchical layouts can hold (formats 1.7)."""
+"""Four digits: what one node of the hierarchical layouts can hold (docs/formats.md#ledger-paths)."""
 _HASH_BYTES: Final = 8
 
 

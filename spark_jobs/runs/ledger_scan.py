@@ -77,7 +77,7 @@ def scan_ledgers(
         .option(options.LAST_LEDGER, ids[1])
     )
     if live is not None:
-        # A name with a comma is no bookie id (formats 1.4), and must not make two bookies look alive.
+        # A name with a comma is no bookie id (docs/formats.md#registration), and must not make two bookies look alive.
         read = read.option(options.LIVE_BOOKIES, ",".join(sorted(bookie for bookie in live if "," not in bookie)))
     uri = settings.metadata_uri
     try:

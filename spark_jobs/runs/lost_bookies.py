@@ -1,8 +1,10 @@
-"""Which lost bookies an audit may act on: those whose delay is over (``lostBookieRecoveryDelay``, formats 3.8). Pure.
+"""Which lost bookies an audit may act on: those whose delay is over. Pure.
 
 Bookies restart, and copying their ledgers meanwhile would be wasted. So a lost bookie is left alone until it has been
 down for the delay, counted from when an auditor first saw it down. Unlike Apache's auditor, which acts at once when two
 are lost, each bookie has its own delay: otherwise a rolling restart in which two are down together would start repair.
+
+Source: ``lostBookieRecoveryDelay``, docs/formats.md#auditor-checks.
 """
 
 from __future__ import annotations

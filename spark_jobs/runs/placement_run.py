@@ -1,9 +1,9 @@
 """The run of the placement check: which ensembles break the rack, zone and region policy.
 
-It judges by the topology alone and marks nothing, as Apache's (formats 3.8): a misplaced ledger has every copy it
-needs, and moving copies costs. With ``mark_misplaced`` it marks, with an empty list of replicas, the closed ledgers of
-which a replacement would bring an ensemble nearer to the policy; Apache's workers move those if they are told to, ours
-find that nothing is missing and delete the mark.
+It judges by the topology alone and marks nothing, as Apache's (docs/formats.md#auditor-checks): a misplaced ledger has
+every copy it needs, and moving copies costs. With ``mark_misplaced`` it marks, with an empty list of replicas, the
+closed ledgers of which a replacement would bring an ensemble nearer to the policy; Apache's workers move those if they
+are told to, ours find that nothing is missing and delete the mark.
 """
 
 from __future__ import annotations

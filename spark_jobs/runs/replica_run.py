@@ -1,4 +1,4 @@
-"""The run of the replicas check: ask every registered bookie whether it holds what the metadata says (formats 3.8).
+"""The run of the replicas check: ask every registered bookie whether it holds what the metadata says.
 
 It costs a request per ledger and bookie, so it goes chunk by chunk: read metadata, list the registered bookies, ask,
 report, mark. Between chunks it may be paused; a stop ends a chunk within seconds, and what was marked stays. It leaves
@@ -7,6 +7,8 @@ one core free, so that the run that follows the loss of a bookie begins at once.
 A bookie that lacks entries is marked as missing, like one that is gone: a worker asks the registered bookies that a
 task names what they hold, and copies to them what they lack. Nothing is ever marked because of an answer that is not
 a healthy bookie's plain denial (S6).
+
+Source: docs/formats.md#auditor-checks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What the transport makes of each answer over Apache's protocol, and what it sends for it (formats 4.4, 7.5)."""
+"""What the transport makes of each answer over Apache's protocol, and what it sends for it.
+
+Source: docs/formats.md#operations, #recovery.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Copies in bulk over Apache's protocol: what goes over version 2, and what version 3 has to say (formats 4.7)."""
+"""Copies in bulk over Apache's protocol: what goes over version 2, and what version 3 has to say.
+
+Source: docs/formats.md#version-2.
+"""
 
 from __future__ import annotations
 

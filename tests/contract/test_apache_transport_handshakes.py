@@ -1,4 +1,7 @@
-"""TLS and logins over Apache's protocol: both sides prove who they are, or nothing passes (formats section 4.8)."""
+"""TLS and logins over Apache's protocol: both sides prove who they are, or nothing passes.
+
+Source: docs/formats.md#tls-and-login.
+"""
 
 from __future__ import annotations
 

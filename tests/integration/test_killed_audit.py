@@ -1,4 +1,4 @@
-"""An audit dies while it marks what it found; the next one marks the rest and nothing else (reliability, R22)."""
+"""An audit dies while it marks what it found; the next one marks the rest and nothing else (R22)."""
 
 from __future__ import annotations
 

@@ -59,7 +59,11 @@ def _(stack: ExitStack) -> None:
     swap(stack, WriterState, "acknowledge", lambda _: acknowledge)
 
 
-@plants("replaced-acks-kept", "reliability 1.1.2", "a change of ensemble keeps the acks of the replaced bookies")
+@plants(
+    "replaced-acks-kept",
+    "docs/failure-model.md#recovery-rules",
+    "a change of ensemble keeps the acks of the replaced bookies",
+)
 def _(stack: ExitStack) -> None:
     def make(unsettle: Any) -> Any:
         def keep(self: WriterState[Any], pending: Any, bit: int) -> None:
@@ -100,7 +104,11 @@ def _(stack: ExitStack) -> None:
     swap(stack, Pipeline, "_offer", make)
 
 
-@plants("change-starts-late", "formats 7.6", "a new fragment starts behind entries that were sent and not confirmed")
+@plants(
+    "change-starts-late",
+    "docs/formats.md#ensemble-change",
+    "a new fragment starts behind entries that were sent and not confirmed",
+)
 def _(stack: ExitStack) -> None:
     def make(with_new: Any) -> Any:
         def late(metadata: LedgerMetadata, ledger_id: Any, before: Any, wanted: Any, sent: Any) -> Any:
@@ -190,7 +198,11 @@ def _(stack: ExitStack) -> None:
     swap(stack, recovery_fence, "_fenced", lambda fenced: lambda first, entries: fenced(EntryId(0), entries))
 
 
-@plants("one-denial-is-enough", "reliability 1.1.2", "recovery ends at the first bookie that denies an entry")
+@plants(
+    "one-denial-is-enough",
+    "docs/failure-model.md#recovery-rules",
+    "recovery ends at the first bookie that denies an entry",
+)
 def _(stack: ExitStack) -> None:
     swap(stack, recovery_read, "negative_quorum", lambda _: lambda write_quorum, ack_quorum: 1)
 

@@ -1,8 +1,10 @@
-"""Last add confirmed of an open ledger, from the bookies of its last ensemble; nothing here fences (formats 7.3, 7.4).
+"""Last add confirmed of an open ledger, from the bookies of its last ensemble; nothing here fences.
 
 Whatever a bookie tells is verified by the ledger's digest. A writer names an entry confirmed only after it was
 acknowledged, and recoveries pass stored bytes on verbatim, so the greatest value that verifies is always safe to read
 up to; it may lag behind. It is never where a fragment ends (S19).
+
+Source: docs/formats.md#coverage, #opening.
 """
 
 from __future__ import annotations

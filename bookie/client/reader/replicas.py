@@ -1,6 +1,7 @@
 """Finding entries on their replicas: any valid copy will do, and whatever fails is followed by the next replica.
 
-An answer counts for the entry that it was asked for, after its digest and ids were verified (formats 5.5, 7.12; S18).
+An answer counts for the entry that it was asked for, after its digest and ids were verified
+(docs/formats.md#verification, #plain-reads; S18).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Fencing the last ensemble, and the last add confirmed that its bookies know of (formats 7.3, 7.5 steps 2 and 3)."""
+"""Fencing the last ensemble, and the last add confirmed that its bookies know of.
+
+Source: docs/formats.md#coverage, #recovery steps 2 and 3.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ from bookie.wire.port import EntryResult, FenceReply, Status
 async def try_key(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> None:
     """Have a bookie check the key of an open ledger whose metadata keeps no password (format 1); else do nothing.
 
-    Bookies compare keys when they add or fence (formats 4.4), and one that has nothing of the ledger takes any key for
-    the right one from then on. So the first member of the last fragment that holds an entry is fenced, and nobody else.
-    With a wrong key that changes nothing. With the right one its writer is refused a moment before the metadata says
-    why, which loses nothing; recovery relies on no fence from before it took the ledger over, and fences this bookie
-    again.
+    Bookies compare keys when they add or fence (docs/formats.md#operations), and one that has nothing of the ledger
+    takes any key for the right one from then on. So the first member of the last fragment that holds an entry is
+    fenced, and nobody else. With a wrong key that changes nothing. With the right one its writer is refused a moment
+    before the metadata says why, which loses nothing; recovery relies on no fence from before it took the ledger over,
+    and fences this bookie again.
 
     A wrong key is not found out where no member that answers holds an entry, nor by a bookie that forgot the key when
     it was restarted, as Apache's do with some kinds of storage.

@@ -1,4 +1,4 @@
-"""Reading forward during recovery, fencing every bookie that is asked (formats 7.5 step 4; #2614).
+"""Reading forward during recovery, fencing every bookie that is asked (docs/formats.md#recovery step 4; #2614).
 
 Always from one ensemble: the last one as it was when the recovery began. Entries are read ahead, and judged one after
 another in order, so that the outcome is that of reading them singly.

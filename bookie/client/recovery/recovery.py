@@ -2,7 +2,8 @@
 
 Any number of recoveries may run at once, also while the writer lives: all of them, and everybody who reads the ledger
 later, see the one end that the first closing change stored. A recovery that stops, for whatever reason, leaves the
-ledger in recovery, and another one begins anew. Source of the rules: formats 7.5, reliability 1.1.2.
+ledger in recovery, and another one begins anew. Source of the rules: docs/formats.md#recovery,
+docs/failure-model.md#recovery-rules.
 """
 
 from __future__ import annotations

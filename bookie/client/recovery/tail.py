@@ -1,8 +1,8 @@
 """The fragments that a recovery ends a ledger with: kept in memory, stored by the closing change alone (pure).
 
-Why late (reliability 1.1.2): another recovery, or this one run again, reads from the last ensemble that the metadata
-names. Were a replacement named before the ledger is closed, its bookies would truthfully answer "never stored" for
-entries that are there, and the tail would be cut.
+Why late (docs/failure-model.md#recovery-rules): another recovery, or this one run again, reads from the last ensemble
+that the metadata names. Were a replacement named before the ledger is closed, its bookies would truthfully answer
+"never stored" for entries that are there, and the tail would be cut.
 """
 
 from __future__ import annotations

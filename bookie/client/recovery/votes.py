@@ -1,8 +1,8 @@
 """One entry's answers during recovery, and what they prove: pure bookkeeping, no I/O.
 
-Source of the rule: reliability 1.1.2, formats 7.5 step 4. One valid copy proves that the entry is there. Only enough
-explicit "never stored" prove that it cannot have been acknowledged; silence, corruption, limbo and refusal prove
-nothing (S6).
+Source of the rule: docs/failure-model.md#recovery-rules, docs/formats.md#recovery step 4. One valid copy proves that
+the entry is there. Only enough explicit "never stored" prove that it cannot have been acknowledged; silence,
+corruption, limbo and refusal prove nothing (S6).
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Storing found entries again, verbatim and on their whole write sets, during recovery (formats 7.5 steps 5 and 6).
+"""Storing found entries again, verbatim and on their whole write sets, during recovery.
 
 A member that refuses is replaced in memory from the first entry of the block on; without a spare the block is left
 short there. Every entry must be durable on ``Qa`` members of the ensemble that the closing change will name for it.
+
+Source: docs/formats.md#recovery steps 5 and 6.
 """
 
 from __future__ import annotations

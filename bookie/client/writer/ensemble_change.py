@@ -1,8 +1,10 @@
-"""Ensemble change: replace the bookies a writer gave up, from last add confirmed + 1 on (formats 7.6, DESIGN 6).
+"""Ensemble change: replace the bookies a writer gave up, from last add confirmed + 1 on.
 
 Nothing is acknowledged from the moment the metadata may change until it has (``state.is_changing``). Further failures
 during the change are handled in another round. The new fragment replaces the last one where that holds no confirmed
 entry. Which disks a replacement has is looked up before the metadata names it.
+
+Source: docs/formats.md#ensemble-change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Explicit LAC: tell bookies the last add confirmed when no entry carries it (formats 7.8).
+"""Explicit LAC: tell bookies the last add confirmed when no entry carries it (docs/formats.md#explicit-lac).
 
 A hint for readers that follow an open ledger; nothing is ever decided by it, so that failures are only logged.
 """

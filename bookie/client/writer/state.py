@@ -1,6 +1,6 @@
 """What a writer knows about its unfinished entries: pure bookkeeping, no I/O.
 
-Rules kept here (formats 7.2 and 7.6, reliability I1 and R-rules of the writer):
+Rules kept here (docs/formats.md#writing, #ensemble-change, docs/failure-model.md#recovery-rules, I1):
 
 - entries are acknowledged in order, each after ``Qa`` members of its write set have it;
 - an ack counts only on the lane it was sent by, so that of a replaced bookie that returns is not counted (S18);

@@ -1,6 +1,8 @@
-"""Cookies: which directories and which cluster a bookie id belongs to (formats section 1.5), byte for byte Apache's.
+"""Cookies: which directories and which cluster a bookie id belongs to, byte for byte Apache's.
 
 The same bytes lie in ZooKeeper and in ``VERSION`` files. Layouts 3 and later are read, 5 is written.
+
+Source: docs/formats.md#cookies.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ def decode_cookie(data: bytes) -> Cookie:
 
 
 def cookie_differences(stored: Cookie, own: Cookie, *, allow_expansion: bool = False) -> tuple[str, ...]:
-    """What keeps ``own`` from being the cookie that was ``stored``; empty if they go together (formats 1.5).
+    """What keeps ``own`` from being the cookie that was ``stored``; empty if they go together.
+
+    Source: docs/formats.md#cookies.
 
     Args:
         stored: the cookie found.
@@ -184,7 +188,7 @@ class CookieStore:
 
 
 async def refuse_foreign(store: MetadataStore, cluster: Cluster) -> frozenset[BookieId]:
-    """Refuse a cluster that has bookies of Apache's (design section 4).
+    """Refuse a cluster that has bookies of Apache's (docs/failure-model.md#state-under-bkheal).
 
     Call it before one of ours joins that does not speak Apache's protocol.
 

@@ -1,4 +1,4 @@
-"""Which bookies are registered, as what, and where they answer (formats section 1.4).
+"""Which bookies are registered, as what, and where they answer (docs/formats.md#registration).
 
 A registration is an ephemeral node, so it ends with its session (S14). Read-only bookies are registered too: they are
 sources, not targets, and not "missing" (S8).

@@ -1,4 +1,4 @@
-"""What a bookie says about itself in its registration: BookieServiceInfoFormat (formats section 1.4)."""
+"""What a bookie says about itself in its registration: BookieServiceInfoFormat (docs/formats.md#registration)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New ledger ids, from counters that all clients of the cluster share (formats section 1.6).
+"""New ledger ids, from counters that all clients of the cluster share (docs/formats.md#ledger-ids).
 
 An id comes from the number of an ephemeral sequential node, deleted right away: below 2147483647 from one counter;
 then, for good, as high and low 32 bits from a counter per ``HOB-`` node. A number is never given twice, because

@@ -1,7 +1,9 @@
-"""Ledger metadata on the store: create, read, change by compare-and-set, delete and list (formats sections 1.7, 1.8).
+"""Ledger metadata on the store: create, read, change by compare-and-set, delete and list.
 
 Every change names the version that it was decided on (S4). An answer that was lost is settled by reading: the creator
 token tells our own create from somebody else's, and "next version with exactly our bytes" our own write (R32).
+
+Source: docs/formats.md#ledger-paths, #metadata-operations.
 """
 
 from __future__ import annotations

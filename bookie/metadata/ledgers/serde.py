@@ -1,8 +1,10 @@
-"""Ledger metadata as bytes: formats 1, 2 and 3, exactly as Apache writes them (formats section 2).
+"""Ledger metadata as bytes, in its three versions, exactly as Apache writes them.
 
 What was read is written back in the same format, with creation time and custom metadata kept; only the creator token
 is not carried over, which is the caller's ``ctoken=0``. Anything else than well-formed metadata is unreadable: it is
 never guessed at, since a wrong guess about a ledger's state or end loses entries.
+
+Source: docs/formats.md#ledger-metadata.
 """
 
 from __future__ import annotations

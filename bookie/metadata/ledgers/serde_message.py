@@ -1,4 +1,4 @@
-"""LedgerMetadataFormat to and from the model (formats sections 2.2, 2.6 and 2.7).
+"""LedgerMetadataFormat to and from the model (docs/formats.md#ledger-metadata, #field-rules, #metadata-rules).
 
 Reading is on the path of every scan, up to 10^7 ledgers: each field of the message is touched once, and ensembles,
 of which a cluster has few, are validated and kept once.
@@ -37,7 +37,8 @@ def from_message(message: LedgerMetadataFormat, version: int) -> LedgerMetadata:
     """The model of a parsed message.
 
     Raises:
-        UnreadableMetadataError: a required field is missing or unknown, or a rule of formats 2.7 is broken.
+        UnreadableMetadataError: a required field is missing or unknown, or a rule of docs/formats.md#metadata-rules is
+        broken.
     """
     if not message.IsInitialized():  # also where the state is a number that this version does not know
         raise UnreadableMetadataError("ledger metadata lacks a required field, or has an unknown state")
@@ -72,7 +73,8 @@ def to_message(metadata: LedgerMetadata, *, has_ctoken: bool) -> LedgerMetadataF
     """The message of ``metadata``, every field that Apache writes present.
 
     Raises:
-        UnwritableMetadataError: it has no password and digest type, which came from format 1 (formats 2.6).
+        UnwritableMetadataError: it has no password and digest type, which came from format 1
+        (docs/formats.md#field-rules).
     """
     if metadata.digest_type is None or metadata.password is None:
         raise UnwritableMetadataError("ledger metadata without a password can be written in format 1 only")

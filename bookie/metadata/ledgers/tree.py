@@ -1,7 +1,9 @@
-"""Listing the ledgers of a cluster: which nodes hold ledgers, and which ledgers they hold (formats section 1.7).
+"""Listing the ledgers of a cluster: which nodes hold ledgers, and which ledgers they hold.
 
 A node that vanishes while listing was empty by then, and counts as empty. A root that is not there is an error: a
 listing that came out empty for the wrong reason makes live ledgers look deleted.
+
+Source: docs/formats.md#ledger-paths.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Protobuf's text form as Apache stores it: exact when written, tolerant when read (formats sections 2.4 and 3.1).
+"""Protobuf's text form as Apache stores it: exact when written, tolerant when read.
 
 Written by hand, because stored text must not change with the protobuf release; read by the library, which accepts
 every escape, comment and spacing that any of Apache's generations may have written.
+
+Source: docs/formats.md#text-form, #under-replication-nodes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who is the auditor: the election that Apache's auditors and ours share (formats section 3.7).
+"""Who is the auditor: the election that Apache's auditors and ours share (docs/formats.md#election).
 
 A candidate's vote is an ephemeral sequential node; the lowest number leads, whichever kind of auditor cast it. A leader
 here is bounded twice. By its session: once that is lost, so is the leadership (S14). And by its own clock: only while

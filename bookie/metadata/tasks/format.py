@@ -1,4 +1,4 @@
-"""Bytes of under-replication tasks, locks and check times (formats sections 3.1 and 3.3)."""
+"""Bytes of under-replication tasks, locks and check times (docs/formats.md#under-replication-nodes, #marking)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks of under-replication tasks, shared with Apache's workers and collectors (formats sections 3.4 and 3.5).
+"""Locks of under-replication tasks, shared with Apache's workers and collectors (docs/formats.md#locks).
 
 A lock only saves work (S16); what it must never do is destroy somebody else's. So it is released only by the session
 that owns it, after looking at the node (its creation and owner), and a task is deleted in one transaction with a check

@@ -1,4 +1,4 @@
-"""Marking ledgers as under-replicated: create the task, or merge into it (formats section 3.3).
+"""Marking ledgers as under-replicated: create the task, or merge into it (docs/formats.md#marking).
 
 After a bookie loss nearly all tasks are new, so many are first created together with their directories, unseen; what is
 refused is looked at and merged. Nothing is ever taken out of a task here, so marking is idempotent, and two auditors

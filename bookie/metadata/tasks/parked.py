@@ -1,7 +1,9 @@
-"""State of our own, under a root of its own, where Apache's tools do not look (design section 4).
+"""State of our own, under a root of its own, where Apache's tools do not look.
 
 Here: parked tasks, those that cannot be repaired as the cluster is now, with the reason. They save work and tell
 people; losing one costs another attempt, and a damaged one counts as not parked.
+
+Source: docs/failure-model.md#state-under-bkheal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies that are being made: ``/bkheal/reservations/<ledgers root>/<ledger id>`` (S16, reliability finding 3, 5.2).
+"""Copies that are being made: ``/bkheal/reservations/<ledgers root>/<ledger id>``.
 
 A repair reserves before it looks at the target or copies to it, and the write that puts the target into the ensemble
 checks that the reservation still stands. A collector counts reservations as membership. So a bookie never throws away
@@ -7,6 +7,8 @@ a copy between the moment a worker finds it there and the moment the metadata na
 A ledger has at most one node, of the worker that holds the ledger's lock. Below it is one empty child named by the
 token: its presence is what a transaction checks, because the version of the node itself begins at 0 again after each
 release, and an old worker must not take a later reservation for its own.
+
+Source: S16, docs/failure-model.md#reservations.
 """
 
 from __future__ import annotations

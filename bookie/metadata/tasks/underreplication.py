@@ -1,6 +1,8 @@
-"""Under-replication tasks: mark, list, lock, complete, and the cluster-wide switches (formats section 3).
+"""Under-replication tasks: mark, list, lock, complete, and the cluster-wide switches.
 
 The tree is Apache's, so its auditors and workers and ours share the same tasks, locks and switches.
+
+Source: docs/formats.md#under-replication.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The work behind Apache's operations: what each asks of the bookie, and how its outcome is told (formats 4.4).
+"""The work behind Apache's operations: what each asks of the bookie, and how its outcome is told.
 
 Knows no network. Every request gets one answer, the body of a frame, whatever the outcome. An entry that cannot be
 told of is never told of as absent (S6): limbo and damage have answers of their own, or the one for an I/O error.
+
+Source: docs/formats.md#operations.
 """
 
 from __future__ import annotations
@@ -201,7 +203,10 @@ class Answering:
             task.cancel()
 
     async def _read_lac(self, request: ReadLac) -> bytes:
-        """An explicit LAC without any entry is told with an I/O error, as Apache's bookies do (formats 4.4)."""
+        """An explicit LAC without any entry is told with an I/O error, as Apache's bookies do.
+
+        Source: docs/formats.md#operations.
+        """
         reply = await self._handler.read_lac(_THESE_DISKS, request.ledger_id)
         self._noted(request.ledger_id, reply)
         if reply.status is Status.OK and reply.last_entry is not None and reply.last_entry.status is Status.OK:

@@ -1,4 +1,4 @@
-"""Version 2 on one connection: fixed layouts to requests and back (formats section 4.7).
+"""Version 2 on one connection: fixed layouts to requests and back (docs/formats.md#version-2).
 
 What version 2 cannot say is said as an I/O error; see ``bookie.wire.apache.statuses``.
 """

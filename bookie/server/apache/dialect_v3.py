@@ -1,7 +1,9 @@
-"""Version 3 on one connection: protobuf messages to requests, outcomes to protobuf messages (formats 4.3 and 4.4).
+"""Version 3 on one connection: protobuf messages to requests, outcomes to protobuf messages.
 
 Answers carry version three, the operation and the txnId of the request. An outcome stands twice in them, at the top
 and in the operation's own part; what has no such part (login, TLS, unknown operations, refusals) has it at the top.
+
+Source: docs/formats.md#version-3, #operations.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """May this process be that bookie? A pure decision from what ZooKeeper and the directories say.
 
-Rules: design section 5; reliability 3.6. The danger is a bookie that has lost its entries and answers "no such entry"
-with a healthy face. So a bookie id goes with one set of disks: its cookie in ZooKeeper and in each directory, and an
-incarnation UUID in each directory that the history under ``/bkheal/incarnations`` knows. Whatever does not fit is
-refused, and a person decides.
+Rules: docs/failure-model.md#identity-of-a-bookie. The danger is a bookie
+that has lost its entries and answers "no such entry" with a healthy face. So a bookie id goes with one set of disks:
+its cookie in ZooKeeper and in each directory, and an incarnation UUID in each directory that the history under
+``/bkheal/incarnations`` knows. Whatever does not fit is refused, and a person decides.
 
 A new bookie is written down in this order: its incarnation into the directories, then into the history, then the cookie
 into ZooKeeper, then ``VERSION`` into the directories, then the first data. A start that was interrupted at any point

@@ -1,4 +1,4 @@
-"""Throws away what a bookie holds of ledgers that are deleted or that repair has moved elsewhere (reliability 3.5).
+"""Throws away what a bookie holds of ledgers that are deleted or that repair has moved elsewhere.
 
 A cheap bulk read of the metadata names the suspects. Each suspect is then judged on its own, and nothing is deleted on
 one witness's word (S13, I16):
@@ -12,6 +12,8 @@ one witness's word (S13, I16):
 The storage deletes only while the mark stands: an add or a listing by a repair clears it. Whatever cannot be read, is
 not understood, or comes as a surprise keeps the data. A pass that would delete implausibly much deletes nothing (S12),
 and a pass ends with the session that it began in (S14).
+
+Source: docs/failure-model.md#collection-and-checkpoints.
 """
 
 from __future__ import annotations

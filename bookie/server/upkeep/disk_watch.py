@@ -1,8 +1,8 @@
 """Makes a bookie read-only while a disk is nearly full, or while it is drained, and writable again after that.
 
-Three steps (reliability 3.4): below the threshold plain adds are refused, below a part of it those of recovery and
-repair as well, so that what is left serves checkpoints and collection; and a disk that says it is full makes the bookie
-read-only whatever the threshold is.
+Three steps (docs/failure-model.md#disk-space): below the threshold plain adds are refused, below a part of it those of
+recovery and repair as well, so that what is left serves checkpoints and collection; and a disk that says it is full
+makes the bookie read-only whatever the threshold is.
 
 Read-only is announced in ZooKeeper before plain adds are refused, and adds are accepted before writable is announced:
 a writer that picks a bookie by its registration is not turned away.

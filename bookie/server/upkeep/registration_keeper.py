@@ -48,8 +48,8 @@ def service_info(
 ) -> ServiceInfo:
     """What a bookie that listens for gRPC at ``host:port`` says about itself.
 
-    With ``apache_port`` it offers Apache's protocol there as Apache's own bookies do (formats 1.4): under the id
-    "bookie", and with the extension "tls" where that is wanted.
+    With ``apache_port`` it offers Apache's protocol there as Apache's own bookies do (docs/formats.md#registration):
+    under the id "bookie", and with the extension "tls" where that is wanted.
     """
     properties = ((PROPERTY_INCARNATION, incarnation),)
     if apache_port is None:

@@ -1,8 +1,9 @@
-"""Deleting the entries of a ledger that belongs here no more (reliability 3.5).
+"""Deleting the entries of a ledger that belongs here no more (docs/failure-model.md#collection-and-checkpoints).
 
 Who collects marks the ledger, makes sure that nobody needs its entries here, and collects with the token of the mark.
 Whatever shows that somebody may count on the entries clears the mark: an add, from its arrival to the moment it is
-durable, a fence, limbo, and above all a listing, by which a repair finds out what is here already (finding 3).
+durable, a fence, limbo, and above all a listing, by which a repair finds out what is here already
+(docs/failure-model.md#reservations).
 
 Deletion goes page by page. From the check of the mark to the end of a page no checkpoint runs, so an add that comes
 meanwhile stays in the write cache, behind the deletion; and a listing waits for the page, so it sees all of it or

@@ -1,4 +1,4 @@
-"""Giving back the space of entry logs that hold mostly what was collected (reliability 3.5).
+"""Giving back the space of entry logs that hold mostly what was collected.
 
 The order is the safety argument, and a crash between any two steps leaves each entry at a place that the index names:
 
@@ -7,6 +7,8 @@ The order is the safety argument, and a crash between any two steps leaves each 
 3. remove the old log, once nothing in it is named. A reader that comes too late asks the index again.
 
 A log that cannot be read to its end is never taken for an empty one: it is kept (apache/bookkeeper #4607).
+
+Source: docs/failure-model.md#collection-and-checkpoints.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each request of the transport port but adds and lists, as an exchange of messages (formats section 4.4).
+"""Each request of the transport port but adds and lists, as an exchange of messages (docs/formats.md#operations).
 
 Methods raise ``ConnectionLostError``; ``transport`` sets the deadlines and turns failures into statuses. A bookie in
 limbo answers so only for what it misses: the entry that it names as its last need not have been its last.

@@ -1,8 +1,8 @@
 """From an address to a connection that takes requests: TCP, then TLS and a login where they are asked for.
 
-The order is Apache's (formats section 4.8): a START_TLS request in the clear, TLS on the same socket, then the login
-inside it. The bookie's certificate and host name are always verified. A login that fails is no verdict on any ledger's
-password, so it makes the bookie unreachable, not the request unauthorized.
+The order is Apache's (docs/formats.md#tls-and-login): a START_TLS request in the clear, TLS on the same socket, then
+the login inside it. The bookie's certificate and host name are always verified. A login that fails is no verdict on any
+ledger's password, so it makes the bookie unreachable, not the request unauthorized.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Outcomes in Apache's numbers and in ours (formats sections 4.2, 4.5 and 4.7), for both versions of the protocol.
+"""Outcomes in Apache's numbers and in ours, for both versions of the protocol.
 
 The way to us keeps rule S6: only Apache's two "no such" codes are absent, and a number that nobody knows is an I/O
 error. The way to Apache's clients keeps it as well: what they would not understand becomes an I/O error, upon which
 they ask the next copy.
+
+Source: docs/formats.md#status-codes, #version-2.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Version 2 of Apache's bookie protocol: the bodies of its frames as values, both ways (formats section 4.7).
+"""Version 2 of Apache's bookie protocol: the bodies of its frames as values, both ways (docs/formats.md#version-2).
 
 A body is a packet header of four bytes (version, opcode, flags) and a fixed layout behind it; all numbers are
 big-endian. Answers repeat the version and the opcode of the request. Decoding refuses what cannot be laid out so; it

@@ -5,8 +5,8 @@ metadata is read again, and then the bookies that deny something are asked again
 metadata and deny twice is absent. Everything else that goes wrong with a bookie is unknown, and said to be (S6).
 
 A bookie that cannot list (Apache's with DbLedgerStorage) is asked for the first and the last entry of each of its
-positions, as Apache's own check does by default (formats section 7.9): what it serves of these stands for what lies
-between. Which ledgers were only sampled like this is counted, for a whole list is worth more.
+positions, as Apache's own check does by default (docs/formats.md#sampling): what it serves of these stands for what
+lies between. Which ledgers were only sampled like this is counted, for a whole list is worth more.
 
 Bounds: requests in flight to one bookie and ledgers in flight in all, a deadline and few attempts for each request; and
 a bookie that does not answer several times in a row is left alone for the rest of the task, which Spark makes short.

@@ -65,7 +65,7 @@ class SettledLedger:
         return True
 
     def sample(self, bookie: BookieId) -> list[EntryId]:
-        """The first and the last entry of each position that the bookie has, ascending (formats section 7.9)."""
+        """The first and the last entry of each position that the bookie has, ascending (docs/formats.md#sampling)."""
         ends: set[EntryId] = set()
         for part, position in self._positions(bookie):
             where = (position, part.first, part.last, len(part.members), self.write_quorum)

@@ -92,7 +92,8 @@ def periodic_groups(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
 
 
 def is_present(entry_id: int, groups: list[tuple[int, int, int, int]]) -> bool:
-    """The rule of formats section 4.6, word for word, for groups whose runs neither touch nor overlap within them."""
+    """The rule of docs/formats.md#entry-lists, word for word, for groups whose runs neither touch nor overlap within
+    them."""
     covering = [values for values in groups if values[0] <= entry_id]
     if not covering:
         return False

@@ -79,7 +79,7 @@ def test_four_definitions_agree(size: int) -> None:
     ],
 )
 def test_numbers_of_answers_that_suffice(shape: tuple[int, int, int], fewest: int, always: int) -> None:
-    """The table of formats section 7.3."""
+    """The table of docs/formats.md#coverage."""
     by_count: dict[int, set[bool]] = {}
     for known in subsets(shape[0]):
         by_count.setdefault(len(known), set()).add(is_covered(known, *shape))

@@ -1,4 +1,4 @@
-"""Vectors of formats sections 5.2 to 5.4, and the bit-by-bit definitions of both checksums."""
+"""Vectors of docs/formats.md#master-key, #lac-packets, and the bit-by-bit definitions of both checksums."""
 
 from __future__ import annotations
 

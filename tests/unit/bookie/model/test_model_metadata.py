@@ -1,4 +1,4 @@
-"""Rules of formats sections 2.6 and 2.7, and lookups against loops over every fragment."""
+"""Rules of docs/formats.md#field-rules, #metadata-rules, and lookups against loops over every fragment."""
 
 from __future__ import annotations
 

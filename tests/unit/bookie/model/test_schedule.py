@@ -1,4 +1,4 @@
-"""The schedule of formats section 7.1 against loops over every entry."""
+"""The schedule of docs/formats.md#schedule against loops over every entry."""
 
 from __future__ import annotations
 

@@ -26,7 +26,10 @@ from bookie.wire.port import Status
 FENCE_READ = bytes.fromhex(
     "000000310a06080310011801a20626080710ffffffffffffffffff011a14850bf1071c5e3d8c24235676f8816ae0cbe2f14fa00601"
 )
-"""Version 3, ledger 7, entry -1, transaction 1, with the master key of an empty password (formats section 4.3)."""
+"""Version 3, ledger 7, entry -1, transaction 1, with the master key of an empty password.
+
+Source: docs/formats.md#version-3.
+"""
 
 
 def test_a_fence_read_is_the_documented_bytes() -> None:

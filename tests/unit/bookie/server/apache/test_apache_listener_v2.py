@@ -1,4 +1,7 @@
-"""Version 2 of Apache's protocol (formats 4.7) on a bookie in memory, byte for byte where there are vectors."""
+"""Version 2 of Apache's protocol on a bookie in memory, byte for byte where there are vectors.
+
+Source: docs/formats.md#version-2.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Version 3 of Apache's protocol, operation by operation (formats 4.4), on a bookie in memory."""
+"""Version 3 of Apache's protocol, operation by operation (docs/formats.md#operations), on a bookie in memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_an_added_entry_is_read_back_as_it_was_sent(world: World) -> None:
 
 
 async def test_the_documented_fence_read_is_understood_and_fences_an_unknown_ledger(world: World) -> None:
-    """The vector of formats 4.3."""
+    """The vector of docs/formats.md#version-3."""
     frame = bytes.fromhex(
         "0a06080310011801a20626080710ffffffffffffffffff011a14850bf1071c5e3d8c24235676f8816ae0cbe2f14fa00601"
     )
