@@ -21,7 +21,7 @@ FRAME_BYTES = 20 << 20
 LARGE = 9_000_000
 SIZES = (100, 100, LARGE, 100, 3000, 0, LARGE, 1)
 """Two of the large ones, so that every member of an ensemble of 3 has one."""
-TOLD = "over the limit of 5304096: raise --frame-bytes-max"
+TOLD = "exceeds the limit of 5304096: raise --frame-bytes-max"
 
 
 async def test_large_entries_are_repaired_with_the_option_and_told_without(

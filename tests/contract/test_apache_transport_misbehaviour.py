@@ -266,7 +266,7 @@ async def test_an_entry_that_is_too_long_is_an_io_error_of_its_own(
     added.answer()
     reply = await read
     assert [result.status for result in reply.results] == [Status.OK, Status.IO_ERROR, Status.OK]
-    assert "over the limit of 5304096: raise --frame-bytes-max" in reply.results[1].detail
+    assert "exceeds the limit of 5304096: raise --frame-bytes-max" in reply.results[1].detail
     assert (reply.status, (await add).status) == (Status.OK, Status.OK)
     assert len(bookie.clients) == 1
 

@@ -149,7 +149,7 @@ def test_the_brake_holds_when_every_ledger_is_gone(spark: SparkSession, place: P
         place.do(store.delete(LedgerId(number)))
     result = place.audit(spark)
     assert result.exit_code() is ExitCode.HELD
-    assert "last complete report saw 106" in str(result.summary.held_because)
+    assert "last complete report has 106" in str(result.summary.held_because)
 
 
 def test_a_bookie_that_comes_back_before_publishing_is_not_reported(

@@ -117,7 +117,7 @@ def test_bookies_that_the_topology_does_not_know_make_it_partial(spark: SparkSes
 
 
 def test_without_a_topology_there_is_nothing_to_judge_by(spark: SparkSession, place: Place) -> None:
-    with pytest.raises(NoTopologyError, match="nothing says where bookies stand"):
+    with pytest.raises(NoTopologyError, match="there is no topology"):
         place.check(spark, RunKind.PLACEMENT)
     assert not place.report_dir.exists() or list(place.report_dir.iterdir()) == []
 

@@ -81,7 +81,7 @@ def test_a_run_leaves_a_record_and_no_lock(place: Place, running: None, capsys: 
     shown = commands.invoke(audit_cli.app, ["show", record.run_id, "--metadata-uri", place.uri])
     assert "under-replicated" in shown.stdout
     over = commands.invoke(audit_cli.app, ["cancel", record.run_id, "--metadata-uri", place.uri])
-    assert (over.exit_code, "is over" in over.stderr) == (1, True)
+    assert (over.exit_code, "has ended" in over.stderr) == (1, True)
     unknown = commands.invoke(audit_cli.app, ["show", "nothing", "--metadata-uri", place.uri])
     assert (unknown.exit_code, "no run 'nothing' is on record" in unknown.stderr) == (2, True)
 

@@ -1,8 +1,8 @@
 """Frames of Apache's bookie protocol: a four-byte big-endian length, which does not count itself, and a body.
 
-A frame that is empty, of a negative length or absurdly long ends a connection, as at Apache's own peers (formats
-section 4.1): what comes behind it means nothing. One that is merely longer than a client takes may be passed over: the
-stream is still in step behind it, and other requests go on.
+A frame that is empty, has a negative length or is absurdly long closes the connection, as it does in Apache's code
+(docs/formats.md#frames), because the bytes after it have no meaning. A frame that is merely longer than the client accepts
+can be skipped: the stream is still in step, and other requests continue.
 """
 
 from __future__ import annotations
