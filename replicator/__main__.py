@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _warn_of_options(flag_file: Path | None) -> None:
-    """Whoever names a file with options for replicators should not believe that they count here."""
+    """A user who names a file with options for replicators must not believe that they apply here."""
     if flag_file is not None and _TABLE in read_config(flag_file):
         _log.warning(
             "options in the configuration file do not count here, start `bkheal replicator` for that",

@@ -93,7 +93,7 @@ async def run_replicator(settings: ReplicatorSettings, config: ConfigSource | No
 
 
 class _Telemetry:
-    """The metrics of this process, and what they are read from as soon as it is there."""
+    """The metrics of this process and their sources, which are added when they exist."""
 
     def __init__(self, *, has_apache_names: bool) -> None:
         self.metrics = replicator_metrics(installed_version())
@@ -119,7 +119,7 @@ class _Telemetry:
                 sink.sample(load)
 
     def ready(self) -> Mapping[str, Check]:
-        """Whether this process can do its work; names as the auditor has them where they are the same."""
+        """Return the reasons why this process cannot work, with the auditor's names for the same reasons."""
         return {"store": self._store_problem, "permissions": self._permission_problem}
 
     def _store_problem(self) -> str:
@@ -200,7 +200,7 @@ def _sinks(settings: ReplicatorSettings, counting: Sequence[EventSink], stdout: 
 
 
 def _say(event: Mapping[str, str], text: str, settings: ReplicatorSettings, stdout: TextIO) -> None:
-    """A line that whoever started this process waits for."""
+    """The line that the parent process waits for."""
     stdout.write(json.dumps(event) + "\n" if settings.is_output_json else text + "\n")
     stdout.flush()
 

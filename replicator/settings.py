@@ -20,7 +20,7 @@ class ReplicatorSettings:
     """
 
     metadata_uri: str
-    """Where the cluster's metadata is, such as ``zk+hierarchical://host:2181/ledgers``."""
+    """The metadata service URI of the cluster, such as ``zk+hierarchical://host:2181/ledgers``."""
     ledgers_in_flight: int = 16
     """Ledgers repaired at a time. Many, because a small ledger mostly waits for the store's round trips."""
     copy_bytes_per_second: int = 0
@@ -39,11 +39,11 @@ class ReplicatorSettings:
     placement: PlacementPolicy = STANDARD
     """How copies must be spread. To be that of the cluster's writers."""
     topology_file: Path | None = None
-    """Where bookies stand, read once; None for what ZooKeeper says."""
+    """The racks of the bookies, read once; None to read them from ZooKeeper."""
     security: SecurityFiles = NO_FILES
     """How to reach bookies that speak TLS, ask for a login or send long frames; default plain connections."""
     http: StatusServerSettings | None = None
-    """Where metrics and probes are served; None: nowhere."""
+    """The address that serves metrics and probes; None: none."""
     has_apache_metrics: bool = False
     """Also show the metrics that boards for Apache's replication worker ask for."""
 

@@ -1,6 +1,6 @@
 """The worker: takes tasks while it may, repairs several ledgers at a time, and lets go of everything in good order.
 
-One failing ledger never ends it, and neither does a store that is away for a while. The end of the store's session
+A failing ledger never stops it, and neither does a store that is unreachable for a time. The end of the store's session
 cancels all work in flight at once (S14); the next session begins with a new listing.
 """
 
@@ -56,10 +56,10 @@ class RunEnd(enum.Enum):
 
 
 class Worker:
-    """See the module docstring. ``run`` is called once."""
+    """The loop that repairs marked ledgers, one process's share of them. ``run`` is called once."""
 
     def __init__(self, ports: RepairPorts, settings: ReplicatorSettings, events: EventSink, owner: str) -> None:
-        """Prepare a worker; ``owner`` is what its locks say to people, usually the host's name."""
+        """Prepare a worker; ``owner`` appears in its locks for people to read, usually the host's name."""
         self._ports = ports
         self._settings = settings
         self._events = events
@@ -161,7 +161,7 @@ class Worker:
                 return RunEnd.UNSETTLED
             self._note_allowed(_TASKS)
             await first_of([self._ports.tasks.wait_enabled(), self._wake.wait()], self._running.values())
-            self._queue.note_change()  # nobody looked at the tasks meanwhile
+            self._queue.note_change()  # the tasks were not watched during this time
             return None
         await self._give_back_again()
         if self._queue.is_stale:
@@ -255,7 +255,7 @@ class Worker:
             try:
                 if seen is None:
                     seen = await self._ports.registrations.list()
-                    if _BOOKIES in self._refused:  # nobody knows what came and went meanwhile
+                    if _BOOKIES in self._refused:  # changes during this time are unknown
                         self._note_allowed(_BOOKIES)
                         self._queue.note_change()
                         self._wake.set()

@@ -4,9 +4,9 @@ A copy runs as a few lanes that each take the next chunk, read it, and send it o
 overlap; what is in memory is bounded by the process's ``ByteBudget``, what is sent per second by its ``Throttle``.
 Copies carry the recovery flag (S3). How a copy went is a value: nothing that a bookie does raises here.
 
-A copy stops early once it cannot succeed (an entry that nobody serves, a target that refuses), so that a hopeless
-position is not copied again and again to no end (R38). Adds that were made are left behind: they are
-idempotent, and garbage unless the metadata comes to name the target.
+A copy stops early if it cannot succeed (no bookie serves an entry, or a target refuses), so that a hopeless position is
+not copied again and again (R38). Adds that were already made remain: they are idempotent, and garbage unless the
+metadata later names the target.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CopyOutcome:
     unreadable: tuple[UnreadableEntry, ...] = ()
     unreadable_count: int = 0
     corrupt: tuple[CorruptCopy, ...] = ()
-    """Damaged copies met on the way, whether or not another holder helped out. None where the digest is assumed."""
+    """Damaged copies met on the way, whether or not another holder helped out. None if the digest is assumed."""
     target_failure: Answer | None = None
     is_interrupted: bool = False
 
@@ -69,7 +69,7 @@ class CopyOutcome:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether some entry was refused for good by every live holder."""
+        """True if every live holder refused some entry permanently."""
         return any(entry.is_final for entry in self.unreadable)
 
 
@@ -186,7 +186,7 @@ class _CopyRun:
         waiting = chunk
         while waiting and not self._is_over():
             fetched = await self._fetch(waiting, turn)
-            if self._is_digest_known:  # a copy that fails a guess accuses nobody's disk
+            if self._is_digest_known:  # a copy that does not match a guess is not evidence of a damaged disk
                 self._corrupt.extend(fetched.corrupt[: REPORTED_MAX - len(self._corrupt)])
             self._unreadable.extend(fetched.unreadable[: REPORTED_MAX - len(self._unreadable)])
             self._unreadable_count += len(fetched.unreadable)

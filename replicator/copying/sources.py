@@ -1,4 +1,4 @@
-"""Reading entries from the bookies that hold them, verified, in whatever way still works.
+"""Read verified entries from the bookies that hold them, in bulk if possible and one by one otherwise.
 
 An entry counts as read only when its digest and ids verify (S10). Each entry is asked of one holder after another
 until one serves it; every refusal on the way is kept as evidence. A DUMMY digest proves nothing, so there a copy

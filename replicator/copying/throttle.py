@@ -31,7 +31,7 @@ class Throttle:
         self._filled_at_s = clock.monotonic_s()
         self._turn = asyncio.Lock()
         self.waited_s = 0.0
-        """Time in which somebody had to wait for the rate; grows by at most one second a second."""
+        """Time spent waiting for the rate limit; grows by at most one second per second."""
 
     @property
     def bytes_per_second(self) -> int:
@@ -39,7 +39,7 @@ class Throttle:
         return self._rate
 
     def set_rate(self, bytes_per_second: int) -> None:
-        """Change the rate (0: unlimited). Whoever waits now feels it within half a second.
+        """Change the rate (0: unlimited). A task that waits now applies the new rate within half a second.
 
         A debt is paid at the new rate; one of before an unlimited time is forgiven.
 

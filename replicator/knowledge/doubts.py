@@ -1,8 +1,9 @@
 """A transport that does not believe what bookies deny that were caught denying what they should have.
 
-A bookie that came back on empty disks says "no such entry" of everything, and Apache's bookies know no better. For a
-recovery such an answer is proof that an entry was never acknowledged. From a bookie that lacks entries which others of
-its write sets have, it proves nothing: here it becomes LIMBO, "I cannot tell" (S6). What such a bookie serves counts.
+A bookie that returned with empty disks answers "no such entry" for everything, and an Apache bookie cannot answer
+otherwise. To a recovery such an answer proves that an entry was never acknowledged. For a recovery such an answer is
+proof that an entry was never acknowledged. From a bookie that lacks entries which other members of its write sets have,
+the answer proves nothing, so it becomes LIMBO: "unknown" (S6). What such a bookie serves counts.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ class Doubting:
         *,
         fence_key: bytes | None = None,
     ) -> ReadReply:
-        """See ``Transport.read``."""
+        """Read entries; denials of a doubted bookie become LIMBO."""
         reply = await self._transport.read(bookie, ledger_id, entry_ids, timeout_s, fence_key=fence_key)
         return self._read(bookie, reply)
 
     async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
-        """See ``Transport.read_last``."""
+        """Read the last entry; a denial of a doubted bookie becomes LIMBO."""
         return self._read(bookie, await self._transport.read_last(bookie, ledger_id, timeout_s))
 
     async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
-        """See ``Transport.fence``."""
+        """Fence a ledger; a denial of a doubted bookie becomes LIMBO."""
         reply = await self._transport.fence(bookie, ledger_id, master_key, timeout_s)
         if bookie in self._doubted and reply.status is Status.OK and reply.last_entry is None:
             return replace(reply, last_entry=EntryResult(EntryId(NO_ENTRY), Status.LIMBO))
         return reply
 
     async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
-        """See ``Transport.read_lac``."""
+        """Read the last add confirmed; a denial of a doubted bookie becomes LIMBO."""
         reply = await self._transport.read_lac(bookie, ledger_id, timeout_s)
         if bookie in self._doubted and reply.status.is_absent:
             return replace(reply, status=Status.LIMBO)

@@ -1,9 +1,9 @@
 """What repair knows of bookies beside their registrations: Pulsar's groups, and which members are to leave for a drain.
 
-Groups are those of the topology as it is known; drains are asked for only where they can matter.
+Groups are those of the current topology; drains are read only if they can matter.
 
-A drain marks the ledgers of its bookie as lacking that bookie, in the field that everybody knows. So where a task names
-no registered bookie, or a step takes the place of none, there is no drain to know of, and the store is not asked.
+A drain marks the ledgers of its bookie as lacking that bookie, in the field that all clients read. If a task names no
+registered bookie, or no step replaces one, there is no drain to look for, and the store is not asked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def with_draining(
     Args:
         ports: see ``RepairPorts``.
         bookies: as listed.
-        named: bookies that somebody wants replaced; where none of them is registered, there is nothing to learn.
+        named: bookies to be replaced; if none of them is registered, nothing is read.
 
     Raises:
         StoreUnavailableError: no answer.

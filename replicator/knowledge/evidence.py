@@ -19,7 +19,7 @@ _FINAL: Final = frozenset({Status.NO_ENTRY, Status.NO_LEDGER, Status.CORRUPT, St
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One bookie's answer for one entry. A copy whose digest or ids are wrong is CORRUPT, whoever noticed."""
+    """One bookie's answer for one entry. A copy with a wrong digest or wrong ids is CORRUPT."""
 
     bookie: BookieId
     status: Status
@@ -62,7 +62,7 @@ class CorruptCopy:
 
 
 def shortened(text: str, length_max: int) -> str:
-    """The beginning of ``text``, with a mark where something is left out."""
+    """Return the beginning of ``text``, with a mark if the rest is omitted."""
     return text if len(text) <= length_max else text[: length_max - 1] + "…"
 
 

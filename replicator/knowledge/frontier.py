@@ -1,8 +1,8 @@
-"""How far a ledger that is not closed is written, as its bookies tell: up to where a member must not lack anything.
+"""How far an open ledger is written, according to its bookies: the entries that no member may lack.
 
-Entries up to the last add confirmed are there for good. Behind it, an entry that some member has may have been
-acknowledged, and whoever recovers the ledger would keep it; one that no member has was not, nor was anything behind it,
-since adds are acknowledged in order. So the written part ends where the first entry is missing everywhere.
+Entries up to the last add confirmed are final. After it, an entry that some member has may have been acknowledged, and
+a recovery would keep it. An entry that no member has was not acknowledged, nor was any later one, because adds are
+acknowledged in order. So the written part ends before the first entry that every member lacks.
 
 A bookie that came back on empty disks denies entries that it once acknowledged. Apache's bookies do so without knowing
 it, and a recovery would believe them: ours does not (``doubts``). Filling such a bookie up to this point changes no
@@ -41,7 +41,7 @@ class Written:
     last: EntryId
     """The last entry that is known to be written, -1 for none."""
     silent: tuple[Answer, ...]
-    """Members that could not say; more may be written than ``last`` (S6)."""
+    """Members that could not answer; more than ``last`` may be written (S6)."""
     confirmed: EntryId
     """The last entry that some member's copies show to be acknowledged, -1 for none; at most ``last``."""
 
@@ -81,7 +81,7 @@ class Frontier:
         return Written(EntryId(confirmed), tuple(silent), acknowledged)
 
     async def _last(self, ledger: Versioned, bookie: BookieId) -> _Told | Answer:
-        """What the last entry of a member tells. One that is damaged was written all the same."""
+        """Evaluate the last entry of a member; a damaged one was written as well."""
         reply = await self._transport.read_last(bookie, ledger.ledger_id, _TIMEOUT_S)
         result = reply.results[0] if reply.results else EntryResult(EntryId(NO_ENTRY), reply.status)
         if result.status.is_absent or result.status is Status.LIMBO:
@@ -96,7 +96,7 @@ class Frontier:
     async def _up_to_a_gap(
         self, ledger: Versioned, members: Sequence[BookieId], wanted: Sequence[EntryId]
     ) -> tuple[EntryId, list[Answer]]:
-        """The entry before the first of ``wanted`` that nobody of its write set serves, and who may have that one."""
+        """The entry before the first of ``wanted`` that its write set does not serve, and who may have that one."""
         probes = (self._held.probed(member, ledger.ledger_id, wanted) for member in members)
         replies = dict(zip(members, await asyncio.gather(*probes), strict=True))
         for entry_id in wanted:
@@ -123,7 +123,7 @@ def _serves(reply: ListReply, entry_id: EntryId) -> bool:
 
 
 def proven(ledger: Versioned, result: EntryResult) -> Entry | None:
-    """The entry in a result, as far as the metadata allows to verify it; None where there is none, or a damaged one."""
+    """The entry in a result, verified as far as the metadata allows; None if it is missing or damaged."""
     metadata = ledger.metadata
     if result.status is not Status.OK or metadata.password is None or metadata.digest_type is None:
         return None

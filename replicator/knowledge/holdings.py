@@ -1,4 +1,4 @@
-"""What bookies say they hold, held against what the metadata says they should.
+"""Compare the entries that bookies list with the entries that the metadata assigns to them.
 
 Used twice: a target must list every entry before the metadata may name it (S11, R24: every id, not the
 first and last), and a bookie that a task names but that is registered is asked whether it is whole (R31): it may have
@@ -36,8 +36,8 @@ _ATTEMPTS_MAX: Final = 4
 _HAS_ENTRIES: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT})
 """Answers of a bookie that need no doubt: one in limbo denies nothing, and one with a damaged copy has its disks."""
 _LISTS: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY, Status.LIMBO})
-"""Answers whose list counts. What a bookie in limbo lists it has: one that lists all it should is whole. What it does
-not list is missing, for whatever reason, and is copied to it again; it is no source for that."""
+"""Answers whose list counts. What a bookie in limbo lists it has: one that lists all it should is whole. Everything
+that it does not list is missing and is copied to it again; the bookie is no source for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Shortfall:
 
     positions: frozenset[PositionKey] = frozenset()
     doubtful: frozenset[PositionKey] = frozenset()
-    """Positions of growing fragments of which only a recovery can tell what they lack: the bookie lost what it held, or
-    a recovery found it short and died."""
+    """Positions of growing fragments for which only a recovery can determine the missing entries: the bookie lost its
+    data, or a recovery found it incomplete and died."""
     behind: tuple[tuple[PositionKey, EntryId], ...] = ()
     """Positions of growing fragments that lack entries up to this one, which the other members have."""
     held: tuple[tuple[BookieId, EntryRuns], ...] = ()
@@ -84,7 +84,7 @@ class Holdings:
     async def pin(self, ledger_id: LedgerId, target: BookieId) -> Answer | None:
         """Ask a target for its list before anything is copied to it, which keeps its collector from the ledger.
 
-        None if it answered, else its answer. What it lists is no reason to copy less: nobody has verified it.
+        None if it answered, else its answer. Its list is no reason to copy less, because it is not verified.
 
         Apache's bookies know no pins, whether or not they list: what protects there is the under-replication lock,
         which Apache's collector takes as well before it deletes anything (S16).
@@ -94,7 +94,7 @@ class Holdings:
         return None if is_answer else Answer(target, reply.status, reply.detail)
 
     async def missing_on_target(self, ledger_id: LedgerId, step: CopyPosition) -> Answer | None:
-        """None if the target lists every entry of ``step``, or serves each where it has no lists; else its answer."""
+        """None if the target lists every entry of ``step``, or serves each if it has no lists; else its answer."""
         reply = await self._held.held(step.target, ledger_id, step.entries())
         size = len(step.sources)
         if reply.status in _LISTS:
@@ -107,7 +107,7 @@ class Holdings:
     async def shortfall(self, ledger: Versioned, named: Collection[BookieId], bookies: Bookies) -> Shortfall:
         """Which of the registered members among ``named`` lack entries of closed fragments, or may of others.
 
-        One that is being drained is not asked: it is replaced wherever it can be, whatever it holds.
+        A draining bookie is not asked: it is replaced if possible, whatever it holds.
         """
         metadata = ledger.metadata
         positions: set[PositionKey] = set()
@@ -170,7 +170,7 @@ class Holdings:
         return written
 
     async def is_tail_written(self, ledger: Versioned, bookies: Bookies) -> bool:
-        """Whether some bookie serves a verified entry of the last fragment. False also where nobody can tell."""
+        """Whether some bookie serves a verified entry of the last fragment. Also False if this cannot be determined."""
         metadata = ledger.metadata
         if metadata.password is None or metadata.digest_type is None:
             return False
@@ -179,7 +179,7 @@ class Holdings:
             reply = await self._transport.read_last(bookie, ledger.ledger_id, LIST_TIMEOUT_S)
             for result in reply.results:
                 if result.entry_id >= last.first_entry_id and proven(ledger, result) is not None:
-                    return True  # where it is not, the next member may have a good one
+                    return True  # if it is unreadable, the next member may have a good copy
         return False
 
 

@@ -2,12 +2,12 @@
 
 The invariants that the plan keeps: a fragment that may still grow keeps its members (S2); a target is writable, not a
 member of the fragment (S9) and not planned for another position of it; positions are kept; read-only bookies are
-sources and never targets, and not missing (S8); a ledger that asks for groups of bookies gets no others. What cannot be
-repaired now is a ``Blocked`` with its reason, beside whatever can. The under-replication task is a hint that made us
-look, never an instruction (R1), so it is no argument here: every unregistered member counts, and every one
-that is being drained, and an empty plan means that nothing is missing.
+sources and never targets, and not missing (S8); a ledger that asks for groups of bookies gets no others. A fragment
+that cannot be repaired now becomes a ``Blocked`` with its reason, beside the steps for the others. The
+under-replication task is a hint that made us look, never an instruction (R1), so it is no argument here: every
+unregistered member counts, and every one that is being drained, and an empty plan means that nothing is missing.
 
-Not decided here: whether copies can really be read. Copying finds that out and is told back through ``Knowledge``.
+Not decided here: whether copies can really be read. Copying determines this and reports it through ``Knowledge``.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ Choose = Callable[[PositionKey, Sequence[BookieId], Sequence[BookieId]], BookieI
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What was found out by asking bookies, which metadata does not say. Empty: nothing is known."""
+    """Facts learned from bookies that are not in the metadata. Empty: nothing is known. Empty: nothing is known."""
 
     is_tail_written: bool = False
     """The last fragment of this unclosed ledger is known to hold an entry, so the one before it is complete."""
     incomplete: frozenset[PositionKey] = frozenset()
     """Positions of closed fragments whose registered bookie lacks entries."""
     doubtful: frozenset[PositionKey] = frozenset()
-    """Positions of fragments that may still grow whose registered bookie may lack entries: only a recovery can tell."""
+    """Positions of growing fragments whose registered bookie may lack entries: only a recovery can determine them."""
     behind: tuple[tuple[PositionKey, EntryId], ...] = ()
     """Positions of fragments that may still grow whose bookie lacks entries, and the last one that it should have."""
     unreadable: tuple[tuple[PositionKey, str], ...] = ()
@@ -72,7 +72,7 @@ class Knowledge:
     """Bookies that would not take copies of this ledger a moment ago."""
 
     def behind_up_to(self, key: PositionKey) -> EntryId | None:
-        """Up to where the position's bookie is to be filled up although its fragment may grow."""
+        """The last entry to copy to the position's bookie although its fragment may still grow."""
         return next((last for known, last in self.behind if known == key), None)
 
     def evidence(self, key: PositionKey) -> str | None:
@@ -98,7 +98,7 @@ class Plan:
 
 
 def plan_repair(ledger: Versioned, bookies: Bookies, choose: Choose, knowledge: Knowledge = NOTHING_KNOWN) -> Plan:
-    """Decide what to copy where, and what must wait.
+    """Decide which entries to copy to which bookie, and which positions must wait.
 
     No copy is made in place while the ledger needs a recovery: the missing entries are the recovery's evidence that a
     bookie lost its disks.
@@ -237,7 +237,7 @@ class _FragmentPlan:
         )
 
     def _may_grow(self, position: int, cause: Cause) -> Blocked:
-        """Nobody is fenced for a drain; a recovery that somebody has begun, though, is brought to its end."""
+        """No ledger is fenced for a drain, but a recovery that another client has begun is completed."""
         if cause is Cause.DRAINING and self.metadata.state is LedgerState.OPEN:
             detail = "is left to the writer, who leaves a drained bookie with the next write"
             return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
@@ -278,7 +278,7 @@ class _FragmentPlan:
         return self.bookies.writable - used - self.knowledge.failed_targets
 
     def _allowed(self, spare: frozenset[BookieId]) -> frozenset[BookieId]:
-        """Those in groups that the ledger may have. One that failed a moment ago is there all the same, and counts."""
+        """Those in groups that the ledger may have. A bookie that failed recently is still registered, and counts."""
         if not self.metadata.custom or not self.bookies.groups.names:
             return spare
         staying = self.bookies.staying.intersection(self.metadata.fragments[self.index].members)
@@ -314,7 +314,7 @@ _ANYWHERE: Final = Placement()
 
 
 def target_chooser(ledger_id: LedgerId, write_quorum: int = 1, placement: Placement = _ANYWHERE) -> Choose:
-    """Targets by the placement policy, among equals the same for a position whoever repeats its repair.
+    """Choose targets by the placement policy; among equals, repeated repairs of a position choose the same one.
 
     Copies of an attempt that failed are then used by the next one instead of piling up elsewhere (R38, #2166).
     """

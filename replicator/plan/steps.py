@@ -16,7 +16,7 @@ class Cause(enum.Enum):
     UNREGISTERED = "unregistered"
     """Its bookie is not registered."""
     INCOMPLETE = "incomplete"
-    """Its bookie is registered and said itself that it lacks entries it should store (R31)."""
+    """Its bookie is registered and lists fewer entries than it should store (R31)."""
     DRAINING = "draining"
     """Its bookie is registered and whole, and is to be taken out of the cluster."""
 
@@ -35,8 +35,8 @@ class CopyPosition:
     last: EntryId
     write_quorum: int
     sources: tuple[BookieId | None, ...]
-    """Per ensemble position the registered bookie that may be read; None where there is none, as at ``position`` unless
-    its bookie is being drained."""
+    """Per ensemble position the registered bookie to read from; None if it is missing, and at ``position`` unless its
+    bookie is being drained."""
 
     @property
     def entry_count(self) -> int:
@@ -55,9 +55,9 @@ class CopyPosition:
     def holders(self, start: int) -> tuple[BookieId, ...]:
         """Who may be read for entries with ``entry_id mod E == start``: distinct, nearest position above ours first.
 
-        The order starts behind our own position, not at the write set's first, so that neighbouring entries have the
-        same holder first wherever they can, and a request covers a run of entries. Our own position comes last: a
-        bookie that is being drained is read where nobody else has the entry.
+        The order starts after our own position, not at the first of the write set, so that neighbouring entries have
+        the same first holder if possible, and one request covers a run of entries. Our own position comes last: a
+        draining bookie is read only if no other bookie has the entry.
         """
         size = len(self.sources)
         around = ((self.position + step) % size for step in range(1, size + 1))

@@ -1,8 +1,8 @@
-"""The delay queue: unclosed ledgers with a lost member wait here before anybody takes them from their writer.
+"""The delay queue: unclosed ledgers with a lost member wait here before they are taken from their writer.
 
 A writer that lives replaces a lost bookie itself, so a ledger is recovered only after one of its positions was missing
-for a whole grace period (R3, R37). The period is counted by this process's clock from when the position was
-first seen missing, and begins anew when it was whole in between. Waiting is a note in memory: no worker sleeps over it
+for a whole grace period (R3, R37). The period is counted by this process's clock from the moment when the position was
+first seen missing, and starts again if it was whole for a time. Waiting is a note in memory: no worker sleeps over it
 and no lock is held. A worker that dies takes its notes along, and the next one waits the full period.
 """
 
@@ -24,7 +24,8 @@ class _Waiting:
     lost: dict[PositionKey, float] = field(default_factory=dict)
     """Positions whose bookie is not registered, with the time when that was first seen."""
     doubtful: dict[PositionKey, float] = field(default_factory=dict)
-    """Positions whose bookie is registered and may lack entries; only a close look tells, so listings leave them."""
+    """Positions whose bookie is registered and may lack entries; listings omit them, because only a close look can find
+    them."""
     rests_on: Seen | None = None
     """The circumstances under which its last turn ended."""
     failed_with: frozenset[BookieId] | None = None
@@ -32,7 +33,7 @@ class _Waiting:
 
 
 class Delays:
-    """See the module docstring. Bounded by the number of tasks."""
+    """Ledgers that wait for the end of their grace period, and since when. At most one record per task."""
 
     def __init__(self, clock: Clock, grace_s: float) -> None:
         self._clock = clock
@@ -45,7 +46,7 @@ class Delays:
         known.lost = self._noted(known.lost, lost)
 
     def remaining_s(self, ledger_id: LedgerId, lost: Iterable[PositionKey], doubtful: Iterable[PositionKey]) -> float:
-        """Note what a close look showed; seconds until the ledger may be recovered, 0 or less where it may be now."""
+        """Record the result of a close look; return the seconds until a recovery is allowed, 0 or less for now."""
         known = self._waiting.setdefault(ledger_id, _Waiting())
         known.lost, known.doubtful = self._noted(known.lost, lost), self._noted(known.doubtful, doubtful)
         return self.due_in_s(ledger_id)
@@ -81,7 +82,7 @@ class Delays:
         return True
 
     def due_in_s(self, ledger_id: LedgerId) -> float:
-        """Seconds until the grace period of its longest missing position is over."""
+        """Seconds until the end of the grace period of the position that has been missing longest."""
         known = self._waiting.get(ledger_id)
         since_s = min((*known.lost.values(), *known.doubtful.values()), default=None) if known is not None else None
         return 0.0 if since_s is None else since_s + self._grace_s - self._clock.monotonic_s()
@@ -91,7 +92,7 @@ class Delays:
         self._waiting.setdefault(ledger_id, _Waiting()).failed_with = bookies.registered
 
     def has_new_bookie(self, ledger_id: LedgerId, bookies: Bookies) -> bool:
-        """Whether a recovery that did not work is worth another try before its pause is over."""
+        """Return whether a failed recovery is worth another attempt before the end of its pause."""
         known = self._waiting.get(ledger_id)
         return known is not None and known.failed_with is not None and bool(bookies.registered - known.failed_with)
 

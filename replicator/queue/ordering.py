@@ -20,7 +20,7 @@ from bookie.model.severity import fragment_health
 AGE_STEP_MS: Final = 60_000
 """Ages within one minute count as equal: marks of one audit have no order among themselves."""
 COPIES_UNKNOWN: Final = 1 << 30
-"""Rank of a ledger that is gone, unreadable or whole: quick to clear, and nothing is lost by waiting."""
+"""Rank of a ledger that is deleted, unreadable or whole: quick to clear, and waiting costs nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class Seen:
 
     task_version: int
     ledger_version: int
-    """-1 where there is no metadata to compare."""
+    """-1 if there is no metadata to compare."""
     bookies: Bookies
 
 
@@ -46,7 +46,7 @@ def seen(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) ->
 def would_act(
     task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies, parked: ParkedTask, choose: Choose
 ) -> bool:
-    """Whether trying a parked task has something new to offer; ``ledger`` is None where it is gone."""
+    """Return whether another attempt can have a different result; ``ledger`` is None if it was deleted."""
     if task.version != parked.task_version or ledger is None:
         return True
     if isinstance(ledger, Unreadable):
@@ -62,7 +62,7 @@ def would_act(
 
 
 def _may_be_left(ledger: Versioned, plan: Plan) -> bool:
-    """Whether something else is wrong by now, or the writer has gone on to another ensemble; a close look tells."""
+    """Return whether the cause has changed, or the writer has continued with another ensemble; a close look decides."""
     last = len(ledger.metadata.fragments) - 1
     return any(block.reason is not ParkReason.OPEN_LEDGER or block.fragment_index < last for block in plan.blocked)
 
@@ -110,7 +110,7 @@ class Memory:
         return known.count if known is not None else 0
 
     def due_in_s(self, ledger_id: LedgerId) -> float:
-        """Seconds until a failed task may be tried again; 0 or less where it may be now."""
+        """Seconds until a failed task may be retried; 0 or less if it may be retried now."""
         known = self._failures.get(ledger_id)
         return known.until_s - self._clock.monotonic_s() if known is not None else 0.0
 

@@ -62,7 +62,10 @@ class Turn:
 
 
 class TaskQueue:
-    """See the module docstring. Used by one worker; ``refresh`` must not run twice at a time."""
+    """The tasks of a cluster in the order of their repair.
+
+    Used by one worker; ``refresh`` must not run concurrently with itself.
+    """
 
     def __init__(self, ports: RepairPorts, poll_interval_s: float, delays: Delays) -> None:
         self._ports = ports
@@ -105,7 +108,7 @@ class TaskQueue:
         self._renew_anyway_s = -1.0
 
     async def wait_first_task(self) -> None:
-        """Return when there may be a task where the list found none, and have the list renewed; else never.
+        """Return when there may be a task that the list lacks, and request a new list; otherwise wait.
 
         Raises:
             StoreUnavailableError: the session was lost while waiting.
@@ -137,7 +140,7 @@ class TaskQueue:
         self._is_changed |= ending not in _UNCHANGED
 
     def note_lock(self, ledger_id: LedgerId, *, is_settled: bool) -> None:
-        """Note whether an attempt to lock was answered. If not, the lock may be ours: only trying again can tell."""
+        """Record whether an attempt to lock was answered. If not, the lock may be ours: another attempt shows it."""
         if is_settled:
             self._unsettled_locks.discard(ledger_id)
         else:
@@ -277,7 +280,7 @@ class TaskQueue:
 def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> bool:
     """Whether a task asks only for moving copies: it names no bookie, and none is missing.
 
-    Repair would find nothing to do and end it, and nobody would move anything.
+    Repair would find nothing to do and complete the task, and the copies would never be moved.
 
     Source: docs/formats.md#auditor-checks.
     """

@@ -1,6 +1,6 @@
 """Carrying out one round's plan: reserve it, let the targets pin the ledger, copy, and install what is ready.
 
-What goes wrong with bookies on the way is kept for the next plan, and for whoever gives the repair up.
+Problems with bookies are kept for the next plan, and for the reason if the ledger is parked.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Execution:
         self._installer = Installer(ports, holdings, lease)
         self._copied: dict[tuple[PositionKey, BookieId, EntryId], Copied] = {}
         self.failed_targets: dict[BookieId, Answer] = {}
-        """Bookies that did not take copies, with what they said last."""
+        """Bookies that did not accept copies, with their last answers."""
         self.unreadable: dict[PositionKey, str] = {}
         """Positions with an entry that every live holder denied, and the evidence."""
         self.silence: list[str] = []
@@ -65,7 +65,7 @@ class Execution:
         self.bytes = 0
 
     async def run(self, plan: Plan, shortfall: Shortfall) -> bool:
-        """Copy and install ``STEPS_MAX`` steps; False if the worker may not go on. The attributes tell what came of it.
+        """Copy and install ``STEPS_MAX`` steps; False if the worker may not go on. The attributes hold the results.
 
         Raises:
             MetadataConflictError, PreconditionFailedError, NoSuchLedgerError, LeaseLostError: see ``Installer``.
@@ -95,7 +95,7 @@ class Execution:
         return True
 
     async def _prepare(self, ledger: Versioned, steps: Sequence[Step]) -> dict[BookieId, str]:
-        """Reserve the plan, then let each target pin the ledger; incarnations of the targets that are there."""
+        """Reserve the plan, then let each target pin the ledger; return the incarnations of the targets."""
         incarnations: dict[BookieId, str] = {}
         for target in dict.fromkeys(step.target for step in steps):
             incarnation = await self._installer.incarnation(target)
@@ -105,7 +105,7 @@ class Execution:
                 incarnations[target] = incarnation
         there = [(step, incarnations[step.target]) for step in steps if step.target in incarnations]
         await self._reserving.reserve(ledger, there)
-        # Also where nothing is copied: a collector that has begun with the ledger must not end with a member of it.
+        # Also if nothing is copied: a collector that has started with the ledger must not end up with a member of it.
         fresh = dict.fromkeys(s.target for s, _ in there if isinstance(s, SwapMember) or not s.is_in_place)
         for refusal in await asyncio.gather(*(self._holdings.pin(ledger.ledger_id, target) for target in fresh)):
             if refusal is not None:

@@ -1,11 +1,11 @@
 """The moment a copy begins to count: verified on the target, looked at once more, and named by compare-and-set.
 
 The order is the safety argument (S4, S11, I17, I20): the target lists every entry; then the lock, the old bookie, the
-target and its incarnation are looked at again; then the metadata is written at the version that the plan was made
-from, in one transaction with a check of the reservation that was made before the first byte was copied (S16), and that
-no other disks were recorded under a target's name. A registration outlives the disks by a session timeout, and disks
-that come after them look in the metadata for what they may have held: they must find what is written here, or it must
-not be written (R30). Whatever changed in between makes a step drop out, never a write that was not decided on current
+target and its incarnation are looked at again; then the metadata is written at the version that the plan was made from,
+in one transaction with a check of the reservation that was made before the first byte was copied (S16), and that no
+other disks were recorded under a target's name. A registration outlives the disks by a session timeout, and disks that
+come after them look in the metadata for what they may have held: they must find what is written here, or it must not be
+written (R30). If anything changes during this, the step is dropped; nothing is written that was not decided on current
 data.
 """
 
@@ -37,7 +37,7 @@ _TARGETS_MAX: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A step whose entries the target acknowledged, and the incarnation that did ("" if it has none to tell)."""
+    """A step whose entries the target acknowledged, and the target's incarnation ("" if it has none)."""
 
     step: Step
     incarnation: str = ""
@@ -68,16 +68,16 @@ class Installer:
     async def install(self, ledger: Versioned, copied: Sequence[Copied], reserved: Reserved | None) -> Installed:
         """Make ``copied`` count, all in one write of the metadata that checks that ``reserved`` still stands (S16).
 
-        ``reserved`` may be None where everything was filled up in place.
+        ``reserved`` may be None if everything was filled in place.
 
         Raises:
             MetadataConflictError: the metadata is not at ``ledger.version`` any more; nothing was changed.
-            PreconditionFailedError: the reservation is gone, another worker has the ledger; or a target has got other
-                disks; nothing was changed.
+            PreconditionFailedError: the reservation does not exist any more, another worker has the ledger, or a target
+                has other disks; nothing was changed.
             NoSuchLedgerError: the ledger was deleted.
             LeaseLostError: the lock is not ours any more; nothing was changed.
             TransientError: the store did not answer; nothing was changed.
-            OutcomeUnknownError: the write was sent and nobody can say what became of it.
+            OutcomeUnknownError: the write was sent and its outcome is unknown.
         """
         whole: list[Copied] = []
         refusals: list[Answer] = []
@@ -93,7 +93,7 @@ class Installer:
         )
         refusals.extend(_gone_targets(whole, bookies))
         targets = sorted({copy.step.target for copy in whole if isinstance(copy.step, CopyPosition)})
-        latest = await self._ports.registrations.latest_disks(targets)  # behind the sync of the list
+        latest = await self._ports.registrations.latest_disks(targets)  # after the sync of the list
         refusals.extend([answer async for answer in self._dead_disks(whole, latest)])
         done = _with_few_targets([copy for copy in whole if await self._is_still_wanted(copy, bookies, latest)])
         changes = [copy.step for copy in done if not _is_in_place(copy.step)]
@@ -154,7 +154,7 @@ def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadat
 
 
 def _replaces(copy: Copied) -> bool:
-    """Whether it takes the place of a bookie that was gone, or that is to go."""
+    """True if it replaces a bookie that was lost or that is being drained."""
     return isinstance(copy.step, SwapMember) or copy.step.cause is not Cause.INCOMPLETE
 
 

@@ -128,7 +128,7 @@ class Lease:
             checks: what else must still hold for the task to go (I18).
 
         Raises:
-            LeaseLostError: the session is over.
+            LeaseLostError: the session has ended.
         """
         self.ensure_session()
         is_deleted = await self._ports.tasks.complete(self.held, checks)
@@ -138,8 +138,8 @@ class Lease:
     async def release(self) -> bool:
         """Give the lock back; True if it is not held any more, be it by the end of its session.
 
-        False if the store does not answer: to be called again, as a lock left behind would keep everybody off the
-        ledger for as long as this process lives. Raises nothing.
+        False if the store does not answer. The caller must call it again: a remaining lock would keep every other
+        worker off the ledger for the life of this process. Raises nothing. Raises nothing.
         """
         for _ in range(_RELEASE_ATTEMPTS):
             if self._is_given_back or self.is_session_over:

@@ -1,9 +1,9 @@
 """The repair of one ledger under its lock: look, plan, reserve, copy, install, and look again until nothing is left.
 
-Each round starts from metadata read under the lock and from the bookies listed after it (R2). What a round finds out
-(targets that refuse, entries that nobody serves, bookies that came back incomplete) goes into the next plan. The task
+Each round starts from metadata read under the lock and from the bookies listed after it (R2). The results of a round
+(targets that refuse, entries that no bookie serves, bookies that returned incomplete) go into the next plan. The task
 is deleted by a round that finds nothing missing (I18), never on the word of the round that repaired it. A task that
-names no bookie asks for copies to be moved, not repaired: it is left to Apache's workers, whatever was repaired.
+names no bookie requests better placement, not repair: it is left to Apache's workers, even if something was repaired.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LedgerRepair:
         self._execution = Execution(ports, copier, lease, events, self._holdings, self._reserving)
 
     async def run(self) -> TaskResult:
-        """Work on the task until its turn is over. What the store and the bookies do is in the result."""
+        """Work on the task until its turn ends. The result contains the answers of the store and the bookies."""
         try:
             return await self._rounds()
         finally:
@@ -189,7 +189,7 @@ class LedgerRepair:
         return self._ended(Ending.PARKED, reason=reason, detail=detail)
 
     async def _complete(self, ending: Ending, checks: Sequence[Check] = ()) -> TaskResult:
-        """Delete the task, unless ``checks`` say that the verdict does not hold any more."""
+        """Delete the task, unless ``checks`` show that the verdict is outdated."""
         await self._reserving.release()
         if not await self._lease.complete(checks):
             return self._ended(Ending.MARKED_AGAIN)

@@ -1,9 +1,9 @@
 """The reservation of one ledger's repair: made before the first byte is copied, given back before the task goes (S16).
 
-While it stands no collector of ours throws away what is being copied, and the write that names the targets checks that
-it stands. There is one at most per ledger, and it belongs to the holder of the ledger's lock, who replaces or removes
-what a dead worker left. Removing that before a task is completed also stops a worker that lost the lock without
-noticing: the write it may still have under way is refused.
+While it exists, no collector of bkheal deletes the new copies, and the write that names the targets checks that it
+exists. There is one at most per ledger, and it belongs to the holder of the ledger's lock, who replaces or removes what
+a dead worker left. Removing that before a task is completed also stops a worker that lost the lock without noticing:
+the write it may still have under way is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Reserving:
         self._lease = lease
         self._ledger_id: LedgerId = lease.held.task.ledger_id
         self._is_clear = False
-        """Whether nothing of this ledger can be reserved by us, or by somebody before us."""
+        """Return whether neither this process nor an earlier one can have reserved anything for this ledger."""
         self.current: Reserved | None = None
 
     async def reserve(self, ledger: Versioned, steps: Sequence[tuple[Step, str]]) -> None:
@@ -62,7 +62,7 @@ class Reserving:
         self.current = None
 
     async def release(self) -> None:
-        """Let nothing of the ledger be reserved any more, by us or by somebody who held the lock before.
+        """Prevent any further reservation for the ledger by this worker or by a former holder of the lock.
 
         Raises:
             LeaseLostError: the lock is not ours any more, and we have reserved nothing.

@@ -2,8 +2,8 @@
 
 The last fragment of an unclosed ledger belongs to its writer and is never copied (S2). When one of its bookies stays
 away for the grace period, the writer is taken to be gone: the ledger is recovered, after which it is closed and is
-repaired like any other. Recovery is safe also if the writer lives (it is fenced), if another recovery runs, and if the
-lock is lost meanwhile (R36).
+repaired like any other. Recovery is safe even if the writer lives (it is fenced), if another recovery runs, and if the
+lock is lost (R36).
 
 Source: docs/formats.md#apache-worker.
 """
@@ -78,7 +78,7 @@ class Unclosed:
             await self._ports.doubts.forget(self._ledger_id)
 
     def remaining_s(self, plan: Plan, bookies: Bookies) -> float | None:
-        """Seconds until the ledger may be recovered, 0 or less where it may be now; None where it need not be."""
+        """Seconds until a recovery is allowed, 0 or less for now; None if the ledger needs no recovery."""
         fragments = plan.ledger.metadata.fragments
         keys = [
             PositionKey(fragments[block.fragment_index].first_entry_id, block.position, block.bookie)
@@ -93,7 +93,7 @@ class Unclosed:
         return min(remaining_s, 0.0) if fault_point("replicator.recover_early") else remaining_s
 
     async def recover(self, ledger: Versioned, bookies: Bookies) -> bool:
-        """Fence and close the ledger, if it still is as ``ledger`` says; whether it is worth another look now.
+        """Fence and close the ledger if it still equals ``ledger``; return whether another look is worthwhile now.
 
         Raises:
             NoSuchLedgerError: it was deleted.
@@ -104,8 +104,8 @@ class Unclosed:
         if current is None:
             raise NoSuchLedgerError(f"ledger {self._ledger_id} does not exist")
         if current.version != ledger.version:
-            return True  # its writer lives, or somebody else recovers it
-        if ledger.metadata.password is None:  # fencing with a wrong key would keep everybody with the right one out
+            return True  # its writer lives, or another client recovers it
+        if ledger.metadata.password is None:  # a fence with a wrong key would lock out every client with the right key
             self.is_failure_final = True
             self.failure = "its metadata carries no password: recover it by hand, with the password it was created with"
             return False
@@ -147,7 +147,7 @@ class Unclosed:
 
 
 def _may_work_later(ledger: Versioned, bookies: Bookies, error: RecoveryImpossibleNowError) -> bool:
-    """Whether the bookies that are registered now could tell the ledger's end and store it, if all of them answered."""
+    """Return whether the registered bookies could determine and store the ledger's end if all of them answered."""
     if isinstance(error, ConfirmedEntryUnreadableError):  # it needs one copy, maybe of an older fragment
         left = {bookie for bookie, status in error.evidence.items() if not (status in _NEVER_KNOWS or status.is_absent)}
         return not left.isdisjoint(bookies.registered)

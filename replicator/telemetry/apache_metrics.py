@@ -66,11 +66,11 @@ class ApacheEvents(Collector, EventSink):
         self._load = now
 
     def describe(self) -> Iterable[Metric]:
-        """See ``Collector``."""
+        """Return every metric without samples."""
         return [Metric(name, text, "unknown") for name, text in APACHE.items()]
 
     def collect(self) -> Iterator[Metric]:
-        """See ``Collector``."""
+        """Return the metrics under the names of Apache's exporter."""
         turns = Metric(REREPLICATE, APACHE[REREPLICATE], "summary")
         for is_success, (count, total_ms) in self._turns.items():
             _add(turns, {"success": str(is_success).lower()}, count, total_ms)

@@ -23,16 +23,17 @@ class Ending(enum.Enum):
     LEFT = "left"
     """Nothing is missing, and the task names no bookie: a placement mark, which stays for Apache's workers."""
     LEDGER_DELETED = "ledger_deleted"
-    """The ledger is gone, and so is its task (S15)."""
+    """The ledger was deleted, and so is its task (S15)."""
     PARKED = "parked"
     """What could be repaired is; the rest waits for the cluster to change."""
     DELAYED = "delayed"
-    """The ledger is not closed and a bookie of its last fragment is gone: it waits for the end of the grace period."""
+    """The ledger is not closed and a bookie of its last fragment is missing: it waits for the end of the grace
+    period."""
     MARKED_AGAIN = "marked_again"
     """Nothing is missing, but the task stays and has its turn again: it was marked again, the ledger changed, or the
     lock went."""
     BUSY = "busy"
-    """Somebody else has the lock, or has finished the task."""
+    """Another worker has the lock, or has finished the task."""
     STOPPED = "stopped"
     """Left as it was: repair was disabled, the lock or the session ended, or the process stops."""
     FAILED = "failed"
@@ -58,7 +59,7 @@ class TaskResult:
     """When the ledger was last marked, epoch milliseconds; 0 or less: not known."""
 
     def fields(self) -> dict[str, str | int | float]:
-        """As plain values, for logs and JSON; only those that say something."""
+        """As plain values for logs and JSON, without empty ones."""
         values: dict[str, str | int | float] = {"ledger_id": self.ledger_id, "ending": self.ending.value}
         if self.fragments:
             values |= {"fragments": self.fragments, "entries": self.entries, "bytes": self.bytes}
@@ -103,25 +104,25 @@ class Load:
     bytes_per_second: int = 0
     """The throttle's rate; 0: unlimited."""
     copied_entries: int = 0
-    """Entries acknowledged by targets, whatever became of their repair."""
+    """Entries acknowledged by targets, whether or not their repair succeeded."""
     copied_bytes: int = 0
     throttled_s: float = 0.0
     """Time in which the throttle held copying up."""
 
 
 class EventSink(Protocol):
-    """Told of everything worth telling. Must not block or raise."""
+    """Receives every event. Must not block or raise. Must not block or raise."""
 
     def tasks_listed(self, outlook: Outlook) -> None:
         """The tasks were listed."""
         ...
 
     def task_ended(self, result: TaskResult) -> None:
-        """A task's turn is over."""
+        """The turn of a task has ended."""
         ...
 
     def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
-        """A stored copy does not verify; another one was used where there is one."""
+        """A stored copy does not verify; another one was used if there is one."""
         ...
 
 

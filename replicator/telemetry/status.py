@@ -42,7 +42,7 @@ class Snapshot:
     bytes: int
     corrupt_copies: int
     recovered: int
-    """Ledgers taken from a writer that was gone, and closed."""
+    """Ledgers that were taken from a dead writer and closed."""
     outlook: Outlook
 
     def count(self, ending: Ending) -> int:
