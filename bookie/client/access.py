@@ -20,7 +20,7 @@ class LedgerAccess:
 
 
 def access_to(ledger: Versioned, password: bytes | None) -> LedgerAccess:
-    """Access with ``password``, or with the stored one where None is given (administration).
+    """Access with ``password``, or with the stored one if None is given (administration).
 
     Metadata of format 1 stores neither password nor digest type, and means CRC32 and, unless given, an empty password.
 

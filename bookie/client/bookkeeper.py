@@ -71,14 +71,15 @@ class BookKeeper:
 
         Args:
             options: how many bookies, copies and durable copies, and which digest; None for the standard ones.
-            password: whoever writes needs it, and whoever reads with ``open_ledger(password=...)``. It is stored in
-                the cluster's metadata, as BookKeeper does: it keeps mistakes out, not administrators.
-            custom: whatever the application wants to know about the ledger; ``scan_ledgers`` finds by it.
+            password: needed to write the ledger, and to read it with ``open_ledger(password=...)``. It is stored in the
+                cluster's metadata, as BookKeeper does: it prevents mistakes, not access by administrators. It is stored
+                in the cluster's metadata, as BookKeeper does: it keeps mistakes out, not administrators.
+            custom: the application's own metadata of the ledger; ``scan_ledgers`` filters by it.
             writer_options: see ``WriterOptions``; None for the standard ones.
 
         Raises:
             InvalidQuorumError: impossible options; nothing was created.
-            NotEnoughBookiesError: too few writable bookies, it says what is missing; nothing was created.
+            NotEnoughBookiesError: too few writable bookies; the text contains the number missing. Nothing was created.
             StoreUnavailableError: no answer from the metadata store.
             WriteOutcomeUnknownError: its answers were lost; a ledger without entries may have been created.
         """
@@ -100,8 +101,8 @@ class BookKeeper:
     ) -> LedgerReader:
         """Open a ledger for reading.
 
-        An open ledger can be read, and tailed, while it is written. When its writer is gone, its end is not decided:
-        ``recover=True`` decides it, and keeps a writer that is not gone after all from adding to it.
+        An open ledger can be read, and tailed, while it is written. If its writer is dead, its end is undecided:
+        ``recover=True`` decides it, and prevents a writer that is alive after all from adding to it.
 
         Example::
 
@@ -145,7 +146,7 @@ class BookKeeper:
         return (await recover_ledger(self.ports, ledger_id, password)).metadata
 
     async def delete_ledger(self, ledger_id: LedgerId) -> None:
-        """Delete a ledger's metadata for good. Idempotent. Bookies free its entries when they collect garbage.
+        """Delete a ledger's metadata permanently. Idempotent. Bookies free its entries when they collect garbage.
 
         Raises:
             WriteOutcomeUnknownError: answers were lost; delete it again.
@@ -210,7 +211,7 @@ class BookKeeper:
     ) -> AsyncIterator[Versioned | Unreadable]:
         """Ledgers with their metadata, ascending by id; ledgers whose metadata is unreadable only without conditions.
 
-        Not one point in time: ledgers created or deleted meanwhile may or may not be there.
+        Not a snapshot: ledgers created or deleted during the scan may or may not be included.
 
         Raises:
             StoreUnavailableError: no answer from the metadata store.
@@ -272,5 +273,5 @@ class BookKeeper:
 
 
 def readable_entries(metadata: LedgerMetadata) -> int:
-    """How many entries a closed ledger holds; 0 where the end is not known."""
+    """The number of entries in a closed ledger; 0 if the end is unknown."""
     return (metadata.last_entry_id if metadata.last_entry_id is not None else NO_ENTRY) + 1

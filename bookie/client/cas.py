@@ -29,7 +29,7 @@ async def update_metadata(
         MetadataConflictError: it kept changing for ``ATTEMPTS_MAX`` rounds.
         NoSuchLedgerError: it was deleted.
         StoreUnavailableError: no answer; nothing was changed by this call.
-        WriteOutcomeUnknownError: the answer to the write was lost, and what is there could not be read.
+        WriteOutcomeUnknownError: the answer to the write was lost, and the node could not be read.
     """
     if fault_point("writer.extra_reread"):
         current = await newest(ledgers, current)
@@ -50,7 +50,7 @@ async def update_metadata(
 
 
 async def newest(ledgers: LedgerStore, known: Versioned) -> Versioned:
-    """The metadata, as new as this call: what lags behind our own last write would look like somebody else's change.
+    """The metadata as of this call: an older value than our own last write would look like another client's change.
 
     Raises:
         NoSuchLedgerError: it was deleted.

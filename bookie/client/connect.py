@@ -78,16 +78,16 @@ async def connect(
     """Connect to the cluster at ``metadata_uri`` (``zk+hierarchical://host:port/ledgers``).
 
     Args:
-        metadata_uri: where the cluster is.
+        metadata_uri: the metadata service URI of the cluster.
         settings: bounds and deadlines.
         session_timeout_s: of the ZooKeeper session, in seconds.
         security: how to reach bookies that speak TLS or ask for a login; default plain connections.
-        topology_file: where bookies stand (``docs/placement.md``), read once; None for what ZooKeeper says.
+        topology_file: the racks of the bookies (``docs/placement.md``), read once; None to read them from ZooKeeper.
         placement_policy: how ensembles must be spread.
-        where: this client's own place in the topology, such as ``/zone-1/rack-4``: nearer replicas are read first.
+        where: this client's own location in the topology, such as ``/zone-1/rack-4``: nearer replicas are read first.
 
     Raises:
-        InvalidLocationError: ``where`` is not a place.
+        InvalidLocationError: ``where`` is not a location.
         InvalidUriError: not such a URI.
         StoreUnavailableError: no ZooKeeper answers there.
         NotAClusterError: there is no BookKeeper cluster under that root.

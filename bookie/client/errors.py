@@ -36,7 +36,7 @@ class WriterClosedError(ConflictError):
 
 
 class InvalidEntryIdError(PermanentError):
-    """An entry id that no entry can have, or one from the caller where the writer numbers the entries itself."""
+    """An entry id out of range, or one from the caller although the writer assigns the ids."""
 
 
 class DuplicateEntryIdError(ConflictError):
@@ -78,7 +78,7 @@ class NoSuchEntryError(ConflictError):
 class EntryUnavailableError(TransientError):
     """No replica could be read now; at least one of them may still hold the entry.
 
-    ``reasons`` are what failed requests told besides their status, by bookie; those of ``evidence`` are quoted.
+    ``reasons`` are the details of failed requests, by bookie; those of ``evidence`` are quoted.
     """
 
     def __init__(
@@ -136,10 +136,10 @@ class RecoveryImpossibleNowError(TransientError):
 
 
 class ConfirmedEntryUnreadableError(RecoveryImpossibleNowError):
-    """The last confirmed entry, which tells the ledger's length, cannot be read: none of its bookies serves it now.
+    """The last confirmed entry, which contains the ledger's length, cannot be read: none of its bookies serves it now.
 
-    It may be in an older fragment than the last one. ``evidence`` has what each of its bookies answered; it is empty
-    where enough of them say that they never had it.
+    It may be in an older fragment than the last one. ``evidence`` has the answer of each of its bookies; it is empty if
+    enough of them answered "never stored".
     """
 
     def __init__(self, ledger_id: LedgerId, entry_id: EntryId, evidence: dict[BookieId, Status] | None = None) -> None:
@@ -148,7 +148,7 @@ class ConfirmedEntryUnreadableError(RecoveryImpossibleNowError):
 
 
 def quoted(reasons: Iterable[str]) -> str:
-    """The end of a sentence that quotes each different reason; empty where there is none."""
+    """The end of a sentence with each different reason; empty without any."""
     in_one_line = (" ".join(reason.split())[:_REASON_CHARS_MAX] for reason in reasons)
     different = list(dict.fromkeys(reason for reason in in_one_line if reason))[:_REASONS_MAX]
     return "".join(f"; {reason}" for reason in different)

@@ -1,4 +1,4 @@
-"""Which entries of a ledger a bookie holds, also where it cannot list them: then each wanted entry is read.
+"""The entries of a ledger on a bookie, also if the bookie cannot list them: then each wanted entry is read.
 
 Apache's bookies with ``DbLedgerStorage`` have no lists (``bookie.wire.apache.listing``). What they serve they hold:
 reading each entry is the same proof as a list (R24: every id, not the first and last), at the price of its
@@ -32,13 +32,13 @@ class ReadsAndLists(Protocol):
     """The part of ``Transport`` that is needed."""
 
     async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        """See ``Transport.list_entries``."""
+        """List the entries, or read each wanted one if the bookie has no lists."""
         ...
 
     async def read(
         self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId], timeout_s: float
     ) -> ReadReply:
-        """See ``Transport.read``."""
+        """Read entries from the bookie."""
         ...
 
 
@@ -76,17 +76,18 @@ class HeldEntries:
         raise AssertionError("unreachable: counting has no end")
 
     async def probed(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]) -> ListReply:
-        """Read each of ``wanted`` (ascending; taken as needed) and say which the bookie serves.
+        """Read each of ``wanted`` (ascending; consumed as needed) and return the ones on the bookie.
 
-        OK: what is not among the entries the bookie denied, entry by entry. LIMBO: it could not tell of some. Any other
-        status: how reading some entry ended; nothing is known of what is not among the entries (S6).
+        OK: what is not among the entries the bookie denied, entry by entry. LIMBO: some entries are unknown. Any other
+        status: the result of a read; nothing is known of entries outside the list (S6). Any other status: how reading
+        some entry ended; nothing is known of what is not among the entries (S6).
         """
         probe = _Probe(self, bookie, ledger_id, iter(wanted))
         await all_or_first_error(probe.work() for _ in range(REQUESTS_MAX))
         return ListReply(probe.status, EntryRuns.of_runs(probe.runs), probe.detail)
 
     async def read(self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
-        """Read entries, again where nobody answered."""
+        """Read entries, and retry those without an answer."""
         for attempt in itertools.count(1):
             reply = await self.transport.read(bookie, ledger_id, entry_ids, self.timeout_s)
             if reply.results or not await self._is_again(reply.status, attempt):
@@ -115,7 +116,7 @@ class _Probe:
     _bytes: int = 0
 
     async def work(self) -> None:
-        """Take entries and read them until there are no more, or one shows that nothing can be said."""
+        """Read entries from the iterator until it is exhausted or one read shows nothing can be known."""
         while self._goes_on and (chunk := list(itertools.islice(self.wanted, self._chunk_entries()))):
             while chunk and self._goes_on:
                 chunk = await self._read(chunk)

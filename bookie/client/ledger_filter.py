@@ -19,9 +19,9 @@ class LedgerFilter:
     custom: Mapping[str, bytes | None] = field(default_factory=dict)
     """Custom metadata that must be there, with this value; None for any value."""
     created_after_ms: int | None = None
-    """Created at this time (epoch milliseconds) or later; ledgers that do not say when they were are left out."""
+    """Created at this time (epoch milliseconds) or later; ledgers without a creation time are excluded."""
     created_before_ms: int | None = None
-    """Created before this time; ledgers that do not say when they were are left out."""
+    """Created before this time; ledgers without a creation time are excluded."""
     id_prefix: str = ""
     """First digits of the id, as people write it."""
 

@@ -22,10 +22,13 @@ class WriterOptions:
     """How long an entry may wait for its acknowledgement once its turn has come, before the writer gives up: it fails
     with ``AddQuorumTimeoutError`` as everything after it, and the ledger can be closed. None: as long as it takes."""
     explicit_lac_interval_s: float | None = None
-    """How long a last add confirmed may go without travelling on an entry, before bookies are told about it on its own,
-    for the sake of readers that follow the ledger. None: never."""
+    """The longest time for which a last add confirmed may wait for an entry to carry it, before it is sent to the
+    bookies on its own for readers that tail the ledger. None: unlimited. None: never."""
     ensemble_changes_max: int | None = None
-    """Ensemble changes that this writer makes at most; the failure after them ends it. None: no limit."""
+    """The maximum number of ensemble changes by this writer; the next failure closes it.
+
+    None: no limit.
+    """
 
 
 NO_OPTIONS: Final = WriterOptions()

@@ -24,7 +24,7 @@ class _Remembered:
     address: BookieAddress | None
     until_s: float
     seen_s: float
-    """When the store last said so."""
+    """The time of the store's last answer."""
 
 
 class RegistrationResolver:
@@ -35,8 +35,8 @@ class RegistrationResolver:
 
         Args:
             registrations: the cluster's.
-            clock: tells how old an answer is.
-            patience_s: how long a request is held up by a silent store, every now and then, where an address is known.
+            clock: measures the age of an answer.
+            patience_s: how long a request waits for a silent store, from time to time, if an address is known.
         """
         self._registrations = registrations
         self._clock = clock
@@ -46,11 +46,11 @@ class RegistrationResolver:
     async def resolve(self, bookie: BookieId) -> BookieAddress | None:
         """Address of the bookie's gRPC endpoint, of its Apache endpoint if it has no other, or None if it has neither.
 
-        While the store is silent the last address stands, and where an incarnation goes with it also when the
-        registration is gone: a bookie goes on serving when its ZooKeeper session ends, and the incarnation in each
-        request keeps a stranger on that port from answering. Apache's protocol has no such guard, so there an address
-        ends with its registration, and half a minute after the last news of it: a stranger's "never stored" must not
-        be taken for this bookie's (S6).
+        While the store is silent the last address remains valid, and with an incarnation also after the registration is
+        deleted: a bookie continues to serve after its ZooKeeper session, and the incarnation in each request prevents
+        answers from a stranger on the same port. Apache's protocol has no such guard, so there an address ends with its
+        registration, and half a minute after the last news of it: a stranger's "never stored" must not be taken for
+        this bookie's (S6).
         """
         known, seen_s = self._remembered.get(bookie), self._clock.monotonic_s()
         if known is not None and seen_s < known.until_s:

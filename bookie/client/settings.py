@@ -34,7 +34,7 @@ class ClientSettings:
     batches_in_flight_max: int = 4
     """Batches on their way to one bookie; enough to hide its sync latency, few enough to form large batches."""
     busy_retries_max: int = 50
-    """How often one batch is offered to a bookie that says it is overloaded, before the bookie is given up."""
+    """How often one batch is offered to an overloaded bookie before the bookie is replaced."""
     busy_backoff_s: float = 0.05
     """Longest pause before the second offer; each one after it is twice as long, and half of each is random."""
     busy_backoff_max_s: float = 0.25
@@ -42,9 +42,11 @@ class ClientSettings:
     ensemble_change_attempts_max: int = 10
     """Rounds of one ensemble change (conflicts, further failures) before the writer gives up."""
     failed_bookie_quarantine_s: float = 30.0
-    """How long a writer does not choose a bookie that failed it. Longer than a dead bookie stays registered, so that a
-    change does not go round in circles; short enough that a rolling restart leaves somebody to choose. Where ``Qa`` is
-    out of reach otherwise, ``degraded_retry_s`` holds instead."""
+    """How long a writer does not choose a bookie that failed it.
+
+    Longer than a dead bookie stays registered, so that a change does not choose it again; short enough to leave
+    candidates during a rolling restart. If ``Qa`` is out of reach otherwise, ``degraded_retry_s`` applies instead.
+    """
     degraded_retry_s: float = 5.0
     """How long a writer that goes on with fewer members waits before it looks for a bookie again, and the least time
     after which a bookie that failed it is tried again. Doubles from one attempt to the next."""
@@ -65,7 +67,7 @@ class ClientSettings:
     """How long a recovery waits for all copies of what it read at once; a member that is late is replaced, or left
     short. Longer than one add may take."""
     recovery_restarts_max: int = 5
-    """How often one recovery begins anew because the last ensemble changed under it."""
+    """How often one recovery restarts because the last ensemble changed under it."""
     recovery_store_attempts_max: int = 10
     """How often one change of the metadata is tried while the store does not answer, or others change it too."""
     recovery_store_retry_s: float = 0.2

@@ -37,7 +37,7 @@ _PositionT = TypeVar("_PositionT")
 
 
 class SyncLogWriter:
-    """See ``LogWriter``."""
+    """A ``LogWriter`` without ``async``."""
 
     def __init__(self, loop: LoopThread, writer: LogWriter) -> None:
         self._loop = loop
@@ -74,7 +74,7 @@ class SyncLogWriter:
 
 
 class SyncLog:
-    """See ``Log``.
+    """A ``Log`` without ``async``.
 
     Example::
 
@@ -120,7 +120,7 @@ class SyncLog:
         return self._loop.iterate(self._log.tail(first, password=password, poll_s=poll_s))
 
     def end(self) -> LogPosition | None:
-        """Where the next readable entry will be. Raises as ``Log.end``."""
+        """The position of the next entry to become readable. Raises as ``Log.end``."""
         return self._loop.run(self._log.end())
 
     def truncate(self, before: LogPosition) -> Sequence[LedgerId]:
@@ -128,7 +128,7 @@ class SyncLog:
         return self._loop.run(self._log.truncate(before))
 
     def delete(self) -> None:
-        """Delete the log and its ledgers for good. Raises as ``Log.delete``."""
+        """Delete the log and its ledgers permanently. Raises as ``Log.delete``."""
         self._loop.run(self._log.delete())
 
     def info(self) -> LogInfo:
@@ -145,7 +145,7 @@ async def _append_all(writer: _Submits[_PositionT], payloads: Iterable[bytes]) -
 
 
 class SyncLedgerWriter:
-    """See ``LedgerWriter``."""
+    """A ``LedgerWriter`` without ``async``."""
 
     def __init__(self, loop: LoopThread, writer: LedgerWriter) -> None:
         self._loop = loop
@@ -187,7 +187,7 @@ class SyncLedgerWriter:
 
 
 class SyncLedgerReader:
-    """See ``LedgerReader``."""
+    """A ``LedgerReader`` without ``async``."""
 
     def __init__(self, loop: LoopThread, reader: LedgerReader) -> None:
         self._loop = loop
@@ -229,7 +229,7 @@ class SyncLedgerReader:
 
 
 class SyncBookKeeper:
-    """See ``BookKeeper``. Get it from ``connect``."""
+    """A ``BookKeeper`` without ``async``. Get it from ``connect``."""
 
     def __init__(self, loop: LoopThread, client: asynchronous.ConnectedBookKeeper) -> None:
         self._loop = loop

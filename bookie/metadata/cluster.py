@@ -61,10 +61,10 @@ class Cluster:
 async def format_cluster(
     store: MetadataStore, root: str, kind: LayoutKind = LayoutKind.HIERARCHICAL, *, rng: random.Random
 ) -> None:
-    """Create an empty cluster at ``root``, in one transaction, and the parents of ``root`` where they are missing.
+    """Create an empty cluster at ``root``, in one transaction, and the parents of ``root`` if they are missing.
 
     Raises:
-        ClusterExistsError: the root exists, whatever it holds; nothing was changed.
+        ClusterExistsError: the root exists, with any content; nothing was changed.
         StoreUnavailableError, WriteOutcomeUnknownError: see ``MetadataStore.multi``.
     """
     instance_id = str(uuid.UUID(int=rng.getrandbits(128), version=4)).encode()
@@ -96,15 +96,15 @@ async def format_cluster(
 
 
 async def open_cluster(store: MetadataStore, where: MetadataUri | str) -> Cluster:
-    """Read what is at ``where``: a parsed URI, a URI, or a root path.
+    """Read the cluster at ``where``: a parsed URI, a URI, or a root path.
 
     A root with INSTANCEID and without LAYOUT is one of Pulsar's metadata driver, which writes none and keeps ledgers as
-    the hierarchical layout does. It is opened for a URI that says so, and nothing is written.
+    the hierarchical layout does. It is opened if the URI names that layout, and nothing is written.
 
     Raises:
         NotAClusterError: nothing there, no LAYOUT or INSTANCEID, or another layout than the asked or supported ones.
         ClusterClosedError: its ACL does not allow to read it.
-        InvalidUriError: ``where`` is a URI that cannot be used.
+        InvalidUriError: ``where`` is an unusable URI.
         StoreUnavailableError: no answer.
     """
     if isinstance(where, str) and "://" in where:

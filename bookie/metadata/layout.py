@@ -72,7 +72,7 @@ def ledger_path(kind: LayoutKind, root: str, ledger_id: int) -> str:
 
 
 def ledger_id_of(kind: LayoutKind, root: str, path: str) -> LedgerId | None:
-    """Ledger id of a path below ``root``, or None where the path is not that of a ledger."""
+    """Ledger id of a path below ``root``, or None if it is not the path of a ledger."""
     parent, _, name = path.rpartition("/")
     ids = ledger_ids_under(kind, root, parent, (name,))
     return ids[0] if ids else None
@@ -81,7 +81,7 @@ def ledger_id_of(kind: LayoutKind, root: str, path: str) -> LedgerId | None:
 def ledger_ids_under(kind: LayoutKind, root: str, parent: str, names: Sequence[str]) -> list[LedgerId]:
     """Ids of the ledgers among the children ``names`` of ``parent``, ascending. Names of anything else are skipped.
 
-    So are ids that the layout keeps elsewhere: nobody would find such a ledger by its id.
+    So are ids for which the layout uses another path: no client would find such a ledger by its id.
     """
     if kind is LayoutKind.FLAT:
         is_short, base, pattern = True, 0 if parent == root else None, _FLAT
@@ -211,5 +211,5 @@ OWN_ROOT: Final = "/bkheal"
 
 
 def own_path(kind: str, ledgers_root: str) -> str:
-    """Where state of one ``kind`` about the cluster at ``ledgers_root`` lives."""
+    """Path of the state of one ``kind`` about the cluster at ``ledgers_root``."""
     return f"{OWN_ROOT}/{kind}/{quote(ledgers_root.strip('/'), safe='')}"

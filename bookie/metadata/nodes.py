@@ -1,7 +1,7 @@
 """Small steps that several parts of the metadata share: missing parents, lost answers, empty parents.
 
-A lost answer is always settled by reading, behind a ``sync`` so that the server asked has seen the write if it
-happened. While that cannot be read, the outcome stays unknown: it never turns into "nothing was changed".
+A lost answer is always resolved by reading, after a ``sync`` so that the server has seen the write if it happened.
+While that cannot be read, the outcome stays unknown: it never turns into "nothing was changed".
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parent_of(path: str) -> str:
 
 
 async def ensure_path(store: MetadataStore, path: str, root: str = "/") -> None:
-    """Create the persistent, empty node ``path`` and whatever is missing between it and ``root``. Idempotent.
+    """Create the persistent, empty node ``path`` and its missing parents below ``root``. Idempotent.
 
     Raises:
         NoNodeError: ``root`` itself does not exist, or the parents are being deleted as fast as they are made.
@@ -70,7 +70,7 @@ async def ensure_path(store: MetadataStore, path: str, root: str = "/") -> None:
 async def create_with_parents(
     store: MetadataStore, path: str, data: bytes, root: str, *, is_ephemeral: bool = False
 ) -> None:
-    """Create a node, and its parents below ``root`` where they are missing.
+    """Create a node, and its parents below ``root`` if they are missing.
 
     Raises:
         NodeExistsError: it exists.
@@ -88,7 +88,7 @@ async def create_with_parents(
 
 
 async def reread(store: MetadataStore, path: str) -> Node | None:
-    """What a node is after a write of it with an unknown outcome; None where it does not exist.
+    """A node after a write with an unknown outcome; None if it does not exist.
 
     Raises:
         WriteOutcomeUnknownError: it cannot be read either.
@@ -105,8 +105,8 @@ async def reread(store: MetadataStore, path: str) -> Node | None:
 async def prune(store: MetadataStore, parents: Sequence[str]) -> None:
     """Delete those of ``parents`` (nearest first) that are empty, up to the first that is not. Best effort.
 
-    Each at the version just read, so that a parent made anew meanwhile is left to its maker; whoever creates a node
-    below a parent that vanishes under him creates the parent again.
+    Each at the version just read, so that a new parent of another client remains; a client that creates a node below a
+    vanished parent creates the parent again.
     """
     try:
         while parents and (empty := await _empty_prefix(store, parents)):
@@ -119,7 +119,7 @@ async def prune(store: MetadataStore, parents: Sequence[str]) -> None:
 
 
 async def _empty_prefix(store: MetadataStore, parents: Sequence[str]) -> list[Delete | None]:
-    """Deletes of the parents that are empty once the nearer ones are gone; None for one that is gone already."""
+    """Deletes of the parents that become empty; None for a parent that is already deleted."""
     empty: list[Delete | None] = []
     for parent, node in zip(parents, await store.get_many(parents), strict=True):
         going = 1 if empty and empty[-1] is not None else 0
@@ -144,7 +144,7 @@ async def create_missing(store: MetadataStore, paths: Sequence[str], root: str) 
         for batch in batches([Create(path) for path in missing]):
             try:
                 await store.multi(batch)
-            except (MultiFailedError, WriteOutcomeUnknownError):  # somebody else creates or deletes here
+            except (MultiFailedError, WriteOutcomeUnknownError):  # another client creates or deletes here
                 for operation in batch:
                     await ensure_path(store, operation.path, root)
 

@@ -1,12 +1,12 @@
 """The metadata store port: a small tree of versioned nodes with sessions, in our own words.
 
-Semantics are ZooKeeper's: linearizable writes, possibly stale reads (``sync`` first where that matters), ephemeral
-nodes that live as long as the session, versions that restart at 0 when a node is created again. The adapter over
-kazoo and the in-memory twin pass one contract suite, which asserts every error named here.
+Semantics are ZooKeeper's: linearizable writes, possibly stale reads (``sync`` first if that matters), ephemeral nodes
+with the life of the session, versions that restart at 0 when a node is created again. The adapter over kazoo and the
+in-memory twin pass one contract suite, which asserts every error named here.
 
-Paths are absolute, without a trailing slash. Besides what each method names, any of them raises
-``RequestRefusedError`` for a malformed path, and each write raises ``AccessDeniedError`` where the node (or, for a
-create or delete, its parent) does not allow it.
+Paths are absolute, without a trailing slash. Besides the errors of each method, any of them raises
+``RequestRefusedError`` for a malformed path, and each write raises ``AccessDeniedError`` if the node (or, for a create
+or delete, its parent) does not allow it.
 
 A request made while the connection is interrupted waits for it, within the store's deadline. A request never crosses
 into another session: once its own is lost, it fails.
@@ -72,7 +72,7 @@ class WriteOutcomeUnknownError(OutcomeUnknownError):
 
 
 class MultiFailedError(ConflictError):
-    """A ``multi`` was refused as a whole; ``index`` names the operation at fault and ``cause`` says why."""
+    """A ``multi`` was refused as a whole; ``index`` names the operation at fault and ``cause`` is its error."""
 
     def __init__(self, index: int, cause: ConflictError | PermanentError) -> None:
         super().__init__(f"operation {index} of the multi failed: {cause}")
@@ -155,7 +155,7 @@ class SessionState(enum.Enum):
     SUSPENDED = "suspended"
     """Not connected; the session may still live. Start no new work that needs it."""
     LOST = "lost"
-    """The session is over: its locks, registration and leadership ended with it (S14)."""
+    """The session has ended, and its locks, registration and leadership with it (S14)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,10 @@ class Session:
 
 
 class MetadataStore(Protocol):
-    """See the module docstring. Every operation has the store's own deadline; none retries a write."""
+    """A tree of znodes with sessions, versions, transactions and watches.
+
+    Every operation has the store's own deadline; none retries a write.
+    """
 
     async def get(self, path: str) -> Node:
         """Read a node.
@@ -204,11 +207,11 @@ class MetadataStore(Protocol):
         ...
 
     async def stat(self, path: str) -> Stat | None:
-        """Stat of a node, or None where it does not exist.
+        """Stat of a node, or None if it does not exist.
 
         Raises:
             StoreUnavailableError: no answer.
-            AccessDeniedError: not allowed (ZooKeeper servers before 3.8.4 and 3.9.2 allow it to everybody).
+            AccessDeniedError: not allowed (ZooKeeper servers before 3.8.4 and 3.9.2 allow it to every client).
         """
         ...
 
@@ -291,7 +294,9 @@ class MetadataStore(Protocol):
         ...
 
     async def wait_children_changed(self, path: str, seen: Children) -> None:
-        """Return once the listing's version differs from ``seen``, or the node is gone. Never misses a change.
+        """Return once the listing's version differs from ``seen``, or the node was deleted.
+
+        Never misses a change.
 
         Raises:
             StoreUnavailableError: the session was lost while waiting.

@@ -1,7 +1,7 @@
 """What is refused before it is sent, alike for the kazoo adapter and the in-memory twin.
 
-A server answers a request beyond ``jute.maxbuffer`` by closing the connection, which looks like an outage to everybody
-who shares it; and it answers a malformed read with "no node", which would pass for an absent one.
+A server answers a request beyond ``jute.maxbuffer`` by closing the connection, which looks like an outage to all users
+of the connection; and it answers a malformed read with "no node", which would pass for an absent one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bookie.metadata.port import (
 
 _WITH_DATA: Final = (Create, SetData)
 PATH_BYTES_MAX: Final = 4096
-"""No path of ours has 200; this keeps a runaway name out of the request's size."""
+"""bkheal's paths are shorter; this keeps a runaway name out of the request's size."""
 
 # What ZooKeeper's own client refuses: empty and relative parts, control characters, surrogates and private use.
 _PATH: Final = re.compile(r"/|(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]++)+")

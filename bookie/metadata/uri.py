@@ -1,7 +1,7 @@
 """Metadata service URIs, as Apache writes them: ``zk[+<layout>]://host1:port;host2:port/path``.
 
-Only ZooKeeper is spoken here, and only the layouts that this project reads. Everything else is refused with a text
-that says what to write instead, since a URI is typed by people.
+Only ZooKeeper is spoken here, and only the layouts that this project reads. Everything else is refused with a text that
+contains the right form, because people type URIs.
 
 Source: docs/formats.md#metadata-service-uri.
 """
@@ -37,14 +37,14 @@ class InvalidUriError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class MetadataUri:
-    """Where a cluster's metadata lives."""
+    """The address of a cluster's metadata."""
 
     hosts: str
     """ZooKeeper connect string, ``host:port`` joined with commas, every port explicit."""
     ledgers_root: str
     """Path of the ledgers root; a path, not a chroot."""
     layout: str | None
-    """Layout that the cluster must have; None for whatever its LAYOUT node says."""
+    """Required layout of the cluster; None to accept its LAYOUT node."""
 
 
 def parse_uri(text: str) -> MetadataUri:

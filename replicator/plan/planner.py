@@ -56,7 +56,7 @@ Choose = Callable[[PositionKey, Sequence[BookieId], Sequence[BookieId]], BookieI
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """Facts learned from bookies that are not in the metadata. Empty: nothing is known. Empty: nothing is known."""
+    """Facts learned from bookies that are not in the metadata. Empty: nothing is known."""
 
     is_tail_written: bool = False
     """The last fragment of this unclosed ledger is known to hold an entry, so the one before it is complete."""

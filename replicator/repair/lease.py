@@ -139,7 +139,7 @@ class Lease:
         """Give the lock back; True if it is not held any more, be it by the end of its session.
 
         False if the store does not answer. The caller must call it again: a remaining lock would keep every other
-        worker off the ledger for the life of this process. Raises nothing. Raises nothing.
+        worker off the ledger for the life of this process. Raises nothing.
         """
         for _ in range(_RELEASE_ATTEMPTS):
             if self._is_given_back or self.is_session_over:

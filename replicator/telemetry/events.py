@@ -111,7 +111,7 @@ class Load:
 
 
 class EventSink(Protocol):
-    """Receives every event. Must not block or raise. Must not block or raise."""
+    """Receives every event. Must not block or raise."""
 
     def tasks_listed(self, outlook: Outlook) -> None:
         """The tasks were listed."""

@@ -41,9 +41,12 @@ class LogInfo:
     ctime_ms: int
     """When it was created, epoch milliseconds."""
     ledgers: tuple[Versioned | Unreadable, ...]
-    """In order; ledgers that vanished meanwhile are left out. Only the last one may be open."""
+    """In order; ledgers deleted during the call are omitted.
+
+    Only the last one may be open.
+    """
     waiting_for_deletion: tuple[LedgerId, ...]
-    """Ledgers that left the log and whose deletion was interrupted; the next writer or truncation ends it."""
+    """Ledgers outside the log whose deletion was interrupted; the next writer or truncation completes it."""
 
     @property
     def first(self) -> LogPosition | None:
@@ -80,7 +83,7 @@ class Log:
         writer_options: WriterOptions | None = None,
         is_created: bool = True,
     ) -> LogWriter:
-        """Become the log's writer. Whoever wrote it before is deposed, dead or alive, and its ledger closed.
+        """Become the log's writer. A former writer, dead or alive, is deposed and its ledger is closed.
 
         Nothing acknowledged to the former writer is lost; what it had under way may or may not be part of the log.
 
@@ -88,7 +91,7 @@ class Log:
             options: how to make ledgers from now on; None as the log was created.
             password: of the ledgers, see ``BookKeeper.create_ledger``.
             writer_options: of the ledgers' writers.
-            is_created: create the log where there is none; else that is an error.
+            is_created: create the log if it does not exist; otherwise a missing log is an error.
 
         Raises:
             NoSuchLogError: there is none and ``is_created`` is false.
@@ -119,12 +122,12 @@ class Log:
         """Entries from ``first`` (None: the start) to the end as it is now, in order.
 
         Args:
-            first: where to begin; ``position.following()`` of the last entry seen goes on after it.
+            first: the start; ``position.following()`` of the last entry read continues after it.
             password: of the ledgers; None uses the stored one.
 
         Raises:
             NoSuchLogError: there is no such log.
-            LogTruncatedError: the position was truncated away; ``error.first`` is where the log starts now.
+            LogTruncatedError: the position was truncated; ``error.first`` is the new start of the log.
             InvalidPositionError: the log never had that ledger.
             WrongPasswordError: the password is not the ledgers'.
             EntryUnavailableError, EntryLostError: see ``LedgerReader.read``; what was yielded is valid.
@@ -141,7 +144,7 @@ class Log:
         (``WriterOptions.explicit_lac_interval_s``), and at the latest when their ledger is closed.
 
         Args:
-            first: where to begin; None: the start.
+            first: the start; None: the start of the log.
             password: of the ledgers; None uses the stored one.
             poll_s: see ``LedgerReader.tail``.
 
@@ -154,7 +157,9 @@ class Log:
         return LogReader(self._ports, self._lists, self.name, password).tail(first, poll_s)
 
     async def end(self) -> LogPosition | None:
-        """Where the next readable entry will be: ``tail`` from there for new entries only. None for an empty log.
+        """The position of the next entry to become readable: ``tail`` from there for new entries only.
+
+        None for an empty log.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -181,11 +186,11 @@ class Log:
         return await truncate(self._ports, self._lists, self.name, before)
 
     async def delete(self) -> None:
-        """Delete the log and all its ledgers for good; its writer is deposed.
+        """Delete the log and all its ledgers permanently; its writer is deposed.
 
         Raises:
             NoSuchLogError: there is none.
-            RecoveryImpossibleNowError: the log is gone, but its last ledger cannot be fenced now; delete it again.
+            RecoveryImpossibleNowError: the log was deleted, but its last ledger cannot be fenced now; delete it again.
             LogConflictError, OutcomeUnknownError, StoreUnavailableError: delete it again.
         """
         await delete_log(self._ports, self._lists, self.name)

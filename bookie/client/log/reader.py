@@ -1,4 +1,4 @@
-"""Reading a log over its ledgers: where to go on is decided by pure arithmetic on the list."""
+"""Read a log across its ledgers. The next ledger is computed from the list by a pure function."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ _GONE_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a reader is: before ``position``; with ``is_done``, through with its ledger for good."""
+    """The progress of a reader: before ``position``; with ``is_done``, finished with its ledger."""
 
     position: LogPosition
     is_done: bool = False
 
 
 def next_place(name: str, log: LogList, cursor: Cursor | None) -> LogPosition | None:
-    """Where to go on; None at the end of the list. Ledgers that left the list empty are passed over.
+    """The next position; None at the end of the list.
+
+    Empty ledgers outside the list are skipped.
 
     Raises:
-        LogTruncatedError: entries at or after the cursor are gone.
+        LogTruncatedError: entries at or after the cursor were deleted.
         InvalidPositionError: the log never had that ledger.
     """
     if cursor is None:
@@ -64,10 +66,10 @@ class LogReader:
         self._name = name
         self._password = password
         self._gone = 0
-        """Ledgers in a row that were listed and could not be found: the list, read again, says why they left."""
+        """Consecutive listed ledgers without metadata; after these the list is read again to find out why they left."""
 
     async def read(self, first: LogPosition | None) -> AsyncIterator[LogEntry]:
-        """See ``Log.read``."""
+        """Read entries in the order of the log."""
         cursor = None if first is None else Cursor(first)
         while True:
             listed = await self._lists.read(self._name)
@@ -94,7 +96,7 @@ class LogReader:
             cursor = Cursor(cursor.position, is_done=True)
 
     async def tail(self, first: LogPosition | None, poll_s: float | None) -> AsyncIterator[LogEntry]:
-        """See ``Log.tail``."""
+        """Read entries, and wait for new ones."""
         cursor = None if first is None else Cursor(first)
         failures = 0
         while True:
@@ -123,7 +125,7 @@ class LogReader:
                 await self._ports.clock.sleep(_PAUSE_S)
 
     async def _open(self, listed: ListedLog, ledger_id: LedgerId) -> LedgerReader:
-        """A reader of a listed ledger; all but the last are closed, so an open one is an answer that lags behind."""
+        """A reader of a listed ledger; all but the last are closed, so an open one means the answer is stale."""
         ledger = await self._ports.ledgers.read(ledger_id)
         if not ledger.metadata.is_closed and ledger_id != listed.list.last:
             current = await self._ports.ledgers.current(ledger_id)

@@ -1,8 +1,8 @@
 """Becoming a log's writer: close the last ledger, then list one's own, atomically.
 
-The order keeps the log in order and whole: once the last ledger is closed, nothing is added to it any more (fencing);
-once the new one is listed by the transaction that creates it, whoever takes over next finds it. A writer that is
-deposed meanwhile fails that transaction, because the list has another writer's token.
+The order of steps keeps the log ordered and complete: after the last ledger is closed, nothing is added to it
+(fencing); after the new one is listed by the transaction that creates it, the next writer finds it. A writer that was
+deposed in the meantime fails this transaction, because the list has another writer's token.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bookie.runtime.fault_points import fault_point
 _log: Final = logging.getLogger(__name__)
 
 TAKEOVERS_MAX: Final = 10
-"""Rounds of one takeover: each one lost means that another writer listed a ledger meanwhile."""
+"""Rounds of one takeover; a lost round means another writer listed a ledger first."""
 _IDS_MAX: Final = 20
 """Ledger ids asked for until one follows the log's; more than one is needed only beside another takeover."""
 
@@ -84,14 +84,14 @@ class Authorship:
         Args:
             seen: the list as known.
             plan: the ledger.
-            expect: raises where the list is not one that this ledger may be added to.
+            expect: raises if this ledger may not be added to the list.
             drop: ledgers to take from the list by the same change.
             bytes_max: see ``LogLists.change``.
 
         Raises:
             LogFullError, LogConflictError, OutcomeUnknownError, StoreUnavailableError: see ``LogLists.change``.
         """
-        metadata = replace(plan.metadata, ctoken=0)  # the list tells whose creation it was
+        metadata = replace(plan.metadata, ctoken=0)  # the list shows whose creation it was
 
         def decide(now: LogList) -> LogList | None:
             if now.writer == self.token and plan.ledger_id in now.ledgers:
@@ -152,12 +152,12 @@ async def _read_or_create(
             raise
     try:
         return await lists.create(name, (options or LogOptions()).to_json(), ports.clock.epoch_ms(), token)
-    except LogExistsError:  # somebody was quicker
+    except LogExistsError:  # another writer was faster
         return await lists.read(name, is_newest=True)
 
 
 async def _settle(ports: ClientPorts, seen: ListedLog) -> tuple[LedgerId, ...]:
-    """Close the last ledger for good; returns it where it holds nothing, and so need not stay listed."""
+    """Close the last ledger permanently; return it if it is empty and need not stay listed."""
     last = seen.list.last
     if last is None:
         return ()

@@ -1,7 +1,7 @@
 """What leaves a log: truncation, deletion, and finishing what a crash left half done.
 
-A ledger leaves the list first and is deleted after that, so that no reader of the list finds a hole. One that is not
-closed is fenced before it is deleted: whoever still writes it is told.
+A ledger leaves the list first and is deleted after that, so that no reader of the list finds a hole. An open ledger is
+fenced before it is deleted, so that its writer fails.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ async def delete_log(ports: ClientPorts, lists: LogLists, name: str) -> None:
 
     Raises:
         NoSuchLogError: there is none, and nothing of it is left.
-        RecoveryImpossibleNowError: the last ledger could not be fenced; the log is gone, delete it again to free that.
+        RecoveryImpossibleNowError: the last ledger could not be fenced; the log was deleted. Delete it again to free
+            that ledger.
         LogConflictError, OutcomeUnknownError, StoreUnavailableError: delete it again.
     """
 

@@ -35,7 +35,7 @@ class LogDeposedError(AddOutcomeUnknownError):
 
 
 class LogTruncatedError(ConflictError):
-    """The position lies before the start of the log: it was truncated. ``first`` is where it starts now.
+    """The position lies before the start of the log: it was truncated. ``first`` is the new start.
 
     Attributes:
         first: the first position that can be read now; None while the log is empty.
@@ -49,7 +49,10 @@ class LogTruncatedError(ConflictError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class LogPosition:
-    """Where an entry is. Positions compare in the order of the log; ``str`` and ``parse`` are inverse."""
+    """The position of an entry.
+
+    Positions compare in the order of the log; ``str`` and ``parse`` are inverse.
+    """
 
     ledger_id: LedgerId
     entry_id: EntryId
@@ -70,7 +73,11 @@ class LogPosition:
         return cls(LedgerId(int(match[1])), EntryId(int(match[2])))
 
     def following(self) -> LogPosition:
-        """Where to read on after this entry. It may lie beyond its ledger; reading then goes on in the next one."""
+        """The position after this entry.
+
+        It may lie beyond its ledger; reading then continues in the next one. It may lie beyond its ledger; reading then
+        goes on in the next one.
+        """
         return LogPosition(self.ledger_id, EntryId(self.entry_id + 1))
 
 

@@ -43,14 +43,14 @@ _SIGNS_OF_ANOTHER: Final = (
     NoSuchLedgerError,
     NoSuchLogError,
 )
-"""What a writer meets once another one, or whoever deletes the log, is at its ledger."""
+"""The errors of a writer whose ledger was taken over or deleted."""
 
 
 class LogWriter:
     """Appends entries to a log. Get it from ``Log.write``; use it as an async context.
 
-    One writer at a time: whoever calls ``Log.write`` next takes the log over, and this writer is deposed. After the
-    first append that fails, every later one fails too, so that the log never holds an entry without those before it.
+    One writer at a time: the next call of ``Log.write`` takes the log over and deposes this writer. After the first
+    append that fails, every later one fails too, so that the log never holds an entry without those before it.
     """
 
     def __init__(self, author: Authorship, listed: ListedLog, writer: LedgerWriter) -> None:
@@ -263,7 +263,7 @@ class LogWriter:
             placed.exception()  # an application may drop the future; that is no unhandled error
 
     def _fail(self, error: BkhealError) -> BkhealError:
-        """Remember the first failure, in the words of the log, and return it anew."""
+        """Keep the first failure as an error of the log, and return a new copy of it."""
         if self._error is None:
             if isinstance(error, _SIGNS_OF_ANOTHER):
                 self._error = LogDeposedError(f"another writer has taken log {self.name!r} over ({error})")

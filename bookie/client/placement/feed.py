@@ -22,7 +22,7 @@ from bookie.wire.port import Transport
 _log: Final = logging.getLogger(__name__)
 
 _RETRY_S: Final = 5.0
-"""Pause after the store did not answer, or a node held nonsense; choices go on by the last topology meanwhile."""
+"""Pause after the store did not answer or a node was invalid; until then the last topology is used."""
 
 
 async def load_placement(
@@ -31,14 +31,14 @@ async def load_placement(
     """A placement by the topology in ``file_text``, or else by the one in the metadata store as it is now.
 
     Args:
-        store: where to look for a topology without a file.
+        store: the source of the topology without a file.
         cluster: whose topology.
         file_text: content of a topology file; what is in the store does not count then.
         policy: how ensembles must be spread.
 
     Raises:
         InvalidTopologyError: the file holds nonsense; or the node does, and the policy is strict. Otherwise a damaged
-            node, which may be somebody else's (Pulsar's), is logged, and bookies count as being in one rack.
+            node, which may belong to other software (Pulsar), is logged, and all bookies count as one rack.
         StoreUnavailableError: no answer.
     """
     if file_text is not None:
@@ -88,9 +88,9 @@ class PlacementFeed:
         Args:
             placement: gets what is learnt.
             clock: for pauses after errors.
-            topologies: where to follow the topology; None where it is from a file and stays as it is.
+            topologies: the watched topology; None if it is from a file and does not change.
             free_space: what to weigh bookies by; None to choose all of them equally often.
-            drains: where to learn which bookies are not to be chosen; None: of their registrations alone.
+            drains: the drains, whose bookies are not chosen; None: use their registrations only.
         """
         self._placement = placement
         self._clock = clock

@@ -29,7 +29,7 @@ class FreeSpaceSettings:
     timeout_s: float = 5.0
     """For one answer."""
     begin_s: float = 10.0
-    """Before the first round: a client that lives shorter asks nobody."""
+    """Delay before the first round: a client with a shorter life asks no bookie."""
 
 
 class FreeSpace:

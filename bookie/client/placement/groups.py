@@ -1,4 +1,4 @@
-"""Keeping a ledger within the bookie groups that its custom metadata asks for, and telling where that cannot be."""
+"""Keep a ledger within the bookie groups of its custom metadata, and report ensembles outside of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing bookies: by a policy, where they stand, and how much room they have. No state is shared between choices.
+"""Choose bookies by policy, location and free space. Choices share no state. No state is shared between choices.
 
 Candidates are put into a random order, those with much free space rather at its front; the first of them that suit
 the policy are taken. So the load spreads by itself, and equal choices are made from equal candidates and rng.
@@ -24,7 +24,7 @@ from bookie.runtime.fault_points import fault_point
 __all__ = ["Placed", "Placement", "PlacementPolicy"]
 
 _WEIGHT_MIN: Final = 0.001
-"""Of a bookie without any free space, in medians: chosen where nobody else is left, because it is still writable."""
+"""Weight of a bookie without free space, in medians: chosen only if no other is left, because it is still writable."""
 _SHOWN_MAX: Final = 8
 """Failure domains named in an error."""
 
@@ -48,9 +48,9 @@ class Placement:
     policy: PlacementPolicy = STANDARD
     topology: Topology = field(default_factory=Topology)
     free_bytes: Mapping[BookieId, int] | None = None
-    """Free bytes of the bookies that said so; the others count as the median of them."""
+    """Free bytes of the bookies that report them; the others count as the median."""
     draining: frozenset[BookieId] = frozenset()
-    """Never chosen, whatever they are registered as: they are to be taken out of the cluster."""
+    """Never chosen, whatever their registration: they are to leave the cluster."""
     told: set[str] = field(default_factory=set)
     """Which kinds of wishes that cannot be kept were logged."""
 
@@ -83,8 +83,8 @@ class Placement:
     ) -> tuple[BookieId, ...]:
         """Distinct bookies for a new ensemble, in the order of its positions.
 
-        Every write set spans the domains that the policy asks for wherever some choice of candidates makes it so;
-        else, by best effort, as few are missing as can be.
+        Every write set spans the required domains if some choice of candidates achieves it; otherwise, as a best
+        effort, as few as possible are missing.
 
         Args:
             candidates: the writable bookies.
@@ -108,10 +108,11 @@ class Placement:
         exclude: Collection[BookieId],
         rng: random.Random,
     ) -> BookieId | None:
-        """A bookie for one position of an ensemble, no member of it (S9) and not excluded; None where there is none.
+        """A bookie for one position of an ensemble, no member of it (S9) and not excluded; None if there is no
+        candidate.
 
-        It makes the ensemble fall short of the policy by as little as any candidate would. With a strict policy it
-        adds nothing to what the other members already miss among themselves, and None is returned where none does so.
+        It makes the ensemble fall short of the policy by as little as any candidate would. With a strict policy it adds
+        nothing to the shortfall of the other members, and the result is None if no candidate does.
         """
         return self.replacements(members, (position,), write_quorum, candidates, exclude, rng).get(position)
 
@@ -126,7 +127,7 @@ class Placement:
     ) -> dict[int, BookieId]:
         """As ``replacement`` for several positions, chosen together: better than one after another.
 
-        Where there are not enough candidates the first positions get theirs, and the others keep their members.
+        If there are too few candidates, the first positions get theirs and the others keep their members.
         """
         usable = sorted(set(candidates) - set(members) - set(exclude) - self.draining)
         wanted = sorted(set(positions))[: len(usable)]
@@ -153,9 +154,9 @@ class Placement:
         return Search(places, write_quorum, needs, order).run(is_strict=self.policy.is_strict)
 
     def _shuffled(self, usable: Sequence[BookieId], rng: random.Random) -> list[BookieId]:
-        """Weighted random order: each next one is drawn from those left, as often as its weight says.
+        """Weighted random order: each next one is drawn from the rest with its weight as the probability.
 
-        One draw for each bookie, whatever the weights, so that a small change of them seldom changes the order.
+        One draw for each bookie, whatever the weights, so a small change of them seldom changes the order.
         """
         weights = self._weights(usable)
         waits = {bookie: -math.log(1.0 - rng.random()) / weights.get(bookie, 1.0) for bookie in usable}
@@ -163,7 +164,7 @@ class Placement:
         return order[::-1] if fault_point("placement.least_wanted_first") else order
 
     def _weights(self, usable: Sequence[BookieId]) -> dict[BookieId, float]:
-        """Free space in medians of it, bounded; for those where it is known."""
+        """Free space in medians, bounded, for bookies with a known value."""
         free = {bookie: self.free_bytes[bookie] for bookie in usable if self.free_bytes and bookie in self.free_bytes}
         middle = median(free.values()) if free else 0
         if middle <= 0:

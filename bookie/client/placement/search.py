@@ -1,9 +1,9 @@
-"""The search behind placement: who fills the open positions of an ensemble so that its write sets are well spread.
+"""The search behind placement: fill the open positions of an ensemble so that its write sets are well spread.
 
-Bookies of one rack are alike, and so are racks and zones that nobody was taken from yet and that are equally large;
-so few different ensembles remain, and looking through them in a random order is quick. It is exact (it finds an
-ensemble that falls short by nothing, or else by the least) unless it takes more than ``STEPS_MAX`` steps; then the
-best one seen counts. Seven bookies in any topology never take so many.
+Bookies of one rack are equivalent, and so are equally large racks and zones from which none was taken yet; few
+different ensembles remain, and a search through them in random order is quick. It is exact (it finds an ensemble that
+falls short by nothing, or else by the least) unless it takes more than ``STEPS_MAX`` steps; then the best one seen
+counts. Seven bookies in any topology never take so many.
 
 The measure is the shortfall of ``model.spread``: a bookie that adds no new domain to a write set is a duplicate there,
 and a write set can afford ``Qw - needed`` of them at each level.
@@ -75,7 +75,7 @@ class Search:
         """Prepare a search.
 
         Args:
-            places: where the bookie of each position stands; None for an open position.
+            places: the location of the bookie in each position; None for an open position.
             write_quorum: ``Qw``.
             needs: least number of domains per level, each at most ``write_quorum``.
             order: the candidates, the most wanted first, at least as many as there are open positions.
@@ -99,7 +99,7 @@ class Search:
         self._steps = 0
 
     def run(self, *, is_strict: bool) -> Filled | None:
-        """Fill the open positions; None where that falls short of something and ``is_strict``."""
+        """Fill the open positions; None if the result falls short and ``is_strict``."""
         if self._unavoidable and is_strict:
             return None
         found = None if fault_point("placement.farthest_first") else self._best(self._unavoidable, is_eager=True)
@@ -127,7 +127,7 @@ class Search:
         steps_max = EAGER_STEPS_MAX if is_eager else STEPS_MAX
         rounds = [self._choices(0, cost_max, is_eager=is_eager)]
         while rounds:
-            if len(chosen) == len(rounds):  # back at this position: what was tried there is over
+            if len(chosen) == len(rounds):  # back at this position: its attempts have ended
                 bookie, place, added = chosen.pop()
                 self._undo(self._open[len(chosen)], bookie, place)
                 cost -= added
@@ -231,7 +231,7 @@ class _Kinds:
         self._shapes = {key: shape(key) for key in below}
 
     def path(self, place: Location) -> tuple[_Key, _Key, _Key]:
-        """Region, zone and rack of a location; levels of which nothing is needed are not told apart."""
+        """Region, zone and rack of a location; levels without a requirement are merged."""
         known = self._paths.get(place)
         if known is None:
             region = domain(place, Level.REGION) if Level.REGION in self._levels else ""

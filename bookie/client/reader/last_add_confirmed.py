@@ -1,8 +1,8 @@
 """Last add confirmed of an open ledger, from the bookies of its last ensemble; nothing here fences.
 
-Whatever a bookie tells is verified by the ledger's digest. A writer names an entry confirmed only after it was
-acknowledged, and recoveries pass stored bytes on verbatim, so the greatest value that verifies is always safe to read
-up to; it may lag behind. It is never where a fragment ends (S19).
+Every value from a bookie is verified with the ledger's digest. A writer declares an entry confirmed only after its
+acknowledgement, and recoveries copy stored bytes verbatim, so the greatest verified value is always safe to read up to;
+it may be stale. It is never the end of a fragment (S19).
 
 Source: docs/formats.md#coverage, #opening.
 """
@@ -34,7 +34,7 @@ class Confirmed:
     is_covered: bool
     """Whether no acknowledgement of an entry whose successor was stored can have been missed."""
     is_answered: bool
-    """Whether anybody knew anything."""
+    """True if any member had an answer."""
     evidence: dict[BookieId, Status]
     piggybacked: Entry | None = None
     """The entry after the one that a long poll went beyond."""
@@ -57,9 +57,9 @@ class ConfirmedReads:
         return await self._gather(ledger, ask, lambda tally: tally.is_covered, None)
 
     async def wait(self, ledger: Versioned, beyond: EntryId, wait_s: float) -> Confirmed:
-        """Ask every member to answer once it knows of more than ``beyond``; the first that does ends it.
+        """Ask every member to answer as soon as its value exceeds ``beyond``; the first such answer completes the call.
 
-        Takes ``wait_s`` at least where nobody knows more, also when every bookie refuses at once.
+        Takes at least ``wait_s`` if no member has more, even if every bookie refuses at once.
         """
         clock, ledger_id = self._ports.clock, ledger.ledger_id
         until_s = clock.monotonic_s() + wait_s
@@ -144,7 +144,7 @@ class _Tally:
 
 
 def told(reply: LacReply, digest: Digest, ledger_id: LedgerId) -> tuple[Status, EntryId]:
-    """What one bookie's answer proves: its status (CORRUPT where a part does not verify) and the greatest LAC in it."""
+    """The evidence in one bookie's answer: its status (CORRUPT if a part does not verify) and the greatest LAC."""
     status, best = reply.status, EntryId(-1)
     if reply.explicit:
         try:

@@ -100,7 +100,7 @@ class LedgerReader:
         Raises:
             NoSuchEntryError: it lies beyond ``last_entry_id``.
             EntryUnavailableError: no replica could be read now.
-            EntryLostError: every replica says that it never stored it.
+            EntryLostError: every replica answered "never stored".
             NoSuchLedgerError: no replica could be read, and the ledger was deleted.
             UnreadableMetadataError: no replica could be read, and the metadata has become unreadable.
             StoreUnavailableError: no replica could be read, and the metadata neither.
@@ -129,11 +129,11 @@ class LedgerReader:
     async def tail(self, first: EntryId, *, poll_s: float | None = None) -> AsyncIterator[Entry]:
         """Every entry from ``first`` on, in order, as it becomes readable; ends at the end of the closed ledger.
 
-        An entry becomes readable once a later one, or an explicit last add confirmed, tells that it was acknowledged.
-        While nothing new is confirmed, bookies and a store that do not answer only delay what follows.
+        An entry becomes readable after a later one, or an explicit last add confirmed, shows its acknowledgement. While
+        nothing new is confirmed, bookies and a store that do not answer only delay what follows.
 
         Args:
-            first: where to begin; it may lie in the future.
+            first: the start; it may lie in the future.
             poll_s: longest wait before the metadata is looked at again, in seconds; None for ``tail_poll_s``.
 
         Raises:
@@ -181,7 +181,7 @@ class LedgerReader:
         return self._last
 
     def _chunk_entries(self) -> int:
-        """Entries to ask for at once: fewer where they are large on average, so that a chunk fits in memory."""
+        """Entries per request: fewer if they are large on average, so that a chunk fits in memory."""
         if fault_point("reader.tiny_chunk"):
             return 1
         entries_max = self._ports.settings.read_chunk_entries
@@ -215,16 +215,16 @@ class LedgerReader:
         return EntryUnavailableError(self.ledger_id, entry_id, evidence, self._replicas.reasons)
 
     async def _reread(self, *, is_newest: bool = True) -> None:
-        """Read the metadata again; with ``is_newest`` not from a server that lags behind."""
+        """Read the metadata again; with ``is_newest`` never from a stale server."""
         ledger: Versioned | None = None
         if not is_newest:
-            with contextlib.suppress(NoSuchLedgerError):  # a server that lags behind may not know it yet
+            with contextlib.suppress(NoSuchLedgerError):  # a stale server may not have it yet
                 ledger = await self._ports.ledgers.read(self.ledger_id)
         if ledger is None:
             ledger = await self._ports.ledgers.current(self.ledger_id)
         if ledger is None:
             raise NoSuchLedgerError(f"ledger {self.ledger_id} does not exist")
-        if ledger.version > self._ledger.version:  # the server asked may lag behind what was seen already
+        if ledger.version > self._ledger.version:  # the server may be older than the last answer
             self._ledger = ledger
 
     async def _has_changed_since(self, seen: Versioned) -> bool:

@@ -1,4 +1,4 @@
-"""Finding entries on their replicas: any valid copy will do, and whatever fails is followed by the next replica.
+"""Find entries on their replicas: any valid copy is enough, and after each failure the next replica is asked.
 
 An answer counts for the entry that it was asked for, after its digest and ids were verified
 (docs/formats.md#verification, #plain-reads; S18).
@@ -32,7 +32,7 @@ _SILENT = (Status.TIMEOUT, Status.UNREACHABLE, Status.UNRESOLVED)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A prefix of what was asked for; if it is empty, ``evidence`` tells why the first entry could not be read."""
+    """A prefix of the requested entries; if it is empty, ``evidence`` explains why the first one could not be read."""
 
     entries: list[Entry]
     evidence: Evidence
@@ -47,10 +47,10 @@ class ReplicaReads:
         self._digest = digest
         self._slow_until_s: dict[BookieId, float] = {}
         self.reasons: dict[BookieId, str] = {}
-        """What each bookie's latest request told of the first entry that failed, or if it failed as a whole."""
+        """The latest answer of each bookie for the first failed entry, or for the whole request."""
 
     async def read(self, metadata: LedgerMetadata, entry_ids: Sequence[EntryId]) -> Found:
-        """Read a prefix of ``entry_ids`` (ascending): fewer where they are large, or where one cannot be read now.
+        """Read a prefix of ``entry_ids`` (ascending): shorter if they are large, or if one cannot be read now.
 
         Each replica is asked at most once, so this ends within ``Qw`` read deadlines.
         """
@@ -67,11 +67,11 @@ class ReplicaReads:
         return sorted(found, key=lambda one: (self._slow_until_s.get(one, 0.0) > now_s, near(one) if near else 0))
 
     def is_slow(self, bookie: BookieId) -> None:
-        """Remember that ``bookie`` kept somebody waiting."""
+        """Record a slow answer of ``bookie``."""
         self._slow_until_s[bookie] = self.ports.clock.monotonic_s() + self.ports.settings.failed_bookie_quarantine_s
 
     async def ask(self, bookie: BookieId, entry_ids: Sequence[EntryId]) -> list[_Outcome]:
-        """What one bookie says of a prefix of ``entry_ids``; of all of them where it fails."""
+        """One bookie's answer for a prefix of ``entry_ids``; for all of them if it fails."""
         timeout_s = self.ports.settings.read_timeout_s
         reply = await self.ports.transport.read(bookie, self._ledger_id, entry_ids, timeout_s)
         self.reasons[bookie] = next(filter(None, (result.detail for result in reply.results)), reply.detail)

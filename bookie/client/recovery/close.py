@@ -109,7 +109,7 @@ async def seal(
 
     Raises:
         TailChangedError: the last fragment was changed, or ``checks`` do not hold.
-        See ``change_metadata`` for the others.
+        The other errors are those of ``change_metadata``.
     """
     wanted: list[LedgerMetadata] = []
 

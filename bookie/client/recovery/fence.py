@@ -28,12 +28,11 @@ async def try_key(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -
 
     Bookies compare keys when they add or fence (docs/formats.md#operations), and one that has nothing of the ledger
     takes any key for the right one from then on. So the first member of the last fragment that holds an entry is
-    fenced, and nobody else. With a wrong key that changes nothing. With the right one its writer is refused a moment
-    before the metadata says why, which loses nothing; recovery relies on no fence from before it took the ledger over,
-    and fences this bookie again.
+    fenced, and no other. With a wrong key that changes nothing. With the right one its writer is refused a moment
+    before the metadata changes, which loses nothing; recovery relies on no earlier fence, and fences this bookie again.
 
-    A wrong key is not found out where no member that answers holds an entry, nor by a bookie that forgot the key when
-    it was restarted, as Apache's do with some kinds of storage.
+    A wrong key is not detected if no answering member holds an entry, nor by a bookie that lost the key at a restart,
+    as Apache's do with some kinds of storage.
 
     Raises:
         WrongPasswordError: the bookie knows the ledger by another key; nothing was changed anywhere.
@@ -52,17 +51,17 @@ async def try_key(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """Where recovery begins to read: everything up to ``last_add_confirmed`` is part of the ledger."""
+    """The start of the recovery's reads: everything up to ``last_add_confirmed`` is part of the ledger."""
 
     last_add_confirmed: EntryId
     length: int | None
-    """The ledger's payload bytes up to that entry; None where no answer tells."""
+    """The ledger's payload bytes up to that entry; None if no answer contains them."""
 
 
 async def fence_last_ensemble(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> Fenced:
     """Fence the members of the last fragment until every write set is covered.
 
-    From then on nobody can acknowledge an entry to a writer without one of the answered bookies, and those refuse. The
+    From then on no entry can be acknowledged to a writer without one of the answered bookies, and those refuse. The
     last add confirmed is at least the entry before the fragment: its writer had that one acknowledged (#2615).
 
     Raises:
@@ -104,7 +103,7 @@ def _covers(known: dict[int, Entry | None], ledger: Versioned) -> bool:
 
 
 def _known(reply: FenceReply, digest: Digest, ledger_id: LedgerId) -> Entry | Status | None:
-    """The greatest entry of a bookie that is fenced for sure, None if it has none; a status where nothing is known."""
+    """The greatest entry of a certainly fenced bookie, None if it has none; a status if nothing is known."""
     if reply.status is Status.UNAUTHORIZED:
         raise WrongPasswordError(f"ledger {ledger_id}: a bookie knows it by another password")
     if fault_point("recovery.early_timeout"):
@@ -117,7 +116,7 @@ def _known(reply: FenceReply, digest: Digest, ledger_id: LedgerId) -> Entry | St
 
 
 def last_entry_of(result: EntryResult, digest: Digest, ledger_id: LedgerId) -> Entry | Status:
-    """Decode and verify a bookie's greatest entry; CORRUPT also where it names itself, or a later one, confirmed."""
+    """Decode and verify a bookie's greatest entry; CORRUPT also if it declares itself, or a later one, confirmed."""
     if result.status is not Status.OK:
         return result.status
     try:

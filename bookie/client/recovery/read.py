@@ -28,7 +28,7 @@ from bookie.wire.port import ReadReply, Status
 
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
-    """Consecutive entries that are there, and whether the one after them is proved not to be."""
+    """Consecutive existing entries, and whether the next one is proved absent."""
 
     found: list[FoundEntry]
     is_end: bool
@@ -47,10 +47,12 @@ class RecoveryReader:
         self._access = access
         self._fence_key = access.key if is_fencing else None
         self._suspects: set[int] = set()
-        """Positions that kept somebody waiting: asked after the others."""
+        """Positions with slow answers: asked after the others."""
 
     async def read(self, first: EntryId, count: int) -> ReadAhead:
-        """Read ``first`` and up to ``count - 1`` entries after it; fewer where they are large. At least one is decided.
+        """Read ``first`` and up to ``count - 1`` entries after it; fewer if they are large.
+
+        At least one is decided.
 
         Raises:
             RecoveryImpossibleNowError: the next entry is neither found nor absent by the answers there are.
@@ -59,7 +61,7 @@ class RecoveryReader:
         return await _Round(self, first, count).run()
 
     async def ask(self, position: int, entry_ids: Sequence[EntryId]) -> list[FoundEntry | Status]:
-        """What one member says of a prefix of ``entry_ids``; of all of them where it fails."""
+        """One member's answer for a prefix of ``entry_ids``; for all of them if it fails."""
         reply: ReadReply = await self._ports.transport.read(
             self._members[position],
             self._ledger_id,
@@ -74,7 +76,7 @@ class RecoveryReader:
             for entry_id, result in zip(entry_ids, reply.results, strict=False)
         ]
         if reply.status is not Status.OK or not outcomes:
-            # "Absent" proves something of an entry only; said of the whole request it is a failure like others.
+            # "Absent" proves something of an entry only; for a whole request it is a failure like others.
             is_failure = reply.status is not Status.OK and not reply.status.is_absent
             failure = reply.status if is_failure else Status.IO_ERROR
             outcomes.extend(failure for _ in entry_ids[len(outcomes) :])
@@ -131,7 +133,7 @@ class _Round:
         self._votes = {EntryId(entry_id): reader.votes(EntryId(entry_id)) for entry_id in range(first, first + count)}
         self._next = first
         self._end = first + count
-        """Exclusive; moves down where an answer is too large for all that was asked."""
+        """Exclusive; decreases if an answer is too large for the whole request."""
         self._found: list[FoundEntry] = []
         self._asking: dict[_Asking, tuple[int, list[EntryId]]] = {}
 

@@ -1,9 +1,8 @@
 """Recovery: fence a ledger against its writer, find its end, make its tail durable, and close it (DESIGN 6).
 
-Any number of recoveries may run at once, also while the writer lives: all of them, and everybody who reads the ledger
-later, see the one end that the first closing change stored. A recovery that stops, for whatever reason, leaves the
-ledger in recovery, and another one begins anew. Source of the rules: docs/formats.md#recovery,
-docs/failure-model.md#recovery-rules.
+Any number of recoveries may run concurrently, also while the writer lives: all of them, and all later readers, see the
+one end in the first closing change. A recovery that stops leaves the ledger in recovery, and another one starts again.
+Source of the rules: docs/formats.md#recovery, docs/failure-model.md#recovery-rules.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _AT_A_TIME: Final = 32
 """Listings under way: a ledger that outlived many bookies names many."""
 _READ_BYTES_MAX: Final = 8 << 20
 _READ_ENTRIES_MAX: Final = 4096
-"""A ledger up to this size is read where it is not listed, a second or so a bookie."""
+"""A ledger up to this size is read if it cannot be listed: about a second per bookie."""
 
 
 async def incomplete_members(ports: ClientPorts, ledger_id: LedgerId, sealed: LedgerMetadata) -> set[BookieId]:
     """Bookies that are not known to hold all that the closed metadata ``sealed`` places on them.
 
-    Silence counts as not known: a mark is a hint, and whoever acts on it asks again.
+    Silence counts as unknown: a mark is a hint, and its worker asks again.
     """
     slots = asyncio.Semaphore(_AT_A_TIME)
     asking = HeldEntries(ports.transport, ports.clock, ports.settings.read_timeout_s)
@@ -74,9 +73,9 @@ _MARKING: Final = Backoff(attempts=4)
 async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: bytes | None = None) -> Versioned:
     """Fence, recover and close a ledger; a closed one is left as it is. Idempotent, any number at once.
 
-    Nothing that was ever acknowledged is lost, and nothing is acknowledged to the old writer once this returns.
-    Entries that were under way may or may not be part of the ledger; that is decided here for good. Bookies that are
-    short of a copy are marked for repair.
+    Nothing that was ever acknowledged is lost, and nothing is acknowledged to the old writer once this returns. Entries
+    in flight may or may not be part of the ledger; this is decided here permanently. Bookies that are short of a copy
+    are marked for repair.
 
     Args:
         ports: see ``ClientPorts``.
@@ -87,7 +86,7 @@ async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: byte
         The closed ledger.
 
     Raises:
-        NoSuchLedgerError: there is none, or it was deleted meanwhile.
+        NoSuchLedgerError: it does not exist, or was deleted during the recovery.
         WrongPasswordError: the password is not the one in the metadata, or a bookie refuses its key. Nothing was
             touched, unless the metadata is what is wrong or ``try_key`` could not know: then the ledger stays in
             recovery, and a bookie that had nothing of it may keep the wrong key.
@@ -131,15 +130,15 @@ class _Recovery:
             length = await self._length_at(last)
         checks = await self._checks()
         short = await self._short(self._tail.closed(self._ledger.metadata, last, length))
-        await self._mark(short)  # before: once the ledger is closed nobody else knows of it
+        await self._mark(short)  # before: no other process knows of it after the close
         stored, is_ours = await seal(self._ports, self._ledger, self._tail.closed, last, length, checks)
         extra = {"ledger_id": stored.ledger_id, "last_entry_id": stored.metadata.last_entry_id, "is_ours": is_ours}
         _log.info("ledger recovered", extra=extra)
-        await self._mark(short)  # and after: by the unclosed ledger a worker may have called the task done meanwhile
+        await self._mark(short)  # and after: a worker may have completed the task because the ledger was open
         return stored
 
     async def _recover_entries(self, last: EntryId, length: int | None) -> tuple[EntryId, int | None]:
-        """Store again whatever follows ``last``; the last entry of the ledger, and its length where it is known."""
+        """Store every entry after ``last`` again; return the last entry of the ledger, and its length if known."""
         fragment = self._ledger.metadata.last_fragment
         reader = RecoveryReader(self._ports, self._ledger, fragment, self._access, is_fencing=True)
         is_end = False
@@ -153,7 +152,7 @@ class _Recovery:
         return last, length
 
     async def _length_at(self, entry_id: EntryId) -> int:
-        """Payload bytes up to a confirmed entry, as its own header tells, from whatever fragment holds it."""
+        """Payload bytes up to a confirmed entry, from its own header, in whichever fragment holds it."""
         for is_last_try in (False, True):
             metadata = self._ledger.metadata
             fragment = metadata.fragments[metadata.fragment_index(entry_id)]
@@ -174,8 +173,8 @@ class _Recovery:
     async def _checks(self) -> list[Check]:
         """Holds as long as no spare gets other disks than those that are asked next what they hold.
 
-        New disks look in the metadata for what theirs before may have held, once. A spare that gets them before it is
-        named would lack its copies, and nobody would know.
+        New disks look in the metadata for what theirs before may have held, once. A spare that gets them before the
+        metadata names it would lack its copies unnoticed.
         """
         spares = sorted(self._tail.spares)
         if not spares:
@@ -185,7 +184,7 @@ class _Recovery:
     async def _short(self, sealed: LedgerMetadata | None) -> list[BookieId]:
         """Members that are not known to hold all that the end places on them.
 
-        The writer may have died with entries confirmed that some member never got, and nobody else knows of those.
+        The writer may have died with confirmed entries that some member never got, and no other process knows of those.
         """
         if sealed is None:
             return []
@@ -197,5 +196,5 @@ class _Recovery:
         ledger_id, tasks = self._ledger.ledger_id, self._ports.tasks
         try:
             await retry_transient(lambda: tasks.mark(ledger_id, short), _MARKING, self._ports.clock, self._ports.rng)
-        except PermanentError as error:  # a damaged task is somebody else's to mend, and no reason to leave it open
+        except PermanentError as error:  # a damaged task is no reason to leave the ledger open
             _log.warning("task cannot be marked", extra={"ledger_id": ledger_id, "error": str(error)})

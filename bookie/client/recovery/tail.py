@@ -1,8 +1,8 @@
-"""The fragments that a recovery ends a ledger with: kept in memory, stored by the closing change alone (pure).
+"""The final fragments of a recovery: kept in memory, stored by the closing change only (pure).
 
 Why late (docs/failure-model.md#recovery-rules): another recovery, or this one run again, reads from the last ensemble
-that the metadata names. Were a replacement named before the ledger is closed, its bookies would truthfully answer
-"never stored" for entries that are there, and the tail would be cut.
+that the metadata names. If a replacement were named before the ledger is closed, its bookies would truthfully answer
+"never stored" for existing entries, and the tail would be cut.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LedgerTail:
         return frozenset(member for fragment in self._fragments for member in fragment.members if member not in named)
 
     def replace_member(self, first: EntryId, position: int, bookie: BookieId) -> None:
-        """Let ``bookie`` have ``position`` from entry ``first`` on; what was added below stays where it is."""
+        """Assign ``position`` to ``bookie`` from entry ``first`` on; entries below stay in place."""
         last = self._fragments[-1]
         assert first >= last.first_entry_id, f"a change at {first}, below the fragment that begins at {last}"
         members = (*last.members[:position], bookie, *last.members[position + 1 :])
@@ -49,7 +49,7 @@ class LedgerTail:
     def closed(self, metadata: LedgerMetadata, last_entry_id: EntryId, length: int) -> LedgerMetadata | None:
         """``metadata`` with this tail, sealed; None if its last fragment is not the one that the recovery began with.
 
-        Older fragments are taken as they are in ``metadata``: repair may have changed them meanwhile.
+        Older fragments are taken from ``metadata``: a repair may have changed them.
         """
         if metadata.last_fragment != self.began.metadata.last_fragment:
             return None

@@ -1,8 +1,9 @@
 """One entry's answers during recovery, and what they prove: pure bookkeeping, no I/O.
 
-Source of the rule: docs/failure-model.md#recovery-rules, docs/formats.md#recovery step 4. One valid copy proves that
-the entry is there. Only enough explicit "never stored" prove that it cannot have been acknowledged; silence,
-corruption, limbo and refusal prove nothing (S6).
+Source of the rule: docs/failure-model.md#recovery-rules, docs/formats.md#recovery step 4. One valid copy proves the
+entry. Only enough explicit "never stored" answers prove that it cannot have been acknowledged; silence, corruption,
+limbo and refusal prove nothing (S6). Only enough explicit "never stored" prove that it cannot have been acknowledged;
+silence, corruption, limbo and refusal prove nothing (S6).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class FoundEntry:
 
 
 class Votes:
-    """Answers of one entry's write set, each counted once and only where it was asked for (S18)."""
+    """Answers of one entry's write set, each counted once and only for its own request (S18)."""
 
     __slots__ = ("_answers", "_asked", "_negatives", "_negatives_needed", "_write_set", "found")
 
@@ -76,7 +77,7 @@ class Votes:
         return position
 
     def answer(self, position: int, outcome: FoundEntry | Status) -> None:
-        """Count one answer. An answer that nobody waits for, and any after the decision, changes nothing."""
+        """Count one answer. An unexpected answer, and any after the decision, changes nothing."""
         if position not in self._asked or position in self._answers:
             return
         if self.verdict in (Verdict.FOUND, Verdict.ABSENT):

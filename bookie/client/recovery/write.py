@@ -29,7 +29,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class _Part:
-    """What one position stores of a block; ``stored`` tells how many of its first packets its bookie has durably."""
+    """The share of one position in a block; ``stored`` counts the first packets that its bookie has durably."""
 
     __slots__ = ("packets", "position", "stored")
 
@@ -58,7 +58,7 @@ class RecoveryWriter:
         """Bookies that refused: not asked or chosen again by this recovery."""
 
     async def store(self, block: Sequence[FoundEntry]) -> None:
-        """Make a block of consecutive entries durable, on all their members where those can be had.
+        """Make a block of consecutive entries durable on all reachable members.
 
         Raises:
             RecoveryImpossibleNowError: an entry reached fewer than ``Qa`` of its members, and there is no spare.

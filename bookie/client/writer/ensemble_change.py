@@ -1,8 +1,8 @@
 """Ensemble change: replace the bookies a writer gave up, from last add confirmed + 1 on.
 
 Nothing is acknowledged from the moment the metadata may change until it has (``state.is_changing``). Further failures
-during the change are handled in another round. The new fragment replaces the last one where that holds no confirmed
-entry. Which disks a replacement has is looked up before the metadata names it.
+during the change are handled in another round. The new fragment replaces the last one if that holds no confirmed entry.
+Which disks a replacement has is looked up before the metadata names it.
 
 Source: docs/formats.md#ensemble-change.
 """
@@ -43,7 +43,7 @@ def with_new_ensemble(
         sent: what this change asked to be written so far: a last fragment that is one of them is this writer's own.
 
     Raises:
-        LedgerFencedError: the ledger is not open any more, or its last fragment is somebody else's.
+        LedgerFencedError: the ledger is not open any more, or another client changed its last fragment.
     """
     is_open = metadata.state is LedgerState.OPEN
     if is_open and metadata.last_fragment in sent:
@@ -77,11 +77,11 @@ class EnsembleChange:
 
         Args:
             ports: see ``ClientPorts``.
-            state: the writer's; its lanes tell which positions failed.
+            state: the writer's state; its lanes contain the failed positions.
             ledger: metadata as the writer knows it.
             failed_at_s: when each bookie failed this writer last, by the clock's ``monotonic_s``.
             changes_left: see the attribute.
-            reasons: what each bookie told when it failed this writer last, for the error's text.
+            reasons: the last failure of each bookie with this writer, for the error's text.
         """
         self.ledger = ledger
         self.changes_left = changes_left

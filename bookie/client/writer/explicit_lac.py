@@ -1,4 +1,4 @@
-"""Explicit LAC: tell bookies the last add confirmed when no entry carries it (docs/formats.md#explicit-lac).
+"""Explicit LAC: send the last add confirmed to bookies if no entry carries it.
 
 A hint for readers that follow an open ledger; nothing is ever decided by it, so that failures are only logged.
 """
@@ -36,7 +36,7 @@ class ExplicitLac:
         self._task = guarded("explicit LAC", self._run())
 
     async def stop(self) -> None:
-        """Tell nobody anything any more. Idempotent."""
+        """Stop sending. Idempotent."""
         await cancel(self._task)
 
     async def _run(self) -> None:

@@ -2,10 +2,11 @@
 
 - A change is due when an entry waits for a position that was given up; if delayed changes were asked for, when one can
   never reach ``Qa`` without, or when a bookie is read-only. Nothing is acknowledged until it is through.
-- Where no bookie is left to take over and each write set still has ``Qa`` members, the writer goes on with those. It
-  looks again after a pause that grows: for a spare bookie, and for given-up members that are back on the same disks.
+- If no replacement is left and each write set still has ``Qa`` members, the writer continues with those. It looks again
+  after a growing pause: for a spare bookie, and for former members that are back on the same disks. It looks again
+  after a pause that grows: for a spare bookie, and for given-up members that are back on the same disks.
 - Bookies that lack a confirmed entry are marked for repair while the ledger is still written, and again at close.
-- Everything else ends the writer.
+- Every other case closes the writer.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class Host(Protocol):
         ...
 
     def resume(self) -> None:
-        """Acknowledge and send whatever may be after a change."""
+        """Acknowledge and send everything possible after a change."""
         ...
 
 
 class Failover:
-    """See the module docstring.
+    """Handles the failures of bookies under a writer.
 
     Attributes:
         ledger: metadata as last stored or read.
@@ -82,7 +83,10 @@ class Failover:
         return self._change is not None
 
     def give_up(self, lane: Lane[_Waiter], status: Status, reason: str = "") -> None:
-        """Do without the lane's bookie from now on; call ``see_to_it`` afterwards. ``reason`` is told if all ends."""
+        """Do without the lane's bookie from now on; call ``see_to_it`` afterwards.
+
+        ``reason`` appears in the error if the writer fails.
+        """
         extra = {"ledger_id": self.ledger.ledger_id, "bookie_id": lane.bookie, "status": status.name, "reason": reason}
         _log.info("bookie given up", extra=extra)
         now_s = self._ports.clock.monotonic_s()

@@ -1,8 +1,8 @@
 """Entries numbered by the application: taken in any order, written in the order of their ids.
 
-An entry waits here, unsent, until every id before it is there: so bookies never hold an entry beyond a gap, and the
-length in each entry's header counts exactly the entries up to it, which is what recovery seals a ledger with. How far
-ahead ids may be, and how many bytes may wait, is bounded like the pipeline.
+An entry waits here, unsent, until every lower id has arrived: so bookies never hold an entry beyond a gap, and the
+length in each entry's header counts exactly the entries up to it, which recovery uses to seal a ledger. How far ahead
+ids may be, and how many bytes may wait, is bounded like the pipeline.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from bookie.wire.port import BATCH_ENTRIES_MAX, AddBatch, AddReply, Status
 
 
 class QuorumTimeout:
-    """Tells when an entry has waited for longer than ``timeout_s``."""
+    """Detects entries that have waited for longer than ``timeout_s``."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -151,7 +151,7 @@ class Pipeline:
             self.on_failure()
 
     def in_doubt(self) -> AddOutcomeUnknownError:
-        """What to tell about an entry after the failure; a new error each time, as raising one makes it grow."""
+        """The error of an entry after the failure; a new one each time, because its traceback grows with each raise."""
         why = f"the writer of ledger {self.ledger.ledger_id} failed: {self.error}"
         doubt: AddOutcomeUnknownError
         if isinstance(self.error, LedgerFencedError):
@@ -175,7 +175,7 @@ class Pipeline:
             await cancel(task)
 
     def resume(self) -> None:
-        """Acknowledge and send whatever may be after a change of the ensemble."""
+        """Acknowledge and send everything possible after a change of the ensemble."""
         self._complete(self.state.confirm())
         self._pump()
         self._changed.set()
@@ -192,7 +192,7 @@ class Pipeline:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A task that ended early leaves entries that nobody would ever settle."""
+        """A task that ended early leaves entries without an outcome."""
         self._tasks.pop(task, None)
         if self._is_stopping and task.cancelled():
             return
@@ -273,7 +273,7 @@ class Pipeline:
 
 
 def leave_in_doubt(waiter: Waiter, doubt: AddOutcomeUnknownError) -> None:
-    """Tell whoever waits for an entry that its outcome is not known."""
+    """Report an unknown outcome to the callers that wait for an entry."""
     if not waiter.done():
         waiter.set_exception(doubt)
         waiter.exception()  # an application may drop the future; that is no unhandled error

@@ -78,7 +78,7 @@ class Lane(Generic[WaiterT]):
 
 
 class WriterState(Generic[WaiterT]):
-    """See the module docstring."""
+    """The state of a writer as pure data: entries, acknowledgements and lanes."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class WriterState(Generic[WaiterT]):
 
         Args:
             lane: the one that failed.
-            is_wiped: what it acknowledged is gone as well, so its acks of unconfirmed entries are void.
+            is_wiped: its acknowledged entries are lost as well, so its acks of unconfirmed entries are void.
             is_change_due: replace it soon even if this writer is patient.
         """
         if not self.is_current(lane):
@@ -183,7 +183,7 @@ class WriterState(Generic[WaiterT]):
         for pending in lane.outstanding():
             if pending.is_confirmed:
                 self._give_up(pending)
-        lane.queue = deque(maxlen=0)  # later admissions must not pile up where nobody sends
+        lane.queue = deque(maxlen=0)  # later admissions must not pile up if none is sent
         lane.in_flight.clear()
         if is_wiped:
             for pending in self._unconfirmed:
@@ -233,7 +233,7 @@ class WriterState(Generic[WaiterT]):
             raise InvalidMetadataError(f"an ensemble of {len(members)} cannot replace one of {self._ensemble_size}")
         for position, bookie in enumerate(members):
             if self.lanes[position].bookie != bookie:
-                # A kept member that failed meanwhile stays failed: the next round of the change sees to it.
+                # A kept member that failed during the change stays failed: the next round of the change handles it.
                 self._take_over(Lane(position, bookie, (incarnations or {}).get(bookie, "")))
 
     def revive(self, position: int) -> None:

@@ -103,7 +103,7 @@ class LedgerWriter:
 
     @property
     def short_members(self) -> frozenset[BookieId]:
-        """Bookies known to lack an acknowledged entry that the metadata says they hold; marked for repair."""
+        """Bookies known to lack an acknowledged entry assigned to them by the metadata; marked for repair."""
         return frozenset(self._state.short)
 
     async def append(self, payload: bytes) -> EntryId:
@@ -181,8 +181,8 @@ class LedgerWriter:
     async def close(self) -> LedgerMetadata:
         """Seal the ledger at the last acknowledged entry and return its final metadata. Idempotent.
 
-        Waits first, with a deadline, for copies still on their way; bookies that stay short are marked for repair.
-        A call that fails or is cancelled may be repeated, and goes on where it ended.
+        Waits first, with a deadline, for copies still on their way; bookies that stay short are marked for repair. A
+        call that fails or is cancelled may be repeated, and continues from there.
 
         Raises:
             CloseOutcomeUnknownError: another client recovers the ledger or closed it at another entry.
@@ -199,14 +199,14 @@ class LedgerWriter:
             if isinstance(pipeline.error, LedgerFencedError):  # what is known here is older than that
                 pipeline.ledger = await newest(self._ports.ledgers, pipeline.ledger)
             short = sorted(self._state.short)
-            await self._mark(short)  # before: once the ledger is closed nobody else knows of it
+            await self._mark(short)  # before: no other process knows of it after the close
             pipeline.ledger = await update_metadata(self._ports.ledgers, pipeline.ledger, self._sealed)
-            await self._mark(short)  # and after: by the open ledger a worker may have called the task done meanwhile
+            await self._mark(short)  # and after: a worker may have completed the task because the ledger was open
             self._state.short.difference_update(short)
             return pipeline.ledger.metadata
 
     async def abandon(self) -> None:
-        """Stop writing without closing: the ledger stays open until somebody recovers it."""
+        """Stop writing without closing: the ledger stays open until a recovery."""
         self._is_closed = self._is_abandoned = True
         self._pipeline.fail(AddOutcomeUnknownError("it was abandoned"))
         await self._stop()
@@ -226,7 +226,7 @@ class LedgerWriter:
             _log.warning("ledger left open", extra={"ledger_id": self.ledger_id, "reason": str(close_error)})
 
     async def _wait_turn(self) -> None:
-        """Wait for room, behind those who wait already."""
+        """Wait for room, after the earlier waiters."""
         self._waiting += 1
         try:
             async with self._turn:
@@ -273,7 +273,7 @@ class LedgerWriter:
             return
         try:
             await self._ports.tasks.mark(self.ledger_id, short)
-        except PermanentError as error:  # a damaged task is somebody else's to mend, and no reason to leave it open
+        except PermanentError as error:  # a damaged task is no reason to leave the ledger open
             _log.warning("task cannot be marked", extra={"ledger_id": self.ledger_id, "error": str(error)})
 
     def _sealed(self, metadata: LedgerMetadata) -> LedgerMetadata | None:

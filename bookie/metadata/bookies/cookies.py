@@ -37,7 +37,7 @@ class CookieExistsError(ConflictError):
 
 
 class CookieConflictError(ConflictError):
-    """The cookie has another version than the expected one, or is gone."""
+    """The cookie was deleted or has another version than the expected one."""
 
 
 class ForeignClusterError(PermanentError):
@@ -53,7 +53,7 @@ class Cookie:
     ledger_dirs: tuple[str, ...]
     instance_id: str | None = None
     index_dirs: tuple[str, ...] | None = None
-    """None where no index directories are configured: then they are the ledger directories."""
+    """None if no index directories are configured: then they are the ledger directories."""
     layout: int = field(default=COOKIE_LAYOUT, compare=False)
 
 
@@ -66,7 +66,7 @@ class StoredCookie:
 
 
 def encode_cookie(cookie: Cookie) -> bytes:
-    """Bytes of a cookie, in the current layout whatever it was read from."""
+    """Bytes of a cookie, always in the current layout."""
     lines = [
         str(COOKIE_LAYOUT),
         f"bookieHost: {quoted(cookie.bookie_id)}",
@@ -128,7 +128,7 @@ class CookieStore:
         self._root = cluster.root
 
     async def read(self, bookie: BookieId) -> StoredCookie | None:
-        """Return a bookie's cookie, None where it never joined.
+        """Return a bookie's cookie, None if it never joined.
 
         Raises:
             InvalidCookieError: it is damaged.
@@ -190,13 +190,13 @@ class CookieStore:
 async def refuse_foreign(store: MetadataStore, cluster: Cluster) -> frozenset[BookieId]:
     """Refuse a cluster that has bookies of Apache's (docs/failure-model.md#state-under-bkheal).
 
-    Call it before one of ours joins that does not speak Apache's protocol.
+    Call it before a bookie joins that does not speak Apache's protocol.
 
     Foreign is a cookie of a bookie without a history of incarnations, and a registration that offers Apache's protocol
     without ours (an empty one does).
 
     Returns:
-        Bookies of ours, registered there, that speak Apache's protocol as well: its clients use this cluster.
+        Registered bkheal bookies with an Apache port: Apache's clients use this cluster.
 
     Raises:
         ForeignClusterError: there is such a bookie; names some.

@@ -1,11 +1,11 @@
 """Which bookies are being drained: ``/bkheal/drains/<ledgers root>/<bookieId>``, with who asked for it and when.
 
-A node is an intent of an operator and stays until it is withdrawn. While it is there the bookie takes no new entries,
-nobody chooses it for copies, and what it holds is copied elsewhere, from itself as well. A note that cannot be read
-counts as well: its name says everything that safety depends on.
+A node is an intent of an operator and stays until it is withdrawn. While it exists the bookie accepts no new entries,
+is not chosen as a target, and its entries are copied elsewhere, from itself as well. An unreadable node counts as well:
+its name is enough for safety.
 
-The parent's data version grows with every start and end. A verdict that a ledger needs no work for a drain is made
-together with a check of that version, so that a drain which begins meanwhile is not overlooked.
+The parent's data version grows with every start and end. A verdict that a ledger needs no work for a drain is committed
+together with a check of that version, so that a drain which begins at the same time is not overlooked.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Drain:
 
     bookie: BookieId
     by: str = ""
-    """Who asked for it, for people; empty where the note cannot be read."""
+    """The operator who requested it, for people; empty if the node is unreadable."""
     since_ms: int = 0
-    """When, epoch milliseconds; 0 where the note cannot be read."""
+    """Start, epoch milliseconds; 0 if the node is unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Draining:
 
     bookies: frozenset[BookieId] = frozenset()
     check: Check | None = None
-    """Holds as long as no drain begins or ends; None where none ever began."""
+    """Valid until a drain begins or ends; None if there never was one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class SeenDrains:
 
     bookies: frozenset[BookieId]
     listing: Children | None
-    """None where the parent does not exist."""
+    """None if the parent does not exist."""
 
 
 class Drains:

@@ -1,7 +1,7 @@
 """Since when each lost bookie is down, and whether an audit has dealt with it: ``/bkheal/first-seen-down/<root>/<id>``.
 
 Kept in the store, so that the delay of a lost bookie runs on across a change of leader, and across one-shot audits that
-know nothing of each other. Losing a node only begins a delay anew: late, and never too early.
+know nothing of each other. Losing a node only restarts a delay: the mark is late, and never too early.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Down:
     audited_ms: int = 0
     """When an audit that counted it as lost came to a complete end; 0: none did."""
     is_delay_waived: bool = False
-    """Somebody asked for an audit at once: the delay for lost bookies does not hold for this loss."""
+    """An immediate audit was requested: the delay for lost bookies does not apply to this loss."""
 
     def due_ms(self, delay_s: int) -> int:
         """When ledgers of the bookie may be marked, with a delay for lost bookies of ``delay_s`` seconds."""
@@ -57,7 +57,7 @@ class FirstSeenDown:
         self._parent = own_path("first-seen-down", ledgers_root)
 
     async def read(self) -> Mapping[BookieId, Down]:
-        """Return every bookie that is noted. A damaged note is logged and left out, so that it is noted anew.
+        """Return every bookie that is noted. A damaged record is logged and omitted, and then written again.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -94,7 +94,7 @@ class FirstSeenDown:
         return result
 
     async def reopen(self, bookie: BookieId, since_ms: int) -> None:
-        """Take ``note_audited`` back: the bookie may have been there since, with nobody watching.
+        """Revert ``note_audited``: the bookie may have returned while no leader was watching.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
@@ -102,7 +102,9 @@ class FirstSeenDown:
         await self.note_audited(bookie, since_ms, 0)
 
     async def watched_to(self) -> str:
-        """The last version of the registrations that a leader looked at; empty where there is none. See ``reopen``.
+        """The last version of the registrations that a leader evaluated; empty if there is none.
+
+        See ``reopen``.
 
         Raises:
             StoreUnavailableError: no answer.

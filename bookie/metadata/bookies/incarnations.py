@@ -2,8 +2,9 @@
 
 The path names the cluster, because two clusters of one ZooKeeper may use the same bookie id for different disks.
 
-A bookie that comes back on empty disks is another witness under the same name; only this history tells. It is for
-good: entries are appended by compare-and-set and never removed, and a damaged history is an error, never a fresh start.
+A bookie that returns with empty disks is a different witness under the same name; only this history shows it. It is
+permanent: entries are appended by compare-and-set and never removed, and a damaged history is an error, never a fresh
+start.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Latest:
     """The disks that were recorded last under a bookie id."""
 
     uuid: str
-    """Empty where the history is damaged: no disks are those."""
+    """Empty if the history is damaged: it matches no disks."""
     check: Check
     """Holds as long as no others are recorded.
 

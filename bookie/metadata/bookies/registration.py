@@ -1,4 +1,4 @@
-"""Which bookies are registered, as what, and where they answer (docs/formats.md#registration).
+"""Which bookies are registered, in which state, and at which addresses (docs/formats.md#registration).
 
 A registration is an ephemeral node, so it ends with its session (S14). Read-only bookies are registered too: they are
 sources, not targets, and not "missing" (S8).
@@ -95,7 +95,7 @@ class _Listing:
     """Whether the read-only bookies were the same before and after the writable ones were listed."""
     writable: Children
     read_only: Children | None
-    """None where the parent of read-only registrations does not exist."""
+    """None if the parent of read-only registrations does not exist."""
 
 
 class Registrations:
@@ -109,8 +109,8 @@ class Registrations:
     async def list(self) -> Bookies:
         """Return the registered bookies, no older than this call.
 
-        A bookie that changes between writable and read-only meanwhile is in the result: it is registered in both ways
-        for a moment. One that is in both sets counts as read-only.
+        A bookie that changes between writable and read-only during the call is in the result: it is registered in both
+        ways for a moment. One that is in both sets counts as read-only.
 
         Raises:
             NotAClusterError: the parent of all registrations does not exist, which is not the same as no bookies.
@@ -163,9 +163,9 @@ class Registrations:
         return found
 
     async def service_info(self, bookie: BookieId) -> ServiceInfo | None:
-        """Return what a registered bookie says about itself, None if it is not registered.
+        """Return the content of a bookie's registration, None if it is not registered.
 
-        A registration that cannot be read has no endpoints: the bookie is there, and nobody can reach it.
+        An unreadable registration has no endpoints: the bookie exists and is unreachable.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -183,7 +183,7 @@ class Registrations:
             return ServiceInfo(())
 
     async def latest_disks(self, bookies: Sequence[BookieId]) -> dict[BookieId, Latest]:
-        """Which disks each of the bookies has now, whatever is still registered; see ``Incarnations.latest``.
+        """The current disks of each bookie, whether or not it is registered; see ``Incarnations.latest``.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -195,20 +195,21 @@ class Registrations:
     ) -> None:
         """Register in this store's session, or change this session's registration between read-only and writable.
 
-        The new node is there before the other one goes, so that the bookie never looks lost. A node of another session
-        (a predecessor that was killed) is waited for until it goes.
+        The new node is created before the other one is deleted, so that the bookie never looks lost. A node of another
+        session (a killed predecessor) must disappear first; the call waits for this. A node of another session (a
+        predecessor that was killed) is waited for until it goes.
 
         Args:
             bookie: id to register.
-            info: what to say about it.
+            info: the content of the registration.
             is_read_only: whether to register as read-only.
             takeover_deadline_s: how long to wait for a predecessor's node; longer than its session timeout.
 
         Raises:
             BookieIdInUseError: another session's node was still there after the deadline.
             NoNodeError: the cluster's root does not exist.
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer, or the session was lost meanwhile; the bookie
-                may be registered, and registering again is safe.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer, or the session was lost during the call; the
+                bookie may be registered, and registering again is safe.
         """
         path = bookie_path(self._root, bookie, is_read_only=is_read_only)
         other = bookie_path(self._root, bookie, is_read_only=not is_read_only)

@@ -1,4 +1,4 @@
-"""What a bookie says about itself in its registration: BookieServiceInfoFormat (docs/formats.md#registration)."""
+"""The content of a bookie's registration: BookieServiceInfoFormat (docs/formats.md#registration)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ServiceInfo:
 
     @property
     def incarnation(self) -> str:
-        """UUID of the storage incarnation; empty for a bookie that does not say."""
+        """UUID of the storage incarnation; empty if the registration has none."""
         return dict(self.properties).get(PROPERTY_INCARNATION, "")
 
     def endpoint(self, protocol: str) -> Endpoint | None:

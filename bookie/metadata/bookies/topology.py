@@ -1,4 +1,4 @@
-"""Where bookies stand, as people wrote it down: in a file, in a node of our own, or in Pulsar's ``bookies`` node.
+"""The locations of bookies as people declare them: in a file, in a node of bkheal, or in Pulsar's ``bookies`` node.
 
 One JSON format for all of them. Pulsar writes (``pulsar-admin bookies set-bookie-rack``) groups of bookies:
 ``{"default": {"bk1:3181": {"rack": "/region1/rack1", "hostname": "bk1"}}}``. Shorter, a location may stand for the
@@ -41,7 +41,7 @@ _SHOWN_MAX: Final = 200
 
 
 class InvalidTopologyError(PermanentError):
-    """What should say where bookies stand does not; the message names the place in it."""
+    """The source of the locations is invalid; the message names the place in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class StoredTopology:
 
     topology: Topology
     path: str | None
-    """The node that it is from; None where there is none, and so nothing is known of any bookie."""
+    """The node that contains it; None if no node exists, and no location is known."""
     stats: tuple[Stat | None, ...]
     """Of the nodes that were looked at, whichever counted."""
 
@@ -76,7 +76,7 @@ class TopologyStore:
         return StoredTopology(Topology() if path is None else _decode(path, data), path, stats)
 
     async def wait_changed(self, seen: StoredTopology) -> StoredTopology:
-        """Return what is there once a node differs from ``seen``, which may mean the same topology.
+        """Return the topology after a node differs from ``seen``; it may be equal.
 
         Nonsense changes nothing: the topology stays the one seen, and a warning is logged.
 
@@ -126,7 +126,7 @@ class TopologyStore:
         nodes = await self._store.get_many(paths)
         stats = tuple(None if node is None else node.stat for node in nodes)
         for path, node in zip(paths, nodes, strict=True):
-            if node is not None and node.data:  # an empty node is one that nobody has filled yet
+            if node is not None and node.data:  # an empty node has not been filled yet
                 return stats, path, node.data
         return stats, None, b""
 

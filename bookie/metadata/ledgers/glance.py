@@ -1,6 +1,6 @@
 """The few fields of ledger metadata that a scan over all ledgers needs of most of them, at a fraction of the cost.
 
-Only for format 3, where names of bookies are stored as they are: a name that is not among the bytes is not named.
+Only for format 3, which stores bookie names verbatim: a name that does not occur in the bytes is not a member.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Glance:
 
 
 def glance(data: bytes) -> Glance | None:
-    """A glance at ledger metadata; None where only ``decode`` can tell, which is also right to call for the others."""
+    """A glance at ledger metadata; None if only ``decode`` can decide, which also accepts the others."""
     if not data.startswith(_HEADER):
         return None
     size, start = 0, len(_HEADER)

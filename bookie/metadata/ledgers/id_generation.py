@@ -1,7 +1,7 @@
 """New ledger ids, from counters that all clients of the cluster share (docs/formats.md#ledger-ids).
 
 An id comes from the number of an ephemeral sequential node, deleted right away: below 2147483647 from one counter;
-then, for good, as high and low 32 bits from a counter per ``HOB-`` node. A number is never given twice, because
+then, permanently, as high and low 32 bits from a counter per ``HOB-`` node. A number is never given twice, because
 ZooKeeper counts creates. A lost answer costs a number, nothing else, and its node ends with the session.
 """
 
@@ -52,7 +52,7 @@ class IdGenerator:
 
         Raises:
             IdsExhaustedError: there is none left.
-            NoNodeError: the cluster's root is gone.
+            NoNodeError: the cluster's root was deleted.
             StoreUnavailableError, WriteOutcomeUnknownError: see ``MetadataStore.create``; at worst a number is lost.
         """
         if await self._store.stat(self._long) is None:
@@ -65,7 +65,7 @@ class IdGenerator:
     async def _next_long(self) -> LedgerId:
         for _ in range(WRITE_ATTEMPTS_MAX):
             high = max(self._highs(await self._store.children(self._long)), default=_FIRST_HIGH)
-            for candidate in (high, high + 1):  # the second one where the first one's low bits are used up
+            for candidate in (high, high + 1):  # the second one if the low bits of the first are used up
                 if candidate > SHORT_ID_END:
                     raise IdsExhaustedError(f"the cluster at {self._root} has given out every ledger id")
                 low = await self._number(f"{self._high_path(candidate)}/{_PREFIX}")
@@ -75,7 +75,7 @@ class IdGenerator:
         raise IdsExhaustedError(f"no ledger id under {self._long}: its counters end faster than they can be replaced")
 
     async def _number(self, prefix: str) -> int | None:
-        """Next number of one counter, or None where it has reached its end."""
+        """Next number of one counter, or None at its end."""
         error: Exception | None = None
         for _ in range(WRITE_ATTEMPTS_MAX):
             try:

@@ -1,7 +1,7 @@
 """Ledger metadata on the store: create, read, change by compare-and-set, delete and list.
 
-Every change names the version that it was decided on (S4). An answer that was lost is settled by reading: the creator
-token tells our own create from somebody else's, and "next version with exactly our bytes" our own write (R32).
+Every change names the version that it was decided on (S4). A lost answer is resolved by reading: the creator token
+identifies our own create, and "next version with exactly our bytes" our own write (R32).
 
 Source: docs/formats.md#ledger-paths, #metadata-operations.
 """
@@ -119,14 +119,14 @@ class LedgerStore:
         return await self._generator.next_id()
 
     async def create(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> Versioned:
-        """Create a ledger's metadata, with a creator token where its format has one.
+        """Create a ledger's metadata, with a creator token if its format has one.
 
         Raises:
             InvalidIdError: the greatest id of all, with which Apache's bookies do harm (``LEDGER_ID_MAX``).
             LedgerExistsError: another ledger has this id.
             ReadOnlyLayoutError: the cluster has the flat layout.
             UnwritableMetadataError: its format cannot hold it.
-            WriteOutcomeUnknownError: the answer was lost, and what is there cannot be told from ours.
+            WriteOutcomeUnknownError: the answer was lost, and the node cannot be identified as ours.
             StoreUnavailableError: no answer; nothing was changed.
         """
         self._check_creatable(ledger_id)
@@ -149,7 +149,7 @@ class LedgerStore:
                 raise LedgerExistsError(f"ledger {ledger_id} exists already")
             if metadata.format_version == _CTOKEN_FORMAT:
                 return Versioned(ledger_id, metadata, node.stat.version)
-            break  # equal bytes without a token may be somebody else's
+            break  # equal bytes without a token may be another client's
         raise WriteOutcomeUnknownError(f"creating ledger {ledger_id}: the answer was lost; read it")
 
     async def create_many(self, ledgers: Sequence[tuple[LedgerId, LedgerMetadata]]) -> None:
@@ -200,7 +200,7 @@ class LedgerStore:
             return None
 
     async def read_many(self, ids: Sequence[LedgerId]) -> list[Versioned | Unreadable | None]:
-        """Read many ledgers; None where there is no such ledger. Not one point in time.
+        """Read many ledgers; None for a ledger that does not exist. Not a snapshot. Not one point in time.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -264,7 +264,7 @@ class LedgerStore:
         raise WriteOutcomeUnknownError(f"changing ledger {ledger_id} at version {version}: every answer was lost")
 
     async def delete(self, ledger_id: LedgerId) -> None:
-        """Delete a ledger's metadata, whatever its version, and the parents that become empty. Idempotent.
+        """Delete a ledger's metadata, of any version, and empty parents. Idempotent.
 
         Raises:
             WriteOutcomeUnknownError: the answer was lost and the ledger cannot be read.
@@ -289,7 +289,7 @@ class LedgerStore:
         return await self._tree.leaf_parents()
 
     async def ids_under(self, parent: str) -> list[LedgerId]:
-        """Ids directly under a leaf parent, ascending; none where it has vanished."""
+        """Ids directly under a leaf parent, ascending; empty if the parent was deleted."""
         return (await self._tree.ids_under_many([parent]))[0]
 
     async def ids_under_many(self, parents: Sequence[str]) -> list[list[LedgerId]]:

@@ -1,7 +1,7 @@
 """Ledger metadata of format 1, plain text from the days before passwords (docs/formats.md#format-1).
 
-Peculiar and kept: a ledger in recovery is written as ``CLOSED`` with the last entry -102; the line that says so has no
-line feed; there is one quorum size.
+Peculiarities: a ledger in recovery is written as ``CLOSED`` with the last entry -102; that line has no line feed; there
+is one quorum size.
 """
 
 from __future__ import annotations

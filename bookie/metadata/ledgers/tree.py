@@ -35,7 +35,7 @@ class LedgerTree:
             NotAClusterError: the root does not exist.
             StoreUnavailableError: no answer.
         """
-        await self._store.sync(self._root)  # the server asked may lag behind; from here on it is current
+        await self._store.sync(self._root)  # the server may be stale; after this it is current
         try:
             listing = await self._store.children(self._root)
         except NoNodeError as error:

@@ -31,7 +31,7 @@ class LogList:
     ledgers: tuple[LedgerId, ...] = ()
     """Ascending; only the last one may be open."""
     writer: str = ""
-    """Token of the writer that listed the last ledger; nobody else may list another one."""
+    """Token of the writer that listed the last ledger; no other writer may list another one."""
     trimming: tuple[LedgerId, ...] = ()
     """Ledgers that left the list and whose metadata may still have to be deleted."""
     truncated_through: LedgerId = NO_LEDGER
@@ -59,7 +59,7 @@ class LogList:
         return replace(self, ledgers=(*self.ledgers, ledger_id), writer=writer, last_listed=ledger_id)
 
     def without(self, dropped: Collection[LedgerId], *, is_truncation: bool) -> LogList:
-        """This list with ``dropped`` on their way out; unchanged where none of them is listed."""
+        """This list with ``dropped`` marked for deletion; unchanged if none of them is listed."""
         leaving = tuple(ledger_id for ledger_id in self.ledgers if ledger_id in dropped)
         if not leaving:
             return self
@@ -71,7 +71,7 @@ class LogList:
         )
 
     def trimmed(self, deleted: Collection[LedgerId]) -> LogList:
-        """This list once the metadata of ``deleted`` is gone."""
+        """This list after the metadata of ``deleted`` was deleted."""
         return replace(self, trimming=tuple(ledger_id for ledger_id in self.trimming if ledger_id not in deleted))
 
 

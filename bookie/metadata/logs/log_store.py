@@ -2,11 +2,11 @@
 
 A node holds one log as JSON with a format number, and is changed by compare-and-set only. Rules kept here:
 
-- A change is a pure function of what the node holds, and returns None where it has taken effect already. So an answer
-  that was lost is settled by reading: the writer's token and the ledger's id in the node tell ours from others'.
+- A change is a pure function of the node's content, and returns None if it has taken effect already. So a lost answer
+  is resolved by reading: the writer's token and the ledger's id in the node identify our own change.
 - A ledger's metadata is created and listed by one transaction: no ledger is ever listed and missing, or there and
   unlisted.
-- Ids grow along the list, also over ledgers that are gone: positions compare by (ledger, entry).
+- Ids grow along the list, also over deleted ledgers: positions compare by (ledger, entry).
 - What leaves the list goes into ``trimming`` by the same change, and leaves that once its metadata is deleted: a crash
   between the two leaks nothing.
 - A node is never deleted, because versions would start again: a deleted log leaves a tombstone, so that a writer of the
@@ -81,7 +81,10 @@ class ListedLog:
 
 
 Decide = Callable[[LogList], LogList | None]
-"""The list to store; None where nothing needs to change. May run many times and must not act."""
+"""The list to store; None if nothing needs to change.
+
+May run many times and must not act.
+"""
 
 
 class LogLists:
@@ -128,7 +131,7 @@ class LogLists:
         Args:
             name: the log's.
             is_newest: read at least what was written before this call, at the cost of a round trip.
-            is_tombstone_ok: also what a deleted log left behind.
+            is_tombstone_ok: accept the tombstone of a deleted log.
 
         Raises:
             NoSuchLogError: it does not exist.
@@ -158,7 +161,7 @@ class LogLists:
             name: the log's.
             options: how its ledgers are made.
             ctime_ms: now, epoch milliseconds.
-            token: unlike that of any other call; tells this call's own creation after a lost answer.
+            token: unique per call; identifies this call's own creation after a lost answer.
 
         Raises:
             LogExistsError: there is one already.
@@ -194,7 +197,7 @@ class LogLists:
         """Apply ``decide`` to the newest list, by compare-and-set.
 
         Args:
-            seen: the list as known; where it is outdated, it is read again.
+            seen: the list as known; if it is outdated, it is read again.
             decide: see ``Decide``; what it raises passes through, and nothing was changed then.
             create: a ledger's metadata to create in the same transaction.
             bytes_max: largest node that this change may *grow* the list to.
@@ -204,7 +207,8 @@ class LogLists:
 
         Raises:
             LogFullError: the list would be too large.
-            NoSuchLogError: its node is gone. (A deleted log is for ``decide`` to refuse.)
+            NoSuchLogError: its node does not exist. (A deleted log is for ``decide`` to refuse.) (A deleted log is for
+                ``decide`` to refuse.)
             LogConflictError: it kept changing, or the ledger to create exists.
             UnreadableLogError: its node is damaged.
             WriteOutcomeUnknownError: every answer was lost.
@@ -258,7 +262,10 @@ class LogLists:
         return listed
 
     async def _mend(self, error: MultiFailedError, create: Create | None) -> None:
-        """After a refused transaction: make the ledger's parents where they were missing. The rest shows on reading."""
+        """After a refused transaction: create the ledger's missing parents.
+
+        The next read shows the rest.
+        """
         if create is not None and error.index == 0 and isinstance(error.cause, NoNodeError):
             await ensure_path(self._store, parent_of(create.path), self._root)
         elif not isinstance(error.cause, BadVersionError | NodeExistsError | NoNodeError):

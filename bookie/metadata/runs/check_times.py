@@ -1,4 +1,4 @@
-"""When each kind of check last completed, where Apache's auditor keeps it (docs/formats.md#under-replication-nodes)."""
+"""The time of the last completed check of each kind, in Apache's nodes (docs/formats.md#under-replication-nodes)."""
 
 from __future__ import annotations
 

@@ -55,12 +55,12 @@ _VOTE: Final = re.compile(r"V_(-?[0-9]{1,11})")
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """What a candidate knows of the election. ``term`` grows each time it wins, so two terms are told apart."""
+    """What a candidate knows of the election. ``term`` grows each time it wins, which distinguishes two terms."""
 
     is_leader: bool = False
     term: int = 0
     leader: str = ""
-    """Name in the lowest vote as it was last seen; empty: nobody, or not known."""
+    """Name in the lowest vote when it was last read; empty: none, or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ class Election:
 
     @property
     def state(self) -> Leadership:
-        """The election as it is known now. ``is_leader`` here may lag behind the method of that name."""
+        """The election as it is known now. ``is_leader`` here may be older than the method of that name."""
         return self._state
 
     def is_leader(self, term: int | None = None) -> bool:
-        """Whether this process may act as the auditor at this moment (and still in ``term``, where that is given)."""
+        """Return whether this process may act as the auditor at this moment (and still in ``term``, if given)."""
         state, vote, session = self._state, self._vote, self._store.session
         if vote is None or not state.is_leader or (term is not None and term != state.term):
             return False
@@ -142,7 +142,7 @@ class Election:
             self._end("the candidate stopped")
 
     async def resign(self) -> None:
-        """Withdraw the vote, so that another auditor takes over at once. Idempotent; call it when ``run`` is over.
+        """Withdraw the vote, so that another auditor takes over at once. Idempotent; call it after ``run`` has ended.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; the end of the session withdraws it.
@@ -155,7 +155,7 @@ class Election:
             await self._store.delete(vote.path)
 
     async def _stand(self, session: Session) -> None:
-        """Until the vote is gone or the session is another one."""
+        """Until the vote is deleted or the session is another one."""
         await ensure_path(self._store, self._base, self._root)
         vote = self._vote = await self._cast(session)
         self._problem = ""
@@ -203,7 +203,7 @@ class Election:
         ]
 
     async def _lead(self, vote: _Vote, asked_s: float) -> None:
-        """Until the vote is gone or the session is another one; leadership itself may end and come back meanwhile."""
+        """Until the vote is deleted or the session changes; the leadership may end and return before that."""
         await self._confirm(vote, asked_s)
         with contextlib.suppress(
             StoreUnavailableError, WriteOutcomeUnknownError, AccessDeniedError
@@ -215,7 +215,7 @@ class Election:
                 return
 
     async def _look(self, vote: _Vote) -> bool:
-        """Confirm the vote; False once it is gone for good. No answer ends the leadership in time, not the vote."""
+        """Confirm the vote; False if it was deleted. A missing answer ends the leadership in time, not the vote."""
         asked_s = self._clock.monotonic_s()
         stale_in_s = max(0.0, self._confirmed_s + self._fresh_s - asked_s)
         looking = asyncio.ensure_future(self._confirm(vote, asked_s))
@@ -277,7 +277,7 @@ class Election:
 
 
 async def current_auditor(store: MetadataStore, ledgers_root: str) -> str:
-    """Name in the lowest vote: the auditor, ours or Apache's; empty where there is none.
+    """Name in the lowest vote: the auditor, ours or Apache's; empty without a vote.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -304,7 +304,7 @@ def encode_vote(name: str) -> bytes:
 
 
 def decode_vote(data: bytes) -> str:
-    """The name in a vote; empty where there is none, or it cannot be read, as only people read it."""
+    """The name in a vote; empty if it is missing or unreadable, because only people read it."""
     message = AuditorVoteFormat()
     try:
         parse_text(data, message)

@@ -46,7 +46,7 @@ class Holder:
 
 
 class RunLease:
-    """The lock of a kind, held for one run. It ends with its session, whatever anybody does (S14)."""
+    """The lock of a kind, held for one run. It ends with its session in any case (S14)."""
 
     def __init__(self, locks: RunLocks, kind: RunKind, run_id: str, czxid: int, epoch: int) -> None:
         self._locks = locks
@@ -108,11 +108,11 @@ class RunLocks:
                 return self._held[kind]
             if (other := self._held.get(kind)) is not None and other.is_held:  # two of this process at once
                 raise RunLockedError(kind, _holder(node.data))
-            await self._drop(path, node)  # left behind by an attempt of this session whose answer was lost
+            await self._drop(path, node)  # from an earlier attempt of this session whose answer was lost
         raise WriteOutcomeUnknownError(f"locking {kind.value} runs: no attempt could be settled; try again")
 
     async def release(self, lease: RunLease) -> None:
-        """See ``RunLease.release``."""
+        """Delete the lock if it is still the node of this run. Idempotent."""
         path = self._lock_path(lease.kind)
         for _ in range(WRITE_ATTEMPTS_MAX):
             if not lease.is_held:
@@ -128,7 +128,7 @@ class RunLocks:
             del self._held[lease.kind]
 
     async def holder(self, kind: RunKind) -> Holder | None:
-        """Who runs a check of this kind now; None: nobody.
+        """The owner of the running check of this kind; None if none runs.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -139,7 +139,7 @@ class RunLocks:
             return None
 
     async def wait_free(self, kind: RunKind) -> None:
-        """Return once nobody holds the lock of a kind.
+        """Return once the lock of a kind is free.
 
         Raises:
             StoreUnavailableError: no answer, or the session was lost while waiting.

@@ -98,7 +98,7 @@ class RunNotes:
         await self._put(self._path("requests", run_id), owner)
 
     async def cancel_requested_by(self, run_id: str) -> str | None:
-        """Who asked that a run ends; None: nobody.
+        """The caller who asked to end a run; None if there is none.
 
         Raises:
             StoreUnavailableError: no answer.

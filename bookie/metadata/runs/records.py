@@ -1,8 +1,7 @@
 """Audit runs in the store, and what became of each, under ``/bkheal/runs/<root>``. See ``run_locks`` and ``run_notes``.
 
-``records/<run_id>`` is one run, kept after its end. It is written by the process that runs it, by compare-and-set from
-what that process last wrote; so once somebody else has called a run abandoned, its former owner cannot call it anything
-else.
+``records/<run_id>`` is one run, kept after its end. It is written by the process of the run, by compare-and-set from
+its own last write; so after another process has declared a run abandoned, its former owner cannot overwrite this.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _UNSETTLED_MAX: Final = 16
 
 
 class RunTakenError(ConflictError):
-    """Somebody else changed the record of a run: it was called abandoned."""
+    """Another process changed the record of a run: it declared the run abandoned."""
 
 
 class Runs(RunLocks, RunNotes):
@@ -51,13 +50,13 @@ class Runs(RunLocks, RunNotes):
         self._versions: dict[str, int] = {}
         """Version of each record that this process wrote last."""
         self._unsettled: dict[str, deque[bytes]] = {}
-        """What was written with an unknown outcome: where it is found, this process wrote it."""
+        """The bytes of a write with an unknown outcome: if they are read back, this process wrote them."""
 
     async def write(self, record: RunRecord) -> None:
         """Create the record of a run of this process, or replace it.
 
         Raises:
-            RunTakenError: somebody else changed it since; it was left as it is.
+            RunTakenError: another process has changed it; the record was not touched.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; writing again is safe.
         """
         path, data = self._path("records", record.run_id), encode_run(record)
@@ -85,7 +84,7 @@ class Runs(RunLocks, RunNotes):
             self._versions.pop(record.run_id, None)
 
     async def get(self, run_id: str) -> RunRecord | None:
-        """One run; None where there is none of this id, or its record cannot be read.
+        """One run; None if the id is unknown, or its record is unreadable.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -103,7 +102,7 @@ class Runs(RunLocks, RunNotes):
         return [record for record, _ in found.values()]
 
     async def wait_changed(self, seen: RunRecord) -> RunRecord | None:
-        """Return the record of a run once it differs from ``seen``; None once it is gone.
+        """Return the record of a run once it differs from ``seen``; None once it is deleted.
 
         Raises:
             StoreUnavailableError: no answer, or the session was lost while waiting.
@@ -117,9 +116,10 @@ class Runs(RunLocks, RunNotes):
             await self._store.wait_node_changed(path, stat)
 
     async def abandon_orphans(self, now_ms: int) -> Sequence[RunRecord]:
-        """Mark each run abandoned that has not ended and whose lock nobody holds; return them.
+        """Mark each unfinished run without a lock as abandoned; return them.
 
-        Records are read before the locks, and changed only as they were read: a run that ends meanwhile keeps its end.
+        Records are read before the locks, and changed only if they are unchanged: a run that ends at the same time
+        keeps its end.
 
         Raises:
             StoreUnavailableError: no answer; the next call does the rest.
@@ -157,7 +157,7 @@ class Runs(RunLocks, RunNotes):
             try:
                 await self._delete(self._path("records", run_id))
                 await self._delete(self._path("requests", run_id))
-            except NotEmptyError as error:  # somebody put something below it, which is not ours to remove
+            except NotEmptyError as error:  # another client created something below it, which is not ours to remove
                 _log.warning("run record is not removed", extra={"run_id": run_id, "reason": str(error)})
         return len(gone)
 

@@ -26,11 +26,11 @@ class LoopBridge:
             self._wake()
 
     def _wake(self) -> None:
-        # Set before waking and cleared before draining: whatever is appended after a drain began wakes the loop again.
+        # Set before waking and cleared before draining: anything appended after a drain began wakes the loop again.
         self._is_woken = True
         try:
             self._loop.call_soon_threadsafe(self._drain)
-        except RuntimeError:  # the loop is closed, so nobody waits for the answer any more
+        except RuntimeError:  # the loop is closed, so no task waits for the answer
             self._ready.clear()
 
     def _drain(self) -> None:
@@ -39,7 +39,7 @@ class LoopBridge:
             for _ in range(len(self._ready)):
                 callback, arguments = self._ready.popleft()
                 callback(*arguments)
-        finally:  # a callback that raises must not hold up those behind it
+        finally:  # a callback that raises must not hold up the next ones
             if self._ready and not self._is_woken:
                 self._wake()
 

@@ -4,9 +4,9 @@ kazoo runs its connection in a thread. Every request is handed to that thread an
 nothing here blocks the event loop, and no callback blocks kazoo. kazoo's own retries of requests are not used: it would
 send a compare-and-set twice and report the second one's failure. It only reconnects.
 
-Writes know whether they were sent (``_Write``). That tells "surely nothing happened" from "outcome unknown", lets a
-write whose deadline has passed be withdrawn while it still waits in kazoo's queue, and keeps a write of a lost session
-from being sent in the next one, in whatever order this process learns of the loss (S14).
+Writes know whether they were sent (``_Write``). This separates "certainly nothing happened" from "outcome unknown",
+lets an overdue write be withdrawn while it still waits in kazoo's queue, and keeps a write of a lost session from being
+sent in the next one, in whatever order this process learns of the loss (S14).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class RawRequest:
 class _Write:
     """A write that is sent in its own session or not at all, and knows which.
 
-    kazoo's thread decides by reading ``type`` before it serializes; the loop decides by ``withdraw``. Whoever is first
+    kazoo's thread decides by reading ``type`` before it serializes; the loop decides by ``withdraw``. The first one
     wins. A withdrawn write leaves the queue as a harmless read, since kazoo cannot take it out.
     """
 
@@ -109,7 +109,7 @@ class _Write:
         return self._request.deserialize(reply, offset)
 
     def withdraw(self) -> bool:
-        """Keep the write from being sent; False where it (maybe) was already."""
+        """Keep the write from being sent; False if it was (or may have been) sent."""
         with self._lock:
             if not self._is_sent and not self.is_withdrawn:
                 self._replace()
@@ -123,8 +123,8 @@ class _Write:
 class _WakeUp:
     """kazoo's wake-up channel on an eventfd: one byte per queued request, as with its socket pair.
 
-    A socket pair holds only some 280 such bytes on Linux; then ``send`` blocks, and with it the event loop: for good,
-    if that happens while kazoo waits to reconnect.
+    A socket pair holds only about 280 such bytes on Linux; then ``send`` blocks, and with it the event loop:
+    permanently, if this happens while kazoo waits to reconnect.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         return thread
 
     def create_socket_pair(self) -> tuple[Any, Any]:
-        """See ``_WakeUp``; the socket pair remains where there is no eventfd."""
+        """An eventfd as the wake-up of kazoo's thread; the socket pair remains on systems without one."""
         if not hasattr(os, "eventfd"):
             pair: tuple[Any, Any] = super().create_socket_pair()
             return pair
@@ -177,7 +177,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         return channel, channel
 
     def create_connection(self, *args: Any, timeout: float = _TCP_CONNECT_TIMEOUT_S, **kwargs: Any) -> Any:
-        """See ``_TCP_CONNECT_TIMEOUT_S``."""
+        """Connect with a deadline of ``_TCP_CONNECT_TIMEOUT_S``."""
         return super().create_connection(*args, timeout=min(timeout, _TCP_CONNECT_TIMEOUT_S), **kwargs)
 
 
@@ -246,11 +246,11 @@ class KazooConnection:
         await self._write(Delete(path, version), f"delete {path}")
 
     async def raw_read(self, opcode: int, body: bytes, decode: Decode, what: str) -> Any:
-        """Whatever ``decode`` makes of the reply to a read."""
+        """The result of ``decode`` for the reply to a read."""
         return await self._call(RawRequest(opcode, body, decode), what)
 
     async def raw_write(self, opcode: int, body: bytes, decode: Decode, what: str) -> Any:
-        """Whatever ``decode`` makes of the reply to a write."""
+        """The result of ``decode`` for the reply to a write."""
         return await self._write(RawRequest(opcode, body, decode), what)
 
     async def _write(self, request: _Request, what: str) -> Any:
@@ -306,7 +306,7 @@ class KazooConnection:
         _log.info("zookeeper session changed", extra=fields)
 
     async def _restart(self) -> None:
-        """Begin anew after kazoo's thread ended by itself, over a reply it could not take; it would stay dead."""
+        """Start kazoo's thread again after it ended over a malformed reply; it would stay dead."""
         await asyncio.sleep(_RESTART_DELAY_S)
         if not self.tracker.is_closed:
             await self._in_thread(self._shut_down)

@@ -2,7 +2,7 @@
 
 It runs under a virtual-time loop. A request gives way once before it takes effect and once before it is answered, so
 that requests interleave; a fault hook may delay it, refuse it, or lose its answer after it took effect. What it does
-not model: limits of a real network. Reads are current unless a subclass says otherwise (``view``).
+not model: limits of a real network. Reads are current unless a subclass changes this (``view``).
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ class Readable(Protocol):
     """A state of the tree."""
 
     def get(self, path: str) -> Node:
-        """See ``MetadataStore``."""
+        """The data and the stat of a node."""
         ...
 
     def stat(self, path: str) -> Stat | None:
-        """See ``MetadataStore``."""
+        """The stat of a node, None if it does not exist."""
         ...
 
     def children(self, path: str) -> Children:
-        """See ``MetadataStore``."""
+        """The names of the children."""
         ...
 
 
@@ -94,7 +94,7 @@ class MemoryStore(MetadataStore):
         self._become(SessionState.LOST)
 
     def resume(self) -> None:
-        """Connect again: in the same session, or in a new one where that is over."""
+        """Connect again: in the same session, or in a new one if that has ended."""
         if self._tracker.is_closed:
             return
         if self.session.state is SessionState.LOST:
@@ -104,7 +104,7 @@ class MemoryStore(MetadataStore):
             self._become(SessionState.CONNECTED)
 
     def view(self) -> Readable:
-        """What reads see now. A subclass may answer from an earlier state, as a server that lags behind does."""
+        """What reads see now. A subclass may answer from an earlier state, as a stale server does."""
         return self.cell
 
     @override

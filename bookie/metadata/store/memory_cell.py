@@ -79,7 +79,7 @@ class MemoryCell:
         return self._session_ids
 
     def close_session(self, session_id: int) -> None:
-        """End a session; its ephemeral nodes are gone."""
+        """End a session and delete its ephemeral nodes."""
         for path in [path for path, node in self._nodes.items() if node.ephemeral_owner == session_id]:
             self._begin()
             self._remove(path)
@@ -89,7 +89,7 @@ class MemoryCell:
         return self._signals[path]
 
     def deny(self, path: str) -> None:
-        """Deny everybody to read or change ``path``, and to create or delete its children: an ACL without entries."""
+        """Deny every client to read or change ``path`` and to create or delete its children: an empty ACL."""
         self._denied.add(path)
 
     def allow(self, path: str) -> None:
@@ -101,21 +101,21 @@ class MemoryCell:
         self._nodes[path].created_count += count
 
     def get(self, path: str) -> Node:
-        """See ``MetadataStore``."""
+        """The data and the stat of a node."""
         node = self._find(path, "read")
         return Node(node.data, node.stat())
 
     def stat(self, path: str) -> Stat | None:
-        """See ``MetadataStore``."""
+        """The stat of a node, None if it does not exist."""
         return self._find(path, "look for").stat() if path in self._nodes else None
 
     def children(self, path: str) -> Children:
-        """See ``MetadataStore``."""
+        """The names of the children."""
         node = self._find(path, "list")
         return Children(tuple(node.children), node.stat().children_version)
 
     def create(self, session_id: int, path: str, data: bytes, *, is_ephemeral: bool, is_sequential: bool) -> str:
-        """See ``MetadataStore``."""
+        """Create a node."""
         parent = self._nodes.get(_parent(path))
         if parent is None:
             raise NoNodeError(f"create {path}: no such node as its parent")
@@ -135,7 +135,7 @@ class MemoryCell:
         return path
 
     def set(self, path: str, data: bytes, version: int) -> Stat:
-        """See ``MetadataStore``."""
+        """Replace the data of a node."""
         node = self._find(path, "change")
         _check_version(path, node, version)
         node.mtime_ms = self._begin()
@@ -146,7 +146,7 @@ class MemoryCell:
         return node.stat()
 
     def delete(self, path: str, version: int) -> None:
-        """See ``MetadataStore``."""
+        """Delete a node."""
         node = self._nodes.get(path)
         if node is None:
             raise NoNodeError(f"delete {path}: no such node")
@@ -158,7 +158,7 @@ class MemoryCell:
         self._remove(path)
 
     def multi(self, session_id: int, operations: Sequence[Operation]) -> None:
-        """See ``MetadataStore``."""
+        """Apply all operations or none."""
         saved: dict[str, _MemoryNode | None] = {}
         zxid = self._zxid
         for index, operation in enumerate(operations):

@@ -46,15 +46,15 @@ class BulkReader:
         self._estimates = {OP_GET_DATA: float(_FIRST_ESTIMATE_BYTES), OP_GET_CHILDREN: float(_FIRST_ESTIMATE_BYTES)}
 
     async def nodes(self, paths: Sequence[str]) -> list[Node | None]:
-        """See ``MetadataStore.get_many``."""
+        """Read many nodes, in requests of bounded size."""
         return await self._read(OP_GET_DATA, paths, read_nodes)
 
     async def data(self, paths: Sequence[str]) -> list[bytes | None]:
-        """See ``MetadataStore.get_many_data``."""
+        """Read the data of many nodes, in requests of bounded size."""
         return await self._read(OP_GET_DATA, paths, read_data)
 
     async def children(self, paths: Sequence[str]) -> list[Children | None]:
-        """See ``MetadataStore.children_many``."""
+        """List the children of many nodes, in requests of bounded size."""
         return await self._read(OP_GET_CHILDREN, paths, read_children)
 
     async def _read(self, opcode: int, paths: Sequence[str], decode: Decode[T | None]) -> list[T | None]:
@@ -70,7 +70,7 @@ class BulkReader:
                         result[first : first + len(part)] = await self._request(opcode, part, decode)
 
         if paths:
-            # The first request tells how large the others may be, and whether the server knows the operation at all.
+            # The first request shows how large the others may be, and whether the server supports the operation.
             start = min(self._paths_per_request(opcode), len(paths))
             result[:start] = await self._request(opcode, paths[:start], decode)
             await all_or_first_error(work() for _ in range(min(REQUESTS_IN_FLIGHT, len(paths) - start)))

@@ -1,7 +1,7 @@
-"""Says that ZooKeeper is away, and that it is back, without a line for each attempt to reach it.
+"""Log one outage of ZooKeeper as such, instead of a line for each attempt to reach it.
 
-kazoo tries every two seconds and tells of each attempt. Told are the first failure, then one at growing intervals, each
-reason that is new in this outage, and the return. What kazoo has to say of anything else passes as it is.
+kazoo tries every two seconds and logs each attempt. Of these, the first failure is logged, then one at growing
+intervals, each new reason, and the recovery. All other lines of kazoo pass unchanged.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any, Final
 
 INTERVAL_S_MIN: Final = 15.0
 INTERVAL_S_MAX: Final = 300.0
-"""Whoever looks at the last minutes of a log still learns of the outage."""
+"""The last minutes of a log still show the outage."""
 REASONS_MAX: Final = 8
-"""Told as soon as they are met, in one outage; each server of an ensemble may have its own."""
+"""Logged once each per outage; each server of an ensemble may have its own."""
 
 _ATTEMPTS: Final = frozenset({"Connection dropped: %s", "Connection time-out: %s", "Cannot resolve %s: %s"})
 """kazoo's texts for an attempt that failed."""
 _ENTAILED: Final = "Transition to CONNECTING"
-"""Follows the first failure and says nothing more."""
+"""Follows the first failure and adds nothing."""
 
 
 class Outage:
-    """Decides what is told. Pure; times are of a monotonic clock."""
+    """Decide which attempts are logged. Pure; times are of a monotonic clock."""
 
     def __init__(self) -> None:
         self._began_s: float | None = None
@@ -34,7 +34,10 @@ class Outage:
         """That failed, in this outage or the last one."""
 
     def failed(self, reason: str, now_s: float) -> float | None:
-        """An attempt failed. Since when the server is away, in seconds, if this is to be told; None: it is not."""
+        """An attempt failed.
+
+        Seconds since the server became unreachable, if this attempt is to be logged; otherwise None.
+        """
         if self._began_s is None:
             self._began_s, self.attempts, self._interval_s = now_s, 0, INTERVAL_S_MIN
             self._next_s = now_s
@@ -67,7 +70,7 @@ class OutageLog(logging.LoggerAdapter[logging.Logger]):
         self._outage = Outage()
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """As a logger does, save for what tells of attempts."""
+        """As a logger does, except for reports of attempts."""
         if msg in _ATTEMPTS:
             self._attempt_failed(str(msg) % args)
         elif msg != _ENTAILED:

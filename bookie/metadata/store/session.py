@@ -25,7 +25,7 @@ class SessionTracker:
             self.changed.fire()
 
     def close(self) -> None:
-        """The session is over and no other will follow."""
+        """The session has ended and no other will follow."""
         self.is_closed = True
         self.update(Session(SessionState.LOST, self.current.epoch, self.current.session_id))
         self.changed.fire()
@@ -41,7 +41,7 @@ class SessionTracker:
         """Return the session to make a request in, connected; does not give way when it is connected already.
 
         Raises:
-            StoreUnavailableError: the session was lost meanwhile, or the store is closed.
+            StoreUnavailableError: the session was lost during the call, or the store is closed.
         """
         made_in = self.current
         while not self.current.is_connected:

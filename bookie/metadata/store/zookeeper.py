@@ -31,7 +31,7 @@ from bookie.runtime.signal import Signal, waiting_for
 _log = logging.getLogger(__name__)
 
 PIPELINED_READS_MAX: Final = 1000
-"""Single reads in flight where the server does not know ``multiRead``."""
+"""Single reads in flight if the server does not support ``multiRead``."""
 _WATCH_RETRY_S: Final = 1.0
 """Until a wait looks again after its read failed; a change of the session wakes it sooner."""
 
@@ -68,7 +68,7 @@ class ZooKeeperStore(MetadataStore):
             is_multi_read_enabled: whether bulk reads may try ZooKeeper's ``multiRead`` (3.6 and later).
 
         Raises:
-            StoreUnavailableError: no session within the deadline. No thread is left behind.
+            StoreUnavailableError: no session within the deadline. No thread remains.
         """
         connection = KazooConnection(hosts, session_timeout_s, operation_timeout_s)
         try:

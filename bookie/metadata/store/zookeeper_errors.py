@@ -50,7 +50,7 @@ _ANSWERS: Final[dict[int, tuple[type[BkhealError], str]]] = {
 
 
 def answer_error(code: int | None, what: str) -> BkhealError | None:
-    """The error that a definite answer means, or None where the code says that there was no definite answer."""
+    """The error of a definite answer, or None if the code means there was no definite answer."""
     found = None if code is None else _ANSWERS.get(code)
     if found is None:
         return None
@@ -59,7 +59,7 @@ def answer_error(code: int | None, what: str) -> BkhealError | None:
 
 
 def multi_error(codes: list[int], paths: list[str]) -> BkhealError | None:
-    """The error of a ``multi`` with these codes, or None where all is well.
+    """The error of a ``multi`` with these codes, or None after a success.
 
     Operations before the one at fault are reported as rolled back, those after it as "runtime inconsistency".
     """

@@ -66,7 +66,7 @@ def encode_lock(owner: str) -> bytes:
 
 
 def decode_lock(data: bytes) -> str:
-    """The holder's name; empty where it is not known or cannot be read, as nothing depends on it."""
+    """The holder's name; empty if it is missing or unreadable, as nothing depends on it."""
     message = LockDataFormat()
     try:
         parse_text(data, message)
@@ -76,7 +76,7 @@ def decode_lock(data: bytes) -> str:
 
 
 def is_tasks_layout(data: bytes) -> bool:
-    """Whether these bytes say that the tree is of the one kind that there is."""
+    """Return whether these bytes describe the only supported kind of tree."""
     message = LedgerRereplicationLayoutFormat()
     try:
         parse_text(data, message)

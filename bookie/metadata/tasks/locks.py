@@ -1,8 +1,8 @@
 """Locks of under-replication tasks, shared with Apache's workers and collectors (docs/formats.md#locks).
 
-A lock only saves work (S16); what it must never do is destroy somebody else's. So it is released only by the session
-that owns it, after looking at the node (its creation and owner), and a task is deleted in one transaction with a check
-of the lock, at the version and creation that were seen under the lock (S5): a mark that came later stays.
+A lock only saves work (S16); it must never destroy another owner's lock. So it is released only by the session that
+owns it, after looking at the node (its creation and owner), and a task is deleted in one transaction with a check of
+the lock, at the version and creation that were seen under the lock (S5): a mark that came later stays.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bookie.model.ids import BookieId, LedgerId
 _log = logging.getLogger(__name__)
 
 _LOCK_VERSION: Final = 0
-"""Nobody changes a lock's data, so its version stays at that of a new node."""
+"""A lock's data never changes, so its version stays at that of a new node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Task:
     missing: tuple[BookieId, ...]
     """Bookies reported lost, in the order they were reported; empty for a placement repair."""
     ctime_ms: int
-    """When it was last marked, epoch milliseconds; -1 where that is not stored."""
+    """Time of the last mark, epoch milliseconds; -1 if not stored."""
     version: int
 
 
@@ -74,12 +74,12 @@ class TaskLocks:
         self._store = store
         self._root = root
         self._holders: dict[LedgerId, int] = {}
-        """Ledgers locked through this instance, with the session. The node says no more than the session."""
+        """Ledgers locked through this instance, with the session. The node outlives neither."""
         self._left_behind: set[LedgerId] = set()
         """Locks that may be ours and have no holder, because an answer was lost on the way; taken up next time."""
 
     async def locked(self) -> frozenset[LedgerId]:
-        """See ``UnderReplication.locked``."""
+        """The ledgers with a lock."""
         try:
             names = (await self._store.children(locks_path(self._root))).names
         except NoNodeError:
@@ -88,7 +88,7 @@ class TaskLocks:
         return frozenset(ledger_id for ledger_id in ids if ledger_id is not None)
 
     async def lock(self, ledger_id: LedgerId, owner: str) -> HeldTask | None:
-        """See ``UnderReplication.lock``."""
+        """Lock a marked ledger."""
         session_id = self._store.session.session_id
         if self._holders.get(ledger_id) == session_id:
             return None
@@ -103,7 +103,7 @@ class TaskLocks:
         return held
 
     async def lock_alone(self, ledger_id: LedgerId, owner: str) -> HeldLock | None:
-        """See ``UnderReplication.lock_alone``."""
+        """Lock a ledger, marked or not."""
         session_id = self._store.session.session_id
         if self._holders.get(ledger_id) == session_id:
             return None
@@ -121,13 +121,13 @@ class TaskLocks:
         return held
 
     async def release_alone(self, held: HeldLock) -> None:
-        """See ``UnderReplication.release_alone``."""
+        """Release a lock from ``lock_alone``."""
         await self._release(held.ledger_id, held.lock_czxid, held.session_id)
         if self._holders.get(held.ledger_id) == held.session_id:
             del self._holders[held.ledger_id]
 
     async def complete(self, held: HeldTask, checks: Sequence[Check] = ()) -> bool:
-        """See ``UnderReplication.complete``."""
+        """Delete the task and release the lock."""
         is_done = await self._delete_task(held, checks)
         if is_done:
             path = task_path(self._root, held.task.ledger_id)
@@ -136,7 +136,7 @@ class TaskLocks:
         return is_done
 
     async def release(self, held: HeldTask) -> None:
-        """See ``UnderReplication.release``."""
+        """Release the lock and leave the task."""
         await self._release(held.task.ledger_id, held.lock_czxid, held.session_id)
         if self._holders.get(held.task.ledger_id) == held.session_id:
             del self._holders[held.task.ledger_id]
@@ -162,7 +162,7 @@ class TaskLocks:
         self._left_behind.discard(ledger_id)
 
     async def _create(self, ledger_id: LedgerId, owner: str) -> tuple[Stat | None, Node | None]:
-        """The lock if it is ours now, and the task as read under it. Until there is a holder it counts as left behind.
+        """The lock if it is ours now, and the task as read under it. Until there is a holder it counts as a leftover.
 
         The task is read after the lock was created: completing will be held against what is seen here.
         """
@@ -194,7 +194,7 @@ class TaskLocks:
         raise WriteOutcomeUnknownError(f"locking ledger {ledger_id}: no attempt could be settled; try again")
 
     async def _delete_task(self, held: HeldTask, checks: Sequence[Check]) -> bool:
-        """Whether the task is gone, at the version and creation seen under the lock."""
+        """Return whether the task was deleted, at the version and creation seen under the lock."""
         is_unknown = False
         try:
             for _ in range(WRITE_ATTEMPTS_MAX):
@@ -211,7 +211,7 @@ class TaskLocks:
         )
 
     async def _try_delete_task(self, held: HeldTask, checks: Sequence[Check]) -> bool | None:
-        """One attempt of ``_delete_task``; None where it has to be looked at again."""
+        """One attempt of ``_delete_task``; None if the task must be read again."""
         path = task_path(self._root, held.task.ledger_id)
         guard = Check(lock_path(self._root, held.task.ledger_id), _LOCK_VERSION)
         if self._store.session.session_id != held.session_id:

@@ -1,9 +1,9 @@
 """Marking ledgers as under-replicated: create the task, or merge into it (docs/formats.md#marking).
 
 After a bookie loss nearly all tasks are new, so many are first created together with their directories, unseen; what is
-refused is looked at and merged. Nothing is ever taken out of a task here, so marking is idempotent, and two auditors
-that mark at once lose nothing: each change is a create or a compare-and-set, and whoever is late merges again. A task
-that has all the bookies already is left alone, version included, because a worker may be about to complete it.
+refused is looked at and merged. Marking never removes anything from a task, so it is idempotent, and two concurrent
+auditors lose nothing: each change is a create or a compare-and-set, and the later one merges again. A task that has all
+the bookies already is left alone, version included, because a worker may be about to complete it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ class TaskMarking:
         self._root = root
         self._clock = clock
         self._branches: set[str] = set()
-        """Directories of directories of tasks that were there once. They may be gone: then creates are refused."""
+        """Directories of directories of tasks that existed once.
+
+        They may be deleted: then creates are refused. They may be gone: then creates are refused.
+        """
         self._expects_new = True
         """Whether most ledgers of the last step had no task."""
 
@@ -78,7 +81,7 @@ class TaskMarking:
         """Mark one ledger; whether a task was created or changed.
 
         Raises:
-            UnreadableTaskError: its task is there and cannot be read; it was left as it is.
+            UnreadableTaskError: its task exists and is unreadable; it was not touched.
             StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: not marked for sure; mark again.
         """
         path = task_path(self._root, ledger_id)
@@ -141,7 +144,7 @@ class TaskMarking:
         refused: set[str] = set()
         await all_begun_in_turn(self._send(part, sent, refused) for part in batches_of(self._pairs(findings)))
         if refused:
-            self._branches.clear()  # one that went is the likeliest reason besides a task that is there
+            self._branches.clear()  # a deleted one is the likeliest reason besides an existing task
         return refused
 
     def _pairs(self, findings: Findings) -> Iterator[tuple[Create, Create]]:
@@ -153,7 +156,10 @@ class TaskMarking:
             yield Create(directory), Create(f"{directory}/{task_name(ledger_id)}", texts[missing])
 
     async def _merge(self, findings: Findings, sent: dict[str, bytes], *, is_refused: bool = False) -> int:
-        """Look at the tasks, behind what refused an earlier attempt, then create or change what has to be; how many."""
+        """Read the tasks, then create or change them; return the number.
+
+        The directories that refused an earlier attempt are read first.
+        """
         count = 0
         for attempt in range(_BATCH_ROUNDS):
             if attempt or is_refused:

@@ -1,6 +1,6 @@
-"""State of our own, under a root of its own, where Apache's tools do not look.
+"""State of our own, under a root of its own, outside of Apache's tree.
 
-Here: parked tasks, those that cannot be repaired as the cluster is now, with the reason. They save work and tell
+Here: parked tasks, those that cannot be repaired as the cluster is now, with the reason. They save work and inform
 people; losing one costs another attempt, and a damaged one counts as not parked.
 
 Source: docs/failure-model.md#state-under-bkheal.
@@ -47,8 +47,8 @@ class ParkedTask:
     detail: str
     since_ms: int
     bookies_seen: frozenset[BookieId]
-    """Writable bookies when it was parked (all registered ones, where a recovery was not possible): one that is not
-    among them is a reason to try again."""
+    """Writable bookies when it was parked (all registered ones, if a recovery was not possible): a new one is a reason
+    to try again."""
     task_version: int
 
 

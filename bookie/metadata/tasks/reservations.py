@@ -1,8 +1,8 @@
 """Copies that are being made: ``/bkheal/reservations/<ledgers root>/<ledger id>``.
 
 A repair reserves before it looks at the target or copies to it, and the write that puts the target into the ensemble
-checks that the reservation still stands. A collector counts reservations as membership. So a bookie never throws away
-a copy between the moment a worker finds it there and the moment the metadata names it, whatever happens to the locks.
+checks that the reservation still stands. A collector counts reservations as membership. So a bookie never deletes a
+copy between the moment when a worker finds it and the moment when the metadata names it, whatever happens to the locks.
 
 A ledger has at most one node, of the worker that holds the ledger's lock. Below it is one empty child named by the
 token: its presence is what a transaction checks, because the version of the node itself begins at 0 again after each
@@ -35,11 +35,11 @@ from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 
 _TOKEN_VERSION: Final = 0
-"""Nobody changes a token's node."""
+"""A token's node never changes."""
 
 
 class UnreadableReservationError(PermanentError):
-    """The reservation of a ledger is damaged: it may name anybody."""
+    """The reservation of a ledger is damaged: it may name any bookie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,9 @@ class Reservations:
         await ensure_path(self._store, self._parent)
 
     async def reserve(self, ledger_id: LedgerId, token: str, reservations: Sequence[Reservation]) -> Reserved:
-        """Replace whatever is reserved of a ledger; durable on return. For the holder of the ledger's lock alone.
+        """Replace every reservation of a ledger; durable on return.
+
+        For the holder of the ledger's lock only.
 
         The reservations found are those of a worker that died or has lost the lock. ``token`` is unique for each set
         of reservations: one that is used again for the same set is a retry.
@@ -120,7 +122,7 @@ class Reservations:
             try:
                 await self._store.multi([*await self._replacing(ledger_id, node, data), Create(reserved.path)])
                 return reserved
-            except (MultiFailedError, NoNodeError) as error:  # somebody else reserved or released meanwhile
+            except (MultiFailedError, NoNodeError) as error:  # another worker reserved or released in the meantime
                 if isinstance(error, MultiFailedError) and node is None and isinstance(error.cause, NoNodeError):
                     await ensure_path(self._store, parent_of(self.path(ledger_id)))
             except WriteOutcomeUnknownError:
@@ -128,7 +130,9 @@ class Reservations:
         raise WriteOutcomeUnknownError(f"reserving ledger {ledger_id}: no attempt could be settled; try again")
 
     async def release(self, reserved: Reserved) -> bool:
-        """Delete the reservations if they still stand; False if they are gone or somebody else's. Idempotent.
+        """Delete the reservations if they are unchanged; False if they were deleted or replaced.
+
+        Idempotent.
 
         Raises:
             WriteOutcomeUnknownError: the answer was lost and the node cannot be read; releasing again is safe.
@@ -160,7 +164,7 @@ class Reservations:
             return None
 
     async def _replacing(self, ledger_id: LedgerId, node: Node | None, data: bytes) -> list[Operation]:
-        """Operations that put ``data`` in the place of ``node`` and end the tokens that are there."""
+        """Operations that replace ``node`` by ``data`` and delete the existing tokens."""
         path = self.path(ledger_id)
         if node is None:
             return [Create(path, data)]

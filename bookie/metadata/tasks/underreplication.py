@@ -82,7 +82,7 @@ class InvalidDelayError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class UnreadableTask:
-    """A task that cannot be read: a finding. Its ledger is marked, and nobody can say for which bookies."""
+    """A task that cannot be read: a finding. Its ledger is marked, for unknown bookies."""
 
     ledger_id: LedgerId
     reason: str
@@ -98,7 +98,7 @@ class UnderReplication:
         self._locks = TaskLocks(store, cluster.root)
 
     async def initialize(self) -> None:
-        """Create base, LAYOUT, ``ledgers`` and ``locks`` where they are missing. Idempotent.
+        """Create base, LAYOUT, ``ledgers`` and ``locks`` if they are missing. Idempotent.
 
         Raises:
             IncompatibleTasksError: LAYOUT names another kind or version of tree.
@@ -120,10 +120,10 @@ class UnderReplication:
         await ensure_path(self._store, locks_path(self._root), self._root)
 
     async def mark(self, ledger_id: LedgerId, missing: Sequence[BookieId]) -> None:
-        """Mark one ledger, or add to its mark; no change where it has all of ``missing`` already.
+        """Mark one ledger, or add to its mark; no change if the mark names all of ``missing`` already.
 
         Raises:
-            UnreadableTaskError: its task is there and cannot be read; it was left as it is.
+            UnreadableTaskError: its task exists and is unreadable; it was not touched.
             StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: not marked for sure; mark again.
         """
         await self._marking.mark(ledger_id, missing)
@@ -161,7 +161,7 @@ class UnderReplication:
         return await self._scan()
 
     async def top(self) -> Children | None:
-        """Return the top of the tree that tasks are in, for ``wait_top_changed``; None where there is no tree.
+        """Return the top of the tree of tasks, for ``wait_top_changed``; None if there is no tree.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -205,7 +205,7 @@ class UnderReplication:
         return [_task(ledger_id, node) for ledger_id, node in zip(ledger_ids, nodes, strict=True)]
 
     async def locked(self) -> frozenset[LedgerId]:
-        """Ledgers that somebody, possibly this process, holds a lock of.
+        """Ledgers with a lock, of this process or another.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -220,8 +220,8 @@ class UnderReplication:
             owner: host name of this process, for people to read.
 
         Returns:
-            The task as it is under the lock. None if somebody holds it, another user of this process included, or if
-            the ledger is not marked; then no lock is left.
+            The task as it is under the lock. None if the lock is taken, also by another user of this process, or if the
+            ledger is not marked; then no lock remains.
 
         Raises:
             UnreadableTaskError: the task cannot be read; no lock is left.
@@ -238,8 +238,9 @@ class UnderReplication:
                 same transaction.
 
         Returns:
-            True if the task is gone. False if it was marked again, one of ``checks`` does not hold, or the lock is not
-            ours any more: it stays.
+            True if the task was deleted. False if it was marked again, one of ``checks`` fails, or the lock is not ours
+            any more: it stays. False if it was marked again, one of ``checks`` does not hold, or the lock is not ours
+            any more: it stays.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; release the lock. Done or not, the next holder
@@ -248,7 +249,7 @@ class UnderReplication:
         return await self._locks.complete(held, checks)
 
     async def release(self, held: HeldTask) -> None:
-        """Release the lock if it is still the node that this session created; never anybody else's. Idempotent.
+        """Release the lock if it is still the node of this session; never another owner's. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; release again, or let the session's end do it.
@@ -256,7 +257,7 @@ class UnderReplication:
         await self._locks.release(held)
 
     async def lock_alone(self, ledger_id: LedgerId, owner: str) -> HeldLock | None:
-        """Take the lock of a ledger, marked or not, as Apache's collectors do; None if somebody holds it.
+        """Take the lock of a ledger, marked or not, as Apache's collectors do; None if it is taken.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; a lock that was made ends with the session.
@@ -326,7 +327,7 @@ class UnderReplication:
             await self._store.wait_node_changed(path, stat)
 
     async def lost_bookie_delay_s(self) -> int:
-        """Seconds to wait before a lost bookie's ledgers are marked; 0 where it was never set.
+        """Seconds to wait before a lost bookie's ledgers are marked; 0 if it was never set.
 
         Raises:
             InvalidDelayError: what is stored is not a number of seconds.
@@ -373,7 +374,7 @@ class UnderReplication:
 
     async def _read_part(self, ledger_ids: builtins.list[LedgerId]) -> builtins.list[Task | UnreadableTask]:
         found = await self.read_many(ledger_ids)
-        return [task for task in found if task is not None]  # the others were completed meanwhile
+        return [task for task in found if task is not None]  # the others were completed in the meantime
 
     async def _names(self, paths: builtins.list[str]) -> builtins.list[tuple[str, tuple[str, ...]]]:
         listings = await self._store.children_many(paths)
