@@ -1,1 +1,1 @@
-"""The storage node, its client and everything they share. Each sub-package says what belongs in it."""
+"""The storage node, its client and everything they share. Each sub-package has a docstring with its contents."""

@@ -59,7 +59,7 @@ class ApacheServer:
     process: ManagedProcess | None = None
 
     def launch(self) -> None:
-        """Write the configuration and start the process; ``wait_ready`` says when it serves."""
+        """Write the configuration and start the process; ``wait_ready`` returns when it serves."""
         configuration = self.directory / "bookie.conf"
         write_settings(configuration, self.settings)
         write_log_settings(self.directory / "log4j2.properties", is_shell=False)
@@ -83,7 +83,7 @@ class ApacheServer:
 
     @property
     def address(self) -> str:
-        """Where a bookie listens, and what it is called by default: ``127.0.0.1:port``."""
+        """The address of a bookie, and its default id: ``127.0.0.1:port``."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -99,7 +99,7 @@ class ApacheServer:
             await self.process.stop(_STOP_GRACE_S)
 
     async def kill9(self) -> None:
-        """SIGKILL and wait until the process is gone. The registration stays until its session has expired."""
+        """SIGKILL and wait for the end of the process. The registration stays until its session has expired."""
         self.running.kill9()
         await self.running.wait(_STOP_GRACE_S)
 
@@ -116,7 +116,7 @@ class ApacheBookie(ApacheServer):
 
 @dataclass(slots=True)
 class ApacheCluster:
-    """See the module docstring. Use ``start``, then ``async with``."""
+    """An Apache bookie as a child process. Use ``start``, then ``async with``."""
 
     directory: Path
     zookeeper: EmbeddedZooKeeper

@@ -1,4 +1,4 @@
-"""Where the jars of a real Apache BookKeeper are, and how to start a program in them.
+"""The location of the jars of a real Apache BookKeeper, and the start of a program in them.
 
 They are no dependency of this project: tests and comparisons alone use them. ``.ci/apache/pom.xml`` names the version,
 Maven fetches it.
@@ -25,7 +25,7 @@ _OPENED: Final = ("java.base/java.io=ALL-UNNAMED", "java.base/java.util.zip=ALL-
 
 
 class ApacheJarsMissingError(PermanentError):
-    """The jars of Apache BookKeeper are not on this machine; the text says how to get them."""
+    """The jars of Apache BookKeeper are not on this machine; the text contains the way to get them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ApacheJvm:
 
 
 def default_apache_lib(environment: Mapping[str, str] | None = None) -> Path:
-    """Folder where the jars are looked for, whether or not it exists: ``BKHEAL_APACHE_LIB``, or one in the cache."""
+    """Folder of the jars, whether or not it exists: ``BKHEAL_APACHE_LIB``, or one in the cache."""
     env = os.environ if environment is None else environment
     if given := env.get(LIB_VARIABLE):
         return Path(given)

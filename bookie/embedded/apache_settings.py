@@ -28,19 +28,22 @@ _WITH_TIME: Final = "%d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX} %p %c{1} %m%n%rEx{12}"
 _TEXT_ALONE: Final = "%m%n%rEx{12}"
 
 _TOLD: Final = ("org.apache.bookkeeper.common.component.ComponentStarter",)
-"""Says when everything has started."""
+"""The line printed when everything has started."""
 _TOLD_BY_SHELL: Final = ("org.apache.bookkeeper.tools", "org.apache.bookkeeper.bookie.BookieShell")
 """Apache's shell prints most of its answers through the log."""
 
 
 class ApacheStorage(enum.Enum):
-    """Where a bookie keeps entries; the value is Apache's ``ledgerStorageClass``."""
+    """The storage of a bookie; the value is Apache's ``ledgerStorageClass``."""
 
     SORTED = "org.apache.bookkeeper.bookie.SortedLedgerStorage"
     """Apache's default."""
     DB = "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage"
-    """Indexes in RocksDB, what large deployments use. Such a bookie never answers a request for a list of entries: its
-    storage does not support it, and what it throws reaches nobody. Whoever asks waits for its own deadline."""
+    """Indexes in RocksDB, what large deployments use.
+
+    Such a bookie never answers a request for a list of entries: its storage does not support it, and its exception
+    reaches no client. The client waits for its own deadline.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class ApacheTls:
     private_key: Path
     """PKCS #8, without a password."""
     ca_certificates: Path
-    """Whom clients' certificates must be signed by, where they are asked for."""
+    """The CA of the clients' certificates, if they are required."""
     asks_clients: bool = False
 
     def settings(self) -> dict[str, str]:
@@ -160,7 +163,7 @@ def write_settings(path: Path, settings: Mapping[str, str]) -> None:
 
 
 def write_log_settings(path: Path, *, is_shell: bool) -> None:
-    """Write a log configuration: warnings, and what says that a server has started or what a shell answers."""
+    """Write a log configuration: warnings, and the lines that announce a started server or a shell's answer."""
     text = _LOG4J.replace("{pattern}", _TEXT_ALONE if is_shell else _WITH_TIME)
     for number, name in enumerate(_TOLD_BY_SHELL if is_shell else _TOLD):
         text += f"logger.l{number}.name = {name}\nlogger.l{number}.level = info\n"

@@ -31,7 +31,7 @@ _READY_LINE: Final = r"^bookie (\S+) ready on (\S+):(\d+)$"
 _APACHE_LINE: Final = r"^bookie speaks Apache's protocol on (\S+):(\d+)$"
 _METRICS_LINE: Final = r"^bookie metrics on (\S+)$"
 SESSION_TIMEOUT_S: Final = 10.0
-"""A killed bookie is gone after this time; a bookie that a busy machine holds up for less than this is not lost."""
+"""A killed bookie is unregistered after this time; a bookie held up by a busy machine for less is not lost."""
 
 
 @dataclass(slots=True)
@@ -47,14 +47,14 @@ class EmbeddedBookie:
     port: int = 0
     serves_metrics: bool = False
     metrics_url: str = ""
-    """Where it serves metrics and probes, if it does; another port after each start."""
+    """The address of metrics and probes, if served; another port after each start."""
     speaks_apache: bool = False
     apache_port: int = 0
-    """Where it speaks Apache's protocol, if it does. Keeps it over restarts."""
+    """The port of Apache's protocol, if spoken. Keeps it over restarts."""
     session_timeout_s: float = SESSION_TIMEOUT_S
 
     def launch(self) -> None:
-        """Start the process; ``wait_ready`` says when it is registered."""
+        """Start the process; ``wait_ready`` returns when it is registered."""
         arguments = [
             *(sys.executable, "-m", "bookie.server"),
             *("--metadata-uri", self.metadata_uri, "--host", "127.0.0.1", "--port", str(self.port)),
@@ -105,13 +105,13 @@ class EmbeddedBookie:
             await self.process.stop(_STOP_GRACE_S)
 
     async def kill9(self) -> None:
-        """SIGKILL and wait until the process is gone."""
+        """SIGKILL and wait for the end of the process."""
         self.running.kill9()
         await self.running.wait(_STOP_GRACE_S)
 
 
 class EmbeddedCluster:
-    """See the module docstring. Use ``start``, then ``async with``."""
+    """ZooKeeper and bookies as child processes on this machine. Use ``start``, then ``async with``."""
 
     def __init__(
         self,
@@ -144,9 +144,8 @@ class EmbeddedCluster:
     ) -> EmbeddedCluster:
         """Start everything on free loopback ports and wait until every bookie is registered.
 
-        With ``serves_metrics``, bookies serve metrics and probes; their ``metrics_url`` says where. With
-        ``speaks_apache``, they speak Apache's protocol as well, at their ``apache_port``. ``session_timeout_s`` is that
-        of the bookies.
+        With ``serves_metrics``, bookies serve metrics and probes at their ``metrics_url``. With ``speaks_apache``, they
+        speak Apache's protocol as well, at their ``apache_port``. ``session_timeout_s`` is that of the bookies.
 
         Raises:
             EmbeddedProcessError: something did not start; quotes its log.

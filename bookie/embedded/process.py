@@ -2,12 +2,12 @@
 
 **Own session.** Ctrl-C in a terminal reaches the owner alone, which then stops its children in order.
 
-**Never outlives its owner**, not even one that was killed with SIGKILL. Each child is started by a two-line shell that
-leaves a watch behind and then becomes the child (same process id). The watch blocks on a pipe whose other end only the
-owner holds; the kernel closes it when the owner ends, however it ends, and the watch kills its own process group, which
-is the child and whatever the child started. Why not ``PR_SET_PDEATHSIG``: it exists on Linux alone, needs code between
-fork and exec, and fires when the *thread* that forked ends, which with thread pools is not when the owner ends. Because
-the watch belongs to the group that it kills, the group's number cannot have been given to strangers in the meantime.
+**Never outlives its owner**, not even one that was killed with SIGKILL. Each child is started by a two-line shell,
+which starts a watch and then becomes the child (same process id). The watch blocks on a pipe whose other end only the
+owner holds; the kernel closes it at any end of the owner, and the watch kills its own process group: the child and all
+its children. Why not ``PR_SET_PDEATHSIG``: it exists on Linux alone, needs code between fork and exec, and fires when
+the *thread* that forked ends, which with thread pools is not when the owner ends. Because the watch belongs to the
+group that it kills, the group's number cannot have been given to strangers in the meantime.
 
 Nothing here belongs to an event loop: a process may be started in one loop and stopped in another.
 """
@@ -102,7 +102,7 @@ class ManagedProcess:
         """Exit code, ``-n`` for death by signal ``n``, or None while it runs."""
         code = self._process.poll()
         if code is not None and self._process.stdin is not None:
-            self._process.stdin.close()  # ends the watch, and what the process may have left behind
+            self._process.stdin.close()  # kills the watch, and any remaining children
         return code
 
     @property

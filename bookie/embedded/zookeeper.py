@@ -260,7 +260,7 @@ def _lock_directory(directory: Path) -> int:
 
 
 async def _is_serving(port: int) -> bool:
-    """Whether the server answers requests: ``srvr`` names a mode only then, ``ruok`` says yes too early."""
+    """Return whether the server answers requests: ``srvr`` names a mode only then, ``ruok`` succeeds too early."""
     try:
         async with asyncio.timeout(_ANSWER_DEADLINE_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,7 +1,7 @@
 """How many answers are enough: quorum coverage of an ensemble, and of one entry's write set.
 
-An entry may have been acknowledged once ``Qa`` members of its write set hold it. So nobody can have acknowledged it
-without one of any ``(Qw - Qa) + 1`` members of that write set; that many answers know of it, or rule it out.
+An entry may have been acknowledged once ``Qa`` members of its write set hold it. So it cannot have been acknowledged
+without one of any ``(Qw - Qa) + 1`` members of that write set; as many answers either contain it or rule it out.
 
 Source: docs/formats.md#coverage, T14.
 """
@@ -14,7 +14,7 @@ from bookie.model.schedule import write_set
 
 
 def negative_quorum(write_quorum: int, ack_quorum: int) -> int:
-    """How many members of one write set must say "never stored" before the entry cannot have been acknowledged."""
+    """The number of "never stored" answers in one write set which prove an entry unacknowledged."""
     return write_quorum - ack_quorum + 1
 
 

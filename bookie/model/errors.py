@@ -27,7 +27,7 @@ class OutcomeUnknownError(BkhealError):
 
 
 class FatalError(BkhealError):
-    """This process must stop its work: what it relied on is gone or impossible."""
+    """This process must stop its work: something it relied on is lost or impossible."""
 
 
 class InvariantError(FatalError):

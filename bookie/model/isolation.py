@@ -8,8 +8,8 @@ The topology puts bookies into named groups, and a ledger names primary and seco
 - never those that are only in other groups. A primary group ``*`` means every bookie. A ledger that asks for the policy
   and names no primary group may have, by the same steps, what no group has claimed.
 
-Where the wish cannot be understood, or nothing is known of any group, every bookie will do, as in Pulsar: a ledger that
-loses its copies is worse off than one with a copy in the wrong place. ``not_kept_because`` says so.
+If the custom metadata cannot be understood, or no group is known, every bookie is a candidate, as in Pulsar: a ledger
+without copies is worse off than one with a copy in the wrong place. ``not_kept_because`` contains the reason.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Isolation:
 
 
 def isolation_of(custom: Iterable[tuple[str, bytes]]) -> Isolation | None:
-    """The groups that a ledger with this custom metadata asks for; None where it does not restrict its bookies.
+    """The groups in this custom metadata; None if it does not restrict the bookies.
 
     Raises:
         UnreadableIsolationError: it asks for a policy, in a way that cannot be read.
@@ -101,7 +101,7 @@ def suited(
 
 
 def not_kept_because(custom: Iterable[tuple[str, bytes]], groups: BookieGroups) -> str | None:
-    """Why a ledger's wish cannot be kept; None where it can, or where there is none."""
+    """The reason why a ledger's groups cannot be respected; None if they can, or if there are none."""
     try:
         wish = isolation_of(custom)
     except UnreadableIsolationError as error:

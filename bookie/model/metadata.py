@@ -52,7 +52,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """Everything ZooKeeper says about one ledger, besides its id and the znode version."""
+    """The metadata of one ledger, without its id and the znode version."""
 
     ensemble_size: int
     write_quorum: int
@@ -67,7 +67,7 @@ class LedgerMetadata:
     """None only in metadata that carries no password (format 1)."""
     password: bytes | None = field(default=b"", repr=False)
     ctime_ms: int | None = None
-    """Creation time as stored in the metadata, epoch milliseconds; None where it is not stored."""
+    """Creation time in the metadata, epoch milliseconds; None if not stored."""
     custom: tuple[tuple[str, bytes], ...] = ()
     ctoken: int | None = None
     """Creator token of a create; every later rewrite stores 0 (docs/formats.md#field-rules)."""
@@ -124,7 +124,7 @@ class LedgerMetadata:
         return index
 
     def fragment_last_entry_id(self, index: int) -> EntryId | None:
-        """Last entry of fragment ``index``, inclusive; None where only the writer knows (last one, not closed).
+        """Last entry of fragment ``index``, inclusive; None for the last fragment of an open ledger.
 
         A value below the fragment's first entry means that the fragment is empty.
         """

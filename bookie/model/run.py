@@ -31,13 +31,13 @@ class RunKind(enum.StrEnum):
 
 
 class RunState(enum.StrEnum):
-    """Where a run is. The last four are final."""
+    """The state of a run. The last four are final."""
 
     WAITING = "waiting"
     RUNNING = "running"
     PAUSED = "paused"
     DONE = "done"
-    """Came to its end; ``verdict`` says what it found."""
+    """Completed; ``verdict`` is the result."""
     FAILED = "failed"
     CANCELLED = "cancelled"
     ABANDONED = "abandoned"
@@ -45,7 +45,7 @@ class RunState(enum.StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the run is over."""
+        """True if the run has ended."""
         return self in (RunState.DONE, RunState.FAILED, RunState.CANCELLED, RunState.ABANDONED)
 
 
@@ -66,7 +66,7 @@ class DamagedRunRecordError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run. Times are epoch milliseconds, 0 where not known (yet)."""
+    """One run. Times are epoch milliseconds, 0 if not known (yet)."""
 
     run_id: str
     """Begins with its start, so that ids sort by time: ``20261120T101500Z-0a1b2c``."""
@@ -75,13 +75,13 @@ class RunRecord:
     owner: str
     """Who asked: a user, ``anonymous``, or the name of the schedule's process."""
     process: str
-    """Host name and process id of whoever runs it."""
+    """Host name and process id of the owner."""
     state: RunState = RunState.WAITING
     is_dry_run: bool = False
     phase: str = ""
     done: int = 0
     total: int = 0
-    """Of the phase, 0 where not known."""
+    """Of the phase, 0 if unknown."""
     started_ms: int = 0
     updated_ms: int = 0
     finished_ms: int = 0
@@ -100,7 +100,7 @@ class RunRecord:
 
     @property
     def eta_ms(self) -> int | None:
-        """When the present phase will end if it goes on as so far; None where that cannot be told."""
+        """The estimated end of the present phase at the present rate; None if unknown."""
         if self.state.is_final or not self.total or not self.done or self.updated_ms <= self.started_ms:
             return None
         return self.started_ms + (self.updated_ms - self.started_ms) * self.total // self.done
@@ -161,6 +161,6 @@ def _rfc3339(epoch_ms: int) -> str | None:
 
 
 def new_run_id(started_ms: int, rng: random.Random) -> str:
-    """Sorts by time; the suffix tells apart runs of one second."""
+    """Sorts by time; the suffix distinguishes runs of one second."""
     started = datetime.fromtimestamp(started_ms / 1000, UTC)
     return f"{started:%Y%m%dT%H%M%SZ}-{rng.randrange(1 << 24):06x}"

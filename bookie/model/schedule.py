@@ -55,7 +55,7 @@ def stored_entries(position: int, first: int, last: int, ensemble_size: int, wri
 
 
 def occurring_starts(first: int, last: int | None, ensemble_size: int) -> frozenset[int]:
-    """First positions of the write sets that occur in ``first..last``; all of them where ``last`` is unknown.
+    """First positions of the write sets that occur in ``first..last``; all of them if ``last`` is unknown.
 
     A write set is named by its first position, ``entry_id mod E``. An empty range has none.
     """

@@ -14,7 +14,7 @@ from bookie.model.schedule import occurring_starts
 
 
 class Severity(enum.IntEnum):
-    """Levels in the order of repair: smaller is worse. They apply only where something is missing."""
+    """Levels in the order of repair: smaller is worse. They apply only if something is missing."""
 
     LOST = 0
     """Every holder answered "no such entry", or an operator accepted the loss."""
@@ -58,9 +58,9 @@ def fragment_health(
         write_quorum: Qw.
         ack_quorum: Qa.
         first_entry_id: first entry of the fragment, inclusive.
-        last_entry_id: last entry, inclusive; below the first for an empty fragment; None where it is not known.
-        is_draining: per ensemble position, whether its bookie is being drained; empty where none is. What a live one
-            holds counts as a copy until it has gone.
+        last_entry_id: last entry, inclusive; below the first for an empty fragment; None if unknown.
+        is_draining: per ensemble position, True if its bookie is being drained; empty if none is. What a live one holds
+            counts as a copy until it has gone.
     """
     ensemble_size = len(is_live)
     leaving = is_draining or (False,) * ensemble_size

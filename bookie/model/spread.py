@@ -28,7 +28,7 @@ class PlacementPolicy:
     min_zones: int = 1
     min_regions: int = 1
     is_strict: bool = False
-    """Refuse where that cannot be had, instead of spreading as well as possible."""
+    """Refuse if this is impossible, instead of spreading as well as possible."""
     weight_max: float = 3.0
     """A bookie with much free space is chosen at most so many times as often as the median one (Apache's factor)."""
 
@@ -88,7 +88,7 @@ class Adherence:
 
 
 def adherence(members: Sequence[BookieId], write_quorum: int, policy: PlacementPolicy, topology: Topology) -> Adherence:
-    """Judge an ensemble by a policy. Only the topology counts, not who is registered: an outage moves nobody."""
+    """Judge an ensemble by a policy. Only the topology counts, not the registrations: an outage moves no copies."""
     thin: list[ThinWriteSet] = []
     places = [topology.location_of(member) for member in members]
     for level, needed in policy.needs(min(write_quorum, len(members))):
@@ -100,7 +100,7 @@ def adherence(members: Sequence[BookieId], write_quorum: int, policy: PlacementP
 
 
 def write_sets(ensemble_size: int, write_quorum: int) -> list[tuple[int, ...]]:
-    """The different write sets of an ensemble, by position: one where the quorum is the whole of it, else ``E``."""
+    """The different write sets of an ensemble, by position: one if the quorum equals the ensemble, else ``E``."""
     if write_quorum >= ensemble_size:
         return [tuple(range(ensemble_size))] if ensemble_size else []
     return [write_set(start, ensemble_size, write_quorum) for start in range(ensemble_size)]

@@ -1,4 +1,4 @@
-"""Where bookies stand: location paths, the failure domains they name, and how far apart two bookies are.
+"""The locations of bookies: paths, the failure domains in them, and the distance of two bookies.
 
 A location is Apache's: ``/rack``, ``/region/rack`` (or ``/zone/rack``), or ``/region/zone/rack``. The whole path is the
 rack, so that ``/eu/r1`` and ``/us/r1`` are two racks; the first part of a longer path is its region, and a zone is the
@@ -22,10 +22,10 @@ Location = NewType("Location", str)
 """A normal location path: see ``location``."""
 
 DEFAULT_RACK: Final = Location("/default-rack")
-"""Of a bookie that the topology does not know, where locations have one part (Apache's name)."""
+"""Of a bookie outside the topology, if locations have one part (Apache's name)."""
 DEFAULT_REGION: Final = Location("/default-region")
 DEFAULT_REGION_AND_RACK: Final = Location("/default-region/default-rack")
-"""Of a bookie that the topology does not know, where locations have regions or zones (Apache's name)."""
+"""Of a bookie outside the topology, if locations have regions or zones (Apache's name)."""
 
 _PARTS_MAX: Final = 8
 _PART: Final = re.compile(r"[A-Za-z0-9._:@=+-]{1,128}")
@@ -44,7 +44,7 @@ class Level(enum.Enum):
 
 
 def location(text: str) -> Location:
-    """Return ``text`` as a location: a leading slash is added where it is missing, a trailing one dropped.
+    """Return ``text`` as a location: a missing leading slash is added, a trailing one dropped.
 
     Raises:
         InvalidLocationError: empty, too deep, or a part that is empty or holds other characters than names do.
@@ -85,20 +85,20 @@ class Topology:
 
     locations: Mapping[str, Location] = field(default_factory=lambda: MappingProxyType({}))
     groups: BookieGroups = NO_GROUPS
-    """Pulsar's groups of bookies; none where it was written down without groups."""
+    """Pulsar's groups of bookies; empty if the topology has none."""
     default: Location = field(init=False)
-    """Where a bookie counts to be that is not in the topology."""
+    """The location of a bookie outside the topology."""
 
     def __post_init__(self) -> None:
         is_deep = any(where.count("/") > 1 for where in self.locations.values())
         object.__setattr__(self, "default", DEFAULT_REGION_AND_RACK if is_deep else DEFAULT_RACK)
 
     def location_of(self, bookie: BookieId) -> Location:
-        """Where a bookie stands; ``default`` where that is not known."""
+        """The location of a bookie; ``default`` if unknown."""
         return self.known(bookie) or self.default
 
     def known(self, bookie: BookieId) -> Location | None:
-        """Where a bookie stands by its id, else by its host; None where the topology does not say."""
+        """The location of a bookie by its id, else by its host; None if the topology has neither."""
         where = self.locations.get(bookie)
         return where if where is not None else self.locations.get(bookie.rpartition(":")[0])
 
@@ -107,5 +107,5 @@ class Topology:
         return 0 if first == second else 2 + hops(self.location_of(first), self.location_of(second))
 
     def distance_from(self, where: Location, bookie: BookieId) -> int:
-        """As ``distance``, from somebody else's location."""
+        """As ``distance``, from a location outside the topology."""
         return 2 + hops(where, self.location_of(bookie))

@@ -1,4 +1,4 @@
-"""Numbers as protobuf writes them, for the few places where whole messages would cost too much."""
+"""Numbers in protobuf's encoding, for the few places in which whole messages would cost too much."""
 
 from __future__ import annotations
 

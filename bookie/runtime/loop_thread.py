@@ -18,9 +18,9 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._lock = threading.RLock()  # an iterator may be thrown away, and take it, in the middle of a call
+        self._lock = threading.RLock()  # an iterator may be dropped, and take it, in the middle of a call
         self._is_stopping = False
-        """Nothing begins any more: what began before is cancelled once the loop ends, and nobody waits for ever."""
+        """Nothing new starts: earlier work is cancelled when the loop ends, and no caller waits forever."""
         self._thread = threading.Thread(target=self._run, name="bkheal-client", daemon=True)
         self._thread.start()
 
@@ -47,14 +47,14 @@ class LoopThread:
             raise
 
     def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
-        """Items of ``source``, fetched ahead a little. Leaving the iteration early ends the source."""
+        """Items of ``source``, fetched ahead a little. Leaving the iteration early closes the source."""
         pump: _Pump[T] = self.run(_start(source))
         try:
             while batch := self.run(pump.take()):
                 yield from batch
         finally:
             with self._lock:
-                if not self._is_stopping:  # does not wait: this may run wherever the iterator is thrown away
+                if not self._is_stopping:  # does not wait: this may run wherever the iterator is dropped
                     self._loop.call_soon_threadsafe(pump.stop)
 
     def stop(self) -> None:
@@ -103,7 +103,7 @@ class _Pump(Generic[T]):
                     await self._changed.wait_for(lambda: len(self._ready) < _AHEAD)
                     self._ready.append(item)
                     self._changed.notify_all()
-        except Exception as caught:  # noqa: BLE001 (it is raised where the items are taken)
+        except Exception as caught:  # noqa: BLE001 (it is raised in the consumer)
             error = caught
         async with self._changed:
             self._error = error

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How often to try, and how long to wait in between.
+    """The number of attempts and the pauses between them.
 
     The defaults give up after about 12 seconds of waiting: longer than a ZooKeeper session's usual timeout of 10 s, so
     that a lost session has been noticed by then.

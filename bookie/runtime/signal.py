@@ -8,7 +8,10 @@ from contextlib import contextmanager
 
 
 class Signal:
-    """Wakes whoever waits. It carries no state: the waiter looks for itself what is new, and waits again."""
+    """Wakes all waiters.
+
+    It carries no state: a waiter checks for changes itself, and waits again.
+    """
 
     __slots__ = ("_waiters",)
 

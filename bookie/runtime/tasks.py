@@ -20,7 +20,7 @@ def guarded(name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
 
 
 async def cancel(task: asyncio.Task[Any] | None) -> None:
-    """Cancel ``task`` and wait until it is over; what it raised was logged already."""
+    """Cancel ``task`` and wait for its end; its error was logged already."""
     if task is None or task is asyncio.current_task():
         return
     task.cancel()

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def installed_version() -> str:
-    """Version of the installed package; ``unknown`` where the code runs without having been installed."""
+    """Version of the installed package; ``unknown`` if the code runs without an installation."""
     try:
         return version("bkheal")
     except PackageNotFoundError:

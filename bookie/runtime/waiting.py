@@ -54,7 +54,7 @@ async def _end(tasks: Iterable[asyncio.Future[None]]) -> None:
 
 
 async def first_of(events: Sequence[Coroutine[Any, Any, Any]], work: Collection[asyncio.Task[Any]] = ()) -> None:
-    """Return when one of ``events`` or ``work`` is over.
+    """Return when one of ``events`` or ``work`` has completed.
 
     The events that have not come are cancelled; tasks of ``work`` live on, and how they ended is not looked at.
 
@@ -74,6 +74,6 @@ async def first_of(events: Sequence[Coroutine[Any, Any, Any]], work: Collection[
 
 
 async def all_over(work: Collection[asyncio.Task[Any]]) -> None:
-    """Return when every task is over, however it ended."""
+    """Return when every task has completed, with any result."""
     if work:
         await asyncio.wait(list(work))

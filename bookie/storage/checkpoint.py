@@ -8,7 +8,7 @@ nothing, because the journal is replayed from the last mark and putting an entry
 3. in one atomic index write: ledger states and the mark;
 4. drop the flushed cache; only now may journal files go (the caller trims).
 
-A flush that fails on a full disk is kept, and continued in a new file behind the entries that the index names already.
+A flush that fails on a full disk is kept, and continued in a new file after the entries in the index.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Checkpointer:
             return await self._finish(self._pending)
 
     def exclusive(self) -> asyncio.Lock:
-        """To hold while changing what the index says about entries: no checkpoint runs meanwhile."""
+        """To hold during a change of an entry's index record: no checkpoint runs at the same time."""
         return self._running
 
     def drop(self, ledger_id: LedgerId) -> None:

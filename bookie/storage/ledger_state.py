@@ -1,8 +1,8 @@
 """What a bookie remembers about a ledger beside its entries: key, fence, limbo.
 
-There is one object per ledger id, and it is never dropped while somebody uses it or while the index lags behind it.
-So whoever holds it can check it and enqueue to the journal without giving way in between, which is what makes a
-fence and an add have one order (the defect of two objects for one ledger is apache/bookkeeper #4701).
+There is one object per ledger id, and it is never dropped while it is used or while the index is older than it. So its
+user can check it and enqueue to the journal without giving way in the middle, which puts a fence and an add in one
+order (the defect of two objects for one ledger is apache/bookkeeper #4701).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LedgerState:
         is_fenced: ordinary adds are refused, from the moment the fence is enqueued.
         is_fence_durable: the fence survives a crash; nothing may be answered on it before.
         is_limbo: what this bookie held is unknown; every "absent" is answered with LIMBO.
-        is_collected: the entries were collected and none came since; the rest, the fence above all, stays for good.
+        is_collected: the entries were collected and none was added since; the rest, above all the fence, is permanent.
         deleting: set when the deletion of entries that is under way has ended; None: none is.
         fencing: completes when the fence being written is durable or has failed; shared by concurrent fences.
     """
@@ -153,7 +153,7 @@ class LedgerStates:
         self._forget_surplus()
 
     async def page(self, after: int, limit: int, *, only_limbo: bool = False) -> list[LedgerId]:
-        """Ids behind ``after``, ascending, of known ledgers; about ``limit``, none at the end.
+        """Ids after ``after``, ascending, of known ledgers; about ``limit``, none at the end.
 
         Those that were collected are left out, unless they are in limbo. With ``only_limbo`` only these.
 
@@ -161,7 +161,7 @@ class LedgerStates:
             DiskError: the index cannot be read.
         """
         while True:
-            recent = self._being_saved | self._changed  # some may be saved, behind the range, while it is read
+            recent = self._being_saved | self._changed  # some may be saved, after the range, during the read
             pairs = await self._index.range(*states_after(after), limit)
             is_last = len(pairs) < limit
             reached = LEDGER_ID_MAX if is_last else ledger_id_of_state(pairs[-1][0])

@@ -1,7 +1,7 @@
 """From what is on the disks to a store that may answer.
 
-A journal is replayed into the write cache and then written anew by a checkpoint, before anything is served: what a
-killed process left in the page cache may never have reached the disk, although it reads back well.
+A journal is replayed into the write cache and then written again by a checkpoint, before anything is served: data in
+the page cache of a killed process may never have reached the disk, although it reads back well.
 """
 
 from __future__ import annotations

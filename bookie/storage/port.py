@@ -51,7 +51,7 @@ class DiskFile(Protocol):
         ...
 
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes at each (offset, size); shorter where the file ends.
+        """Bytes at each (offset, size); shorter at the end of the file.
 
         Raises:
             DiskError: unreadable.
@@ -62,7 +62,7 @@ class DiskFile(Protocol):
         """Current size in bytes.
 
         Raises:
-            DiskError: it cannot be told.
+            DiskError: this cannot be determined.
         """
         ...
 
@@ -101,7 +101,7 @@ class Disk(Protocol):
         ...
 
     async def names(self, directory: str) -> list[str]:
-        """Names of files and directories in a directory, sorted; empty where it does not exist.
+        """Names of files and directories in a directory, sorted; empty if it does not exist.
 
         Raises:
             DiskError: it cannot be read.
@@ -113,7 +113,7 @@ class Disk(Protocol):
         ...
 
     async def unlink(self, path: str) -> None:
-        """Remove a file; fine if it is gone."""
+        """Remove a file; no error if it does not exist."""
         ...
 
     async def sync_directory(self, directory: str) -> None:

@@ -69,10 +69,10 @@ class EntryReader:
     async def _stored(
         self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: list[CachedEntry | Location | None]
     ) -> list[bytes | DiskError | None]:
-        """Bytes at each location in ``found``, which is corrected where an entry has moved meanwhile.
+        """Bytes at each location in ``found``, which is corrected for moved entries.
 
-        A log that is gone was compacted, or it is lost: the index tells, and names a log that vanishes once more only
-        if that was compacted in its turn.
+        A missing log was compacted, or it is lost: the index shows which, and names a log that disappears once more
+        only if it was compacted as well.
         """
         for attempt in range(_MOVES_MAX + 1):
             places = [place for place, entry in enumerate(found) if isinstance(entry, Location)]

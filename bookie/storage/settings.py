@@ -29,7 +29,7 @@ class StorageSettings:
     flush_retry_s: float = 5.0
     """Pause before a flush that met a full disk is tried again."""
     ledgers_in_memory: int = 100_000
-    """Ledger states kept although nobody uses them now."""
+    """Ledger states kept in memory without a user."""
     open_logs: int = 256
     """Entry log files kept open for reading."""
     list_page_keys: int = 10_000

@@ -1,9 +1,9 @@
 """The store of one bookie: durable entries, fences and keys; what a request handler calls.
 
-It keeps: an answer of success leaves only after the journal is on disk (J1); a fence and an add have one order, the
-order in which they are enqueued, decided without giving way in between; "absent" is said only of what was never
-stored here (S6). Requests never raise: each gets a reply with a ``Status``. What makes the store unable to keep its
-word completes ``fatal``, and the process must exit.
+It keeps its word: a success is answered only after the journal is on disk (J1); a fence and an add have one order, the
+order in which they are enqueued, decided without giving way; "absent" is answered only for entries never stored here
+(S6). Requests never raise: each gets a reply with a ``Status``. What makes the store unable to keep its word completes
+``fatal``, and the process must exit.
 
 It does not verify entry digests (only those who know the password can), and knows no other bookie and no metadata.
 """
@@ -41,11 +41,14 @@ _LIMBO_CHUNK: Final = 1000
 """Ledgers put in limbo at a time: enough to fill a group commit, little enough to bound the tasks."""
 
 REQUEST_FAILURES: Final = (DiskError, UnsupportedFormatError, JournalBusyError, JournalStoppedError)
-"""What ends one request: an unreadable index, an unreadable ledger state, a full queue, a stopped journal."""
+"""The failure of one request: an unreadable index, an unreadable ledger state, a full queue, a stopped journal."""
 
 
 class LedgerStorage:
-    """See the module docstring. Every method may be called concurrently with every other."""
+    """The entries of a bookie: journal, write cache, index and entry logs as one.
+
+    Every method may be called concurrently with every other.
+    """
 
     def __init__(self, parts: Parts, index: EntryIndex, settings: StorageSettings, clock: Clock) -> None:
         self._parts = parts
@@ -66,7 +69,7 @@ class LedgerStorage:
         self._flusher: asyncio.Task[None] | None = None
         self._is_full = parts.is_full
         self.takes_no_adds = False
-        """Whether adds are refused, also those of recovery and repair; set by whoever watches the disks."""
+        """True if adds are refused, also those of recovery and repair; set by the disk watch."""
         self._is_closing = False
 
     @classmethod
@@ -103,7 +106,7 @@ class LedgerStorage:
         return self._states.count
 
     async def add(self, batch: AddBatch) -> AddReply:
-        """Store all entries of a batch, durably, or none. An entry that is there already is replaced."""
+        """Store all entries of a batch, durably, or none. An existing entry is replaced."""
         if (refusal := self._add_refusal()) is not None:
             return refusal
         self._marks.pop(batch.ledger_id, None)
@@ -123,7 +126,9 @@ class LedgerStorage:
         return AddReply(self._status_of(error), "" if error is None else str(error))
 
     async def fence(self, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
-        """Refuse ordinary adds for good, durably, and tell the greatest entry. Creates the ledger if it is unknown.
+        """Refuse ordinary adds permanently and durably, and return the greatest entry.
+
+        Creates the ledger if it is unknown.
 
         In limbo ``last_entry`` has status LIMBO, because there may have been a greater one.
         """
@@ -194,7 +199,7 @@ class LedgerStorage:
             return ReadReply(self._status_of(error), detail=str(error))
 
     async def list_entries(self, ledger_id: LedgerId) -> ListReply:
-        """The entries of a ledger. LIMBO and NO_LEDGER carry what is there as well: in limbo that may not be all."""
+        """The entries of a ledger. LIMBO and NO_LEDGER carry the existing entries too; in limbo there may be more."""
         if (problem := check_ledger(ledger_id)) is not None:
             return ListReply(Status.BAD_REQUEST, detail=problem)
         self._marks.pop(ledger_id, None)
@@ -209,7 +214,7 @@ class LedgerStorage:
             return ListReply(self._status_of(error), detail=str(error))
 
     async def ledger_ids(self, after: int = -1, limit: int = 1000) -> list[LedgerId]:
-        """Ledgers behind ``after`` of which something is here, ascending; about ``limit``, none at the end.
+        """Ledgers after ``after`` with entries here, ascending; about ``limit``, none at the end.
 
         Those that were collected and are not in limbo are left out, although their fences are kept.
 
@@ -233,9 +238,9 @@ class LedgerStorage:
             del self._marks[ledger_id]
 
     async def collect(self, ledger_id: LedgerId, mark: Mark) -> bool:
-        """Delete a ledger's entries for good if ``mark`` stands; the ledger stays fenced (S17).
+        """Delete a ledger's entries permanently if ``mark`` stands; the ledger stays fenced (S17).
 
-        False: something came in between, and a part of the entries may be gone; what came is kept.
+        False: the mark was cleared, and a part of the entries may be deleted; new ones are kept.
 
         Raises:
             JournalBusyError: too much waits for the disk.
@@ -259,7 +264,7 @@ class LedgerStorage:
         return await self._noting_full(self._compactor.run())
 
     async def clear_limbo(self, ledger_id: LedgerId) -> None:
-        """End the limbo of a ledger durably, for whoever knows that all it should hold is here. It stays fenced.
+        """End the limbo of a ledger durably, when all its entries are known to be here. It stays fenced.
 
         Raises:
             JournalBusyError: too much waits for the disk; nothing was changed.
@@ -373,7 +378,7 @@ class LedgerStorage:
     async def _flush(self) -> None:
         await self._has_room_for_checkpoint()
         while self._is_full:
-            # A pause also after success: the journal's disk may be the full one, and only an add can tell.
+            # A pause also after success: the journal's disk may be the full one, and only an add can show it.
             await self._clock.sleep(self._settings.flush_retry_s)
             self._is_full = not await self._has_room_for_checkpoint()
 

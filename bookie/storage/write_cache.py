@@ -33,7 +33,7 @@ class WriteCache:
     _last: dict[LedgerId, EntryId] = field(default_factory=dict)
 
     def put(self, ledger_id: LedgerId, entries: Mapping[EntryId, CachedEntry], size: int) -> None:
-        """Add entries that have ``size`` bytes together; one that is there already is replaced."""
+        """Add entries of ``size`` bytes together; an existing one is replaced."""
         self._ledgers.setdefault(ledger_id, {}).update(entries)
         self._last[ledger_id] = max(self._last.get(ledger_id, NO_ENTRY), *entries)
         self.size += size + len(entries) * ENTRY_OVERHEAD_BYTES

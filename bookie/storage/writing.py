@@ -68,7 +68,7 @@ class LedgerWriter:
         records.add(RecordKind.LIMBO, state.ledger_id)
 
         def on_durable() -> None:
-            state.is_limbo = True  # also if an earlier end of limbo has become durable meanwhile
+            state.is_limbo = True  # also if an earlier end of limbo has become durable
             self._fenced(state)
 
         done = self._enqueue(state, records, on_durable)
@@ -117,7 +117,7 @@ class LedgerWriter:
     def _enqueue(
         self, state: LedgerState, records: Records, on_durable: Callable[[], None], new_key: bytes | None = None
     ) -> Done:
-        """Keep the state in memory until the records are durable, also when nobody waits for them any more."""
+        """Keep the state in memory until the records are durable, also after the caller was cancelled."""
 
         def settle() -> None:
             state.uses -= 1
@@ -131,7 +131,7 @@ class LedgerWriter:
             self.on_stored()
 
         def failed(error: FatalError) -> None:
-            if new_key is not None:  # everything enqueued behind it fails as well, so nobody relies on the key
+            if new_key is not None:  # every later record fails as well, so nothing relies on the key
                 state.master_key = None
             settle()
             self.on_failed(error)

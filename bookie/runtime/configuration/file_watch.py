@@ -1,8 +1,8 @@
 """Follows the configuration file of a process that runs: looks at it now and then and at SIGHUP; see ``reload``.
 
-Contents are compared, not times: a ConfigMap's volume replaces the directory behind a link, with whatever times. A
-content counts when two looks in a row find it, so that a file which is being written is not taken for a short one;
-SIGHUP says that it is complete. What cannot be read or is refused changes nothing.
+Contents are compared, not times: a ConfigMap's volume replaces the directory behind a link, with arbitrary times. A
+content counts after two consecutive reads return it, so that a half-written file is not taken for a complete one;
+SIGHUP declares it complete. What cannot be read or is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ConfigWatch:
         """Only stores.
 
         Raises:
-            InvariantError: the options that can change are not those that are said to.
+            InvariantError: the set of changeable options is not the declared one.
         """
         if apply.keys() != source.live:
             raise InvariantError(f"live options are {sorted(source.live)}, and {sorted(apply)} can be applied")
@@ -62,7 +62,7 @@ class ConfigWatch:
         self._turn = asyncio.Lock()
 
     async def run(self) -> None:
-        """Look until cancelled, whatever a look ends with."""
+        """Read until cancelled, whatever the result of a read."""
         while True:
             try:
                 await self.look()
@@ -74,7 +74,7 @@ class ConfigWatch:
         """Read the file, and take over what changed.
 
         Args:
-            is_asked: somebody asks for it: take what is there as complete, and answer in the log in any case.
+            is_asked: an operator requested it: treat the present content as complete, and log the answer in any case.
         """
         async with self._turn:
             content = await asyncio.to_thread(_read, self._source.path)

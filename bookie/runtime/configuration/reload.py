@@ -1,6 +1,6 @@
 """What a changed configuration file means for a process that runs. Decisions alone: no file, no clock, no signals.
 
-A value is what the file says, or the default where it says nothing. An option that a flag or a variable names does not
+A value comes from the file, or is the default if the file has none. An option that a flag or a variable names does not
 follow the file, as at a start. Of the others the live ones change at once, and the rest wait for a restart.
 """
 
@@ -21,7 +21,7 @@ class ConfigSource:
 
     path: Path
     parse: Callable[[str], Values]
-    """Says what is in the file, by the rules of a start; raises ConfigurationError with every problem."""
+    """Parses a file by the rules of a start; raises ConfigurationError with every problem."""
     values: Values
     """At the start."""
     given: Mapping[str, str]
@@ -56,7 +56,7 @@ def decide(source: ConfigSource, seen: Values, new: Values) -> Decision:
 
     Args:
         source: of the process.
-        seen: values of the content before, so that each change is told once.
+        seen: values of the content before, so that each change is reported once.
         new: values of the content now.
     """
     taken, outranked, waiting = [], [], []

@@ -2,8 +2,8 @@
 
 The first of these that names one counts: the ``--metadata-uri`` option, the variable ``BKHEAL_METADATA_URI``, the key
 ``metadata_uri`` of the configuration file. That file is the one given by ``--config``, else by ``BKHEAL_CONFIG``, else
-``~/.config/bkheal/config.toml`` where it exists. A file that was named must be there and be right even when its value
-is not needed; the one at the default place is looked at only when nothing before it answers.
+``~/.config/bkheal/config.toml`` if it exists. A file that was named must be there and be right even when its value is
+not needed; the one at the default place is looked at only when nothing before it answers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def resolve_metadata_uri(flag: str | None, env: Mapping[str, str], flag_file: Pa
 
 
 def config_file(flag_file: Path | None, env: Mapping[str, str]) -> Path | None:
-    """The configuration file to read: the named one, there or not, or the default one where it exists."""
+    """The configuration file to read: the named one, even if it is missing, or the default one if it exists."""
     if flag_file is not None or env.get(CONFIG_VARIABLE):
         return flag_file or Path(env[CONFIG_VARIABLE])
     default = _default_file(env)
@@ -105,7 +105,7 @@ def parse_config(text: str, path: Path) -> Mapping[str, Any]:
 
 
 def _extreme(content: Mapping[str, Any]) -> str | None:
-    """What of a content would fail whoever converts or shows it; TOML itself has no bounds but that of integers."""
+    """The values of a content that would fail when they are converted or shown; TOML itself bounds only integers."""
     level: list[Any] = [content]
     for _ in range(_DEPTH_MAX):
         if any(isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX for value in level):
@@ -153,7 +153,7 @@ def uri_in(content: Mapping[str, Any], path: Path, problems: list[str]) -> str |
 
 
 def uri_problem(uri: object) -> str | None:
-    """Why a file cannot say ``uri``, before it is parsed; None: it can."""
+    """The reason why a file may not contain ``uri``, before it is parsed; None: it may."""
     if isinstance(uri, str) and uri.strip():
         return None
     return f'{URI_KEY} must be a text such as "{_EXAMPLE}", not {uri!r}'

@@ -1,6 +1,6 @@
-"""Whether the event loop of this process answers, told to other threads: what a liveness probe wants to know.
+"""Report to other threads whether the event loop of this process answers, which is the question of a liveness probe.
 
-It depends on nothing outside the process, so that an outage of ZooKeeper restarts nobody.
+It depends on nothing outside the process, so that an outage of ZooKeeper causes no restarts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SILENCE_S_MAX: Final = 30.0
 
 
 class Heartbeat:
-    """See the module docstring."""
+    """The time of the loop's last beat, readable from any thread."""
 
     def __init__(self, clock: Clock, on_beat: Callable[[], None] | None = None) -> None:
         """Begin as alive; ``on_beat`` is called on the loop at each beat and must not block or raise."""

@@ -22,7 +22,7 @@ def add_http_options(parser: argparse.ArgumentParser) -> None:
 
 
 def http_settings(given: argparse.Namespace) -> StatusServerSettings | None:
-    """What the options say; None without a port."""
+    """The values of the options; None without a port."""
     if given.http_port is None:
         return None
     return StatusServerSettings(

@@ -1,4 +1,4 @@
-"""Metrics as data: the one source of what a process registers, what ``docs/metrics.md`` says and what tests check.
+"""Metrics as data: the one source for the registry of a process, for ``docs/metrics.md`` and for tests.
 
 Names follow Prometheus: prefix, base units, unit suffix, ``_total`` for counters. A label has a fixed set of values
 that are all shown from the start as 0, so that ``increase()`` sees the first event. Ids of ledgers, entries and runs
@@ -54,7 +54,7 @@ class Definition:
     is_leader_only: bool = False
     """Only the auditor that leads shows it."""
     is_free: bool = False
-    """The labels' values are not fixed (versions, say), so that nothing can be shown before they are known."""
+    """The labels' values are not fixed (versions, for example), so there is no sample until they are known."""
 
     @property
     def unit(self) -> str:
@@ -63,7 +63,7 @@ class Definition:
         return next((unit for unit in ("bytes_per_second", *_UNITS) if stem.endswith(f"_{unit}")), "")
 
     def combinations(self) -> Iterator[dict[str, str]]:
-        """Every combination of label values; one empty one where there are no labels."""
+        """Every combination of label values; one empty one without labels."""
         for values in itertools.product(*self.labels.values()):
             yield dict(zip(self.labels, values, strict=True))
 

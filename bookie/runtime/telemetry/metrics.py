@@ -50,7 +50,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class MetricSet:
-    """See the module docstring."""
+    """The metrics of one process in a registry."""
 
     def __init__(self, component: str, version: str, definitions: Iterable[Definition]) -> None:
         """Register everything and set it to 0.
@@ -60,7 +60,7 @@ class MetricSet:
             version: of the program.
             definitions: what it shows beside ``COMMON`` and the collectors of the process and of Python.
         """
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a switch of the library; all of ours want it
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a switch of the library; all our metrics want it
         self.component = component
         self.version = version
         self.registry = CollectorRegistry(auto_describe=True)
@@ -114,12 +114,12 @@ class Exposition:
     """One rendering of a registry."""
 
     headers: tuple[tuple[str, str], ...]
-    """Content type, and the encoding where the body is compressed."""
+    """Content type, and the encoding if the body is compressed."""
     body: bytes
 
 
 def render(registry: CollectorRegistry, accept: str = "", accept_encoding: str = "") -> Exposition:
-    """Render a registry: text or OpenMetrics by ``accept``, compressed where ``accept_encoding`` names gzip.
+    """Render a registry: text or OpenMetrics by ``accept``, compressed if ``accept_encoding`` names gzip.
 
     For any HTTP server; takes some milliseconds. Raises what a collector of the registry raises.
     """
@@ -127,7 +127,7 @@ def render(registry: CollectorRegistry, accept: str = "", accept_encoding: str =
 
     def started(status: str, given: list[tuple[str, str]], error: object = None) -> Callable[[bytes], object]:
         headers.extend(given)
-        return headers.append  # type: ignore[return-value]  # the old "write" function, which nobody calls
+        return headers.append  # type: ignore[return-value]  # the old "write" function, which is never called
 
     asked = {
         "REQUEST_METHOD": "GET",

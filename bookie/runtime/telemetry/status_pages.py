@@ -1,4 +1,4 @@
-"""What ``/metrics``, ``/livez``, ``/readyz`` and ``/version`` say. Knows no sockets."""
+"""The contents of ``/metrics``, ``/livez``, ``/readyz`` and ``/version``, without any sockets. Knows no sockets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 from bookie.runtime.telemetry.metrics import MetricSet, render
 
 Check = Callable[[], str]
-"""Why something is not well; empty where it is. Called in the server's threads; reads attributes alone."""
+"""The reasons for a failed check; empty after a success.
+
+Called in the server's threads; reads attributes only.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ It runs in threads of its own, so that a busy event loop shows as "not alive" an
 prometheus-client has, it carries the other paths, shakes hands over TLS in the connection's own thread (a client that
 is mute at that point must not stop the others), and bounds threads and time.
 
-With a client CA, ``/metrics`` and ``/version`` are for clients with a certificate that it signed. The two probes are
-for everybody, because a kubelet has none; they say no more than yes, no and why.
+With a client CA, ``/metrics`` and ``/version`` are for clients with a certificate that it signed. The two probes need
+none, because a kubelet has none; they contain only yes or no and the reason.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ RENEW_S: Final = 30.0
 
 
 class StatusServerError(PermanentError):
-    """The server cannot start as its settings say."""
+    """The server cannot start with its settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusServerSettings:
-    """Where to listen. Without ``cert``, plain HTTP: nothing secret is served, and other hosts must be asked for."""
+    """The address to listen on.
+
+    Without ``cert``, plain HTTP: nothing secret is served, and other hosts must be enabled explicitly.
+    """
 
     port: int
     """0: any free port."""
@@ -58,7 +61,7 @@ class StatusServerSettings:
     """PEM file; see the module docstring."""
 
     def problems(self) -> list[str]:
-        """What cannot work, as far as the values alone tell; empty for nothing."""
+        """The problems visible in the values alone; empty without any."""
         found = []
         if not 0 <= self.port <= 65535:
             found.append(f"HTTP port {self.port} is not in 0 to 65535")
@@ -70,7 +73,7 @@ class StatusServerSettings:
 
 
 class StatusServer:
-    """See the module docstring. Listens when it is made, answers between ``start`` and ``stop``."""
+    """The HTTP server for metrics and probes. Listens from construction on, answers between ``start`` and ``stop``."""
 
     def __init__(self, settings: StatusServerSettings, metrics: MetricSet, health: Health) -> None:
         """Bind.
@@ -144,7 +147,7 @@ class _Server(ThreadingMixIn, TCPServer):
         if self._tls is None:
             super().finish_request(request, client_address)
             return
-        # A second descriptor, so that the deadline can end the connection whatever TLS makes of the first one.
+        # A second descriptor, so that the deadline can close the connection in any state of TLS.
         with self._tls.context.wrap_socket(request.dup(), server_side=True) as secured:
             super().finish_request(secured, client_address)
 
@@ -212,11 +215,14 @@ def _hang_up(request: socket.socket) -> None:
     try:
         request.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # it has ended meanwhile
+        return  # it has ended already
 
 
 class _Tls:
-    """The TLS context, made anew when its files were replaced. One that cannot be used leaves the old one in place."""
+    """The TLS context, created again when its files were replaced.
+
+    An invalid one leaves the old one in place.
+    """
 
     def __init__(self, settings: StatusServerSettings) -> None:
         self._settings = settings

@@ -24,9 +24,9 @@ async def observable(
     """Serve metrics and probes while the context lasts; without settings only the heartbeat runs.
 
     Args:
-        settings: where to serve them; None: nowhere.
+        settings: the address that serves them; None: none.
         metrics: of this process.
-        ready: checks of readiness; checks may still be added to the mapping before anybody asks.
+        ready: checks of readiness; checks may still be added to the mapping before the first request.
         clock: for the heartbeat.
         on_beat: called on the event loop about once a second.
 

@@ -22,7 +22,7 @@ from bookie.storage.disks.directory_lock import lock_directory
 from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError
 
 _THREADS: Final = 6
-"""Per disk: one for the journal or a flush, the rest for reads, so that these do not queue behind a sync."""
+"""Per disk: one for the journal or a flush, the rest for reads, so that these do not queue after a sync."""
 _PARTS_MAX: Final = 64
 """More parts are joined first: copying a megabyte is cheaper than handing the kernel a thousand pieces."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -191,7 +191,7 @@ def _disk_errors(verb: str, path: Path) -> Iterator[None]:
 async def _in_thread(threads: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> T:
     try:
         running = asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
-    except RuntimeError as error:  # the executor's way to say that it was shut down
+    except RuntimeError as error:  # raised by an executor after its shutdown
         raise DiskError("the disk was closed") from error
     return await running
 

@@ -32,7 +32,10 @@ pack_location = _LOCATION.pack
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where an entry's bytes are, and their checksum. ``offset`` is of the entry itself, behind its record header."""
+    """The location of an entry's bytes, and their checksum.
+
+    ``offset`` is that of the entry itself, after its record header.
+    """
 
     log_id: int
     offset: int
@@ -94,7 +97,7 @@ def state_key(ledger_id: int) -> bytes:
 
 
 def states_after(ledger_id: int) -> tuple[bytes, bytes]:
-    """First key and end key of the states of all ledgers behind ``ledger_id`` (-1: of all)."""
+    """First key and end key of the states of all ledgers after ``ledger_id`` (-1: of all)."""
     return (state_key(ledger_id) + b"\0" if ledger_id >= 0 else _STATE_PREFIX), _STATE_PREFIX + b"\xff"
 
 

@@ -1,10 +1,10 @@
 """Twins of the ports in memory, with what a power loss does to a disk. For simulation and tests.
 
 A file has bytes that are durable and appends that are not yet; a name is durable after its directory was synced.
-``crash`` returns what a machine finds after power loss: each unsynced append is lost, kept or torn, each unsynced
-name change happened or not. Every operation first awaits ``before``, where a driver lets time pass, stops the world,
-or raises the error of its choice. Not modelled: a disk that acknowledges a sync and forgets it, writes that land in
-another place (use ``overwrite``).
+``crash`` returns what a machine finds after power loss: each unsynced append is lost, kept or torn, each unsynced name
+change happened or not. Every operation first awaits ``before``, in which a driver lets time pass, stops the world, or
+raises an error of its choice. Not modelled: a disk that acknowledges a sync and forgets it, writes that land in another
+place (use ``overwrite``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def give_way(operation: Operation, path: str) -> None:
 
 @dataclass(slots=True)
 class _Content:
-    """A file's bytes. ``durable_size`` of them survive; ``unsynced`` are the sizes of the appends behind them."""
+    """A file's bytes. ``durable_size`` of them survive; ``unsynced`` are the sizes of the appends after them."""
 
     data: bytearray = field(default_factory=bytearray)
     durable_size: int = 0
@@ -74,7 +74,7 @@ class _Content:
             survived += self.data[offset : offset + kept] + filler
             offset += size
             end = offset - size + kept if kept else end
-        # What was lost shows as a hole or as junk when something behind it was kept, else the file may be shorter.
+        # Lost bytes show as a hole or as junk if later ones were kept; otherwise the file may be shorter.
         size = len(survived) if rng.random() < 0.2 else end
         return _Content(survived[:size], size)
 

@@ -5,8 +5,8 @@ returns, also while that waits for a sync or for compaction; so batches are writ
 slowdown", and the log is synced by ``flush_wal``, which does give up the lock. Its key and item iterators end at a
 read error as if the range ended; so ranges use the raw iterator and ask for its status.
 
-RocksDB keeps whatever prefix of its log it can read after a crash. That a synced write is missing then shows in the
-journal's mark, which is always behind the index's (J4).
+RocksDB keeps any readable prefix of its log after a crash. A missing synced write then shows in the journal's mark,
+which is always older than the index's (J4).
 """
 
 from __future__ import annotations

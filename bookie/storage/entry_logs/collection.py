@@ -1,14 +1,14 @@
 """Deleting the entries of a ledger that belongs here no more (docs/failure-model.md#collection-and-checkpoints).
 
-Who collects marks the ledger, makes sure that nobody needs its entries here, and collects with the token of the mark.
-Whatever shows that somebody may count on the entries clears the mark: an add, from its arrival to the moment it is
-durable, a fence, limbo, and above all a listing, by which a repair finds out what is here already
+A collector marks the ledger, makes sure that its entries are not needed here, and collects with the token of the mark.
+Every event after which a client may rely on the entries clears the mark: an add, from its arrival until it is durable,
+a fence, limbo, and above all a listing, with which a repair finds the existing entries
 (docs/failure-model.md#reservations).
 
-Deletion goes page by page. From the check of the mark to the end of a page no checkpoint runs, so an add that comes
-meanwhile stays in the write cache, behind the deletion; and a listing waits for the page, so it sees all of it or
-nothing, and no further page follows it. A crash may bring entries back that are still in the journal, for another
-pass to collect; the ledger's state, with the fence, stays for good (S17).
+Deletion goes page by page. From the check of the mark to the end of a page no checkpoint runs, so an add during this
+time stays in the write cache, after the deletion; and a listing waits for the page, so it sees all of it or nothing,
+and no further page follows it. A crash may restore entries that are still in the journal, for another pass to collect;
+the ledger's state, with the fence, stays permanently (S17).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Collection:
     page_keys: int
 
     async def delete(self, ledger_id: LedgerId, mark: Mark) -> bool:
-        """Delete all entries of a ledger while ``mark`` stands; False where it does not, a part may be deleted then.
+        """Delete all entries of a ledger while ``mark`` stands; False if it does not, and then a part may be deleted.
 
         Raises:
             DiskError: the index cannot be read or written.

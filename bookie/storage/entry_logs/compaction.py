@@ -54,7 +54,7 @@ _WINDOW_BYTES: Final = 8 << 20
 """Read at a time; several times the largest entry."""
 _PAGE_KEYS: Final = 10_000
 _UNFINISHED: Final = 1 << 62
-"""Dead bytes of a log that is being filled: after a crash it counts as one to be compacted, whatever is in it."""
+"""Dead bytes of a log that is being filled: after a crash it is compacted, whatever it contains."""
 
 
 @dataclass(slots=True)
@@ -202,7 +202,7 @@ class Compactor:
             await file.close()
 
     async def _rename(self, target_id: int, live: Sequence[_Live], values: Sequence[bytes]) -> None:
-        """The index is changed only where it still names the old place; the rest of the copies is dead at once."""
+        """The index is changed only if it still names the old place; the rest of the copies is dead at once."""
         async with self.checkpointer.exclusive():
             current = await self.index.get_many([entry.key for entry in live])
             puts, dead = [], 0

@@ -1,4 +1,4 @@
-"""Files that hold entries for good, written at a flush in (ledger, entry) order and never changed.
+"""Files that hold entries permanently, written at a flush in (ledger, entry) order and never changed.
 
 Record: size, CRC32C, entry. The index names an entry only after the file that holds it is durable. Every read is
 verified: the checksum shows rot, the entry's own ids show bytes of another entry (a misdirected write). What fails is
@@ -113,7 +113,7 @@ class EntryLogs:
             await self._disk.unlink(log_path(log.log_id))
 
     async def read(self, locations: Sequence[Location]) -> list[bytes | DiskError | None]:
-        """Bytes at each location, not yet verified; None where the file is gone, an error where it is unreadable."""
+        """Bytes at each location, not yet verified; None if the file was deleted, an error if it is unreadable."""
         results: list[bytes | DiskError | None] = [None] * len(locations)
         by_log: dict[int, list[int]] = {}
         for index, location in enumerate(locations):
@@ -165,7 +165,7 @@ class EntryLogs:
                 return opened
             if (log := self._open.pop(log_id, None)) is None:
                 log = opened
-            else:  # another reader opened it meanwhile
+            else:  # another reader has opened it
                 self._surplus.append(opened)
         self._open[log_id] = log  # most recently used last
         log.uses += 1
@@ -182,7 +182,7 @@ class EntryLogs:
 
 
 def decode_log_id(data: bytes) -> int | None:
-    """Log id in a file's header, None where that is damaged."""
+    """Log id in a file's header, None if the header is damaged."""
     if len(data) < HEADER_SIZE or _CRC.unpack_from(data, _HEADER.size)[0] != crc32c(data[: _HEADER.size]):
         return None
     magic, found_format, log_id = _HEADER.unpack_from(data)

@@ -1,9 +1,9 @@
 """Entry logs of flushes that a crash cut short.
 
-What such a flush had named in the index is there for good: the journal need not have the same entries any more, if
-they were never synced there before the crash (a killed process leaves them in the page cache, and a power loss then
-takes them away). So a file goes only if all of it can be read and the index names nothing in it; else it stays, at
-the cost of its space.
+The entries of such a flush that the index names are permanent: the journal need not have them any more, if they were
+never synced there before the crash (a killed process leaves them in the page cache, and a power loss then takes them
+away). So a file goes only if all of it can be read and the index names nothing in it; else it stays, at the cost of its
+space.
 """
 
 from __future__ import annotations

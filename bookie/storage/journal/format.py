@@ -1,8 +1,8 @@
 """Bytes of a journal file: a file header, then batches of records (rules J2 and J11).
 
-A batch says where it stands (epoch, sequence, offset) and up to which sequence everything was durable when it was
-written. So a reader can tell a torn tail, which no later header contradicts, from damage to something that was
-acknowledged. Pure functions; which of the two it is, is decided in ``journal_replay``.
+A batch contains its place (epoch, sequence, offset) and the sequence up to which everything was durable when it was
+written. So a reader can distinguish a torn tail, which no later header contradicts, from damage to acknowledged
+records. Pure functions; which of the two it is, is decided in ``journal_replay``.
 """
 
 from __future__ import annotations
@@ -152,9 +152,9 @@ def decode_batch_header(data: bytes, offset: int, epoch: int) -> BatchHeader | N
 
 
 def find_batch_header(data: bytes, offset: int, epoch: int) -> BatchHeader | None:
-    """The first batch header of ``epoch`` at or after ``offset`` that stands where it says it stands.
+    """The first batch header of ``epoch`` at or after ``offset`` at its own recorded place.
 
-    The offset inside the header keeps a copy of a journal, stored as somebody's payload, from being taken for one.
+    The offset inside the header keeps a copy of a journal, stored as a payload, from being taken for one.
     """
     while (offset := data.find(_BATCH_MAGIC, offset)) >= 0:
         if (header := decode_batch_header(data, offset, epoch)) is not None:

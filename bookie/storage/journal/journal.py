@@ -1,11 +1,11 @@
 """Durable appends with group commit (rules J1, J5, J6, J8, J10).
 
 While one group is being written and synced, arriving records queue; the next group takes them all, so one sync covers
-many callers and a lone caller waits for nobody. Exactly one batch is in flight at any time: a batch that follows
-proves that those before it were durable. Callbacks run in the order of the journal, before any caller is woken.
+many callers and a lone caller does not wait. Exactly one batch is in flight at any time: a batch that follows proves
+that those before it were durable. Callbacks run in the order of the journal, before any caller is woken.
 
-A full disk fails what is queued and leaves the file for good; the next records begin a new file with a higher epoch.
-Any other disk error ends the journal: nothing is acknowledged any more and ``fatal`` tells the process to exit.
+A full disk fails the queued records and closes the file; the next records begin a new file with a higher epoch. Any
+other disk error stops the journal: nothing is acknowledged any more and ``fatal`` makes the process exit.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Request:
     done: asyncio.Future[FatalError | None]
 
     def finish(self, error: FatalError | None) -> None:
-        """Tell the caller, who may be gone and in any case wakes after the callback, and run the callback."""
+        """Resolve the caller's future and run the callback; the caller, if not cancelled, wakes after it."""
         if not self.done.done():
             self.done.set_result(error)
         if error is None:
@@ -92,7 +92,7 @@ class Journal:
 
     Attributes:
         durable_sequence: the last batch that was synced and whose callbacks have run.
-        fatal: completes with the error when the journal has stopped for good.
+        fatal: completes with the error when the journal has stopped permanently.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Journal:
                     await self._commit(self._group)
                 except DiskFullError as error:
                     await self._abandon_file(error)
-        except Exception as error:  # noqa: BLE001 (task boundary: whatever ends the writer must end the acknowledgements)
+        except Exception as error:  # noqa: BLE001 (task boundary: any end of the writer must end the acknowledgements)
             self.stop(error)
 
     async def _has_work(self) -> bool:
@@ -248,7 +248,7 @@ class Journal:
         return file
 
     async def _abandon_file(self, error: DiskFullError) -> None:
-        """Never write behind a batch whose end is unknown: what follows goes to a new file and epoch.
+        """Never write after a batch with an unknown end: later records go to a new file and epoch.
 
         Everything queued fails with it, because later records may rely on earlier ones (a ledger's key).
         """

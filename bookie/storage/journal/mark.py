@@ -1,4 +1,4 @@
-"""How far the journal was durable, said a second time outside the journal files (rule J4).
+"""The durable end of the journal, recorded a second time outside the journal files (rule J4).
 
 Two slots are written in turn, so that one damaged slot leaves the other. A replay that ends below the mark has lost
 acknowledged records. The mark is renewed at each new file and each checkpoint, not per batch: it narrows what a lost

@@ -1,8 +1,8 @@
 """Reading a journal back after a start (rules J3, J4, J8).
 
-One rule decides between a torn tail and damage: every header, and the mark beside the files, says up to which sequence
-everything was durable when it was written. What cannot be read is a torn tail, and is ignored, as long as nothing
-that can be read says that it was durable; otherwise acknowledged records are gone and the store must not open.
+One rule decides between a torn tail and damage: every header, and the mark beside the files, contains the sequence up
+to which everything was durable when it was written. An unreadable part is a torn tail, and is ignored, unless some
+readable header or mark declares it durable; otherwise acknowledged records are lost and the store must not open.
 Nothing here writes: the writer always begins a new file with a higher epoch, so a torn tail is never appended to.
 """
 
@@ -49,7 +49,7 @@ class JournalReplay:
     """One pass over the files of a journal.
 
     Attributes:
-        disk: where the journal is.
+        disk: the disk of the journal.
         reached: greatest sequence that was read or is covered by the checkpoint it starts from.
         epoch: greatest epoch seen.
         files: what was found, in order.

@@ -1,8 +1,8 @@
 """Frames of Apache's bookie protocol: a four-byte big-endian length, which does not count itself, and a body.
 
 A frame that is empty, has a negative length or is absurdly long closes the connection, as it does in Apache's code
-(docs/formats.md#frames), because the bytes after it have no meaning. A frame that is merely longer than the client accepts
-can be skipped: the stream is still in step, and other requests continue.
+(docs/formats.md#frames), because the bytes after it have no meaning. A frame that is merely longer than the client
+accepts can be skipped: the stream is still in step, and other requests continue.
 """
 
 from __future__ import annotations
