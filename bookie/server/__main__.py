@@ -19,7 +19,7 @@ from bookie.wire.tls import TlsSettings
 
 
 def main() -> int:
-    """Run a bookie as the command line says."""
+    """Run a bookie from the command line."""
     parser = _parser()
     options = parser.parse_args()
     if options.tls_ca is None and (options.tls_cert or options.tls_key):

@@ -1,4 +1,4 @@
-"""How a bookie process ends, in the words of ``sysexits.h``, so that a supervisor can tell what would help."""
+"""The exit codes of a bookie, as in ``sysexits.h``, so that a supervisor can choose the remedy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What a bookie remembers of last adds confirmed beside its entries: explicit LACs, and who waits for a greater one.
 
-All of it is in memory and a hint: a restart forgets it, a ledger that was not asked for lately may be forgotten, and
-readers verify whatever they are told. A wake-up says no more than "look again": it follows adds that are durable, and
-an answer is given for what the answer itself proves. So nothing is believed here that a reader could not check.
+All of it is in memory and a hint: a restart forgets it, a ledger without recent requests may be forgotten, and readers
+verify every value. A wake-up means only "look again": it follows durable adds, and the answer contains its own
+evidence. So nothing is believed here that a reader could not check.
 """
 
 from __future__ import annotations
@@ -52,14 +52,17 @@ class Waiter:
 
 
 class LacBoard:
-    """See the module docstring. Nothing here gives way but ``Waiter.woken``."""
+    """The last add confirmed of each ledger, and the readers that wait for a greater one.
+
+    Nothing here gives way except ``Waiter.woken``.
+    """
 
     def __init__(self, *, ledgers_max: int, waiters_max: int) -> None:
         """Remember nothing yet.
 
         Args:
             ledgers_max: explicit LACs kept; beyond it the ledger that was asked for longest ago is forgotten.
-            waiters_max: long polls that may wait at once; later ones are told not to.
+            waiters_max: long polls that may wait at once; later ones are answered at once.
         """
         self._ledgers_max = ledgers_max
         self._waiters_max = waiters_max
@@ -119,7 +122,7 @@ class LacBoard:
                 del self._waiters[ledger_id]
 
     def close(self) -> None:
-        """Wake everybody, and let nobody wait any more."""
+        """Wake every waiter, and accept no new one."""
         self._is_closed = True
         for waiters in self._waiters.values():
             for waiter in waiters:
@@ -150,7 +153,7 @@ def proven_lac(reply: LacReply) -> int:
 
 
 def check_packet(ledger_id: LedgerId, packet: bytes) -> str | None:
-    """What is wrong with an explicit LAC packet as far as a bookie can tell; None if nothing is."""
+    """The problem of an explicit LAC packet as far as a bookie can detect it; None without one."""
     if not _IDS.size <= len(packet) <= LAC_PACKET_BYTES_MAX:
         return f"explicit LAC of {len(packet)} bytes, allowed are {_IDS.size} to {LAC_PACKET_BYTES_MAX}"
     found_ledger, lac = _IDS.unpack_from(packet)

@@ -1,8 +1,7 @@
 """A bookie process from start to end: who it is, its storage, its server, its registration, and how it stops.
 
-Standard output carries one line, once clients can find the bookie; where metrics are served, or Apache's protocol is
-spoken, one before it says where.
-What goes wrong is one sentence on standard error and an exit code (``exit_codes``).
+Standard output has one line, once clients can find the bookie; if metrics are served, or Apache's protocol is spoken,
+an earlier line has the address. What goes wrong is one sentence on standard error and an exit code (``exit_codes``).
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class _Running:
     keeper: RegistrationKeeper
 
     async def stop(self, drain_deadline_s: float) -> None:
-        """Take no more requests and finish those there are. Unregister first, so that writers pick others meanwhile."""
+        """Take no more requests and finish those there are. Unregister first, so that writers choose others."""
         self.service.refuse_everything()
         await self.server.say_not_serving()
         await self.keeper.stop(_UNREGISTER_DEADLINE_S)
@@ -209,7 +208,7 @@ class _Readiness:
 
 
 def _watch(metrics: MetricSet, storage: LedgerStorage, service: BookieService, keeper: RegistrationKeeper) -> None:
-    """Figures that are plain attributes, read when somebody looks."""
+    """Figures from plain attributes, read at the time of a scrape."""
     metrics.watch(LEDGERS, lambda: storage.ledger_count)
     metrics.watch(REGISTERED, lambda: keeper.is_registered)
     metrics.watch(WRITABLE, lambda: keeper.is_registered and not service.is_read_only)

@@ -72,7 +72,7 @@ class MeasuredService:
         self._read_bytes = metrics.counter(names.READ_BYTES)
 
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
-        """See ``BookieHandler``."""
+        """Store a batch."""
         reply = await self._add(self._service.add(incarnation, batch))
         if reply.status is Status.OK:
             self._added_entries.inc(len(batch.entries))
@@ -82,35 +82,35 @@ class MeasuredService:
     async def read(
         self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId], fence_key: bytes | None = None
     ) -> ReadReply:
-        """See ``BookieHandler``."""
+        """Read entries."""
         return self._sent(await self._read(self._service.read(incarnation, ledger_id, entry_ids, fence_key)))
 
     async def read_last(self, incarnation: str, ledger_id: LedgerId) -> ReadReply:
-        """See ``BookieHandler``."""
+        """Read the entry with the greatest id."""
         return self._sent(await self._read_last(self._service.read_last(incarnation, ledger_id)))
 
     async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
-        """See ``BookieHandler``."""
+        """Fence a ledger, and read."""
         return await self._fence(self._service.fence(incarnation, ledger_id, master_key))
 
     async def read_lac(self, incarnation: str, ledger_id: LedgerId) -> LacReply:
-        """See ``BookieHandler``."""
+        """The last add confirmed and the last entry."""
         return await self._read_lac(self._service.read_lac(incarnation, ledger_id))
 
     async def wait_lac(self, incarnation: str, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
-        """See ``BookieHandler``."""
+        """Wait for a greater last add confirmed."""
         return await self._wait_lac(self._service.wait_lac(incarnation, ledger_id, beyond, wait_s))
 
     async def write_lac(self, incarnation: str, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
-        """See ``BookieHandler``."""
+        """Write a last add confirmed."""
         return await self._write_lac(self._service.write_lac(incarnation, ledger_id, master_key, explicit))
 
     async def list_entries(self, incarnation: str, ledger_id: LedgerId) -> ListReply:
-        """See ``BookieHandler``."""
+        """List the entries of a ledger."""
         return await self._list(self._service.list_entries(incarnation, ledger_id))
 
     async def info(self, incarnation: str) -> InfoReply:
-        """See ``BookieHandler``."""
+        """Information about the bookie."""
         return await self._info(self._service.info(incarnation))
 
     def _sent(self, reply: ReadReply) -> ReadReply:
@@ -137,7 +137,7 @@ class TimedDisk:
         self.space = disk.space
 
     async def create(self, path: str) -> DiskFile:
-        """See ``Disk``."""
+        """A ``Disk`` with its operations measured."""
         return _TimedFile(await self._disk.create(path), self._observe, self._clock)
 
 

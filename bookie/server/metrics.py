@@ -1,7 +1,7 @@
 """What a bookie process shows of itself, and the code that keeps it up to date.
 
-Requests are counted where they are answered, once for each batch and never for each entry. What has to be looked up
-(disks, limbo) is looked up now and then by ``Sampler``, so that a scrape waits for nothing.
+Requests are counted at the answer, once for each batch and never for each entry. What has to be looked up (disks,
+limbo) is looked up now and then by ``Sampler``, so that a scrape waits for nothing.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Sampler:
             await self._clock.sleep(SAMPLE_INTERVAL_S)
 
     async def look(self) -> None:
-        """Look once. Where a disk does not answer, the last figures stay; requests show what is wrong with it."""
+        """Look once. If a disk does not answer, the last figures stay; requests show its problem."""
         try:
             for disk, total, free in self._disks:
                 total_bytes, free_bytes = await disk.space()

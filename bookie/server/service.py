@@ -2,7 +2,7 @@
 
 Checked in this order: shutting down, incarnation, the request's own shape, read-only, room. What needs a look at the
 entries or at the ledger (sizes, ids, master keys, fences, limbo) is the storage's business. A request that reached the
-storage runs to its end, whoever stops waiting for it; a long poll ends with its caller.
+storage runs to its end, also after its caller was cancelled; a long poll ends with its caller.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def _answered(work: Coroutine[Any, Any, Reply], failed: Callable[[Status, 
 
 
 _MAY_CHANGE: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
-"""What a long poll waits on: the bookie answered, and may have more to say later."""
+"""The object of a long poll: the bookie answered, and may have more later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class ServiceLimits:
     reads_max: int = 32
     """Reads that may be with the storage at once; later ones wait. Each may hold ``READ_BYTES_MAX`` in memory."""
     lac_wait_s_max: float = 30.0
-    """Longest wait of a long poll, whatever it asks for."""
+    """Longest wait of a long poll, for any requested time."""
     lac_waiters_max: int = 128
     """Long polls at once, half of what one connection may carry; later ones are answered without a wait."""
     explicit_lacs_max: int = 10_000
@@ -96,7 +96,7 @@ class ServiceLimits:
 
 @dataclass(frozen=True, slots=True)
 class BookieIdentity:
-    """What a bookie says of itself."""
+    """The bookie's description of itself."""
 
     incarnation: str
     version: str
@@ -109,7 +109,7 @@ class BookieService(BookieHandler):
         self, storage: LedgerStorage, ledgers: Disk, identity: BookieIdentity, limits: ServiceLimits | None = None
     ) -> None:
         self.is_read_only = False
-        """Whether plain adds are refused; set by whoever watches the disks."""
+        """True if plain adds are refused; set by the disk watch."""
         self._storage = storage
         self._ledgers = ledgers
         self._identity = identity

@@ -1,4 +1,4 @@
-"""What a bookie process is told at its start."""
+"""The settings of a bookie process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class InvalidSettingsError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class BookieSettings:
-    """Settings of one bookie process. ``check`` says whether they make sense together."""
+    """Settings of one bookie process. ``check`` verifies that they are consistent."""
 
     metadata_uri: str
     """Such as ``zk+hierarchical://host1:2181,host2:2181/ledgers``."""
@@ -34,14 +34,14 @@ class BookieSettings:
     port: int = DEFAULT_PORT
     """0: any free port; the real one is registered."""
     apache_port: int | None = None
-    """Where Apache's own protocol is spoken as well, for its clients and tools; 0: any free port, None: nowhere."""
+    """The port of Apache's own protocol, for its clients and tools; 0: any free port, None: none."""
     apache_connections_max: int = 1024
     """Connections to ``apache_port`` at once; one more is closed."""
     advertised_host: str | None = None
-    """Host name or address that clients are told; default ``host``."""
+    """Host name or address for clients; default ``host``."""
     bookie_id: str | None = None
-    """Default: the id that the directories were made for, or ``advertised_host:port`` if they are new, with the port of
-    Apache's protocol where it is spoken: its clients may be told to take an id for an address."""
+    """Default: the id in the directories, or ``advertised_host:port`` if they are new, with the port of Apache's
+    protocol if it is spoken: its clients may be configured to use an id as an address."""
     tls: TlsSettings | None = None
     is_plaintext: bool = False
     """No TLS although ``host`` is not a loopback address."""
@@ -60,19 +60,18 @@ class BookieSettings:
     """Start although the directories are empty and the bookie id had others: what these held counts as unknown and is
     copied to this bookie again."""
     collect_interval_s: float = 3600.0
-    """Between two passes that throw away what belongs to deleted ledgers and to those that repair moved elsewhere. 0:
-    never."""
+    """Between two passes that delete the entries of deleted and moved ledgers. 0: never."""
     collect_ratio_max: float = 0.5
-    """A pass that would throw away more than this part of the local ledgers (and there are more than a hundred) does
-    nothing and says so. Raise it for the one start at which that much is meant to go."""
+    """A pass that would delete more than this part of the local ledgers (and there are more than a hundred) does
+    nothing and reports it. Raise it for the one start at which that much is meant to go."""
     drain_deadline_s: float = 20.0
     """How long requests may take to end once a stop was asked for; below Kubernetes' grace period of 30 s."""
     http: StatusServerSettings | None = None
-    """Where metrics and probes are served; None: nowhere."""
+    """The address of metrics and probes; None: none."""
 
     @property
     def advertised(self) -> str:
-        """Host that clients are told."""
+        """Host for clients."""
         return self.advertised_host or self.host
 
     def check(self) -> None:
@@ -85,7 +84,7 @@ class BookieSettings:
             raise InvalidSettingsError("; ".join(problems))
 
     def problems(self) -> list[str]:
-        """What cannot work, as far as the values alone tell; empty for nothing."""
+        """The problems visible in the values alone; empty without any."""
         problems = []
         if not 0 <= self.port <= 65535:
             problems.append(f"port {self.port} is not in 0 to 65535")

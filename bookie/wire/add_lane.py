@@ -34,6 +34,6 @@ class AddLane:
                 raise
 
     def leave(self, size: int) -> None:
-        """Give back the room of an add that is over."""
+        """Give back the room of a completed add."""
         self._bytes -= size
         self._freed.set()

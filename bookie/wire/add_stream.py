@@ -1,10 +1,9 @@
 """Adds to one address over one long-lived gRPC stream, matched to their acks by request id (S18).
 
-Batches that wait while a message is being written travel together in the next one: a message costs as much as
-hundreds of entries. A message is meant for one incarnation: that of the connection, or the one that its batches pin.
-The stream is opened by the first add, and again by the first add after it broke. What was in
-flight on a broken stream answers UNREACHABLE; it is never sent again from here. Acks that nobody waits for any more
-are dropped.
+Batches that wait while a message is being written travel together in the next one: a message costs as much as hundreds
+of entries. A message is meant for one incarnation: that of the connection, or the one that its batches pin. The stream
+is opened by the first add, and again by the first add after it broke. What was in flight on a broken stream answers
+UNREACHABLE; it is never sent again from here. Acks whose caller was cancelled are dropped.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class SubmittedAdd:
 
 
 class AddStream:
-    """See the module docstring. Adds leave in the order of the ``submit`` calls."""
+    """One stream of adds to a bookie. Adds leave in the order of the ``submit`` calls."""
 
     def __init__(self, open_call: Callable[[], AddCall], incarnation: str) -> None:
         self._open_call = open_call
@@ -56,7 +55,7 @@ class AddStream:
         return add
 
     def forget(self, add: SubmittedAdd) -> None:
-        """Nobody waits for ``add`` any more: a batch still in line is not sent, an ack still to come is dropped."""
+        """The caller of ``add`` was cancelled: a queued batch is not sent, a later ack is dropped."""
         if self._live is not None:
             self._live.forget(add)
 
@@ -102,13 +101,13 @@ class _LiveStream:
                     await self._has_unsent.wait()
                 await self._call.write(self._next_message())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the receiver learns why, and tells those who wait
+            return  # the receiver gets the reason and passes it to the waiting callers
         except BaseException:
             self._end("sending failed")
             raise
 
     def _next_message(self) -> pb.AddRequest:
-        """What waits for one incarnation, up to a size; the first batch whatever its size."""
+        """Waiting batches for one incarnation, up to a size; the first batch of any size."""
         message = pb.AddRequest()
         size = 0
         while self._unsent:

@@ -18,7 +18,10 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_metadata_size", METADATA_BYTES_MAX),
-    ("grpc.enable_retries", 0),  # every caller has its own retry rules, and an add must not be sent twice behind them
+    (
+        "grpc.enable_retries",
+        0,
+    ),  # callers have their own retry rules; an add must not be sent twice
     ("grpc.enable_http_proxy", 0),  # a proxy from the environment has no business between a client and its bookies
     ("grpc.use_local_subchannel_pool", 1),  # no back-off inherited from another transport of this process
     ("grpc.initial_reconnect_backoff_ms", 100),

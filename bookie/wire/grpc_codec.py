@@ -45,7 +45,7 @@ def status_to_wire(status: Status) -> pb.Status:
 
 
 def status_from_wire(number: int) -> Status:
-    """A status of this version; one that a newer bookie made up says that something failed, nothing more."""
+    """A status of this version; an unknown one of a newer bookie counts as a failure."""
     return _FROM_WIRE.get(number, Status.IO_ERROR)
 
 

@@ -45,7 +45,7 @@ _WAIT_S_MAX: Final = 3600.0
 
 
 class Connection:
-    """See the module docstring. Connects at its first use, and again by itself after a failure."""
+    """One gRPC connection to a bookie. Connects at its first use, and again by itself after a failure."""
 
     def __init__(self, address: BookieAddress, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = address
@@ -140,7 +140,7 @@ class Connection:
         return lac_from_wire(await self._stub.WaitLac(request, timeout=timeout_s), EntryId(beyond + 1))
 
     async def write_lac(self, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float) -> AddReply:
-        """Tell a last add confirmed.
+        """Write a last add confirmed.
 
         Raises:
             grpc.aio.AioRpcError: gRPC ended the call.

@@ -50,7 +50,7 @@ class InsecureTransportError(PermanentError):
 
 
 class GrpcTransport(Transport):
-    """See the module docstring and ``bookie.wire.port.Transport``. Belongs to one event loop."""
+    """``bookie.wire.port.Transport`` over gRPC. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class GrpcTransport(Transport):
         Args:
             resolver: finds bookies.
             tls: files for TLS; the bookie's certificate is always verified.
-            is_plaintext: no TLS; must be said, as plaintext is for loopback and trusted networks.
+            is_plaintext: no TLS; must be explicit, as plaintext is for loopback and trusted networks.
             in_flight_bytes_max: bytes of adds to one bookie that may wait for their ack; more adds wait for room.
 
         Raises:
@@ -181,10 +181,13 @@ class GrpcTransport(Transport):
         return await _answered(timeout_s, asked(), failed)
 
     async def _connection(self, bookie: BookieId) -> Connection:
-        """The connection to where ``bookie`` is now. Another address, or other disks there, means a new one."""
+        """The connection to the present address of ``bookie``.
+
+        Another address, or other disks there, means a new one.
+        """
         address = await address_for(self._resolver, bookie, GRPC_PROTOCOL)
         if self._is_closed:
-            raise asyncio.CancelledError  # as gRPC ends the calls on a channel that is closed
+            raise asyncio.CancelledError  # as gRPC ends the calls on a closed channel
         current = self._connections.get(bookie)
         if current is not None and current.address == address:
             return current
@@ -216,7 +219,7 @@ async def _answered(timeout_s: float, ask: Awaitable[Reply], failed: Failed[Repl
 
 
 async def _uncancelled(ask: Awaitable[Reply], failed: Failed[Reply]) -> Reply:
-    # A call on a channel that closes ends as if this task had been cancelled, which it was only if somebody asked.
+    # A call on a closing channel ends as if this task had been cancelled, which is only true if a caller cancelled it.
     try:
         return await ask
     except asyncio.CancelledError:

@@ -20,39 +20,39 @@ class BookieHandler(Protocol):
     """
 
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
-        """See ``Transport.add``."""
+        """Store a batch."""
         ...
 
     async def read(
         self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId], fence_key: bytes | None = None
     ) -> ReadReply:
-        """See ``Transport.read``."""
+        """Read entries."""
         ...
 
     async def read_last(self, incarnation: str, ledger_id: LedgerId) -> ReadReply:
-        """See ``Transport.read_last``."""
+        """Read the entry with the greatest id."""
         ...
 
     async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
-        """See ``Transport.fence``."""
+        """Fence a ledger, and read."""
         ...
 
     async def read_lac(self, incarnation: str, ledger_id: LedgerId) -> LacReply:
-        """See ``Transport.read_lac``."""
+        """The last add confirmed and the last entry."""
         ...
 
     async def wait_lac(self, incarnation: str, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
-        """See ``Transport.wait_lac``."""
+        """Wait for a greater last add confirmed."""
         ...
 
     async def write_lac(self, incarnation: str, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
-        """See ``Transport.write_lac``."""
+        """Write a last add confirmed."""
         ...
 
     async def list_entries(self, incarnation: str, ledger_id: LedgerId) -> ListReply:
-        """See ``Transport.list_entries``."""
+        """List the entries of a ledger."""
         ...
 
     async def info(self, incarnation: str) -> InfoReply:
-        """See ``Transport.info``."""
+        """Information about the bookie."""
         ...

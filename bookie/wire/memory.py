@@ -1,7 +1,7 @@
 """The transport port without a network: calls a bookie's handler in this process, with faults on demand.
 
-Twin of ``grpc_transport`` (one contract suite holds both): what was sent runs to its end at the bookie, whether or not
-anybody still waits (but for a long poll, which ends with its caller); adds arrive in the order of the calls.
+Twin of ``grpc_transport`` (one contract suite tests both): a sent request runs to its end at the bookie, also after its
+caller was cancelled (except for a long poll, which ends with its caller); adds arrive in the order of the calls.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _SLOW_S: Final = 0.05
 
 
 class MemoryNetwork:
-    """Which handler listens where."""
+    """The handlers by address."""
 
     def __init__(self) -> None:
         self._listening: dict[tuple[str, int], BookieHandler] = {}
 
     def listen(self, host: str, port: int, handler: BookieHandler) -> None:
-        """Let ``handler`` answer at ``host:port``, in place of whatever did."""
+        """Let ``handler`` answer at ``host:port``, instead of the present one."""
         self._listening[host, port] = handler
 
     def hang_up(self, host: str, port: int) -> None:
-        """Let nobody answer there."""
+        """Remove the handler at this address."""
         self._listening.pop((host, port), None)
 
     def at(self, host: str, port: int) -> BookieHandler | None:
@@ -83,7 +83,7 @@ class _Line:
 
 
 class MemoryTransport(Transport):
-    """See the module docstring and ``bookie.wire.port.Transport``."""
+    """``bookie.wire.port.Transport`` in memory."""
 
     def __init__(self, resolver: Resolver, network: MemoryNetwork) -> None:
         self._resolver = resolver

@@ -1,7 +1,7 @@
-"""The transport port: what any process may ask a bookie, whatever the protocol underneath.
+"""The transport port: the requests of any process to a bookie, over any protocol.
 
-Remote misbehaviour is an answer, not an exception: every call returns a reply with a ``Status``, also when nobody
-answered. Only cancellation and our own bugs raise. A status is *absent* for exactly two values (safety rule S6):
+Remote misbehaviour is an answer, not an exception: every call returns a reply with a ``Status``, also without an
+answer. Only cancellation and our own bugs raise. A status is *absent* for exactly two values (safety rule S6):
 corruption, limbo, refusal and silence are all "unknown". Each reply belongs to the request that was made (S18);
 adapters match them and drop the rest. Every call has a deadline.
 """
@@ -37,7 +37,7 @@ class Status(enum.IntEnum):
     CORRUPT = 3
     """The entry was stored and its bytes do not verify."""
     LIMBO = 4
-    """This bookie lost a disk: it cannot tell whether it held this."""
+    """This bookie lost a disk: it cannot determine whether it held this."""
     FENCED = 5
     UNAUTHORIZED = 6
     READ_ONLY = 7
@@ -58,7 +58,7 @@ class Status(enum.IntEnum):
 
     @property
     def is_absent(self) -> bool:
-        """Whether the bookie itself says that it never stored the entry (S6)."""
+        """True if the bookie itself answers "never stored" (S6)."""
         return self in (Status.NO_ENTRY, Status.NO_LEDGER)
 
 
@@ -94,7 +94,7 @@ class EntryResult:
     status: Status
     packet: bytes = field(default=b"", repr=False)
     detail: str = ""
-    """Why not, where more is known than the status."""
+    """The reason, if more is known than the status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ class FenceReply:
 class LacReply:
     """What a bookie knows of a ledger's last add confirmed. All of it is verified by the client's digest.
 
-    OK when the bookie answered; ``explicit`` and ``last_entry`` are then whatever it has. Absent and LIMBO statuses as
-    for reads; they may carry what is there as well.
+    OK when the bookie answered; ``explicit`` and ``last_entry`` are then its values, if any. Absent and LIMBO statuses
+    as for reads; they may carry the existing entry as well.
     """
 
     status: Status
@@ -152,14 +152,14 @@ class BookieInfo:
     """State of a bookie. Disk figures are of the ledger directory, in bytes."""
 
     incarnation: str
-    """Empty where the bookie has none to tell, as is its ``version``."""
+    """Empty if the bookie has none to report, as is its ``version``."""
     version: str
     is_read_only: bool
-    """What the bookie says; False for one that does not say. The registration knows."""
+    """The bookie's own answer; False if it has none. The registration is authoritative. The registration knows."""
     disk_total_bytes: int
     disk_free_bytes: int
     ledger_count: int | None
-    """None: the bookie does not say."""
+    """None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ FailedReply = TypeVar("FailedReply", covariant=True)
 
 
 class Failed(Protocol[FailedReply]):
-    """A kind of reply as the constructor of one that says only how the request failed."""
+    """A kind of reply as the constructor of a failed one."""
 
     def __call__(self, status: Status, *, detail: str) -> FailedReply:
         """Make the reply."""
@@ -183,7 +183,7 @@ class Failed(Protocol[FailedReply]):
 
 
 class Transport(Protocol):
-    """See the module docstring. Adds to one bookie over one transport are delivered in the order of the calls."""
+    """The requests to bookies. Adds to one bookie over one transport are delivered in the order of the calls."""
 
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
         """Store a batch of entries."""
@@ -210,7 +210,7 @@ class Transport(Protocol):
         ...
 
     async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
-        """Refuse every later add without the recovery flag, for good; creates the ledger where it is unknown."""
+        """Refuse every later add without the recovery flag, permanently; creates an unknown ledger."""
         ...
 
     async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
@@ -225,14 +225,17 @@ class Transport(Protocol):
         After ``wait_s`` (bookies bound it) it answers with what there is; a ledger that is unknown there, or in limbo,
         is waited for as well. ``timeout_s`` has to be longer than ``wait_s``. ``entry`` carries entry ``beyond + 1``
         once it is confirmed and stored there. The bookie bounds the number of waiters; beyond it the answer comes at
-        once, so whoever asks again needs a pause of its own.
+        once, so a caller that repeats the request needs a pause of its own.
         """
         ...
 
     async def write_lac(
         self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
     ) -> AddReply:
-        """Tell the bookie a last add confirmed (``packet.pack_lac``). A hint: not durable, never needed for safety."""
+        """Write a last add confirmed (``packet.pack_lac``).
+
+        A hint: not durable, never needed for safety.
+        """
         ...
 
     async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:

@@ -1,4 +1,4 @@
-"""Where a bookie listens, and the port through which a transport finds out.
+"""The addresses of bookies, and the port through which a transport gets them.
 
 The address carries the storage incarnation that the bookie registered with; a transport puts it into every request,
 so that other disks under the same bookie id never answer for the ones that were meant.
@@ -15,7 +15,7 @@ from bookie.model.ids import BookieId
 GRPC_PROTOCOL: Final = "bookie-grpc"
 """Endpoint protocol of our bookies in their service info."""
 APACHE_PROTOCOL: Final = "bookie-rpc"
-"""Endpoint protocol of Apache's bookies, and of ours where they listen for Apache's clients.
+"""Endpoint protocol of Apache's bookies, and of ours with an Apache port.
 
 Source: docs/formats.md#registration.
 """
@@ -33,10 +33,10 @@ class BookieAddress:
 
 
 class Resolver(Protocol):
-    """Finds addresses. May cache for a second or two; errors of ours (``BkhealError``) mean that it cannot tell."""
+    """Finds addresses. May cache for a second or two; errors of ours (``BkhealError``) mean the address is unknown."""
 
     async def resolve(self, bookie: BookieId) -> BookieAddress | None:
-        """Where ``bookie`` listens, or None if it has no address."""
+        """The address of ``bookie``, or None if it has none."""
         ...
 
 
@@ -45,10 +45,10 @@ class UnresolvedError(TransientError):
 
 
 async def address_for(resolver: Resolver, bookie: BookieId, protocol: str) -> BookieAddress:
-    """Where ``bookie`` listens for ``protocol``.
+    """The address of ``bookie`` for ``protocol``.
 
     Raises:
-        UnresolvedError: nowhere, or nobody can tell; says which.
+        UnresolvedError: it has no address, or the address is unknown; the text has the case.
     """
     try:
         address = await resolver.resolve(bookie)

@@ -1,7 +1,7 @@
 """One transport for every kind of bookie: requests go over gRPC or Apache's protocol, whichever the bookie speaks.
 
-The resolver says which, as it says where. A way once found is kept until the transport on it finds the bookie no longer
-speaks that protocol, so that adds to one bookie stay on one connection and in their order.
+The resolver returns it together with the address. A way once found is kept until the transport on it finds the bookie
+no longer speaks that protocol, so that adds to one bookie stay on one connection and in their order.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Search:
 
 
 class RoutedTransport(Transport):
-    """See the module docstring and ``bookie.wire.port.Transport``. Owns both transports."""
+    """``bookie.wire.port.Transport`` over the protocol of each bookie. Owns both transports."""
 
     def __init__(self, resolver: Resolver, over_grpc: Transport, over_apache: Transport) -> None:
         self._resolver = resolver
@@ -156,7 +156,7 @@ class RoutedTransport(Transport):
         return reply
 
     async def _find(self, bookie: BookieId) -> Transport:
-        """The way to ``bookie``; whoever asks while it is looked for waits in line."""
+        """The way to ``bookie``; concurrent callers wait for one search."""
         search = self._searches.setdefault(bookie, _Search())
         search.waiting += 1
         try:
@@ -173,7 +173,7 @@ class RoutedTransport(Transport):
         except BkhealError:
             address = None
         if address is None:
-            return self._over_grpc  # which asks the resolver itself, and says what it heard
+            return self._over_grpc  # which asks the resolver itself, and has its answer in the reply
         route = self._over_apache if address.protocol == APACHE_PROTOCOL else self._over_grpc
         self._routes[bookie] = route
         return route

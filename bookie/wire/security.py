@@ -1,4 +1,4 @@
-"""How a client proves itself to bookies, how it knows that they are who they say, and how much it lets them send."""
+"""The credentials of a client, the verification of bookies, and the limit of their answers."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ class BookieSecurity:
     sasl: SaslCredentials | None = None
     """None: no login. Apache bookies only; ours know clients by their certificates."""
     frame_bytes_max: int = FRAME_BYTES_MAX
-    """Longest frame from and to Apache bookies: theirs where ``nettyMaxFrameSizeBytes`` was raised. An entry of ours
-    never needs more."""
+    """Longest frame from and to Apache bookies: theirs if ``nettyMaxFrameSizeBytes`` was raised.
+
+    An entry of bkheal's writers never needs more.
+    """
 
 
 PLAINTEXT: Final = BookieSecurity()
@@ -117,4 +119,4 @@ class SecurityFiles:
 
 
 NO_FILES: Final = SecurityFiles()
-"""Neither TLS nor login, and frames as long as everybody's."""
+"""Neither TLS nor login, and frames of the usual length."""

@@ -1,7 +1,7 @@
-"""The work behind Apache's operations: what each asks of the bookie, and how its outcome is told.
+"""The work of Apache's operations: their requests to the bookie, and the encoding of the outcomes.
 
-Knows no network. Every request gets one answer, the body of a frame, whatever the outcome. An entry that cannot be
-told of is never told of as absent (S6): limbo and damage have answers of their own, or the one for an I/O error.
+Knows no network. Every request gets one answer, the body of a frame, for any outcome. An unavailable entry is never
+reported as absent (S6): limbo and damage have answers of their own, or the one for an I/O error.
 
 Source: docs/formats.md#operations.
 """
@@ -42,7 +42,7 @@ from bookie.wire.port import READ_BYTES_MAX, AddBatch, EntryResult, LacReply, St
 _log = logging.getLogger(__name__)
 
 LIST_BYTES_MAX: Final = FRAME_BYTES_EVERYBODY_TAKES - 256
-"""Room for an encoded entry list in one frame; a longer one cannot be told, and part of it must not."""
+"""Room for an encoded entry list in one frame; a longer one cannot be sent, and a part of it must not be."""
 BATCH_READ_BYTES_MAX: Final = FRAME_BYTES_EVERYBODY_TAKES
 _BATCH_READ_STEP: Final = 64
 """Entries that a batch read fetches at a time."""
@@ -62,8 +62,8 @@ class Answering:
     async def adds(self, group: AddGroup) -> Sequence[bytes]:
         """The frames that answer the adds of a group, in their order.
 
-        They are stored together. Where the batch is refused for its shape, each is tried alone, so that none suffers
-        for its neighbour.
+        They are stored together. If the batch is refused for its shape, each is tried alone, so that none suffers for
+        its neighbour.
         """
         kind, packets, accepted = group.kind, group.packets, group.accepted
         status = await self._add(kind, packets)
@@ -89,7 +89,7 @@ class Answering:
         """The frames, in pieces, that answer some reads of one group (``grouping``), at least one, and those that are
         left for another call.
 
-        The answers hold ``READ_BYTES_MAX`` and one entry more, also where one entry is asked for many times.
+        The answers hold ``READ_BYTES_MAX`` and one entry more, also if one entry is requested many times.
         """
         if reads[0].entry_id == NO_ENTRY:
             return self._read_answers(reads, {EntryId(NO_ENTRY): await self._last(reads[0])})
@@ -176,9 +176,9 @@ class Answering:
         return v3.polled(poll, reply.entry.entry_id, reply.entry.packet, lac, updated_ms)
 
     async def _waited(self, poll: LongPoll) -> LacReply:
-        """What there is to tell once there is something, the time is over, or the ledger was fenced through here.
+        """The answer when there is news, at the end of the wait, or after a fence through this listener.
 
-        A fence that came another way is not noticed: then the time ends the poll.
+        A fence over the other protocol is not noticed: then the time ends the poll.
         """
         waiting = self._handler.wait_lac(_THESE_DISKS, poll.ledger_id, poll.beyond, poll.wait_s)
         task = guarded("apache long poll", waiting)
@@ -198,12 +198,12 @@ class Answering:
                 self._polls.pop(poll.ledger_id, None)
 
     def _end_polls(self, ledger_id: LedgerId) -> None:
-        """A ledger was fenced, or somebody tried: those who wait for it look again, and hear what there is."""
+        """A ledger was fenced, or a fence was tried: its waiters look again, and get the news."""
         for task in self._polls.pop(ledger_id, set()):
             task.cancel()
 
     async def _read_lac(self, request: ReadLac) -> bytes:
-        """An explicit LAC without any entry is told with an I/O error, as Apache's bookies do.
+        """An explicit LAC without any entry is answered with an I/O error, as Apache's bookies do.
 
         Source: docs/formats.md#operations.
         """
@@ -271,5 +271,5 @@ def _batch(read: BatchRead, entries: Sequence[bytes], ended_by: Status) -> bytes
 
 
 def _failure(status: Status) -> Status:
-    """The status of an answer that brings nothing: whatever it says, it is not OK."""
+    """The status of an answer without content; never OK."""
     return Status.IO_ERROR if status is Status.OK else status

@@ -1,9 +1,9 @@
 """One client's connection: requests to the bookie, and their answers back; and all of its bounds.
 
 Adds are handed over in the order in which they came, and overlap from there on; answers leave in the order in which
-they are ready. What cannot be understood ends the connection, with one line in the log.
+they are ready. A malformed message closes the connection, with one line in the log.
 
-A connection that must be TLS begins in the clear, with START_TLS; until the handshake is over it gets nothing but
+A connection that must use TLS begins in the clear, with START_TLS; until the end of the handshake it gets nothing but
 refusals.
 """
 
@@ -38,7 +38,7 @@ _SMALL_ANSWERS: Final = (Info, WriteLac)
 
 
 class ApacheConnection(asyncio.Protocol):
-    """See the module docstring. Everything here runs on the loop's thread."""
+    """One client's connection. Everything here runs on the loop's thread."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class ApacheConnection(asyncio.Protocol):
             limits: bounds.
             room: what it shares with the other connections.
             tls: makes the handshake; None: the connection stays in the clear.
-            joined: told of a connection that was made; False where there is no room for it.
-            left: told of its end.
+            joined: called for a new connection; False if there is no room for it.
+            left: called at its end.
         """
         self._answering, self._limits, self._room, self._tls = answering, limits, room, tls
         self._joined, self._left = joined, left
@@ -78,7 +78,7 @@ class ApacheConnection(asyncio.Protocol):
         self._polls: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See ``asyncio.Protocol``, here and below."""
+        """A callback of ``asyncio.Protocol``, as are the following."""
         assert isinstance(transport, asyncio.Transport)
         self._peer = str(transport.get_extra_info("peername"))
         self._transport = transport
@@ -118,7 +118,7 @@ class ApacheConnection(asyncio.Protocol):
         self._begin()
 
     def _gather(self) -> None:
-        """Hold adds for a moment where the stream stopped within a frame, so that more of them share a commit."""
+        """Hold adds for a moment if the stream stopped within a frame, so that more of them share a commit."""
         is_more_coming = self._adds and self._incoming.frames.rest_bytes
         is_enough = sum(group.size for group in self._adds) >= BATCH_BYTES_MAX
         if not is_more_coming or is_enough or self._room.adds.is_wanted:
@@ -279,7 +279,7 @@ class ApacheConnection(asyncio.Protocol):
         guarded("apache TLS handshake", self._upgrade(self._transport, self._tls))
 
     async def _upgrade(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
-        """Shake hands on the same socket, and go on there. A failure is not told by ``connection_lost``."""
+        """Shake hands on the same socket, and go on there. A failure does not reach ``connection_lost``."""
         try:
             encrypted: asyncio.Transport | None = await self._loop.start_tls(
                 transport, self, tls, server_side=True, ssl_handshake_timeout=self._limits.handshake_s
@@ -288,7 +288,7 @@ class ApacheConnection(asyncio.Protocol):
             self._say_closed(f"no TLS: {error}")
             self.connection_lost(error)
             return
-        if encrypted is None or self._over.done():  # the client left while it shook hands, or right behind it
+        if encrypted is None or self._over.done():  # the client left during the handshake, or right after it
             self._say_closed("it left during the TLS handshake")
             self.connection_lost(None)
             return
@@ -332,7 +332,7 @@ class ApacheConnection(asyncio.Protocol):
         return self._over
 
     def abort(self) -> None:
-        """Close at once, whatever is due."""
+        """Close at once, with any pending answers."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -372,7 +372,7 @@ def _waits(other: Other) -> bool:
 
 
 def _keep_alive(transport: asyncio.Transport) -> None:
-    """Let the kernel find out when the other machine is gone."""
+    """Let the kernel find out whether the other machine is dead."""
     peer = transport.get_extra_info("socket")
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:

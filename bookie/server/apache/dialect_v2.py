@@ -1,6 +1,6 @@
 """Version 2 on one connection: fixed layouts to requests and back (docs/formats.md#version-2).
 
-What version 2 cannot say is said as an I/O error; see ``bookie.wire.apache.statuses``.
+Outcomes without a code in version 2 become an I/O error; see ``bookie.wire.apache.statuses``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bookie.wire.port import Status
 
 
 class DialectV2(Dialect):
-    """See the module docstring."""
+    """Version 2 of the protocol."""
 
     def __init__(self, *, may_serve: bool = True) -> None:
         """``may_serve`` False: adds and reads are refused, because the connection has to be TLS."""

@@ -56,7 +56,7 @@ _PARTS: Final[Mapping[int, tuple[str, str]]] = {
 
 
 class DialectV3(Dialect):
-    """See the module docstring. Belongs to one connection, as its answers are built in place."""
+    """Version 3 of the protocol. Belongs to one connection, as its answers are built in place."""
 
     def __init__(self, *, may_serve: bool = True) -> None:
         """``may_serve`` False: everything but login and START_TLS is refused, because the connection has to be TLS."""
@@ -187,7 +187,7 @@ def info_answer(request: Info, status: Status, total_bytes: int, free_bytes: int
 
 
 def list_answer(request: ListEntries, status: Status, encoded: bytes) -> bytes:
-    """The answer to GET_LIST_OF_ENTRIES; the list is told only with EOK."""
+    """The answer to GET_LIST_OF_ENTRIES; the list is included only with EOK."""
     code = code_of_status(status)
     response = _response(pb.GET_LIST_OF_ENTRIES_OF_LEDGER, request.tag, code)
     part = response.getListOfEntriesOfLedgerResponse
@@ -198,7 +198,7 @@ def list_answer(request: ListEntries, status: Status, encoded: bytes) -> bytes:
 
 
 def _auth(request: pb.Request) -> Request:
-    """Nobody has to log in: who may speak here was settled by TLS, or needs no settling."""
+    """No login is required: TLS has authenticated the client, or no authentication is needed."""
     response = _response(pb.AUTH, request.header.txnId, pb.EOK)
     response.authResponse.authPluginName, response.authResponse.payload = AUTH_DISABLED, b""
     return Answered(response.SerializeToString())
@@ -238,7 +238,7 @@ def _list_entries(request: pb.Request) -> Request:
 
 
 def _unknown_operation(request: pb.Request) -> Request:
-    """A request whose operation we have no name for is refused by what it said; any other hole is damage."""
+    """A request with an unknown operation is refused with its own fields; any other gap is damage."""
     header = request.header
     if header.HasField("version") and header.HasField("txnId") and not header.HasField("operation"):
         return Answered(_echo(request, pb.EBADREQ))
@@ -254,7 +254,7 @@ def _echo(request: pb.Request, code: pb.StatusCode) -> bytes:
 
 
 def _refused(request: pb.Request, code: pb.StatusCode) -> bytes:
-    """A refusal in the operation's own part as well, where it has one."""
+    """A refusal in the operation's own part as well, if it has one."""
     operation = request.header.operation
     response = _response(operation, request.header.txnId, code)
     if operation in _PARTS:

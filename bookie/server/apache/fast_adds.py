@@ -1,10 +1,10 @@
 """Adds in the form in which they are really sent, decoded and answered by position, without protobuf.
 
 A bookie's time for a small add over this protocol went mostly into decoding its message and building its answer: 4.7 us
-of 8 for an entry of 100 bytes, 0.6 with this. Clients send the fields of an add in the order of their numbers, and
-nothing but those that an add needs, so one look tells where everything is; the frames behind it, as long as they have
-the same length, have the same layout. What looks otherwise in any way is left to the dialects, which decide alone what
-a message means: whatever is taken here means, and is answered, exactly as they would have it.
+of 8 for an entry of 100 bytes, 0.6 with this. Clients send the fields of an add in the order of their numbers, and only
+the necessary ones, so one look finds everything; the frames after it, as long as they have the same length, have the
+same layout. Any other frame is left to the dialects, which alone decide the meaning of a message: a frame accepted here
+has the same meaning and the same answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ADD_V3: Final = re.compile(
 _HEADER_OFFSET: Final = 6
 _LEDGER_ID_SIZE: Final = 8
 _RECOVERY: Final = b"\xa0\x06\x01"
-"""The flag RECOVERY_ADD behind the body."""
+"""The flag RECOVERY_ADD after the body."""
 _RUN_MAX: Final = 64
 """Frames that are looked at together; bounds what one that only seems to belong to them can cost."""
 _NUMBERS: Final = (
@@ -41,7 +41,7 @@ _NUMBERS: Final = (
     re.compile(rb"[\x00-\x7f]*"),
     *(re.compile(rb"(?:[\x80-\xff]{%d}[\x01-\x7f])*" % (size - 1)) for size in range(2, 10)),
 )
-"""Numbers as ``_VARINT``, of each size, one behind the other."""
+"""Numbers as ``_VARINT``, of each size, one after the other."""
 
 _ADD_V2: Final = re.compile(rb"....\x02\x01\x00([\x00\x02\x04\x06]).{20}(.{8}).{8}", re.DOTALL)
 _KEY_V2: Final = slice(LENGTH_SIZE + 4, LENGTH_SIZE + 24)
@@ -55,7 +55,7 @@ def take_adds_v3(block: bytes, start: int, frame_bytes_max: int, dialect: Dialec
     """Put the whole frames from ``start`` on into ``groups`` as long as each is an add in the common form.
 
     Returns:
-        Where the first frame begins that was left.
+        The start of the first remaining frame.
     """
     while (add := _ADD_V3.match(block, start)) is not None:
         header_size, txn, _, add_size, ledger_id, entry_id, key, body_size, stored_in = add.groups()
@@ -86,7 +86,7 @@ def take_adds_v3(block: bytes, start: int, frame_bytes_max: int, dialect: Dialec
 def _follow_v3(
     block: bytes, cuts: Sequence[int], stored_in: bytes, packets: list[bytes], txns: list[bytes], entry_ids: list[bytes]
 ) -> None:
-    """Take the frames behind one that begins at ``cuts[0]``, as long as they differ from it in three fields alone."""
+    """Take the frames after the one at ``cuts[0]``, as long as they differ from it in three fields only."""
     sizes = [end - start for start, end in pairwise(cuts)]
     unpack = struct.Struct("".join(f"{size}s" for size in sizes)).unpack_from
     head, _, middle, _, key, _, tail = unpack(block, cuts[0])
@@ -109,7 +109,7 @@ def _follow_v3(
 
 
 def _accepted_v3(txns: Sequence[bytes], ledger_id: bytes, entry_ids: Sequence[bytes]) -> list[bytes]:
-    """The frames that tell of a success; all numbers are as they came, those of one field of one size."""
+    """The frames of a success; all numbers are unchanged, those of one field of one size."""
     header_size, part_size = 5 + len(txns[0]), 4 + len(ledger_id) + len(entry_ids[0])
     head = b"\x00\x00\x00%c\x0a%c\x08\x03\x10\x02\x18" % (header_size + part_size + 7, header_size)
     middle = b"\x10\x00\xaa\x06%c\x08\x00\x10%b\x18" % (part_size, ledger_id)

@@ -1,4 +1,4 @@
-"""A client's stream of bytes as blocks of whole frames, each looked at where it was received.
+"""A client's stream of bytes as blocks of whole frames, each parsed in its receive buffer.
 
 Frames that came whole are not copied; one that came in pieces is put together once. ``bookie.wire.apache.framing`` has
 the format.
@@ -16,7 +16,7 @@ _LENGTH: Final = struct.Struct(">i")
 
 
 class FrameBlocks:
-    """See the module docstring. Belongs to one connection."""
+    """A client's stream, cut into frames. Belongs to one connection."""
 
     def __init__(self, frame_bytes_max: int) -> None:
         self.frame_bytes_max = frame_bytes_max
@@ -28,7 +28,7 @@ class FrameBlocks:
 
     @property
     def frame_bytes(self) -> int:
-        """Size of the frame that has not come wholly; 0 between frames, and where not even its length has come."""
+        """Size of the incomplete frame; 0 between frames, and if not even its length has arrived."""
         return self._frame_bytes() if self.rest_bytes >= LENGTH_SIZE else 0
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, int]]:
@@ -51,7 +51,7 @@ class FrameBlocks:
             yield data, start
 
     def frame_end(self, block: bytes, start: int) -> int | None:
-        """Where the frame that begins at ``start`` ends; None where it ends beyond the block.
+        """The end of the frame at ``start``; None if it ends beyond the block.
 
         Raises:
             MalformedFrameError: it is too long or empty.
@@ -71,7 +71,8 @@ class FrameBlocks:
             self.rest_number += 1
 
     def _move(self, data: bytes, start: int, needed: int) -> int:
-        """Take from ``data`` what the rest lacks of ``needed`` bytes, as far as it is there; returns what is next."""
+        """Take from ``data`` the bytes that the rest lacks of ``needed``, as far as they have arrived; returns the
+        following ones."""
         end = min(start + needed - self.rest_bytes, len(data))
         self._rest.append(data[start:end])
         self.rest_bytes += end - start

@@ -1,8 +1,8 @@
 """Requests that arrived together, put together: the storage takes a batch for hardly more than the price of an entry.
 
-Adds of one ledger, key and recovery flag become one batch, plain or fencing reads of one ledger one read. What arrives
-in between does not part them: the protocol promises no order among requests that were not answered yet, but the adds
-of one such group keep theirs.
+Adds of one ledger, key and recovery flag become one batch, plain or fencing reads of one ledger one read. Requests that
+arrive in the middle do not separate them: the protocol promises no order among unanswered requests, but the adds of one
+such group keep theirs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What one client sends: bytes to requests, in the version of the protocol that it speaks.
 
 The version is found frame by frame, as Apache's bookies do: the first frame that is not version 3 makes the connection
-version 2 for good.
+version 2 permanently.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Fresh:
 
 
 class Incoming:
-    """See the module docstring. Belongs to one connection."""
+    """The requests of one connection. Belongs to one connection."""
 
     def __init__(self, frame_bytes_max: int, *, may_serve: bool) -> None:
         """Wait for the first bytes; ``may_serve`` as for the dialects."""
         self.frames = FrameBlocks(frame_bytes_max)
         self.must_be_over = False
-        """Whether nothing more may come in the clear, because the client was told to go on encrypted."""
+        """True if no further cleartext is allowed, because START_TLS was answered."""
         self._may_serve = may_serve
         self._v3, self._v2 = DialectV3(may_serve=may_serve), DialectV2(may_serve=may_serve)
         self._is_v2 = False
@@ -66,10 +66,10 @@ class Incoming:
         self.must_be_over = False
 
     def feed(self, data: bytes) -> Iterator[Fresh | StartTls]:
-        """What the frames that ``data`` completes ask for; START_TLS by itself, behind what came before it.
+        """The requests in the frames that ``data`` completes; START_TLS by itself, after the earlier ones.
 
         Raises:
-            MalformedFrameError: it cannot be understood, or went on where it ``must_be_over``.
+            MalformedFrameError: a frame is malformed, or cleartext followed START_TLS.
         """
         fresh = Fresh()
         for block, start in self.frames.feed(data):
@@ -90,7 +90,7 @@ class Incoming:
         yield fresh
 
     def _take_adds(self, block: bytes, start: int, adds: AddGroups) -> int:
-        """Take adds that are where they are expected; returns where something else begins."""
+        """Take adds in the expected layout; returns at the first other frame."""
         if not self._may_serve:
             return start
         if self._is_v2:

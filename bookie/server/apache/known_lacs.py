@@ -1,8 +1,8 @@
-"""The greatest last add confirmed that passed through this listener, ledger by ledger: what reads tell along.
+"""The greatest last add confirmed seen by this listener, ledger by ledger: it is added to reads.
 
-A hint that costs nothing to give: readers move on by it without asking again. It is taken from headers of entries
-that are durable here and from explicit LACs that the service accepted or showed, so it never exceeds what a writer
-confirmed. A ledger that was not met lately is forgotten, and then told of as much as the entry at hand proves.
+A hint that costs nothing to give: readers move on by it without asking again. It is taken from headers of entries that
+are durable here and from explicit LACs that the service accepted or showed, so it never exceeds what a writer
+confirmed. A ledger without recent requests is forgotten, and then the entry at hand is the only evidence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LEDGERS_MAX: Final = 10_000
 
 
 class KnownLacs:
-    """See the module docstring."""
+    """The greatest known last add confirmed of each ledger."""
 
     def __init__(self, clock: Clock, ledgers_max: int = LEDGERS_MAX) -> None:
         self._clock = clock
@@ -39,6 +39,6 @@ class KnownLacs:
         return lac
 
     def updated_ms(self, ledger_id: LedgerId) -> int | None:
-        """When the known LAC was first seen here, in milliseconds since 1970; None where nothing is known."""
+        """When the known LAC was first seen here, in milliseconds since 1970; None if unknown."""
         known = self._known.get(ledger_id)
         return None if known is None else known[1]

@@ -1,7 +1,7 @@
 """The room that one connection takes for frames so large that they are not read on without.
 
-It is kept until what they ask for has begun: from there on other bounds hold. Whoever waits for those waits with its
-frame in memory, and never for this room, so what holds it goes on in the end.
+It is kept until what they ask for has begun: from there on other bounds hold. A request that waits for those waits with
+its frame in memory, and never for this room, so its holder makes progress in the end.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LargeFrames:
             self._frame, self._wanted = frames.rest_number, size
             self._take()
         elif is_read and not self._is_read and self._taken:
-            self._watch()  # the client could not send meanwhile
+            self._watch()  # the client could not send during this time
         self._is_read = is_read
 
     def drop(self) -> None:
@@ -75,7 +75,7 @@ class LargeFrames:
             self._room.give(kept)
 
     def close(self) -> None:
-        """Hold nothing any more; not to be called before the connection is over."""
+        """Release everything; not to be called before the end of the connection."""
         self._put_by()
         self.drop()
 

@@ -18,8 +18,10 @@ class ListenerLimits:
     add_bytes_max: int = 16 << 20
     """Entries of one connection with the storage."""
     all_add_bytes_max: int = 48 << 20
-    """Entries of all connections with the storage; a connection beyond it waits for its turn. Below what the journal
-    lets wait for its disk (64 MiB), which would refuse where this holds back."""
+    """Entries of all connections with the storage; a connection beyond it waits for its turn.
+
+    Below the limit of the journal's queue (64 MiB), which would refuse; here requests wait.
+    """
     gather_s: float = 0.002
     """How long adds may be held back while the next one has come in part: no longer than until a batch is full, nor
     while others wait for room. What arrives during a commit waits for the next one, so without this the first few adds
@@ -45,12 +47,17 @@ class ListenerLimits:
     """Larger frames, of all connections, that have not come wholly, or whose requests wait to be begun; a connection
     beyond it is not read on."""
     frame_s: float = 60.0
-    """How long such a frame may take to come while others wait for the room that it takes. Begins anew when the
-    connection was not read meanwhile."""
+    """How long such a frame may take to come while others wait for the room that it takes.
+
+    Starts again if the connection was not read for a time.
+    """
     first_request_s: float = 30.0
-    """How long a new connection may take to ask for TLS where it has to, and to shake hands."""
+    """The time within which a new connection must ask for TLS, if it has to, and shake hands."""
     silent_s: float = 600.0
-    """How long one that may ask for anything may take to say anything. Apache's clients open all their connections to a
-    bookie at the first request (16 under Pulsar), and use some much later."""
+    """The time within which an unrestricted connection must send anything.
+
+    Apache's clients open all their connections to a bookie at the first request (16 under Pulsar), and use some much
+    later.
+    """
     handshake_s: float = 10.0
     """How long a TLS handshake may take."""

@@ -28,9 +28,9 @@ _ABORT_DEADLINE_S: Final = 0.5
 class ApacheListener:
     """One listener for one bookie: ``bind``, ``start``, ``stop``.
 
-    With TLS, a client has to ask for it first (START_TLS) and to show a certificate that the bookie's authority signed,
-    as over gRPC; whatever else it asks for in the clear is refused as unauthorized, but for the login that tells it
-    that there is none.
+    With TLS, a client must ask for it first (START_TLS) and present a certificate signed by the bookie's authority, as
+    over gRPC; every other cleartext request is refused as unauthorized, except the login, whose answer is that none is
+    needed.
     """
 
     def __init__(self, limits: ListenerLimits | None = None, clock: Clock | None = None) -> None:

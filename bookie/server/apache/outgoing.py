@@ -18,7 +18,7 @@ _PORTION_BYTES: Final = 256 << 10
 
 
 class Outgoing:
-    """See the module docstring. Belongs to one connection, which passes on what asyncio tells it."""
+    """The answers of one connection. Belongs to one connection, which passes on asyncio's callbacks."""
 
     def __init__(self, room: Room, limits: ListenerLimits, give_up: Callable[[str], None]) -> None:
         self._room = room
@@ -35,7 +35,7 @@ class Outgoing:
         """Send over this transport from now on."""
         self._transport = transport
         self._unwatch()
-        transport.set_write_buffer_limits(high=1, low=0)  # so that it tells when all has left, and when not
+        transport.set_write_buffer_limits(high=1, low=0)  # so that it reports when everything has left, and when not
 
     @property
     def is_empty(self) -> bool:
@@ -93,7 +93,7 @@ class Outgoing:
             self._give_back()
 
     def close(self) -> None:
-        """The client is gone."""
+        """The client has disconnected."""
         self._transport = None
         self._frames.clear()
         self._unwatch()

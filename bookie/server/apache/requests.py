@@ -2,7 +2,7 @@
 
 Adds and reads carry the dialect that they came in, which is how they are answered; what only version 3 can ask is
 answered in version 3. They come by the ten thousand each second, so they are plain classes with slots: freezing one
-would cost more than decoding it. Nobody changes them.
+would cost more than decoding it. They are never changed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Dialect(Protocol):
         ...
 
     def refused(self, accepted: bytes, status: Status) -> bytes:
-        """The frame that tells of ``status`` where ``accepted`` would have told of a success."""
+        """The frame of ``status``, if ``accepted`` would have been the frame of a success."""
         ...
 
     def was_read(self, read: Read, status: Status, packet: bytes, known_lac: int | None) -> Sequence[bytes]:
-        """The pieces of the frame that answers a read; ``known_lac`` is None where none is told (errors, fencing)."""
+        """The pieces of the frame that answers a read; ``known_lac`` is None if there is none (errors, fencing)."""
         ...
 
 
@@ -47,7 +47,7 @@ class AddKind(NamedTuple):
 
 @dataclass(slots=True)
 class Add:
-    """Store one entry. Where it belongs stands in its own header; the ids beside it are only repeated."""
+    """Store one entry. Its own header has its ids; the ids beside it are only repeated."""
 
     kind: AddKind = field(repr=False)
     packet: bytes = field(repr=False)
@@ -91,7 +91,7 @@ class LongPoll:
     beyond: EntryId
     wait_s: float
     wants_entry: bool
-    """Whether entry ``beyond + 1`` comes with the answer; otherwise ``entry_id`` is read once the wait is over."""
+    """True if entry ``beyond + 1`` belongs to the answer; otherwise ``entry_id`` is read at the end of the wait."""
 
 
 @dataclass(slots=True)

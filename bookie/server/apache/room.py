@@ -1,9 +1,9 @@
 """Bytes that all connections of a listener may hold together, given out in a fair order.
 
-Who finds no room waits in line, and is asked again when it is its turn; while somebody waits, everybody else goes to
-the end of the line. So none starves, and what is given back goes to who has waited longest. Nobody who holds room of
-one kind waits for more of that kind before it gives back what it has, but for what its own client has to do, which has
-a deadline.
+A request without room waits in a queue, and is offered room in its turn; while there is a queue, new requests go to its
+end. So none starves, and freed room goes to the longest waiter. So none starves, and what is given back goes to who has
+waited longest. No holder of one kind of room waits for more of that kind before it releases its own, except for actions
+of its own client, which have a deadline.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bookie.server.apache.limits import ListenerLimits
 
 Ask = Callable[[], None]
-"""How somebody who waits is told that it is its turn: it calls ``take`` again, or goes away empty-handed."""
+"""The callback of a waiter whose turn it is: it calls ``take`` again, or leaves without room."""
 
 
 class Room:
@@ -22,7 +22,7 @@ class Room:
 
     def __init__(self, bytes_max: int) -> None:
         self.held = 0
-        """Bytes that are taken. One who needs more than all there is gets it while nobody else holds anything."""
+        """Bytes that are taken. A request for more than the total gets it while nothing else is held."""
         self._bytes_max = bytes_max
         self._line: dict[Ask, int] = {}
         self._asked: Ask | None = None
@@ -30,7 +30,7 @@ class Room:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits."""
+        """True if there is a queue."""
         return bool(self._line)
 
     def take(self, ask: Ask, size: int) -> bool:
@@ -43,7 +43,7 @@ class Room:
         return True
 
     def give(self, size: int) -> None:
-        """Give back; a negative size says that what was taken turned out to be more."""
+        """Release; a negative size means more was taken than announced."""
         self.held -= size
         self._serve()
 

@@ -69,11 +69,11 @@ class GrpcServer:
         await self._server.start()
 
     async def say_serving(self) -> None:
-        """Tell health checks that clients can find this bookie."""
+        """Report to health checks that clients can find this bookie."""
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def say_not_serving(self) -> None:
-        """Tell health checks for good that the end is near; requests are still answered."""
+        """Report to health checks, permanently, that the bookie is stopping; requests are still answered."""
         await self._health.enter_graceful_shutdown()
 
     async def stop(self) -> None:

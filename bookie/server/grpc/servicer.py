@@ -52,7 +52,7 @@ class BookieServicer(rpc.BookieServicer):
         self._exchanges: set[_AddExchange] = set()
 
     async def Add(self, request_iterator: object, context: AddContext) -> None:  # noqa: N802 (gRPC's name)
-        """See the ``.proto`` file, here and below."""
+        """The methods are documented in the ``.proto`` file."""
         exchange = _AddExchange(self._handler, context, self._limits)
         self._exchanges.add(exchange)
         try:
@@ -82,7 +82,7 @@ class BookieServicer(rpc.BookieServicer):
         return lac_to_wire(await self._handler.read_lac(request.incarnation, LedgerId(request.ledger_id)))
 
     async def WaitLac(self, request: pb.WaitLacRequest, context: Context) -> pb.LacResponse:  # noqa: N802
-        """Answer when there is more to tell; cancelled when the client is gone."""
+        """Answer when there is news; cancelled when the client disconnects."""
         ledger_id, beyond, wait_s = LedgerId(request.ledger_id), EntryId(request.beyond), request.wait_ms / 1000
         return lac_to_wire(await self._handler.wait_lac(request.incarnation, ledger_id, beyond, wait_s))
 
@@ -127,7 +127,7 @@ class _AddExchange:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Serve until the client ends the stream or ``finish`` is called; cancelled when the client is gone."""
+        """Serve until the client closes the stream or ``finish`` is called; cancelled when the client disconnects."""
         try:
             while self._in_flight or not self._reader.done():
                 self._has_work.clear()
@@ -140,7 +140,7 @@ class _AddExchange:
             self._over.set_result(None)
 
     def finish(self) -> asyncio.Future[None]:
-        """Ask for the end; the future completes when the stream is over."""
+        """Ask for the end; the future completes when the stream has ended."""
         self._reader.cancel()
         return self._over
 

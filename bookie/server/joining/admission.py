@@ -73,7 +73,7 @@ async def admit(
         cluster: cluster to join.
         places: every directory of the bookie.
         wanted_id: bookie id that was asked for; empty for none.
-        default_id: bookie id where none was asked for and the directories know none.
+        default_id: bookie id if none was requested and the directories have none.
         clock: time.
         rng: makes the UUID of a new incarnation.
         may_be_new_incarnation: whether empty disks under a known bookie id are meant so.
@@ -82,7 +82,7 @@ async def admit(
     Raises:
         IdentityError: this process must not be that bookie.
         ForeignClusterError: Apache's clients use the cluster, and this bookie does not speak to them. One that joined
-            before there were only bookies of ours that do is let in with a warning: it has data that others need.
+            before any bookie of Apache's did is admitted with a warning: other clients need its data.
         InvalidIdError: not a bookie id.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer from ZooKeeper; starting again is safe.
         DiskError: a directory cannot be read or written.
@@ -159,7 +159,7 @@ async def stamp(store: MetadataStore, cluster: Cluster, places: Sequence[Place],
     """Write the cookie down, as the last step of a start on new disks. Every step may find itself done already.
 
     Raises:
-        IdentityError: other disks have taken this bookie id meanwhile.
+        IdentityError: other disks have taken this bookie id in the meantime.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer from ZooKeeper; starting again is safe.
         DiskError: a directory cannot be written.
     """

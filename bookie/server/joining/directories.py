@@ -1,8 +1,8 @@
-"""What a bookie's directories say about whose they are.
+"""The identity that a bookie's directories contain.
 
 Beside the data, ``current`` in each directory holds ``VERSION`` (the cookie, as Apache's bookies write it) and
-``incarnation`` (the UUID of this set of disks). While ``limbo-pending`` is there as well, with the same UUID, the
-bookie has not yet put in limbo what earlier disks under its id may have held, and must not serve.
+``incarnation`` (the UUID of this set of disks). While ``limbo-pending`` exists as well, with the same UUID, the bookie
+has not yet put into limbo the entries that earlier disks under its id may have held, and must not serve.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LocalDirectory:
-    """What one directory says of itself. None: the file is not there."""
+    """The identity files of one directory. None: the file does not exist. None: the file is not there."""
 
     role: Role
     path: str
@@ -45,7 +45,7 @@ class LocalDirectory:
 
 
 async def look(role: Role, path: str, disk: Disk) -> LocalDirectory:
-    """Read what ``disk``, the ``current`` of the directory ``path``, says.
+    """Read the identity files in ``disk``, the ``current`` of the directory ``path``.
 
     Raises:
         DiskError: unreadable.

@@ -1,17 +1,17 @@
-"""May this process be that bookie? A pure decision from what ZooKeeper and the directories say.
+"""May this process be that bookie? A pure decision from the contents of ZooKeeper and the directories.
 
-Rules: docs/failure-model.md#identity-of-a-bookie. The danger is a bookie
-that has lost its entries and answers "no such entry" with a healthy face. So a bookie id goes with one set of disks:
-its cookie in ZooKeeper and in each directory, and an incarnation UUID in each directory that the history under
-``/bkheal/incarnations`` knows. Whatever does not fit is refused, and a person decides.
+Rules: docs/failure-model.md#identity-of-a-bookie. The danger is a bookie that has lost its entries and answers "no such
+entry" with a healthy face. So a bookie id goes with one set of disks: its cookie in ZooKeeper and in each directory,
+and an incarnation UUID in each directory that the history under ``/bkheal/incarnations`` knows. Every mismatch is
+refused, and an operator decides.
 
 A new bookie is written down in this order: its incarnation into the directories, then into the history, then the cookie
-into ZooKeeper, then ``VERSION`` into the directories, then the first data. A start that was interrupted at any point
-is told from lost disks by the incarnation file and by the absence of data, and goes on where it stopped.
+into ZooKeeper, then ``VERSION`` into the directories, then the first data. A start that was interrupted at any point is
+distinguished from lost disks by the incarnation file and by the absence of data, and continues from there.
 
 A new incarnation, empty disks under a known bookie id, is stamped last (BP-46): ``limbo-pending`` and the incarnation
-into the directories, then the history; then everything that metadata says of this bookie is put in limbo and marked for
-repair; only then the cookie and ``VERSION``, and in the end ``limbo-pending`` goes. As long as it is there, a start
+into the directories, then the history; then every ledger that names this bookie is put into limbo and marked for
+repair; only then the cookie and ``VERSION``, and in the end ``limbo-pending`` is removed. As long as it exists, a start
 begins again with the limbo, and nothing is served.
 """
 
@@ -43,7 +43,7 @@ class Refusal(enum.Enum):
 
 
 class IdentityError(PermanentError):
-    """This process must not be that bookie; ``refusal`` says which rule forbids it."""
+    """This process must not be this bookie; ``refusal`` is the rule that forbids it."""
 
     def __init__(self, refusal: Refusal, text: str) -> None:
         super().__init__(text)
@@ -96,7 +96,7 @@ def decide(evidence: Evidence) -> Decision:
     """Return how to start.
 
     Raises:
-        IdentityError: not at all; says why and what to do.
+        IdentityError: it may not start; the text has the reason and the remedy.
     """
     for directory in evidence.directories:
         if directory.version is not None:

@@ -1,8 +1,9 @@
 """What a bookie does on new disks before it serves: "unknown" instead of "never written" for all it may have held.
 
 Earlier disks under the same bookie id may have held any entry, and given any fencing promise, of each ledger whose
-metadata names the bookie (apache/bookkeeper #4812, BP-46). So each of them is fenced and put in limbo here, durably,
-and marked for repair, which copies to the bookie what it should hold; the collector ends the limbo of what is whole.
+metadata names the bookie (apache/bookkeeper #4812, BP-46). So each of them is fenced and put into limbo here, durably,
+and marked for repair, which copies the missing entries to the bookie; the collector ends the limbo of a complete
+ledger.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 _PAGE: Final = 1000
 """Ledgers looked at together."""
 _LOOK_S: Final = 1.0
-"""Between two looks whether the earlier registration is gone."""
+"""Between two checks for the end of the earlier registration."""
 
 
 async def finish_start(
@@ -41,7 +42,7 @@ async def finish_start(
     *,
     takeover_deadline_s: float,
 ) -> None:
-    """Do what has to come before the bookie serves: limbo where other disks came before these, and then the stamp.
+    """The steps before the bookie serves: limbo if other disks preceded these, and then the stamp.
 
     Raises:
         BkhealError: not done (see ``enter_limbo`` and ``stamp``); the bookie must not serve.
@@ -93,7 +94,7 @@ async def enter_limbo(
             count += await _enter(page, ledgers, tasks, storage, bookie)
             page = []
     count += await _enter(page, ledgers, tasks, storage, bookie)
-    if store.session.epoch != session.epoch:  # another server may be behind the one that the scan began at
+    if store.session.epoch != session.epoch:  # another server may be older than the one at the start of the scan
         raise StoreUnavailableError("the session was lost while the ledgers were read: start again")
     _log.warning("ledgers of earlier disks put in limbo", extra={"bookie_id": bookie, "ledgers": count})
     return count
@@ -118,7 +119,7 @@ async def _enter(
 ) -> int:
     """Limbo first: a task may be repaired by others at once."""
     found = await ledgers.read_many_metadata(page)
-    unreadable = [item.ledger_id for item in found if isinstance(item, Unreadable)]  # may name anybody
+    unreadable = [item.ledger_id for item in found if isinstance(item, Unreadable)]  # may name any bookie
     named = [
         ledger_id
         for ledger_id, item in zip(page, found, strict=True)

@@ -1,17 +1,17 @@
-"""Throws away what a bookie holds of ledgers that are deleted or that repair has moved elsewhere.
+"""Delete the entries of ledgers that were deleted or moved to other bookies.
 
 A cheap bulk read of the metadata names the suspects. Each suspect is then judged on its own, and nothing is deleted on
 one witness's word (S13, I16):
 
-* gone: no metadata, read behind a ``sync``, twice, more than a session timeout apart, under one mark;
-* surplus: closed and not naming this bookie, read behind a ``sync`` under a mark and under the ledger's lock (Apache's,
+* deleted: no metadata, read after a ``sync``, twice, more than a session timeout apart, under one mark;
+* surplus: closed and not naming this bookie, read after a ``sync`` under a mark and under the ledger's lock (Apache's,
   so that its workers are respected); and proved by one transaction, which the store orders with every change: the
   version of the metadata, and that no copy to this bookie is reserved (S16). A reservation found under the lock is that
   of a worker that died, and ends in the same transaction, so that its owner, if it lives, cannot install any more.
 
-The storage deletes only while the mark stands: an add or a listing by a repair clears it. Whatever cannot be read, is
-not understood, or comes as a surprise keeps the data. A pass that would delete implausibly much deletes nothing (S12),
-and a pass ends with the session that it began in (S14).
+The storage deletes only while the mark stands: an add or a listing by a repair clears it. Anything unreadable, unknown
+or unexpected keeps the data. A pass that would delete implausibly much deletes nothing (S12), and a pass ends with the
+session that it began in (S14).
 
 Source: docs/failure-model.md#collection-and-checkpoints.
 """
@@ -92,7 +92,7 @@ class CollectorReport:
     kept: int = 0
     """Suspects that are wanted after all, at the second look or by a mark that was cleared."""
     locked: int = 0
-    """Kept because somebody works on them."""
+    """Kept because a worker holds their lock."""
     unknown: int = 0
     """Kept because something could not be read."""
     limbo_cleared: int = 0
@@ -135,10 +135,10 @@ class Collector:
         self._settings = settings or CollectorSettings()
         self._epoch = 0
         self._unsettled: set[LedgerId] = set()
-        """Ledgers whose lock may have been left behind, because an answer was lost."""
+        """Ledgers whose lock may remain, because an answer was lost."""
 
     async def run(self, on_pass: Callable[[CollectorReport], None] | None = None) -> None:
-        """Pass after pass; ends by cancellation alone. ``on_pass`` is told what each has done."""
+        """Pass after pass; ends by cancellation alone. ``on_pass`` receives the result of each."""
         while True:
             # Bookies that were started together shall not ask all at once for ever.
             await self._clock.sleep(self._settings.interval_s * self._rng.uniform(1.0, 1.1))
@@ -147,7 +147,10 @@ class Collector:
                 on_pass(report)
 
     async def run_pass(self) -> CollectorReport:
-        """One pass and the compaction behind it. Never raises for what the store or the disk does."""
+        """One pass and the compaction after it.
+
+        Never raises for errors of the store or the disk.
+        """
         report = CollectorReport()
         self._epoch = self._store.session.epoch
         try:
@@ -158,14 +161,14 @@ class Collector:
             await self._clear_limbo(report)
         except (_PassEndedError, BkhealError) as error:
             report.stopped = str(error)
-        with suppress(FatalError):  # the storage itself says when it cannot go on
+        with suppress(FatalError):  # the storage itself reports when it cannot continue
             report.compacted = await self._storage.compact()
         level = logging.WARNING if report.stopped else logging.INFO
         _log.log(level, "collector pass", extra={"bookie_id": self._bookie, "report": str(report)})
         return report
 
     async def _check_cluster(self) -> None:
-        """A root that was formatted anew has none of our ledgers, and deletes none of them (S12)."""
+        """A newly formatted root has none of our ledgers, and deletes none of them (S12)."""
         self._check_session()
         try:
             current = await open_cluster(self._store, self._cluster.root)
@@ -250,7 +253,7 @@ class Collector:
             _log.warning("lock not released, the session's end does it", extra={"ledger_id": held.ledger_id})
 
     async def _settle_locks(self) -> None:
-        """A lock that nobody knows to hold would keep every worker from its ledger."""
+        """A lock without a known holder would keep every worker from its ledger."""
         for ledger_id in sorted(self._unsettled):
             if (held := await self._tasks.lock_alone(ledger_id, self._bookie)) is not None:
                 await self._release(held)
@@ -261,7 +264,7 @@ class Collector:
         current = await self._ledgers.current(ledger_id)
         if current is None or verdict(current.metadata, self._bookie) is not Verdict.SURPLUS:
             return False
-        reserved = await self._reservations.read(ledger_id)  # behind the sync of the read before
+        reserved = await self._reservations.read(ledger_id)  # after the sync of the earlier read
         path = self._reservations.path(ledger_id)
         rest: list[Operation]
         if reserved is None:
@@ -317,7 +320,7 @@ class Collector:
         if not await self._storage.collect(ledger_id, mark):
             report.kept += 1
             return False
-        await self._storage.clear_limbo(ledger_id)  # nobody can be misled by "no such entry" any more
+        await self._storage.clear_limbo(ledger_id)  # no client can be misled by "no such entry" any more
         return True
 
     async def _clear_limbo(self, report: CollectorReport) -> None:

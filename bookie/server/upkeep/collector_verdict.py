@@ -13,7 +13,7 @@ from bookie.model.metadata import LedgerMetadata
 
 
 class Verdict(enum.Enum):
-    """What the metadata says about a ledger's entries on one bookie."""
+    """The verdict of the metadata about a ledger's entries on one bookie."""
 
     KEEP = "keep"
     GONE = "gone"

@@ -1,8 +1,8 @@
 """Makes a bookie read-only while a disk is nearly full, or while it is drained, and writable again after that.
 
 Three steps (docs/failure-model.md#disk-space): below the threshold plain adds are refused, below a part of it those of
-recovery and repair as well, so that what is left serves checkpoints and collection; and a disk that says it is full
-makes the bookie read-only whatever the threshold is.
+recovery and repair as well, so that the rest serves checkpoints and collection; and a disk that reports itself full
+makes the bookie read-only at any threshold.
 
 Read-only is announced in ZooKeeper before plain adds are refused, and adds are accepted before writable is announced:
 a writer that picks a bookie by its registration is not turned away.
@@ -93,7 +93,7 @@ class DiskWatch:
     async def _look(self) -> None:
         try:
             free = await free_bytes(self._disks)
-        except BkhealError as error:  # says nothing about space; a disk that is broken shows in the next write
+        except BkhealError as error:  # unrelated to space; a broken disk shows in the next write
             _log.warning("free space is unknown", extra={"error": str(error)})
             return
         was_read_only = self._service.is_read_only

@@ -1,8 +1,8 @@
-"""Keeps a bookie registered for as long as it serves, whatever happens to its ZooKeeper session.
+"""Keep a bookie registered for as long as it serves, across ZooKeeper sessions.
 
 The registration is an ephemeral node, so it ends with the session (S14). The keeper registers again as soon as there is
-a new session; meanwhile the bookie goes on serving those who know its address. It also looks from time to time whether
-the node is still there: an operator may have deleted it.
+a new session; until then the bookie continues to serve clients with its address. It also looks from time to time
+whether the node is still there: an operator may have deleted it.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class _Registered:
 def service_info(
     host: str, port: int, incarnation: str, *, apache_port: int | None = None, is_tls: bool = False
 ) -> ServiceInfo:
-    """What a bookie that listens for gRPC at ``host:port`` says about itself.
+    """The registration content of a bookie that listens for gRPC at ``host:port``.
 
     With ``apache_port`` it offers Apache's protocol there as Apache's own bookies do (docs/formats.md#registration):
-    under the id "bookie", and with the extension "tls" where that is wanted.
+    under the id "bookie", and with the extension "tls" if TLS is required.
     """
     properties = ((PROPERTY_INCARNATION, incarnation),)
     if apache_port is None:
@@ -60,7 +60,7 @@ def service_info(
 
 
 class RegistrationKeeper:
-    """See the module docstring. ``start`` first, ``stop`` in the end."""
+    """The registration of one bookie. ``start`` first, ``stop`` in the end."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class RegistrationKeeper:
         return session.is_connected and registered is not None and registered.epoch == session.epoch
 
     async def stop(self, deadline_s: float) -> None:
-        """End the registration; where that fails, or there is no connection, the end of the session does it."""
+        """Delete the registration; if this fails, or without a connection, the end of the session does it."""
         await cancel(self._task)
         if not self._store.session.is_connected:
             return

@@ -1,4 +1,4 @@
-"""Adds of version 3 without building messages: their frames, and the answers that say an entry is stored, as bytes.
+"""Adds of version 3 without building messages: their frames, and the answers of stored entries, as bytes.
 
 A writer sends adds by the ten thousand each second, alike but for three numbers, and nearly every answer is the same
 good news: building and parsing a message for each was most of what the transport did. These bytes are the ones that
@@ -35,7 +35,7 @@ class AddFrames:
         self._answered = b"\x08\x00\x10" + varint(ledger_id) + b"\x18"
 
     def around(self, txn_id: int, entry_id: int, size: int) -> tuple[bytes, bytes, bytes]:
-        """What goes before and behind an entry of ``size`` bytes, and the body of the answer that says it is stored."""
+        """The bytes before and after an entry of ``size`` bytes, and the body of the answer after it is stored."""
         header, entry = _IS_ADD + varint(txn_id), varint(entry_id)
         before = self._ledger + entry + self._key + varint(size)
         behind = size + len(self._flag)

@@ -17,7 +17,7 @@ from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.port import AddBatch, AddReply, Status
 
 RECOVERY_PRIORITY: Final = 100
-"""What Apache's recovery sends along with its adds, and its re-replication does not. Here they cannot be told apart.
+"""What Apache's recovery sends along with its adds, and its re-replication does not. Here they cannot be distinguished.
 
 A read-only bookie takes adds of this priority while its disks have room, and recovery has to re-add to read-only
 members of an ensemble. Repair chooses no read-only targets anyhow (S8)."""
@@ -32,7 +32,7 @@ _TELLING: Final = (
     Status.BAD_REQUEST,
     Status.IO_ERROR,
 )
-"""Failures of a batch's entries, the one that says most about the rest of it first; others come behind."""
+"""Failures of a batch's entries, the most informative one first."""
 
 
 class Adding(Waiter):
@@ -51,7 +51,7 @@ class Adding(Waiter):
         """Write every entry's request, in their order and at once: what leaves together is synced together there.
 
         Raises:
-            ConnectionLostError: the connection is over.
+            ConnectionLostError: the connection has ended.
         """
         batch, ledger_id = self._batch, self._batch.ledger_id
         await connection.ready()
@@ -68,7 +68,7 @@ class Adding(Waiter):
         connection.send(parts)
 
     def forget(self, connection: Connection) -> None:
-        """Nobody waits for the batch any more; acks still to come are dropped."""
+        """The batch was cancelled; later acks are dropped."""
         if self._unanswered or self._is_left_over:
             connection.forget_stored(self._expected)
 

@@ -1,7 +1,7 @@
 """A second connection to a bookie, for bulk: version 2 of Apache's protocol, whose layouts cost half as much.
 
-It is for good news alone. A request that brings none, for whatever reason, is asked again over version 3, which can say
-why; so the statuses here are only good or not.
+It carries successes only. A request without success, for any reason, is asked again over version 3, whose answers have
+the reason; so the statuses here are only good or not.
 
 Version 2 has no transaction ids: an answer names an operation, a ledger and an entry. Each such three are under way at
 most once, and once one was given up nothing more is asked on the connection, since its answer would be taken for that
@@ -25,7 +25,7 @@ _CHUNK_BYTES: Final = 256 << 10
 ANSWERS_BYTES_MAX: Final = 2 * READ_BYTES_MAX
 """Of answers to requests that were asked together, and one more: those that come beyond are dropped, as not good."""
 _ANSWER: Final = struct.Struct(">HHiqq")
-"""Version and opcode, flags, code, ledger, entry; a batch read's has its request id behind them."""
+"""Version and opcode, flags, code, ledger, entry; a batch read's request id follows."""
 _REQUEST_ID: Final = struct.Struct(">q")
 _GOOD: Final = 0
 
@@ -56,7 +56,7 @@ class _Group:
 
 
 class BulkConnection(Stream):
-    """See the module docstring. Belongs to one event loop."""
+    """A connection that speaks version 2. Belongs to one event loop."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, in_flight_max: int = IN_FLIGHT_MAX) -> None:
         super().__init__(FrameSplitter(frame_bytes_max, self._too_long), in_flight_max)
@@ -107,7 +107,7 @@ class BulkConnection(Stream):
         self.send(parts)
 
     def _give_up(self, keys: Iterable[Key]) -> None:
-        """Expect these no more. Their answers may still come, and only those of batch reads would be told apart."""
+        """Expect these no more. Their answers may still arrive, and only those of batch reads can be recognized."""
         for key in keys:
             self._expected.pop(key, None)
             self._is_retired |= key[0] != BATCH_READ_ENTRY
@@ -128,7 +128,7 @@ class BulkConnection(Stream):
         for group in groups:
             if not group.done.done():
                 group.done.set_exception(ConnectionLostError(why))
-                group.done.exception()  # whoever waits gets it; if nobody does any more, that is no news
+                group.done.exception()  # a waiting caller gets it; without one it is dropped
 
     def _too_long(self, head: bytes, _frame_bytes: int) -> None:
         self._receive(head, is_whole=False)

@@ -1,7 +1,7 @@
 """Copies of entries in bulk, to and from one bookie's address: as far as all goes well there, over version 2.
 
-Reads and recovery adds mean the same however often and in whatever order they arrive. So nothing here fails: what a
-bulk connection did not bring is left to version 3, and a bookie that never brings anything so is not asked so again.
+Reads and recovery adds are idempotent and independent of their order. So nothing here fails: what a bulk connection did
+not bring is left to version 3, and a bookie that never brings anything so is not asked so again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RUN_MIN: Final = 8
 _WINDOW_MAX: Final = 512
 """Entries asked for one by one, once as many came and were small."""
 _SMALL: Final = READ_BYTES_MAX // _WINDOW_MAX
-"""Bytes of an entry, 16 KiB. Where larger ones came, no more than ``reading.WINDOW_MAX`` are asked for one by one."""
+"""Bytes of an entry, 16 KiB. After larger ones, no more than ``reading.WINDOW_MAX`` are requested one by one."""
 _ADD: Final = v2.packet_header(v2.ADD_ENTRY, v2.RECOVERY_ADD | v2.HIGH_PRIORITY)
 """High priority: see ``adding.RECOVERY_PRIORITY``."""
 _READ: Final = v2.packet_header(v2.READ_ENTRY)
@@ -43,7 +43,7 @@ _READ_ANSWER_SIZE: Final = 24
 
 
 class BulkLink:
-    """See the module docstring. Connects when first used, and again after a failure."""
+    """The use of version 2 beside the connection of version 3. Connects when first used, and again after a failure."""
 
     def __init__(self, address: BookieAddress, frame_bytes_max: int) -> None:
         self._address = address
@@ -71,8 +71,8 @@ class BulkLink:
         """Read entries into ``results``, in their order, up to ``READ_BYTES_MAX`` or the first that is not had so.
 
         A round asks for no more entries than came before it (the first one for ``first_window``), and for no more than
-        ``READ_BYTES_MAX`` has room for at the largest size seen. Whatever the sizes turn out to be, ``results`` grows
-        to at most ``READ_BYTES_MAX`` and one round, which brings ``ANSWERS_BYTES_MAX`` and one entry at most.
+        ``READ_BYTES_MAX`` has room for at the largest size seen. For any sizes, ``results`` grows to at most
+        ``READ_BYTES_MAX`` and one round, which adds ``ANSWERS_BYTES_MAX`` and one entry at most.
         """
         connection = await self._connection()
         size, largest = 0, 1
@@ -179,7 +179,7 @@ class BulkLink:
                 await connect_to(self._address, connection)
         except (TimeoutError, ConnectionLostError):
             connection.end("it could not be opened")
-            return None  # version 3 meets the same, and says it
+            return None  # version 3 meets the same error and reports it
         return connection
 
 
@@ -188,7 +188,7 @@ def _is_over(opening: asyncio.Task[BulkConnection | None]) -> bool:
 
 
 def _window(rest: int, largest: int) -> int:
-    """How many entries to ask for one by one where ``rest`` bytes are left, and the largest so far was ``largest``."""
+    """The number of entries to request one by one, with ``rest`` bytes left, by the ``largest`` size so far."""
     return min(rest // largest + 1, _WINDOW_MAX if largest <= _SMALL else WINDOW_MAX)
 
 

@@ -1,6 +1,6 @@
 """One TCP connection to a bookie: requests go out in batches, and answers find their callers in any order (S18).
 
-An answer counts only for the request with its transaction id, its operation and its ledger (and entry, where it names
+An answer counts only for the request with its transaction id, its operation and its ledger (and entry, if it contains
 one); transaction ids are never used twice. What matches nothing is dropped. Bytes that are no message end the
 connection, and what was in flight learns why. An answer that is too long is an I/O error of its own request. Knows
 neither deadlines nor what requests mean.
@@ -47,25 +47,25 @@ _PARTS: Final = {
     pb.FORCE_LEDGER: "forceLedgerResponse",
     pb.GET_LIST_OF_ENTRIES_OF_LEDGER: "getListOfEntriesOfLedgerResponse",
 }
-"""Where an answer to each operation has its content."""
+"""The place of the content in the answer to each operation."""
 _NEEDS_CONTENT: Final = (pb.EOK, pb.ENOLEDGER, pb.ENOENTRY)
-"""Statuses that say something of a ledger, which the answer then has to name."""
+"""Statuses about a ledger, which the answer must then name."""
 _WITHOUT_STATUS: Final = (pb.AUTH, pb.START_TLS)
-"""Operations whose outcome is the answer's status alone, also where it has no content."""
+"""Operations with the answer's status as the whole outcome, also without content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A bookie's outcome. ``content`` is the operation's own part of the answer; None where there was only a status."""
+    """A bookie's outcome. ``content`` is the operation's own part of the answer; None if there was only a status."""
 
     status: Status
     content: Any = field(default=None, repr=False)
     detail: str = ""
-    """Why, where this side knows."""
+    """The reason, if known on this side."""
 
 
 IS_STORED: Final = Answer(Status.OK)
-"""To an add, where the answer came in the bytes that were expected; any other was parsed."""
+"""For an add, if the answer had the expected bytes; any other was parsed."""
 
 
 class Waiter(Protocol):
@@ -84,7 +84,7 @@ class Waiter(Protocol):
 
 @dataclass(slots=True)
 class Expected:
-    """What an answer must match besides its transaction id. None: the answer need not say."""
+    """What an answer must match besides its transaction id. None: the answer need not contain it."""
 
     operation: int
     ledger_id: int | None
@@ -93,7 +93,7 @@ class Expected:
 
 
 class Connection(Stream):
-    """See the module docstring. Belongs to one event loop."""
+    """A connection that speaks version 3. Belongs to one event loop."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, in_flight_max: int = IN_FLIGHT_MAX) -> None:
         super().__init__(FrameSplitter(frame_bytes_max, self._too_long), in_flight_max)
@@ -101,13 +101,14 @@ class Connection(Stream):
         self._next_id = 1
         self._expected: dict[int, Expected] = {}
         self._stored: dict[bytes, int] = {}
-        """Transaction ids of adds by the answer that says the entry is stored."""
+        """Transaction ids of adds by the answer that confirms the stored entry."""
         self._is_refused_after_tls = False
         self.is_encrypted = False
         self.is_logged_in = False
-        """Whether the bookie took our login, or said that it needs none."""
+        """True if the bookie accepted our login, or needs none."""
         self.is_logging_in = False
-        """Meanwhile a refusal of who we are is an answer to one request; otherwise it ends the connection."""
+        """During this time a refusal of our identity is an answer to one request; otherwise it closes the
+        connection."""
         self.is_without_lists = False
         """Whether the bookie answers other requests and leaves lists of entries unanswered (``listing``)."""
 
@@ -163,7 +164,7 @@ class Connection(Stream):
         return first
 
     def expect_stored(self, txn_id: int, expected: Expected, answer: bytes) -> None:
-        """Expect the answer to an add; ``answer`` is the body of the one that says that the entry is stored."""
+        """Expect the answer to an add; ``answer`` is the body after a success."""
         self._expected[txn_id] = expected
         self._stored[answer] = txn_id
 
@@ -175,7 +176,7 @@ class Connection(Stream):
         self.forget(txn_id for txn_id, _ in adds)
 
     def forget(self, txn_ids: Iterable[int]) -> None:
-        """Nobody waits for these any more; answers still to come are dropped."""
+        """These requests were cancelled; later answers are dropped."""
         for txn_id in txn_ids:
             self._expected.pop(txn_id, None)
         self._may_go.set()
@@ -248,7 +249,7 @@ class Connection(Stream):
 
     @property
     def _what_is_demanded(self) -> str:
-        """What the bookie wants of a client that it refused, as far as that can be told."""
+        """The requirement of a bookie that refused a client, as far as it can be determined."""
         if self._is_refused_after_tls:
             return CERTIFICATE_REFUSED
         if self.is_encrypted:
@@ -273,7 +274,7 @@ class FutureWaiter(Waiter):
     def lost(self, error: ConnectionLostError) -> None:
         if not self.future.done():
             self.future.set_exception(error)
-            self.future.exception()  # whoever awaits it gets it; if nobody does any more, that is no news
+            self.future.exception()  # a waiting caller gets it; without one it is dropped
 
 
 def _is_for(expected: Expected, content: Any) -> bool:

@@ -86,8 +86,9 @@ class Exchange:
     async def read_lac(self, ledger_id: LedgerId) -> LacReply:
         """Ask for the last add confirmed.
 
-        READ_LAC says "no such entry" of an unknown ledger, an empty one and one in limbo alike, and "I/O error" of an
-        empty one with an explicit LAC; where it brings no entry, an ordinary read of the last one tells which.
+        READ_LAC answers "no such entry" for an unknown ledger, an empty one and one in limbo alike, and "I/O error" for
+        an empty one with an explicit LAC; if the answer has no entry, an ordinary read of the last one distinguishes
+        these.
         """
         request = pb.Request(readLacRequest=pb.ReadLacRequest(ledgerId=ledger_id))
         answer = await self._ask(pb.READ_LAC, request, ledger_id)
@@ -106,8 +107,8 @@ class Exchange:
     async def wait_lac(self, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
         """Wait for a greater last add confirmed, then ask for what proves it.
 
-        Apache's bookies answer for an unknown ledger at once. A long poll that is given up keeps its place there
-        until its wait is over: the protocol cannot take it back.
+        Apache's bookies answer for an unknown ledger at once. A cancelled long poll keeps its place there until its
+        wait ends: the protocol cannot take it back.
         """
         read = pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY, previousLAC=beyond)
         read.flag = pb.ReadRequest.ENTRY_PIGGYBACK
@@ -119,7 +120,10 @@ class Exchange:
         return replace(await self.read_lac(ledger_id), entry=_piggybacked(answer, ledger_id, EntryId(beyond + 1)))
 
     async def write_lac(self, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
-        """Tell a last add confirmed. Apache's bookies create a ledger that they do not know for it."""
+        """Write a last add confirmed.
+
+        Apache's bookies create an unknown ledger for it.
+        """
         lac = explicit_lac(ledger_id, explicit)
         if isinstance(lac, str):
             return AddReply(Status.BAD_REQUEST, lac)
@@ -128,7 +132,7 @@ class Exchange:
         return AddReply(answer.status)
 
     async def info(self) -> InfoReply:
-        """Ask for the bookie's disks. The protocol tells nothing else: see ``ApacheTransport.info``."""
+        """Ask for the bookie's disks. The protocol offers nothing else: see ``ApacheTransport.info``."""
         request = pb.Request(getBookieInfoRequest=pb.GetBookieInfoRequest(requested=_DISK_FIGURES))
         answer = await self._ask(pb.GET_BOOKIE_INFO, request)
         if answer.status is not Status.OK:
@@ -156,7 +160,7 @@ class Exchange:
 
 
 def _piggybacked(answer: Answer, ledger_id: LedgerId, entry_id: EntryId) -> EntryResult | None:
-    """The entry that came along with a long poll's answer, if it is the right one and whole as far as can be told."""
+    """The entry in a long poll's answer, if it is the right one and complete as far as can be determined."""
     if answer.status is not Status.OK or answer.content is None or not answer.content.HasField("body"):
         return None
     result = checked_entry(answer.content.body, ledger_id, entry_id)

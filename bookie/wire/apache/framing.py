@@ -16,8 +16,11 @@ from bookie.model.errors import PermanentError
 from bookie.model.packet import PACKET_BYTES_MAX
 
 FRAME_BYTES_MAX: Final = PACKET_BYTES_MAX + 4096
-"""Of a whole frame, its length field included. A little more than ``nettyMaxFrameSizeBytes`` of Apache's servers
-(5,242,880 by default, 5,253,120 under Pulsar), so that whatever they take is taken here too."""
+"""Of a whole frame, its length field included.
+
+A little more than ``nettyMaxFrameSizeBytes`` of Apache's servers (5,242,880 by default, 5,253,120 under Pulsar), so
+that every frame of theirs is accepted here too.
+"""
 FRAME_BYTES_EVERYBODY_TAKES: Final = 5_242_880
 """Apache's default of ``nettyMaxFrameSizeBytes`` on both sides: what can be cut to size is sent within this."""
 FRAME_BYTES_LIMIT: Final = 1 << 30
@@ -27,7 +30,7 @@ HEAD_BYTES: Final = 64
 """Of the body of a frame that is passed over, what is kept: the header of every message, and more."""
 
 TooLong = Callable[[bytes, int], None]
-"""Told of a frame that is passed over: the first ``HEAD_BYTES`` of its body, and the length of the whole frame."""
+"""Receives each skipped frame: the first ``HEAD_BYTES`` of its body, and the length of the whole frame."""
 
 _LENGTH: Final = struct.Struct(">i")
 
@@ -48,8 +51,8 @@ class FrameSplitter:
 
         Args:
             bytes_max: longest frame that is kept, its length field included.
-            too_long: told of each longer one up to ``FRAME_BYTES_LIMIT``, in its turn among the others; nothing but
-                its head is kept. None: a longer one is an error.
+            too_long: receives each longer one up to ``FRAME_BYTES_LIMIT``, in its turn among the others; only its head
+                is kept. None: a longer one is an error.
         """
         self._bytes_max = bytes_max
         self._too_long = too_long
@@ -112,7 +115,7 @@ class FrameSplitter:
 
 
 async def read_frame(reader: asyncio.StreamReader, bytes_max: int = FRAME_BYTES_MAX) -> bytes | None:
-    """Body of the next frame, or None where the stream ends between two frames.
+    """Body of the next frame, or None if the stream ends between two frames.
 
     Raises:
         MalformedFrameError: as ``FrameSplitter.feed``.

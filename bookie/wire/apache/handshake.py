@@ -1,4 +1,4 @@
-"""From an address to a connection that takes requests: TCP, then TLS and a login where they are asked for.
+"""From an address to a usable connection: TCP, then TLS and a login if they are required.
 
 The order is Apache's (docs/formats.md#tls-and-login): a START_TLS request in the clear, TLS on the same socket, then
 the login inside it. The bookie's certificate and host name are always verified. A login that fails is no verdict on any
@@ -33,7 +33,7 @@ _NO_LOGIN_PLUGIN: Final = "AuthDisabledPlugin"
 """What a bookie that knows no logins answers to any."""
 _HUNG_UP: Final = "the bookie closed the connection"
 _SILENCE_MS: Final = 20_000
-"""A peer that acknowledges nothing for so long is gone; without this a lost machine is noticed after a quarter hour."""
+"""A peer without acknowledgements for so long is dead; without this a lost machine is noticed after a quarter hour."""
 
 
 def client_context(tls: TlsSettings) -> ssl.SSLContext:
@@ -62,7 +62,7 @@ async def open_connection(
     """Connect, and be ready for requests.
 
     Raises:
-        ConnectionLostError: that failed; the text says at what. Nothing is left open.
+        ConnectionLostError: this failed; the text names the step. Nothing stays open. Nothing is left open.
     """
     connection = Connection(frame_bytes_max)
     try:
@@ -161,10 +161,10 @@ def _why_refused(credentials: SaslCredentials, *, is_encrypted: bool) -> str:
 
 
 async def _round(connection: Connection, token: bytes | None) -> Answer:
-    """Send one token, and behind it a harmless request; return the answer to the token, or the refusal of the other.
+    """Send one token, and after it a harmless request; return the answer to the token, or the refusal of the other.
 
-    Apache's bookies say nothing at all of a wrong name or password. But they answer in order while nobody is logged in,
-    so a refusal of the second request tells that the token was refused.
+    Apache's bookies do not answer a wrong name or password at all. But they answer in order before a login, so a
+    refusal of the second request shows that the token was refused.
     """
     message = pb.Request(authRequest=pb.AuthMessage(authPluginName=_PLUGIN, payload=token))
     harmless = pb.Request(getBookieInfoRequest=pb.GetBookieInfoRequest(requested=0))

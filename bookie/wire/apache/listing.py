@@ -1,10 +1,10 @@
 """Lists of entries from bookies of Apache's, some of which never answer such a request.
 
 With ``DbLedgerStorage``, Pulsar's default, a bookie that is asked for the list of a ledger that it knows runs into a
-method that its storage does not have (4.17): no answer comes, not even a refusal. It is told from a slow bookie by a
-second request on the same connection, a read of the last entry: where that is answered and the list is not, the bookie
-does not list. That is remembered for the connection, so that a bookie that restarts with another storage is asked
-anew, and later requests cost one quick read in place of a silence. A list that comes after all ends the memory.
+method that its storage does not have (4.17): no answer comes, not even a refusal. It is distinguished from a slow
+bookie by a second request on the same connection, a read of the last entry: if this is answered and the list is not,
+the bookie does not list. The result is kept for the connection, so that a bookie that restarts with another storage is
+asked again, and later requests cost one quick read instead of a silence. A list that arrives after all resets it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ LIST_SILENCE_S: Final = 2.0
 """Without an answer to a list for so long, the bookie is asked something that every bookie can answer."""
 
 _HOLDS_SOME: Final = frozenset({Status.OK, Status.CORRUPT, Status.IO_ERROR})
-"""Answers to a read of the last entry after which reading each entry shows which the bookie serves. A damaged last one
-says nothing of the others."""
+"""Answers to a read of the last entry after which reading each entry shows which the bookie serves.
+
+A damaged last one has no meaning for the others.
+"""
 _KNOWS_THE_LEDGER: Final = _HOLDS_SOME | {Status.LIMBO, Status.NO_ENTRY}
 _DETAIL: Final = "the bookie answers other requests and no lists, as Apache's with DbLedgerStorage do"
 
@@ -32,9 +34,10 @@ _DETAIL: Final = "the bookie answers other requests and no lists, as Apache's wi
 async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: float) -> ListReply:
     """List a ledger's entries, or find out that the bookie cannot: UNSUPPORTED.
 
-    A bookie that does not list, and holds no entry of the ledger or is in limbo over it, says so to the read of the
-    last one. That is its answer here, too, and names no entries: in limbo it may serve some. Without any answer this
-    does not return; deadlines are the caller's.
+    A bookie that does not list, and holds no entry of the ledger or is in limbo over it, gives this answer to the read
+    of the last one. It is its answer here, too, and names no entries: in limbo it may serve some. That is its answer
+    here, too, and names no entries: in limbo it may serve some. Without any answer this does not return; deadlines are
+    the caller's.
 
     Raises:
         ConnectionLostError: the connection ended.

@@ -20,13 +20,15 @@ from bookie.wire.port import READ_BYTES_MAX, EntryResult, ReadReply, Status
 WINDOW_MAX: Final = 64
 """Entries asked for at once by one read."""
 _WINDOW_AT_FIRST: Final = 16
-"""While nothing is known of their sizes: 16 of the largest that a writer here makes are 16 MiB. Each answer lets one
-more be under way, for a small entry at the start says little of those behind it."""
+"""While nothing is known of their sizes: 16 of the largest that a writer here makes are 16 MiB.
+
+Each answer allows one more in flight, because a small entry at the start does not predict the later ones.
+"""
 _RECOVERY_PRIORITY: Final = 100
 _OF_THE_ENTRY: Final = frozenset(
     (Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO, Status.CORRUPT, Status.IO_ERROR)
 )
-"""Outcomes that say something of one entry; any other is one of the whole read."""
+"""Outcomes about one entry; any other concerns the whole read."""
 
 
 class EntryReads:
@@ -45,7 +47,7 @@ class EntryReads:
     async def read(self, entry_ids: Sequence[EntryId], results: list[EntryResult]) -> ReadReply:
         """Read as many of ``entry_ids`` as ``READ_BYTES_MAX`` allows.
 
-        ``results`` are those of the first of them that are there already; it grows as answers come.
+        ``results`` are those of the first of them so far; it grows as answers arrive.
 
         Raises:
             ConnectionLostError: the connection ended; ``results`` is what came before.
@@ -103,7 +105,7 @@ def entry_result(answer: Answer, ledger_id: LedgerId, entry_id: EntryId | None) 
 
 
 def checked_entry(packet: Any, ledger_id: LedgerId, entry_id: EntryId | None) -> EntryResult:
-    """The entry in ``packet``, or CORRUPT where it names another ledger or entry than it should."""
+    """The entry in ``packet``, or CORRUPT if it names another ledger or entry than it should."""
     asked = NO_ENTRY if entry_id is None else entry_id
     try:
         found_ledger, found_entry = packet_ids(packet)
@@ -114,7 +116,7 @@ def checked_entry(packet: Any, ledger_id: LedgerId, entry_id: EntryId | None) ->
 
 
 def first_window(frame_bytes_max: int) -> int:
-    """How many entries may be on their way while nothing is known of their sizes: fewer where they may be larger."""
+    """The number of entries in flight while their sizes are unknown: fewer if they may be larger."""
     return max(2, min(_WINDOW_AT_FIRST, _WINDOW_AT_FIRST * FRAME_BYTES_MAX // frame_bytes_max))
 
 

@@ -21,8 +21,8 @@ from bookie.wire.security import SaslCredentials, SaslMechanism
 
 APACHE_SERVICE: Final = "bookkeeper"
 APACHE_HOST: Final = "bookkeeper"
-"""Service and host in what Apache's bookies and clients sign: fixed words in their code, whatever is configured and
-wherever they run."""
+"""Service and host in the signatures of Apache's bookies and clients: fixed words in their code, independent of
+configuration and machine."""
 
 _CHALLENGE_BYTES_MAX: Final = 2048
 """RFC 2831, section 2.1.1."""
@@ -39,7 +39,7 @@ class Login(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is left to say or to check."""
+        """True if nothing is left to send or to check."""
         ...
 
     def first(self) -> bytes:
@@ -180,7 +180,7 @@ def parse_challenge(token: bytes) -> dict[str, str]:
 
 
 def _hashed_form(text: str, is_utf8: bool) -> bytes:
-    """RFC 2831, section 2.1.2.1: ISO 8859-1 where that can hold it, also if UTF-8 was agreed on."""
+    """RFC 2831, section 2.1.2.1: ISO 8859-1 if that can hold it, also if UTF-8 was agreed on."""
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:

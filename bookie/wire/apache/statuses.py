@@ -1,8 +1,8 @@
 """Outcomes in Apache's numbers and in ours, for both versions of the protocol.
 
-The way to us keeps rule S6: only Apache's two "no such" codes are absent, and a number that nobody knows is an I/O
-error. The way to Apache's clients keeps it as well: what they would not understand becomes an I/O error, upon which
-they ask the next copy.
+The direction to us keeps rule S6: only Apache's two "no such" codes are absent, and an unknown number is an I/O error.
+The way to Apache's clients keeps it as well: what they would not understand becomes an I/O error, upon which they ask
+the next copy.
 
 Source: docs/formats.md#status-codes, #version-2.
 """
@@ -77,22 +77,22 @@ _V2_OF_STATUS: Final[Mapping[Status, int]] = {
 
 
 def status_of_code(code: int) -> Status:
-    """What a ``StatusCode`` of version 3 means; IO_ERROR for one that nobody knows."""
+    """The meaning of a ``StatusCode`` of version 3; IO_ERROR for an unknown one."""
     return _STATUS_OF_CODE.get(code, Status.IO_ERROR)
 
 
 def code_of_status(status: Status) -> pb.StatusCode:
-    """How version 3 says ``status``; EIO for what it has no word for."""
+    """``status`` in version 3; EIO if it has no code for it."""
     return _CODE_OF_STATUS.get(status, pb.EIO)
 
 
 def status_of_v2(code: int) -> Status:
-    """What a return code of version 2 means; IO_ERROR for one that nobody knows."""
+    """The meaning of a return code of version 2; IO_ERROR for an unknown one."""
     return _STATUS_OF_V2.get(code, Status.IO_ERROR)
 
 
 def v2_of_status(status: Status) -> int:
-    """How version 2 says ``status``; an I/O error for what it has no word for.
+    """``status`` in version 2; an I/O error if it has no code for it.
 
     LIMBO as well, though there is a code: Apache's version 2 clients do not know it and give up the connection.
     """

@@ -1,7 +1,7 @@
-"""What every connection to a bookie does, in whatever version of the protocol it asks and is answered.
+"""The common part of all connections to a bookie, in any version of the protocol.
 
-Bodies of frames come in, frames go out while the socket takes them and not too many requests wait, and one reason ends
-it all. Belongs to one event loop; knows neither deadlines nor what answers mean.
+Bodies of frames come in, frames leave while the socket accepts them and not too many requests wait, and one reason
+closes it. Belongs to one event loop; knows neither deadlines nor what answers mean.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _CLOSE_S: Final = 5.0
 
 
 class ConnectionLostError(TransientError):
-    """The connection is over; the request may or may not have taken effect. The text says why it is over."""
+    """The connection has ended; the request may or may not have taken effect. The text has the reason."""
 
 
 class Stream(ABC, asyncio.Protocol):
-    """See the module docstring."""
+    """A connection to a bookie: frames in both directions."""
 
     def __init__(self, splitter: FrameSplitter, in_flight_max: int) -> None:
         self._splitter = splitter
@@ -46,7 +46,7 @@ class Stream(ABC, asyncio.Protocol):
 
     @abstractmethod
     def _forsake(self, why: str) -> None:
-        """Expect nothing any more, and let everybody who waits know ``why``."""
+        """Drop all expectations, and give ``why`` to every waiting caller."""
 
     @property
     @abstractmethod
@@ -60,14 +60,14 @@ class Stream(ABC, asyncio.Protocol):
 
     @property
     def why_over(self) -> str:
-        """Why it is over, or takes no more requests."""
+        """The reason why it has ended, or accepts no more requests."""
         return self._over or "a request on it was given up"
 
     async def ready(self) -> None:
         """Wait until more may be sent: the socket takes it, and not too many requests are in flight.
 
         Raises:
-            ConnectionLostError: the connection is over.
+            ConnectionLostError: the connection has ended.
         """
         while not self.is_over and (self._is_paused or self._in_flight >= self._in_flight_max):
             self._may_go.clear()
@@ -82,13 +82,13 @@ class Stream(ABC, asyncio.Protocol):
             await self._may_go.wait()
 
     def send(self, parts: Iterable[bytes]) -> None:
-        """Write frames, or parts of them, together. Without an effect once the connection is over."""
+        """Write frames, or parts of them, together. No effect after the end of the connection."""
         if self._over is None:
             assert self._transport is not None
             self._transport.writelines(parts)
 
     def end(self, why: str) -> None:
-        """Be over, and let everybody who waits know ``why``. Idempotent."""
+        """Close, and give ``why`` to every waiting caller. Idempotent."""
         if self._over is not None:
             return
         self._over = why
@@ -98,7 +98,7 @@ class Stream(ABC, asyncio.Protocol):
             self._transport.abort()
 
     async def close(self, why: str) -> None:
-        """``end``, and wait until the socket is gone."""
+        """``end``, and wait until the socket is closed."""
         self.end(why)
         if self._transport is not None:
             with contextlib.suppress(TimeoutError):
@@ -106,7 +106,7 @@ class Stream(ABC, asyncio.Protocol):
                     await self._closed.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See ``asyncio.Protocol``, here and below."""
+        """A callback of ``asyncio.Protocol``, as are the following."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 

@@ -1,7 +1,7 @@
-"""Answers longer than this side takes: whom they are for, from their first bytes, and what those are told.
+"""Answers longer than the limit of this side: their request, from their first bytes, and its result.
 
-An entry may be larger than we expect where a cluster's writers and bookies were allowed so. It is there: whoever asked
-for it hears of an I/O error, never that it is absent (S6), and nobody else is disturbed.
+An entry may be larger than expected if a cluster's writers and bookies were configured for this. It exists: its reader
+gets an I/O error, never "absent" (S6), and no other request is disturbed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEADER_BYTES_MAX: Final = 61
 
 
 def too_long_detail(frame_bytes: int, bytes_max: int) -> str:
-    """What is told of such an answer."""
+    """The detail of such an answer."""
     return f"a frame of {frame_bytes} bytes exceeds the limit of {bytes_max}: {HINT}"
 
 

@@ -5,8 +5,8 @@ Many reads or recovery adds at once go over a second one, in version 2, as far a
 Connects at the first call, and at the next one after a failure. Nothing is retried here: a call that a broken
 connection or its deadline ended answers UNREACHABLE or TIMEOUT, and may have taken effect.
 
-The protocol knows no incarnations: nobody but the resolver can tell whose disks answer. A batch that is meant for
-certain disks is refused unless the address names the same.
+The protocol has no incarnations: only the resolver can determine whose disks answer. A batch that is meant for certain
+disks is refused unless the address names the same.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Link:
     address: BookieAddress
     opening: asyncio.Task[Connection | ConnectionLostError] = field(repr=False)
     bulk: BulkLink | None = field(repr=False)
-    """None where this client has to encrypt, or to say who it is."""
+    """None if this client must encrypt, or log in."""
 
     @property
     def is_over(self) -> bool:
@@ -79,10 +79,10 @@ class _Link:
         return isinstance(opened, ConnectionLostError) or opened.is_over
 
     async def connection(self) -> Connection:
-        """Wait until it is open. Whoever stops waiting leaves it to the others.
+        """Wait until it is open. A cancelled waiter leaves it to the others.
 
         Raises:
-            ConnectionLostError: it could not be opened, or was closed meanwhile.
+            ConnectionLostError: it could not be opened, or was closed during the wait.
         """
         await asyncio.wait([self.opening])
         if self.opening.cancelled():
@@ -102,7 +102,7 @@ class _Link:
 
 
 class ApacheTransport(Transport):
-    """See the module docstring and ``bookie.wire.port.Transport``. Belongs to one event loop."""
+    """``bookie.wire.port.Transport`` over Apache's protocol. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -296,7 +296,10 @@ class ApacheTransport(Transport):
         return await _answered(timeout_s, asked(), failed)
 
     async def _link(self, bookie: BookieId) -> _Link:
-        """The link to where ``bookie`` is now. Another address, or other disks there, means a new one."""
+        """The link to the present address of ``bookie``.
+
+        Another address, or other disks there, means a new one.
+        """
         address = await address_for(self._resolver, bookie, APACHE_PROTOCOL)
         if self._is_closed:
             raise ConnectionLostError(_CLOSED)

@@ -1,6 +1,6 @@
 """Version 2 of Apache's bookie protocol: the bodies of its frames as values, both ways (docs/formats.md#version-2).
 
-A body is a packet header of four bytes (version, opcode, flags) and a fixed layout behind it; all numbers are
+A body is a packet header of four bytes (version, opcode, flags) and a fixed layout after it; all numbers are
 big-endian. Answers repeat the version and the opcode of the request. Decoding refuses what cannot be laid out so; it
 judges neither versions nor ids, which is a bookie's business.
 """
@@ -53,12 +53,12 @@ class AddV2:
 
     @property
     def ledger_id(self) -> int:
-        """As the entry says."""
+        """As in the entry."""
         return int(_IDS.unpack_from(self.entry)[0])
 
     @property
     def entry_id(self) -> int:
-        """As the entry says."""
+        """As in the entry."""
         return int(_IDS.unpack_from(self.entry)[1])
 
     @property
@@ -74,7 +74,7 @@ class ReadV2:
     ledger_id: int
     entry_id: int
     master_key: bytes = field(default=b"", repr=False)
-    """Empty where none was sent; with DO_FENCING and version 2 there is one."""
+    """Empty if none was sent; with DO_FENCING and version 2 there is one."""
     flags: int = 0
     version: int = VERSION
 
@@ -265,12 +265,12 @@ def _unpacked(body: bytes) -> tuple[int, int, int]:
 
 def _decode_add(body: bytes, version: int, flags: int) -> AddV2:
     start = _HEADER.size + MASTER_KEY_SIZE
-    _IDS.unpack_from(body, start)  # that is there, as the properties say
+    _IDS.unpack_from(body, start)  # it exists, according to the properties
     return AddV2(body[_HEADER.size : start], body[start:], flags, version)
 
 
 def _fencing_key(body: bytes, start: int, version: int, flags: int) -> bytes:
-    """The key behind a read; Apache's bookies look for it under these two conditions and ignore it otherwise."""
+    """The key after a read; Apache's bookies look for it under these two conditions and ignore it otherwise."""
     if not flags & DO_FENCING or version < VERSION:
         return b""
     key = body[start : start + MASTER_KEY_SIZE]
@@ -283,7 +283,7 @@ def batch_entries(body: bytes) -> tuple[bytes, ...]:
     """The entries in the answer to a batch read.
 
     Raises:
-        MalformedFrameError: they cannot be told apart.
+        MalformedFrameError: they cannot be separated.
     """
     entries: list[bytes] = []
     start = _BATCH_ANSWER.size
