@@ -32,19 +32,19 @@ class Step(Protocol):
     result: StepResult
 
     def total(self, count: int) -> None:
-        """Say how many items the step has."""
+        """Set the number of items of the step."""
         ...
 
     def done(self, count: int) -> None:
-        """Say how many items are done in all."""
+        """Set the number of items done in all."""
         ...
 
     def advance(self, count: int = 1) -> None:
-        """Say that ``count`` more items are done."""
+        """Add ``count`` items done."""
         ...
 
     def note(self, text: str) -> None:
-        """Say something worth a line of its own."""
+        """Print a line of its own."""
         ...
 
 

@@ -1,7 +1,7 @@
 """What the faces of the service (HTTP, gRPC, the tab in the Spark UI, metrics) may ask of it.
 
-Every method is called on the service's event loop. Only the leader starts runs; each other process knows who the
-leader is and says so.
+Every method is called on the service's event loop. Only the leader starts runs; every other process answers with the
+leader's name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bookie.model.severity import Severity
 
 
 class RunBusyError(ConflictError):
-    """A run of this kind is under way, here or elsewhere; ``run_id`` names it where that is known."""
+    """A run of this kind is active, here or elsewhere; ``run_id`` is its id if known."""
 
     def __init__(self, kind: RunKind, run_id: str, where: str) -> None:
         super().__init__(f"a {kind.value} run is under way already: {run_id or 'id not known'} in {where}")
@@ -26,7 +26,7 @@ class RunBusyError(ConflictError):
 
 
 class NotLeaderError(ConflictError):
-    """This process does not lead; ``leader`` names who does, empty where nobody is known to."""
+    """This process does not lead; ``leader`` is the leader, empty if unknown."""
 
     def __init__(self, leader: str) -> None:
         super().__init__(f"this auditor does not lead; the leader is {leader or 'not known'}")
@@ -38,7 +38,7 @@ class UnknownRunError(PermanentError):
 
 
 class RunOverError(ConflictError):
-    """The run is over, so it cannot be paused, resumed or cancelled."""
+    """The run has ended, so it cannot be paused, resumed or cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Backlog:
     healthy: SeverityBacklog = SeverityBacklog()
     """Marked, and nothing is missing (any more): the next worker deletes the task."""
     unreadable: int = 0
-    """Marked ledgers whose metadata is gone or cannot be read."""
+    """Marked ledgers with deleted or unreadable metadata."""
     parked: Mapping[ParkReason, int] = field(default_factory=dict)
     locked: int = 0
     """Being repaired now."""
@@ -79,7 +79,7 @@ class LostBookie:
     bookie_id: str
     first_seen_down_ms: int
     audit_due_ms: int
-    """When the delay is over; 0: an audit has begun, or has dealt with it."""
+    """The end of the delay; 0: an audit has started, or has covered it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class ServiceStatus:
     process: str
     is_leader: bool
     leader: str
-    """Bookie id or host name in the election; empty: nobody."""
+    """Bookie id or host name in the election; empty: none."""
     is_store_connected: bool
     metadata_uri: str
     instance_id: str
@@ -106,7 +106,7 @@ class ServiceStatus:
     backlog: Backlog = field(default_factory=Backlog)
     running: Sequence[RunRecord] = ()
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
-    """The newest run of each kind that is over."""
+    """The newest completed run of each kind."""
     last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)
     """When a run of each kind last came to a complete end; over all leaders."""
     period_s: Mapping[RunKind, float] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class ServiceStatus:
 
 
 def why_no_next_run(status: ServiceStatus, kind: RunKind) -> str:
-    """What stands in the place of a time where ``next_run_ms`` has none, for people."""
+    """The text shown instead of a time if ``next_run_ms`` has none."""
     schedule = status.schedules.get(kind)
     if schedule is None:
         return "not scheduled"
@@ -129,7 +129,7 @@ def why_no_next_run(status: ServiceStatus, kind: RunKind) -> str:
 
 
 class Control(Protocol):
-    """See the module docstring."""
+    """The control of a service: its runs and its status."""
 
     def status(self) -> ServiceStatus:
         """The service as it is known now; never waits, so it may be some seconds old."""

@@ -88,7 +88,7 @@ class Intents:
                 error if isinstance(error, Exception) else LostFirstError("the first request got no answer: list runs")
             )
             intent.run_id.set_exception(told)
-            intent.run_id.exception()  # nobody may be waiting, which is no reason to warn
+            intent.run_id.exception()  # the caller may be cancelled, which is no reason to warn
             raise
         intent.run_id.set_result(run_id)
         return run_id

@@ -63,7 +63,7 @@ class _Marks:
 
 
 class StoreOperations(Operations):
-    """See ``Operations``."""
+    """Reads the cluster for the API."""
 
     def __init__(self, store: MetadataStore, cluster: Cluster, transport: Transport | None, clock: Clock) -> None:
         """Only stores.
@@ -161,7 +161,7 @@ class StoreOperations(Operations):
 
 
 def worst_fragment(metadata: LedgerMetadata, bookies: Bookies) -> FragmentHealth | None:
-    """Verdict on the fragment that is closest to loss; None where every member of each is registered and stays."""
+    """Verdict on the fragment closest to loss; None if every member of each is registered and stays."""
     worst: FragmentHealth | None = None
     for index, fragment in enumerate(metadata.fragments):
         health = fragment_health(

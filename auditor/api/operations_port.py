@@ -37,7 +37,7 @@ class TaskView:
 
     ledger_id: LedgerId
     missing: Sequence[BookieId]
-    """As its mark says."""
+    """From its mark."""
     marked_ms: int
     """When it was marked, epoch milliseconds; 0: not known."""
     state: TaskState
@@ -45,7 +45,7 @@ class TaskView:
     """Name of its worst severity in lower case; ``healthy``: every bookie it names is registered; ``unreadable`` or
     ``gone``: so is its metadata."""
     copies_min: int | None = None
-    """Copies left of the entry with the fewest; None where nothing is missing, or nobody can tell."""
+    """Copies left of the entry with the fewest; None if nothing is missing, or if unknown."""
     ledger_bytes: int | None = None
     """Payload of the whole ledger; None unless it is closed."""
     park_reason: ParkReason | None = None
@@ -66,7 +66,7 @@ class TaskPage:
 
 @dataclass(frozen=True, slots=True)
 class BookieView:
-    """A known bookie. Its figures are None where it did not say."""
+    """A known bookie. Its figures are None if it reported none."""
 
     bookie_id: BookieId
     state: BookieState
@@ -80,19 +80,19 @@ class BookieView:
 
 
 class Operations(Protocol):
-    """See the module docstring. Answers may be some seconds old, except after a change by this process."""
+    """The cluster's state for the API. Answers may be some seconds old, except after a change by this process."""
 
     async def list_tasks(self, limit: int, after: LedgerId | None = None, *, missing: str = "") -> TaskPage:
         """Marked ledgers in the order of their ids.
 
         Args:
             limit: how many at most, from 1.
-            after: begin behind this ledger; None: at the first.
+            after: start after this ledger; None: at the first.
             missing: only those that miss a copy on this bookie; empty: all.
 
         Raises:
             StoreUnavailableError: no answer.
-            NotAClusterError: the cluster is gone.
+            NotAClusterError: the cluster was deleted.
         """
         ...
 
@@ -109,7 +109,7 @@ class Operations(Protocol):
 
         Raises:
             StoreUnavailableError: no answer from the store. A bookie that does not answer has no figures.
-            NotAClusterError: the cluster is gone.
+            NotAClusterError: the cluster was deleted.
         """
         ...
 

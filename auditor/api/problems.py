@@ -18,7 +18,7 @@ PROBLEM_TYPE: Final = "application/problem+json"
 _PREFIX: Final = "urn:bkheal:problem:"
 _STORE_RETRY_S: Final = 5
 _LEADER_RETRY_S: Final = 1
-"""Another connection may reach the leader, where several processes stand behind one address."""
+"""Another connection may reach the leader, if several processes share one address."""
 
 
 class InvalidRequestError(PermanentError):
@@ -39,7 +39,7 @@ class NotFoundError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a caller is told about an error."""
+    """A caller's view of an error."""
 
     status: int
     name: str
@@ -56,7 +56,10 @@ class Problem:
 
 
 def problem_of(error: Exception) -> Problem:
-    """What to tell about ``error``. Nothing about the inside of this process leaves it."""
+    """The answer to ``error``.
+
+    It reveals nothing about the inside of this process.
+    """
     detail = str(error)
     match error:
         case UnauthenticatedError():

@@ -33,7 +33,7 @@ class ApiSettings:
     grpc_port: int = 8081
     """0: any free one."""
     tokens_file: Path | None = None
-    """See ``auditor.api.access.tokens``; None: there are no tokens."""
+    """See ``auditor.api.access.tokens``; None: no tokens."""
     allow_anonymous_read: bool = True
     allow_anonymous_write: bool = False
     """Only together with addresses of this machine alone."""
@@ -41,8 +41,8 @@ class ApiSettings:
     requests_per_second: float = 20.0
     """Of one client, over time; twice as many at once. Health checks do not count."""
     allowed_hosts: tuple[str, ...] = ()
-    """Host names that requests without a token may name beside this machine's own, where the address is a loopback one:
-    what a proxy on this machine passes on."""
+    """Host names allowed in requests without a token beside this machine's own, if the address is a loopback one: the
+    names that a proxy on this machine passes on."""
     request_deadline_s: float = 30.0
     """From a request's headers to the begin of its answer."""
     body_bytes_max: int = 16 * 1024
@@ -52,7 +52,7 @@ class ApiSettings:
     idle_connection_s: float = 30.0
     """A connection that sends no whole request within it is closed."""
     in_flight_max: int = 64
-    """Requests at once over all clients; more are told to come back."""
+    """Concurrent requests over all clients; further ones must come back later."""
     watchers_max: int = 64
     """Streams of progress at once over all clients."""
     clients_max: int = 10_000
@@ -70,7 +70,7 @@ def is_loopback(host: str) -> bool:
 
 
 def anonymous_write_problems(hosts: Iterable[str]) -> list[str]:
-    """Why nobody may change anything without a token where the faces listen on ``hosts``; empty: they may."""
+    """The reason why changes without a token are impossible for listeners on ``hosts``; empty: they are possible."""
     open_hosts = sorted({host for host in hosts if not is_loopback(host)})
     if not open_hosts:
         return []
@@ -80,7 +80,7 @@ def anonymous_write_problems(hosts: Iterable[str]) -> list[str]:
 
 
 def check_settings(settings: ApiSettings) -> None:
-    """Refuse what would be open to everybody, or cannot work.
+    """Refuse settings that would admit everyone, or cannot work.
 
     Raises:
         ConfigurationError: lists every problem.

@@ -53,7 +53,7 @@ async def _write(client: Any, options: LedgerOptions, payload: bytes, entries: i
     for _ in range(entries):
         waiter = await writer.submit(payload)
     if waiter is not None:
-        await waiter  # acknowledgements come in order, so the last one ends the measurement
+        await waiter  # acknowledgements come in order, so the last one completes the measurement
     seconds = time.perf_counter() - started_s
     await writer.close()
     return seconds

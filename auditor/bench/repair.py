@@ -19,7 +19,7 @@ from bookie.model.errors import TransientError
 from bookie.model.ids import LedgerId
 
 LEDGERS: Final = 4
-"""Several, as a lost bookie leaves many behind and a worker repairs them side by side."""
+"""Several, because a lost bookie leaves many behind and a worker repairs them concurrently."""
 SHAPE: Final = (3, 3, 2)
 _CHUNK_BYTES: Final = 1 << 20
 _GONE_DEADLINE_S: Final = 60.0
@@ -72,7 +72,7 @@ async def _write(client: ConnectedBookKeeper, entries: int, entry_bytes: int) ->
 
 
 async def _lose(client: ConnectedBookKeeper, victim: EmbeddedBookie, ids: list[LedgerId]) -> None:
-    """Kill the bookie, wait until everybody knows, and mark its ledgers as an audit would."""
+    """Kill the bookie, wait until its registration has expired, and mark its ledgers as an audit would."""
     await victim.kill9()
     async with asyncio.timeout(_GONE_DEADLINE_S):
         seen = await client.ports.registrations.list()
@@ -83,7 +83,7 @@ async def _lose(client: ConnectedBookKeeper, victim: EmbeddedBookie, ids: list[L
 
 
 async def _repair(metadata_uri: str, ledgers: int) -> tuple[int, int, float]:
-    """Run a replicator process to its end; bytes, entries and seconds of what it says it repaired."""
+    """Run a replicator process to its end; bytes, entries and seconds of its reported repairs."""
     arguments = ["-m", "replicator", "--metadata-uri", metadata_uri, "--once", "--output", "json"]
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL

@@ -1,7 +1,7 @@
 """Apache BookKeeper's auditor, worker and bookie beside ours: same machine, same ZooKeeper, same data, one run.
 
-Figures of different machines or runs do not compare; the ratios of one run do. What is measured, and from when to when,
-is said by the module of each part.
+Figures of different machines or runs do not compare; the ratios of one run do. The module of each part defines its
+measurement, with start and end.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class VersusSettings:
 
 
 async def run(settings: VersusSettings, say: Say) -> dict[str, Any]:
-    """Measure; ``say`` is told what is going on.
+    """Measure; ``say`` receives progress messages.
 
     Returns:
         Versions, settings, raw figures of each part, and ``comparisons``.
 
     Raises:
-        ApacheJarsMissingError, JdkMissingError, JavaNotFoundError: something is not installed; the text says what.
+        ApacheJarsMissingError, JdkMissingError, JavaNotFoundError: something is not installed; the text names it.
         ContestantError, EmbeddedProcessError: something did not start, or did not do its work.
     """
     lib = _lib(settings.apache_lib)

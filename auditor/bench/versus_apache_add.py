@@ -1,7 +1,7 @@
-"""Durable adds on one bookie: Apache's and ours, under the same load of our own client.
+"""Durable adds on one bookie: Apache's and bkheal's, under the same load of bkheal's client.
 
 One writer, a window of adds in flight, ledgers of one copy; each acknowledged add is on the disk on both sides. Rounds
-take turns, so that whatever else the machine does meets all alike; the median round counts.
+take turns, so that other load on the machine affects all alike; the median round counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 class ApacheEndpoints(Resolver):
-    """Resolves a bookie to where it speaks Apache's protocol, also where it speaks gRPC as well."""
+    """Resolve a bookie to its address for Apache's protocol, also if it speaks gRPC as well."""
 
     def __init__(self, registrations: Registrations) -> None:
         self._registrations = registrations
@@ -47,7 +47,7 @@ class ApacheEndpoints(Resolver):
         info = await self._registrations.service_info(bookie)
         if info is None or (endpoint := info.endpoint(APACHE_PROTOCOL)) is None:
             return None
-        # The disks are known here: nobody else takes the port while the benchmark runs.
+        # The disks are known here: no other process takes the port during the benchmark.
         return BookieAddress(endpoint.host, endpoint.port, APACHE_PROTOCOL, info.incarnation)
 
 

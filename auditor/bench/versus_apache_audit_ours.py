@@ -1,6 +1,6 @@
 """Our side of the comparison of audits: a process of its own that audits once for each line ``audit`` on its input.
 
-The Spark session is there before ``ready``, as Apache's Java machine is.
+The Spark session exists before ``ready``, as Apache's Java machine does.
 """
 
 from __future__ import annotations

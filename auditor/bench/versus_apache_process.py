@@ -1,4 +1,4 @@
-"""Contestants: programs that are told line by line what to do, and answer with lines of JSON.
+"""Contestants: programs that read commands line by line, and answer with lines of JSON.
 
 Each ends with its input, so that none outlives the benchmark. Java ones are compiled once, so that their start is not
 the compiler's.
@@ -36,7 +36,7 @@ class ContestantError(FatalError):
 
 
 class JdkMissingError(PermanentError):
-    """There is no Java compiler; the text says what to do."""
+    """There is no Java compiler; the text contains the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,11 @@ _GONE_DEADLINE_S: Final = 60.0
 _REPAIR_DEADLINE_S: Final = 900.0
 _LIST_TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.02
-"""The end of a task sets no event that reaches everybody. One task is looked at a time, which takes nothing from those
-that are measured."""
+"""The end of a task sets no common event.
+
+One task is read at a time, which does not disturb the measured programs. One task is looked at a time, which takes
+nothing from those that are measured.
+"""
 
 DEFAULTS: Final[Mapping[str, str]] = {}
 TUNED: Final[Mapping[str, str]] = {
@@ -47,7 +50,7 @@ TUNED: Final[Mapping[str, str]] = {
     "openLedgerRereplicationGracePeriod": "1000",
     "rwRereplicateBackoffMs": "100",
 }
-"""What is documented to make repair faster; reads in batches are used where the ensemble is the write quorum."""
+"""The documented settings for faster repair; reads in batches are used if the ensemble equals the write quorum."""
 _JVM: Final = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=10")
 
 Say = Callable[[str], None]

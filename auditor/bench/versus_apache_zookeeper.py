@@ -34,7 +34,7 @@ def parse_counters(answer: str) -> Counters:
     """Read the answer to ``srvr``.
 
     Raises:
-        NoCountersError: it does not say.
+        NoCountersError: it has no counters.
     """
     received, zxid = _RECEIVED.search(answer), _ZXID.search(answer)
     if received is None or zxid is None:

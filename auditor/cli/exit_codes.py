@@ -21,7 +21,7 @@ class ExitCode(enum.IntEnum):
 
     OK = 0
     FAILED = 1
-    """The command could not do its work; or ``--fail-on`` found what it was told to look for."""
+    """The command could not do its work; or ``--fail-on`` found one of its conditions."""
     USAGE = 2
     STORE_UNREACHABLE = 3
     DATA_LOSS = 4
@@ -30,11 +30,11 @@ class ExitCode(enum.IntEnum):
     BRAKE = 6
     """So many bookies are missing that nothing was published."""
     CANCELLED = 7
-    """Somebody cancelled the run."""
+    """The run was cancelled."""
     UNAVAILABLE = 69
     """A service that the command needs did not answer, or its answer was lost; try again."""
     INTERNAL = 70
-    """Spark, a child process or this program failed; the log says how."""
+    """Spark, a child process or this program failed; the log has the cause."""
     BUSY = 75
     """Another run of the same kind is under way; nothing was done."""
     CONFIGURATION = 78
@@ -42,7 +42,7 @@ class ExitCode(enum.IntEnum):
 
 
 def exit_code_of(error: BkhealError) -> ExitCode:
-    """The exit code that tells a script what kind of failure ``error`` is."""
+    """The exit code for ``error``, which shows a script the kind of failure."""
     match error:
         case StoreUnavailableError():
             return ExitCode.STORE_UNREACHABLE
@@ -61,7 +61,7 @@ def exit_code_of(error: BkhealError) -> ExitCode:
         case WrongPasswordError() | ConflictError():
             return ExitCode.FAILED
         case LogDeposedError() | LedgerFencedError() | LedgerDeletedError():
-            return ExitCode.FAILED  # somebody else decided so; trying again by itself would only fight them
+            return ExitCode.FAILED  # another client decided so; a retry would only fight it
         case TransientError() | OutcomeUnknownError():
             return ExitCode.UNAVAILABLE
         case FatalError():

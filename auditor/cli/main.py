@@ -111,7 +111,7 @@ def options(
     ] = FRAME_BYTES_MAX,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Options before the command apply to all commands; those about bookies where a command has none itself."""
+    """Options before the command apply to all commands; those about bookies only if a command has none itself."""
     set_for_this_call(
         SecurityFiles(tls_ca, tls_cert, tls_key, sasl_username, sasl_password_file, sasl_mechanism, frame_bytes_max)
     )
@@ -124,11 +124,11 @@ def options(
         raise typer.BadParameter(f"{log_level!r} is no log level; use DEBUG, INFO, WARNING or ERROR")
     setup_logging(log_level.upper())
     if context.invoked_subcommand not in _SERVERS and logging.getLogger().level >= logging.WARNING:
-        logging.getLogger("kazoo.client").setLevel(logging.ERROR)  # one error tells what it tells of each attempt
+        logging.getLogger("kazoo.client").setLevel(logging.ERROR)  # one error summarizes the attempts
 
 
 def main() -> None:
-    """Entry point: an error of ours ends the process with one sentence and its exit code, not with a traceback."""
+    """Entry point: an error of ours exits with one sentence and its exit code, without a traceback."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was closed (`>&-`): its number must not become that of a connection
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives

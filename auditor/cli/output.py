@@ -56,7 +56,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, ri
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Callable[[ProgressEvent], None]]:
-    """Show progress while the body runs; yields what is to be told of it."""
+    """Show progress while the body runs; yields the receiver of updates."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -100,7 +100,7 @@ def _lines() -> Callable[[ProgressEvent], None]:
 
 @contextlib.contextmanager
 def counting(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Give a function that is told how many more items are done. ``total`` is None where nobody knows it."""
+    """Return a function that receives the number of further items done. ``total`` is None if unknown."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return

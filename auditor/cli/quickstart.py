@@ -17,7 +17,7 @@ def quickstart(
 ) -> None:
     """See it heal: a real ZooKeeper and seven bookies lose one, are audited by Spark, repaired, and proved whole.
 
-    Needs nothing installed. Leaves no process and no directory behind.
+    Needs nothing installed. No process and no directory remains.
     """
     from auditor.progress import Display
     from auditor.quickstart.run import STEPS, quickstart
@@ -36,8 +36,8 @@ def demo(
 ) -> None:
     """Try the service: a cluster with auditor, Spark UI tab and replicators on this machine, until Ctrl-C.
 
-    Prints the addresses to open, and a command that kills a bookie. Everything listens on the loopback address only,
-    and whoever can reach that may press the buttons.
+    Prints the addresses to open, and a command that kills a bookie. All listeners use the loopback address only, and
+    any user of this machine can press the buttons.
     """
     from auditor.progress import Display
     from auditor.quickstart.demo import STEPS, DemoSettings, chosen_port, demo

@@ -58,11 +58,14 @@ class ApacheNames(Collector):
         self._checked += record.ledgers
 
     def describe(self) -> Iterable[Metric]:
-        """See ``Collector``."""
+        """Return every metric without samples."""
         return [Metric(name, text, "unknown") for name, text in APACHE.items()]
 
     def collect(self) -> Iterator[Metric]:
-        """See ``Collector``. Nothing of the cluster before the first status, or in a process that does not lead."""
+        """Return the metrics under the names of Apache's exporter.
+
+        None about the cluster before the first status, or in a process that does not lead.
+        """
         checked = "auditor_NUM_LEDGERS_CHECKED"
         yield _plain(checked, self._checked)
         for kind, name in _TIMES.items():

@@ -1,7 +1,7 @@
 """The result of one run outside the service as metrics: into a file for node-exporter, or to a Pushgateway.
 
-Only what says how fresh and how good the last run is: gauges by kind, no counters, as the next run is another process.
-A run that failed keeps the time of the last success as it was found in the file or at the gateway.
+Only the age and the quality of the last run: gauges by kind, no counters, as the next run is another process. A run
+that failed keeps the time of the last success as it was found in the file or at the gateway.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MetricsExportError(TransientError):
 
 
 def export_to_file(record: RunRecord, path: Path) -> None:
-    """Write the metrics of a run that is over to ``path`` in one step; by custom it ends in ``.prom``.
+    """Write the metrics of a completed run to ``path`` in one step; by custom it ends in ``.prom``.
 
     Each kind of run needs a file of its own.
 
@@ -50,7 +50,7 @@ def export_to_file(record: RunRecord, path: Path) -> None:
 
 
 def push(record: RunRecord, gateway: str, cluster: str) -> None:
-    """Push the metrics of a run that is over to the Pushgateway at ``gateway``, grouped by cluster and kind.
+    """Push the metrics of a completed run to the Pushgateway at ``gateway``, grouped by cluster and kind.
 
     Args:
         record: the run.

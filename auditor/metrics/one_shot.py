@@ -1,7 +1,7 @@
 """``/metrics`` of a one-shot run, as long as it lasts: its kind, its time, its progress, and nothing of the cluster.
 
-Whoever scrapes several processes takes the maximum over them, so a one-shot run shows the kind it runs alone; who leads
-and what waits for repair is for the service to say.
+A query over several processes takes the maximum over them, so a one-shot run shows only its own kind; the leader and
+the backlog are exported by the service.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN: Final = tuple(item for item in STATE if item.name in (RUNNING, RUNNING_S
 
 
 class OneShotMetrics(Collector):
-    """Told of progress, shows it. Safe in any thread."""
+    """Receive progress and show it. Safe in any thread."""
 
     def __init__(self, kind: RunKind, version: str, clock: Clock) -> None:
         self._kind = kind
@@ -42,11 +42,11 @@ class OneShotMetrics(Collector):
         self._ratio = min(1.0, event.done / event.total) if event.total else 0.0
 
     def describe(self) -> Iterable[Metric]:
-        """See ``Collector``."""
+        """Return every metric without samples."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        """See ``Collector``."""
+        """Return the progress of the run."""
         values = {
             RUNNING: 1.0,
             RUNNING_SECONDS: self._clock.monotonic_s() - self._began_s,

@@ -32,7 +32,7 @@ _UNSUCCESSFUL: Final = frozenset({"failed", "cancelled"})
 
 
 class AuditorMetrics:
-    """See the module docstring."""
+    """The metrics of a service process."""
 
     def __init__(self, version: str, clock: Clock, *, has_apache_names: bool = False) -> None:
         """Begin with every counter at 0 and no gauges: ``show`` brings them.
@@ -60,13 +60,13 @@ class AuditorMetrics:
             self._apache.status = status
 
     def leads(self, is_leader: bool) -> None:
-        """Note whether this process leads; counted where it differs from before."""
+        """Record whether this process leads; a change is counted."""
         if is_leader != self._is_leader:
             self._is_leader = is_leader
             self.metrics.counter(names.LEADERSHIP_CHANGES).inc()
 
     def run_ended(self, record: RunRecord) -> None:
-        """Count a run of this process that is over. Dry runs count for nothing."""
+        """Count a completed run of this process. Dry runs are not counted. Dry runs count for nothing."""
         if record.is_dry_run:
             return
         result, kind = result_of(record), record.kind.value
@@ -81,7 +81,7 @@ class AuditorMetrics:
 
 
 def result_of(record: RunRecord) -> str:
-    """How a run that is over ended, as the label ``result`` has it."""
+    """The result of a completed run, as the label ``result`` has it."""
     if record.state is RunState.CANCELLED:
         return "cancelled"
     if record.state is not RunState.DONE:
@@ -122,7 +122,7 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
 
 
 def last_run_values(record: RunRecord) -> dict[Key, float]:
-    """The values that one run which is over has, but for the time of the last success."""
+    """The values of one completed run, except the time of the last success."""
     kind = record.kind.value
     return {
         (names.LAST_START, kind): record.started_ms / 1000,
@@ -135,7 +135,7 @@ def last_run_values(record: RunRecord) -> dict[Key, float]:
 
 
 def families(definitions: Iterable[Definition], values: Mapping[Key, float]) -> Iterator[GaugeMetricFamily]:
-    """Gauges with every combination of their labels, 0 where ``values`` has none."""
+    """Gauges with every combination of their labels, 0 if ``values`` has none."""
     for definition in definitions:
         family = GaugeMetricFamily(definition.name, definition.help, labels=tuple(definition.labels))
         for labels in definition.combinations():

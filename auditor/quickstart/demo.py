@@ -35,7 +35,7 @@ _LOOK_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """See ``bkheal demo --help``."""
+    """The options; documented in ``bkheal demo --help``."""
 
     http_port: int = 8080
     ui_port: int = 4040
@@ -51,7 +51,7 @@ class _Service:
 
 
 async def demo(settings: DemoSettings, display: Display) -> None:
-    """Serve a cluster and the service until cancelled. Leaves no process behind, and no directory unless kept.
+    """Serve a cluster and the service until cancelled. No process remains, and no directory unless kept.
 
     Raises:
         BkhealError: something did not start; the text quotes its log.
@@ -98,7 +98,7 @@ async def _service(
 
 
 async def _keep_running(services: Sequence[_Service], display: Display) -> None:
-    """Start again what ends, as an operator's machine would; whoever plays here kills everything once."""
+    """Restart any process that exits, as an operator's machine would; users of the demo kill everything once."""
     while True:
         for service in services:
             if (code := service.process.exit_code) is not None:
@@ -159,7 +159,7 @@ def _tell(cluster: EmbeddedCluster, settings: DemoSettings, line: str, display: 
 
 @contextlib.contextmanager
 def _directory(settings: DemoSettings) -> Iterator[Path]:
-    """A directory for everything; it stays only where it was asked for."""
+    """A directory for everything; it stays only on request."""
     if settings.keep is not None:
         yield settings.keep.resolve()
         return

@@ -1,7 +1,7 @@
 """The proof: ask each bookie of each write set directly, and compare with what the writer remembers.
 
-Nothing here trusts the audit or the replicators. Metadata is read anew; entries are read from named bookies, not
-through a reader that would go on to the next replica.
+Nothing here trusts the audit or the replicators. Metadata is read again; entries are read from named bookies, not
+through a reader that would use the next replica.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Loss:
 
     findings: frozenset[Expected]
     payload_bytes: dict[LedgerId, int]
-    """Payload of the copies that are gone, by ledger."""
+    """Payload of the lost copies, by ledger."""
 
 
 async def recount_loss(client: BookKeeper, written: Sequence[WrittenLedger]) -> Loss:
@@ -90,7 +90,7 @@ async def prove_copies(
     """Check every copy of every entry of ``written`` (closed ledgers).
 
     Raises:
-        ProofFailedError: a ledger names the dead bookie, ends elsewhere than its writer says, or a copy is missing,
+        ProofFailedError: a ledger names the dead bookie, has another end than its writer's, or a copy is missing,
             damaged or different.
     """
     proof = Proof()
@@ -104,10 +104,10 @@ async def prove_copies(
 
 
 async def with_its_end(client: BookKeeper, known: WrittenLedger) -> WrittenLedger:
-    """A ledger that was recovered, with what it must hold: all that was acknowledged, and what was found behind it.
+    """A recovered ledger with its required content: every acknowledged entry, and the later ones found.
 
     Raises:
-        ProofFailedError: it is not closed, it ends before the last acknowledged entry, or behind the last one written.
+        ProofFailedError: it is not closed, it ends before the last acknowledged entry, or after the last one written.
     """
     (ledger,) = await _read(client, [known])
     last = ledger.metadata.last_entry_id

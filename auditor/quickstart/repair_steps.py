@@ -160,7 +160,7 @@ async def _wait_repaired(tour: Tour, processes: list[ManagedProcess], total: int
 
 
 async def _settle_left_open(tour: Tour, step: Step) -> None:
-    """See where the ledger without a writer was closed; from here on it is proved like any other."""
+    """Find the end of the ledger without a writer; after this it is proved like any other."""
     assert tour.left_open is not None
     acknowledged = len(tour.left_open.hashes)
     tour.left_open = await with_its_end(tour.client, tour.left_open)

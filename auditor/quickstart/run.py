@@ -24,10 +24,10 @@ STEPS: Final = 6
 
 
 async def quickstart(settings: QuickstartSettings, display: Display) -> None:
-    """Run the tour. Leaves no process behind however it ends, and no directory unless asked to keep it.
+    """Run the tour. No process remains in any case, and no directory unless kept.
 
     Raises:
-        BkhealError: something did not work; the text says what, and the logs stay where ``failed_directory`` tells.
+        BkhealError: something did not work; the text has the cause, and the logs stay in ``failed_directory``.
     """
     with _directory(settings) as directory:
         with display.step(f"start ZooKeeper and {BOOKIES} bookies") as step:

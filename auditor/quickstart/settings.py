@@ -14,9 +14,9 @@ OPEN_LEDGER_GRACE_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class QuickstartSettings:
-    """See ``bkheal quickstart --help``."""
+    """The options; documented in ``bkheal quickstart --help``."""
 
     keep: Path | None = None
-    """Where the data stays; None: a temporary directory that is removed."""
+    """Directory of the data; None: a temporary directory, removed at the end."""
     is_serving: bool = False
     seed: int = 1

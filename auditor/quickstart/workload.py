@@ -23,7 +23,7 @@ def payload_hash(payload: bytes) -> bytes:
 
 @dataclass(slots=True)
 class WrittenLedger:
-    """A ledger and the fingerprints of the entries its writer was told are stored."""
+    """A ledger and the fingerprints of the entries acknowledged to its writer."""
 
     spec: LedgerSpec
     ledger_id: LedgerId
@@ -78,7 +78,7 @@ class LiveLedger:
             self._under_way.append((payload, await self.writer.submit(payload)))
 
     async def die(self) -> None:
-        """Stop as a writer does whose process is gone: nothing is closed, and what is under way stays in doubt."""
+        """Stop like a killed writer: nothing is closed, and entries in flight stay in doubt."""
         await self.writer.abandon()
         for payload, acknowledged in self._under_way:
             is_acknowledged = acknowledged.done() and not acknowledged.cancelled() and not acknowledged.exception()
@@ -111,7 +111,7 @@ async def write_and_close(
 
 
 async def bounded(work: Iterable[Awaitable[WrittenLedger]]) -> list[WrittenLedger]:
-    """Await all of ``work``, a few at a time; the first failure ends it."""
+    """Await all of ``work``, a few at a time; the first failure cancels the rest."""
     gate = asyncio.Semaphore(_CONCURRENT_LEDGERS)
 
     async def gated(item: Awaitable[WrittenLedger]) -> WrittenLedger:

@@ -63,7 +63,7 @@ def live_ledgers(rng: random.Random) -> list[LedgerSpec]:
 
 
 def left_open_ledger(rng: random.Random) -> LedgerSpec:
-    """The ledger whose writer dies together with the bookie, so that nobody closes it."""
+    """The ledger whose writer dies together with the bookie, so that it is never closed."""
     return _spec(rng, Kind.LEFT_OPEN, (3, 2, 2), DigestType.CRC32C)
 
 

@@ -1,6 +1,6 @@
 """What is left to do of drains, and why: from metadata, tasks and parked tasks. Also marks what was overlooked.
 
-A drain is over when no metadata names the bookie any more. Which ledgers do is learnt by one pass over all of them;
+A drain has ended when no metadata names the bookie any more. Which ledgers do is learnt by one pass over all of them;
 from then on only those are read again, and a last pass confirms the end.
 """
 
@@ -32,7 +32,7 @@ class Left:
     holdings: Holdings
     scanned: ScanResult
     unmarked: list[LedgerId] = field(default_factory=list)
-    """Ledgers that no task names the bookie of: nobody works on them."""
+    """Ledgers without a task for the bookie: no worker repairs them."""
     parked: Counter[str] = field(default_factory=Counter)
     """Ledgers that cannot be moved now, by reason."""
     examples: list[ParkedTask] = field(default_factory=list)
@@ -85,7 +85,7 @@ async def still_there(
 
 
 async def judge(holdings: Holdings, scanned: ScanResult, tasks: UnderReplication, parked: ParkedTasks) -> Left:
-    """Say of each ledger that is left what it waits for.
+    """Report for each remaining ledger the reason why it waits.
 
     Raises:
         StoreUnavailableError: no answer.

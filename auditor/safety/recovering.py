@@ -1,4 +1,4 @@
-"""Giving up on bookies at once: whose ledgers may be marked, before the delay for lost bookies is over."""
+"""Give bookies up at once: mark their ledgers before the end of the delay for lost bookies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from bookie.model.ids import BookieId
 
 
 def refusal(bookies: Collection[BookieId], registered: Bookies) -> str | None:
-    """Why these bookies are not given up: some of them are there. None if they are all gone."""
+    """The reason why these bookies are not given up: some of them are registered.
+
+    None if none is.
+    """
     there = sorted(set(bookies) & registered.registered)
     if not there:
         return None
@@ -19,7 +22,7 @@ def refusal(bookies: Collection[BookieId], registered: Bookies) -> str | None:
 
 
 def brake(known: AbstractSet[BookieId], registered: Bookies, missing_share_max: float) -> str | None:
-    """Why nothing should be marked: so many bookies are gone that it is rather the network than their disks (S12)."""
+    """The reason to mark nothing: with so many bookies missing, the network is the likelier cause (S12)."""
     absent = known - registered.registered
     if not known or len(absent) <= missing_share_max * len(known):
         return None

@@ -60,11 +60,11 @@ async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit
         ledgers: of the cluster.
         bookies: which ledgers are wanted.
         visit: called with each of them.
-        advance: told how many more ledgers are done.
+        advance: receives the number of further ledgers done.
 
     Raises:
         NotAClusterError: there is no such cluster.
-        StoreUnavailableError: no answer; nothing can be said.
+        StoreUnavailableError: no answer; nothing is known.
     """
     result = ScanResult()
     wanted = frozenset(bookies)
@@ -75,7 +75,7 @@ async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit
         while (chunk := await following) is not None:
             following = asyncio.ensure_future(anext(reading, None))  # the store works while we look
             for ledger_id, data in zip(*chunk, strict=True):
-                if data is not None:  # deleted meanwhile
+                if data is not None:  # deleted during the scan
                     _look(result, ledger_id, data, wanted, needles, visit)
             advance(len(chunk[0]))
             await asyncio.sleep(0)

@@ -1,8 +1,8 @@
 """May these bookies be stopped now? A pure function of ledger metadata and of who is registered.
 
 Of a closed fragment a registered member holds what it should, unless the ledger is marked as lacking it. Of a fragment
-that may still grow an acknowledged entry is known to be on ``Qa`` of its ``Qw`` bookies only, and nobody knows on which
-(docs/formats.md#apache-worker): it has a copy for certain only on more than ``Qw - Qa`` of them.
+that may still grow an acknowledged entry is known to be on ``Qa`` of its ``Qw`` bookies only, and it is unknown on
+which (docs/formats.md#apache-worker): it has a copy for certain only on more than ``Qw - Qa`` of them.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def room_problems(
 ) -> list[str]:
     """What would be missing to place ensembles of these shapes without ``leaving``; empty if nothing.
 
-    What is missing already, and is no worse without them, is no problem of theirs.
+    Entries already missing, and not worse without them, are not their problem.
 
     Args:
         shapes: of ensembles that may be needed.

@@ -1,4 +1,7 @@
-"""What happens in the service, for whoever counts it (metrics). Calls come on the loop and must not block."""
+"""The events of the service, for metrics.
+
+Calls come on the loop and must not block.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class ServiceEvents(Protocol):
-    """Told of what happens."""
+    """Receives the events."""
 
     def leadership_changed(self, is_leader: bool) -> None:
         """This process began to lead, or leads no more."""

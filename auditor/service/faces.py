@@ -33,7 +33,7 @@ class Face(Protocol):
     """Something that listens."""
 
     async def start(self) -> None:
-        """Listen. Raises errors of the permanent family where that cannot be."""
+        """Listen. Raises errors of the permanent family if this is impossible."""
         ...
 
     async def stop(self) -> None:

@@ -49,7 +49,7 @@ class ExitCode(enum.IntEnum):
     OK = 0
     """Stopped as asked."""
     BROKEN = 70
-    """Spark's process is gone, or a defect: whoever started this starts it again, and another auditor leads."""
+    """Spark's process is dead, or a defect: the supervisor restarts this process, and another auditor leads."""
     CONFIGURATION = 78
     """There is no cluster at the metadata URI: a person must change something."""
 
@@ -60,7 +60,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
     The rate of requests follows ``config``, the file that the process was started with.
 
     Raises:
-        ConfigurationError: settings that are open to everybody, or cannot work.
+        ConfigurationError: settings that would admit everyone, or cannot work.
         AddressInUseError, TlsFilesError: HTTP or gRPC cannot listen.
     """
     stop, clock = asyncio.Event(), SystemClock()
@@ -105,7 +105,7 @@ async def _serve(
     except NotAClusterError as error:
         _log.error("auditor cannot go on", extra={"error": str(error)})
         return ExitCode.CONFIGURATION
-    except Exception:  # noqa: BLE001  # the boundary of the process: a defect of ours, which the log must show
+    except Exception:  # noqa: BLE001  # the boundary of the process: a defect of ours, which belongs in the log
         _log.exception("auditor failed")
         return ExitCode.BROKEN
     return ExitCode.OK
@@ -127,9 +127,9 @@ class _LateTab:
 
 
 class SparkWatch(ServiceEvents):
-    """Stops the service when Spark's process is gone: a new process is the only sure way to get another.
+    """Stop the service when Spark's process is dead: a new process is the only sure way to get another.
 
-    It looks now and then, and after each run that failed. A start that failed is tried anew, a few times.
+    It looks now and then, and after each run that failed. A failed start is retried a few times.
     """
 
     def __init__(self, holder: SparkHolder, stop: asyncio.Event) -> None:
@@ -203,13 +203,13 @@ def _tab_settings(settings: ServiceSettings) -> TabSettings:
 
 
 def _report_base_url(settings: ServiceSettings) -> str:
-    """Where a browser on this machine finds reports; behind a proxy the link is the proxy's business."""
+    """The address of reports for a browser on this machine; behind a proxy the link is the proxy's business."""
     scheme = "https" if settings.tls_cert else "http"
     return f"{scheme}://{settings.http_host}:{settings.http_port}/reports" if settings.http_port else ""
 
 
 def _say_ready(settings: ServiceSettings, faces: Sequence[Face]) -> None:
-    """The line that whoever started this process waits for."""
+    """The line that the supervisor of this process waits for."""
     http, grpc = (getattr(face, "port", 0) for face in faces)
     scheme = "https" if settings.tls_cert else "http"
     line = f"auditor ready on {scheme}://{settings.http_host}:{http} and grpc {settings.grpc_host}:{grpc}\n"

@@ -1,8 +1,8 @@
 """The long-lived auditor: stands for election, and does a leader's work exactly while it leads.
 
 Nothing here ends because the store went away: what cannot be done is tried again, leadership and all that follows from
-it end with the session and come back with the next one. The faces are there from the start, so that whoever asks for
-liveness or status gets an answer without the store.
+it end with the session and come back with the next one. The listeners exist from the start, so that liveness and status
+are answered without the store.
 """
 
 from __future__ import annotations
@@ -59,29 +59,29 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A session with the store, and the cluster in it. Whoever runs the service owns and closes it."""
+    """A session with the store, and the cluster in it. The owner of the service closes it."""
 
     store: MetadataStore
     cluster: Cluster
 
 
 Connect = Callable[[], Awaitable[Connection]]
-"""Raises StoreUnavailableError where there is no answer (tried again), other errors for good."""
+"""Raises StoreUnavailableError if there is no answer (retried), other errors permanently."""
 
 
 class SchedulerPort(Protocol):
-    """See ``schedule.Scheduler``."""
+    """The schedules of the service (``schedule.Scheduler``)."""
 
     def start(self, last_success_ms: Mapping[RunKind, int], now_ms: int) -> None:
-        """See ``schedule.Scheduler``."""
+        """Start the schedules."""
         ...
 
     def stop(self) -> None:
-        """See ``schedule.Scheduler``."""
+        """Stop the schedules."""
         ...
 
     def next_run_ms(self) -> Mapping[RunKind, int]:
-        """See ``schedule.Scheduler``."""
+        """The next time of each kind."""
         ...
 
 
@@ -121,7 +121,7 @@ class _Parts:
 
 
 class AuditorService(Control):
-    """See the module docstring. Implements ``Control``."""
+    """The auditor service. Implements ``Control``."""
 
     def __init__(self, settings: ServiceSettings, ports: ServicePorts) -> None:
         self._settings = settings
@@ -142,7 +142,7 @@ class AuditorService(Control):
 
         Args:
             connect: opens the session; tried until it succeeds.
-            stop: set by whoever wants the service to end.
+            stop: set to stop the service.
             on_ready: called once the store is reached.
 
         Raises:
@@ -240,7 +240,7 @@ class AuditorService(Control):
         return await self._there().manager.resume(run_id)
 
     async def pause_kind(self, kind: RunKind, *, owner: str) -> None:
-        """Let no scheduled run of a kind begin, whoever leads, until ``resume_kind``.
+        """Prevent scheduled runs of a kind, under any leader, until ``resume_kind``.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; pausing again is safe.
@@ -371,7 +371,7 @@ class AuditorService(Control):
             retry_s = min(2 * retry_s, SCHEDULE_RETRY_S_MAX)
 
     async def _scheduled_run_foiled_by(self, kind: RunKind) -> str | None:
-        """Run it, unless it is paused. Why it failed, where another try may go better; else None."""
+        """Run it, unless it is paused. The reason of a failure worth a retry; else None."""
         if kind in await self._there().runs.paused_kinds():
             _log.info("scheduled run skipped, its kind is paused", extra={"kind": kind.value})
             return None
@@ -447,7 +447,7 @@ class AuditorService(Control):
 
 
 async def _first_of(stop: asyncio.Event, tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Until asked to stop; a task that ends by itself is a defect, and ends the service with its error."""
+    """Until asked to stop; a task that ends by itself is a defect, and stops the service with its error."""
     stopping = asyncio.ensure_future(stop.wait())
     try:
         done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)

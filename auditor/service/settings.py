@@ -1,4 +1,4 @@
-"""Settings of the auditor service. Every problem is told at once."""
+"""Settings of the auditor service. All problems are reported at once."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class ServiceSettings:
     ui_proxy_base: str = ""
     """Path under which a reverse proxy serves Spark's UI, such as ``/spark``."""
     topology_file: str = ""
-    """Where bookies stand; empty: what ZooKeeper says."""
+    """The locations of bookies; empty: from ZooKeeper."""
     min_racks: int = 2
     """Racks that each write quorum must span, for the placement check."""
     min_zones: int = 1
@@ -125,7 +125,7 @@ class ServiceSettings:
     """File whose first line is the password."""
     bookie_sasl_mechanism: SaslMechanism = SaslMechanism.DIGEST_MD5
     bookie_frame_bytes_max: int = FRAME_BYTES_MAX
-    """Longest frame of Apache bookies, in bytes: their ``nettyMaxFrameSizeBytes`` where it was raised."""
+    """Longest frame of Apache bookies, in bytes: their ``nettyMaxFrameSizeBytes`` if it was raised."""
     reports_kept: int = 50
     """Reports that are kept; the oldest go first."""
     runs_kept: int = 200

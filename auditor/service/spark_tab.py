@@ -34,15 +34,15 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CALL_DEADLINE_S: Final = 10.0
-"""The tab has its own, shorter bounds; this one frees the thread behind them."""
+"""The tab has its own, shorter bounds; this one frees its thread."""
 RUNS_SHOWN: Final = 20
 
 
 class SparkTab(SparkFace):
-    """Attaches the tab to the session once Spark is there. See ``spark_runner.SparkFace``."""
+    """Attach the tab to the session once Spark has started (``spark_runner.SparkFace``)."""
 
     def __init__(self, control: Control, settings: TabSettings, clock: Clock, report_base_url: str) -> None:
-        """``report_base_url`` is where run ids are appended to for links to reports; empty: no links."""
+        """``report_base_url`` is the prefix of links to reports, before the run id; empty: no links."""
         self._control = control
         self._settings = settings
         self._clock = clock
@@ -65,7 +65,7 @@ class SparkTab(SparkFace):
 
 
 class LoopActions(TabActions):
-    """See ``TabActions``. Every call waits, in the JVM's thread, for the loop to answer."""
+    """The tab's actions (``TabActions``). Every call waits, in the JVM's thread, for the loop to answer."""
 
     def __init__(self, control: Control, loop: asyncio.AbstractEventLoop, clock: Clock, report_base_url: str) -> None:
         self._control = control

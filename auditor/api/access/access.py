@@ -17,7 +17,7 @@ _IPV6_CLIENT_BITS: Final = 64
 
 
 class UnauthenticatedError(PermanentError):
-    """No token where one is needed, or one that is not known."""
+    """A missing token although one is needed, or an unknown one."""
 
 
 class ForbiddenError(PermanentError):
@@ -47,7 +47,7 @@ class Principal:
 
     @property
     def client(self) -> str:
-        """What tells clients apart: the token, else the address."""
+        """The identity of a client for limits: the token, else the address."""
         return f"address {client_of(self.address)}" if self.is_anonymous else f"token {self.name}"
 
 
@@ -66,8 +66,8 @@ class Access:
     def admit(self, address: str, token: str | None, needed: Role) -> Principal:
         """Return who calls.
 
-        Wrong tokens count against their address, so that guessing is as slow as asking. A wrong token is refused also
-        where none is needed: its owner believes to be somebody.
+        Wrong tokens count against their address, so that guessing is as slow as asking. A wrong token is refused even
+        if none is needed: its owner expects to be authenticated.
 
         Args:
             address: IP address of the caller.

@@ -1,4 +1,4 @@
-"""TLS of the listening sides. Certificates are taken anew when their files change, as short-lived ones must be."""
+"""TLS of the listening sides. Certificates are read again when their files change, as short-lived ones must be."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """API tokens: a file of names, roles and hashes.
 
 One token a line, ``name role sha256``, separated by blanks; ``#`` begins a comment. The file holds no secret: a token
-is 256 random bits, so a plain hash of it cannot be turned round. It is read again when it changes. A file that cannot
-be read or has a wrong line admits nobody, because nobody can tell which token its author meant to take away.
+is 256 random bits, so a plain hash of it cannot be turned round. It is read again when it changes. A file that is
+unreadable or has a wrong line admits no token, because the intended revocations are unknown.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def parse_tokens(text: str) -> tuple[TokenEntry, ...]:
     """Read the content of a tokens file.
 
     Raises:
-        TokensFileError: a line is wrong; says which and what is expected.
+        TokensFileError: a line is wrong; the text names the line and the expected form.
     """
     entries: dict[str, TokenEntry] = {}
     for number, line in enumerate(text.splitlines(), start=1):

@@ -1,8 +1,8 @@
 """The gRPC face: the control service and gRPC's own health service on one address.
 
-Health has three names: ``liveness`` and the empty one say that this process answers, ``readiness`` that it can do its
-work. The empty one is what a Kubernetes probe without a name asks, and a liveness probe must not fail for the metadata
-store's sake.
+Health has three names: ``liveness`` and the empty one report whether this process answers, ``readiness`` whether it can
+do its work. The empty one is what a Kubernetes probe without a name asks, and a liveness probe must not fail for the
+metadata store's sake.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _REQUESTS_AT_ONCE: Final = 64
 
 
 class GrpcFace:
-    """``start``, ``stop``, and ``port`` in between. Lives on the event loop of its ``Control``."""
+    """``start``, ``stop``, and ``port`` while it runs.
+
+    Lives on the event loop of its ``Control``.
+    """
 
     def __init__(self, control: Control, settings: ApiSettings, clock: Clock) -> None:
         """Only stores.
@@ -65,7 +68,7 @@ class GrpcFace:
         """Listen.
 
         Raises:
-            ConfigurationError: the settings are open to everybody, or cannot work.
+            ConfigurationError: the settings would admit everyone, or cannot work.
             TlsFilesError: the TLS files cannot be used.
             AddressInUseError: the address cannot be had.
         """
@@ -89,7 +92,7 @@ class GrpcFace:
         self._access.set_requests_per_second(rate)
 
     async def say_stopping(self) -> None:
-        """Tell health checks for good that the end is near; requests are still answered."""
+        """Report to health checks, permanently, that the process is stopping; requests are still answered."""
         await cancel(self._following)
         await self._health.enter_graceful_shutdown()
 
@@ -121,7 +124,7 @@ class GrpcFace:
 
 
 def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    """Credentials that follow the certificate's files: they are read anew for a connection once they have changed.
+    """Credentials that follow the certificate's files: changed files are read again for the next connection.
 
     Raises:
         TlsFilesError: unusable now.

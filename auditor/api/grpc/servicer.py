@@ -51,7 +51,7 @@ _PEER_KINDS: Final = ("ipv4:", "ipv6:")
 
 
 class ControlServicer(rpc.AuditorServiceServicer):
-    """See ``control.proto``."""
+    """The service of ``control.proto``."""
 
     def __init__(self, control: Control, access: Access, intents: Intents, settings: ApiSettings) -> None:
         self._control = control
@@ -61,7 +61,7 @@ class ControlServicer(rpc.AuditorServiceServicer):
         self._watchers = 0
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.Status:  # noqa: N802 (gRPC's name)
-        """See the ``.proto`` file, here and below."""
+        """The methods are documented in the ``.proto`` file."""
 
         async def work() -> pb.Status:
             return status_message(self._control.status())
@@ -121,7 +121,10 @@ class ControlServicer(rpc.AuditorServiceServicer):
         return await self._change(context, "resume_run", request.run_id, self._control.resume_run)
 
     async def WatchRun(self, request: pb.GetRunRequest, context: Context) -> AsyncIterator[pb.Run]:  # noqa: N802
-        """Stream a run until it is over. It has no deadline but the client's; the number of streams is bounded."""
+        """Stream a run until its end.
+
+        Only the client's deadline applies; the number of streams is bounded.
+        """
 
         async def first() -> RunRecord:
             if self._watchers >= self._settings.watchers_max:
@@ -177,7 +180,7 @@ class ControlServicer(rpc.AuditorServiceServicer):
 
 
 def peer_address(peer: str) -> str:
-    """The IP address in what gRPC says of a peer, such as ``ipv4:10.0.0.1:5123`` or ``ipv6:%5B::1%5D:5123``."""
+    """The IP address in gRPC's name of a peer, such as ``ipv4:10.0.0.1:5123`` or ``ipv6:%5B::1%5D:5123``."""
     for kind in _PEER_KINDS:
         if peer.startswith(kind):
             return unquote(peer.removeprefix(kind)).rpartition(":")[0].strip("[]")

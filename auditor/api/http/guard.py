@@ -102,7 +102,7 @@ class Guard:
             if who.is_anonymous and self._guards_names:
                 refuse_foreign_name(request.host, self._settings.allowed_hosts)
             return await self._answer(route, Call(request, who, trail))
-        except Exception as error:  # noqa: BLE001  # a request's boundary; the answer says what its caller may know
+        except Exception as error:  # noqa: BLE001  # a request's boundary; the answer has the part that its caller may see
             return _respond(request, _told(route, error))
         finally:
             self._in_flight -= 1
@@ -120,7 +120,7 @@ class Guard:
 def refuse_cross_site(request: web.BaseRequest) -> None:
     """Refuse a request that a browser sent for another site's page.
 
-    Browsers say so in ``Sec-Fetch-Site``, older ones by an ``Origin`` that is not this host. Programs send neither.
+    Browsers send ``Sec-Fetch-Site``, older ones an ``Origin`` other than this host. Programs send neither.
 
     Raises:
         CrossSiteError: it is one.

@@ -1,7 +1,7 @@
 """Paths about the process itself: probes, metrics, version, and the description of all the others.
 
-Probes follow Kubernetes: ``/livez`` says that this process answers, whatever the metadata store does, because starting
-it again would not bring the store back; ``/readyz`` says that it can do its work.
+Probes follow Kubernetes: ``/livez`` reports whether this process answers, whatever the metadata store does, because a
+restart would not bring the store back; ``/readyz`` reports whether it can do its work.
 """
 
 from __future__ import annotations

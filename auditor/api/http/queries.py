@@ -1,4 +1,4 @@
-"""Reading parameters and bodies of requests. Pure; every error says what is accepted."""
+"""Reading parameters and bodies of requests. Pure; every error names the accepted values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bookie.model.run import RunKind
 
 
 def refuse_unknown(given: Collection[str], known: Collection[str], what: str) -> None:
-    """Refuse names that nobody reads: most often a typing error that would go unnoticed.
+    """Refuse unknown names: usually a typing error that would go unnoticed.
 
     Raises:
         InvalidRequestError: names them and what is known.

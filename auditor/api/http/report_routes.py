@@ -1,7 +1,7 @@
 """``/reports``: the files of reports, and nothing else of this machine.
 
-A path is admitted by its form before the file system is asked, and by where it really leads after. Pages of reports
-show names that others chose, so they are sent with a policy that lets them load and reach nothing.
+A path is admitted by its form before the file system is asked, and by its real target afterwards. Pages of reports show
+names that others chose, so they are sent with a policy that lets them load and reach nothing.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ReportRoutes:
 
 
 def find_file(report_dir: Path, path: str) -> Path | None:
-    """The regular file at ``path`` below ``report_dir``; None where there is none, or none that may be sent.
+    """The regular file at ``path`` below ``report_dir``; None if there is none, or if it may not be sent.
 
     Args:
         report_dir: root of all that is sent.
@@ -115,7 +115,7 @@ def find_file(report_dir: Path, path: str) -> Path | None:
 
 
 def list_reports(report_dir: Path) -> list[dict[str, Any]]:
-    """Reports in the directory, the newest first; empty where it does not exist."""
+    """Reports in the directory, the newest first; empty if it does not exist."""
     try:
         names = [entry.name for entry in report_dir.iterdir() if is_run_id(entry.name)]
     except OSError:

@@ -43,7 +43,7 @@ class Answer:
     schema: str = ""
     """Name in ``auditor.api.http.schemas``; empty: the body has no schema."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Names of headers and what they say."""
+    """Names of headers and their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """See the module docstring."""
+    """One route: method, path, handler and rules."""
 
     method: str
     path: str
@@ -70,7 +70,7 @@ class Route:
     handler: Handler
     answers: tuple[Answer, ...]
     role: Role | None = Role.READ
-    """None: everybody, not counted and never refused; for probes."""
+    """None: open, not counted and never refused; for probes."""
     tag: str = "auditor"
     segments: Mapping[str, str] = field(default_factory=dict)
     """What each ``{name}`` is."""
@@ -78,7 +78,7 @@ class Route:
     body: str = ""
     """Name of the body's schema; empty: there is none."""
     is_slash_optional: bool = False
-    """Also answers with a slash behind it, as Apache's documentation writes some paths."""
+    """Also answers with a final slash, as Apache's documentation writes some paths."""
     is_changing: bool = False
     """Written into the audit log, and refused to pages of other sites."""
 

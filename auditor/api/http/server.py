@@ -37,7 +37,10 @@ _SHUTDOWN_S: Final = 2.0
 
 
 class HttpFace:
-    """``start``, ``stop``, and ``port`` in between. Lives on the event loop of its ``Control``."""
+    """``start``, ``stop``, and ``port`` while it runs.
+
+    Lives on the event loop of its ``Control``.
+    """
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class HttpFace:
         """Listen.
 
         Raises:
-            ConfigurationError: the settings are open to everybody, or cannot work.
+            ConfigurationError: the settings would admit everyone, or cannot work.
             TlsFilesError: the TLS files cannot be used.
             AddressInUseError: the address cannot be had.
         """
@@ -116,7 +119,7 @@ class HttpFace:
         self._access.set_requests_per_second(rate)
 
     def say_stopping(self) -> None:
-        """Tell readiness probes that the end is near; requests are still answered."""
+        """Report to readiness probes that the process is stopping; requests are still answered."""
         self._process.say_stopping()
 
     async def stop(self) -> None:

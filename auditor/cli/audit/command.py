@@ -70,7 +70,7 @@ def audit(
     missing_share_max: opt.MissingShareOption = 0.5,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """See ``help`` above."""
+    """The command; its help is above."""
     if context.invoked_subcommand is not None:
         context.auto_envvar_prefix = None  # each command below has its own, and names it not in its help
         _refuse_options(context)
@@ -125,7 +125,7 @@ def run(
     ca: opt.CaOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """See ``help`` above."""
+    """The command; its help is above."""
     from spark_jobs.one_shot.run import WAIT_S_MAX
 
     patience_s = wait_s if wait_s is not None else (WAIT_S_MAX if wait else 0.0)
@@ -163,7 +163,7 @@ def _shot(kind: RunKind, settings: AuditSettings, *, master: str | None, wait_s:
 
 
 def _exporting(file: Path | None, gateway: str | None, cluster_name: str) -> Callable[[RunRecord], None]:
-    """Hand the metrics of a run over as asked for; where that fails it is said, and the run is as it was."""
+    """Export the metrics of a run as requested; a failure is reported and does not change the run's result."""
 
     def export(record: RunRecord) -> None:
         from auditor.metrics.export import MetricsExportError, export_to_file, push
@@ -181,7 +181,7 @@ def _exporting(file: Path | None, gateway: str | None, cluster_name: str) -> Cal
 
 @contextlib.contextmanager
 def _scraped(kind: RunKind, port: int | None, host: str) -> Iterator[Callable[[ProgressEvent], None]]:
-    """Serve metrics meanwhile, where a port is given; yields whom to tell of progress."""
+    """Serve metrics during the run, if a port is given; yields the receiver of progress."""
     from auditor.metrics.one_shot import OneShotMetrics, served
     from bookie.runtime.clock import SystemClock
     from bookie.runtime.telemetry.status_server import StatusServerSettings

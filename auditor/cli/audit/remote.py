@@ -1,7 +1,7 @@
 """A client of a running auditor service's HTTP face, for commands: start a run and wait for it, list, cancel.
 
-Each request has a connection of its own: where several processes stand behind one address, the next connection may
-reach the leader that the last one missed.
+Each request has a connection of its own: if several processes share one address, the next connection may reach the
+leader.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RemoteRefusedError(PermanentError):
 
 
 class RemoteBusyError(ConflictError):
-    """A run of this kind is under way; ``run_id`` names it, empty where it is not known."""
+    """A run of this kind is active; ``run_id`` is its id, empty if unknown."""
 
     def __init__(self, text: str, run_id: str) -> None:
         super().__init__(text)
@@ -69,10 +69,10 @@ class RemoteSettings:
     ca: Path | None = None
     """PEM file of who signed the service's certificate; None: the system's authorities."""
     cert: Path | None = None
-    """Client certificate, where the service asks for one; ``key`` goes with it."""
+    """Client certificate, if the service requires one; ``key`` belongs to it."""
     key: Path | None = None
     allow_plaintext_token: bool = False
-    """Send the token over http to another machine as well. Whoever sees the connection can then use it."""
+    """Send the token over http to another machine as well. Anyone who sees the connection can then use it."""
     timeout_s: float = 35.0
     """For one answer; a little more than the service's own deadline."""
     leader_attempts: int = 10
@@ -94,7 +94,7 @@ class RemoteRun:
 
     @property
     def state(self) -> RunState:
-        """Where it is."""
+        """Its address."""
         return RunState(self.fields["state"])
 
     @property
@@ -180,7 +180,7 @@ class Remote:
         poll_s: float = 1.0,
         deadline_s: float | None = None,
     ) -> RemoteRun:
-        """Return a run once it is over.
+        """Return a run after its end.
 
         Args:
             run_id: which.

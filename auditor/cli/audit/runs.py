@@ -61,7 +61,7 @@ def show(
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show one run: who started it and why, how far it is, what it found, where its report is."""
+    """Show one run: its owner and cause, progress, findings and report."""
     record = run_to_end(_get(metadata_uri(uri, config), run_id))
     if record is None:
         raise typer.BadParameter(f"no run {run_id!r} is on record; see `bkheal audit list`")
@@ -81,7 +81,7 @@ def cancel(
 ) -> None:
     """End a run within seconds, between two batches of marking. What it marked stays.
 
-    Without --at the request is left in ZooKeeper, where whoever runs it finds it, a service or a command.
+    Without --at the request is left in ZooKeeper for the process of the run, a service or a command.
     """
     if at:
         _change(at, token_file, ca, run_id, RunState.CANCELLED)
@@ -131,7 +131,7 @@ def start(remotes: Sequence[Remote], kind: RunKind, *, is_dry_run: bool, wait_s:
     """Start a run at the first auditor that can, and return the exit code: of the run, if it is waited for."""
     from auditor.cli.audit.remote import RemoteBusyError
 
-    key = uuid.uuid4().hex  # one intent, whoever carries it out
+    key = uuid.uuid4().hex  # one intent, carried out by either
     try:
         remote, run = _first(remotes, lambda remote: (remote, remote.start(kind, is_dry_run=is_dry_run, key=key)))
     except RemoteBusyError as error:

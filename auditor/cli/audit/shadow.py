@@ -73,7 +73,7 @@ def shadow(
     limit: LimitOption = 20,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """See ``HELP``."""
+    """The command; its help is ``HELP``."""
     from spark_jobs.one_shot.run import WAIT_S_MAX, OneShot, exit_code_of
     from spark_jobs.session import SessionSettings
     from spark_jobs.settings import AuditSettings, InvalidSettingError
@@ -101,7 +101,7 @@ def shadow(
 
 
 def _compared(shot: OneShot, rows_max: int, settle_s: float) -> tuple[AuditResult, Shadow | None]:
-    """Run and compare, in one Spark session and under one lock; None where the brake held."""
+    """Run and compare, in one Spark session and under one lock; None if the brake held."""
     from bookie.runtime.clock import SystemClock
     from spark_jobs.one_shot.run import run_one_shot
 

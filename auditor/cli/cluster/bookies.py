@@ -1,4 +1,4 @@
-"""``bkheal bookies`` and ``bkheal cluster``: who is there, and making a new cluster root."""
+"""``bkheal bookies`` and ``bkheal cluster``: list the bookies, and create a new cluster root."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
 
 
 def _why_silent(reply: InfoReply | None) -> str | None:
-    """Why a bookie that was asked told nothing; None if it told, or was not asked."""
+    """The reason why a bookie gave no answer; None if it gave one, or was not asked."""
     if reply is None or reply.info is not None:
         return None
     return f"{reply.status.name}, {reply.detail}" if reply.detail else reply.status.name

@@ -62,7 +62,7 @@ def show(output: OutputFormat, kind: str, document: dict[str, Any], lines: Seque
 
 
 def moment(epoch_ms: int) -> str | None:
-    """A time for people and programs, in UTC; None where it is not known."""
+    """A time for people and programs, in UTC; None if unknown."""
     if epoch_ms <= 0:
         return None
     at = datetime.datetime.fromtimestamp(epoch_ms / 1000, tz=datetime.UTC)

@@ -33,7 +33,7 @@ def decommission(
     is_dry_run: DryRunOption = False,
     is_sure: YesOption = False,
 ) -> None:
-    """Take bookies out of the cluster for good: delete their cookies, and end their drains.
+    """Take bookies out of the cluster permanently: delete their cookies, and end their drains.
 
     Refused while one of them is running, and while any ledger names one: nothing is lost by it. Doing it again is safe.
     The history of its disks is kept, so that a later bookie of that name is known to be another one.

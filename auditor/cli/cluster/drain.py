@@ -59,15 +59,16 @@ def start(
     is_sure: YesOption = False,
     is_forced: ForceOption = False,
 ) -> None:
-    """Begin to drain bookies: they turn read-only, nobody chooses them any more, and what they hold is marked.
+    """Begin to drain bookies: they become read-only and are not chosen any more, and their entries are marked.
 
     An Apache bookie knows of no drain and stays as it is. While it is writable, replicators and our writers do not
-    choose it, but Apache's writers do. Make it read-only by Apache's own means first, and leave it so until the drain
-    is over; notes say which bookies that concerns.
+    choose it, but Apache's writers do. Make it read-only by Apache's own means first, and keep it so until the drain
+    has ended; notes name the bookies concerned.
 
-    Nothing is at risk meanwhile: a drained bookie serves its copies until each of them has another home. Ledgers that
-    are written to are left to their writers, who leave a read-only bookie with the next write. Starting again is safe
-    and marks what was overlooked.
+    Nothing is at risk during a drain: a drained bookie serves its copies until each of them has another home. Ledgers
+    under a writer are left to it; it leaves a read-only bookie with the next write. Ledgers that are written to are
+    left to their writers, who leave a read-only bookie with the next write. Starting again is safe and marks what was
+    overlooked.
 
     Exit codes: 0 begun (or, with --dry-run, would be), 1 refused, 3 the store did not answer, 5 some metadata could not
     be read (the rest is marked).
@@ -99,7 +100,7 @@ def stop(
     is_dry_run: DryRunOption = False,
     is_sure: YesOption = False,
 ) -> None:
-    """Call drains off: the bookies turn writable again. What has been moved stays where it is.
+    """Call drains off: the bookies turn writable again. Copies already moved stay in their new place.
 
     An Apache bookie that was made read-only for the drain stays read-only until its own setting is taken back.
 
@@ -138,13 +139,13 @@ def status(
         ),
     ] = None,
 ) -> None:
-    """Say what is left on drained bookies, what that waits for, and how long it may take.
+    """Report the remaining ledgers of drained bookies, the reasons why they wait, and the estimated time.
 
     Without --wait it looks once. With --wait it looks every few seconds until nothing is left on any of the bookies, or
-    until --timeout is over, and says then how things stand. Meanwhile it marks ledgers again that no task names (any
-    more); nothing else depends on it, so that it may be interrupted: the drain goes on.
+    until --timeout, and then reports the state. During the wait it marks ledgers again whose task is missing; nothing
+    else depends on it, so that it may be interrupted: the drain continues.
 
-    Exit codes: 0 nothing is left, 1 something is (with --wait: the time is over), 2 wrong usage, 3 the store did not
+    Exit codes: 0 nothing is left, 1 something is (with --wait: at the timeout), 2 wrong usage, 3 the store did not
     answer, 5 some metadata could not be read.
 
     Example: `bkheal drain status bookie-2:3181 --wait --timeout 3600`
@@ -177,7 +178,7 @@ async def _start(
             drains, now_ms = Drains(client.store, client.cluster.root), ports.clock.epoch_ms()
             for bookie in bookies:
                 await drains.start(Drain(bookie, whoami(), now_ms))
-        # Behind the notes: whoever chose one of them before is seen here, or finds it read-only.
+        # After the drains are recorded: a client that chose one of them before is seen here, or finds it read-only.
         with counting("ledgers", await count(ports.ledgers)) as advance:
             found, scanned = await holdings_of(ports.ledgers, bookies, advance)
         if not is_dry_run:

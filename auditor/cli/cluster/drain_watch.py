@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from bookie.client.connect import ConnectedBookKeeper
 
 LOOK_S: Final = 2.0
-"""Between two looks; longer where a look itself takes longer."""
+"""Between two looks; longer if a look itself takes longer."""
 LOOK_SHARE: Final = 0.2
 """Largest share of the time that is spent on looking."""
 REMARK_S: Final = 30.0
-"""How often ledgers are marked that no task names; a worker of ours that just ended a task is given time."""
+"""How often ledgers without a task are marked; a worker that just completed a task is given time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Watched:
     left: Left
     is_enabled: bool
     ledgers_per_s: float | None = None
-    """How fast ledgers left the bookies while they were watched; None where that is not known."""
+    """The rate at which ledgers left the bookies during the watch; None if unknown."""
 
     @property
     def eta_s(self) -> float | None:

@@ -36,7 +36,7 @@ def ok_to_stop(
     min_zones: MinZonesOption = 1,
     min_regions: MinRegionsOption = 1,
 ) -> None:
-    """Say whether these bookies may be stopped now, all at once.
+    """Check whether these bookies may be stopped now, all at once.
 
     Yes if every written entry keeps a live copy elsewhere, in every ensemble that a ledger ever had, and if enough
     writable bookies (and racks) are left for the widest ensemble of the ledgers that are open.

@@ -106,7 +106,7 @@ def recover(
     For bookies that will not come back. One that is running is refused: see `bkheal drain`.
 
     Exit codes: 0 marked (or, with --dry-run, would be), 1 refused, 3 the store did not answer, 5 some metadata could
-    not be read (the rest is marked), 6 so many bookies are gone that the brake holds.
+    not be read (the rest is marked), 6 so many bookies are missing that the brake holds.
 
     Example: `bkheal recover bookie-2:3181 --dry-run`
     """
@@ -176,7 +176,7 @@ async def _recover(
         known = await ports.registrations.known()
         with counting("ledgers", await count(ports.ledgers)) as advance:
             found, scanned = await holdings_of(ports.ledgers, bookies, advance)
-        registered = await ports.registrations.list()  # behind the metadata (R2)
+        registered = await ports.registrations.list()  # after the metadata (R2)
         unknown_names(bookies, known | registered.registered | {b for named in found.ledgers.values() for b in named})
         if (reason := refusal(bookies, registered)) is not None:
             refuse(reason)
@@ -185,7 +185,7 @@ async def _recover(
         if not is_dry_run and found.ledgers:
             confirm(f"Mark {len(found.ledgers)} ledgers of {', '.join(bookies)} for repair now?", is_sure=is_sure)
             if (reason := refusal(bookies, await ports.registrations.list())) is not None:
-                refuse(reason)  # it came back while somebody was asked
+                refuse(reason)  # it returned during the question
             with counting("marked", len(found.ledgers)) as advance:
                 await mark(ports.tasks, found.ledgers, advance)
             downs = FirstSeenDown(client.store, client.cluster.root)

@@ -1,4 +1,4 @@
-"""Options and configuration files: where a value comes from, how it is checked, ``bkheal config``.
+"""Options and configuration files: the source of a value, its check, ``bkheal config``.
 
 Start with ``sources``.
 """

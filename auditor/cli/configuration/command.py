@@ -1,4 +1,4 @@
-"""``bkheal config``: what is set, where it was set, and whether the file makes sense."""
+"""``bkheal config``: the values, their sources, and the problems of the file."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ CONFIGURED: Final = (("auditor",), ("audit", "run"), ("replicator",), ("bookie",
 """Commands whose options belong in a file: those that run for long, or by a schedule."""
 
 _ANY_URI: Final = "zk://localhost:2181/ledgers"
-"""Where the cluster is may be said elsewhere."""
+"""The cluster's address may come from elsewhere."""
 
 _Row: TypeAlias = tuple[str, Any, str, str]
-"""Key, value, where it comes from, when a change takes effect."""
+"""Key, value, source, and when a change takes effect."""
 
 FileOption = Annotated[
     Path | None, typer.Option("--config", help="Config file; default: $BKHEAL_CONFIG, ~/.config/bkheal/config.toml.")
@@ -73,9 +73,11 @@ def show(
 def validate(context: typer.Context, config: FileOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
     """Check the config file: each key is an option of some command and of its type, and commands would start with it.
 
-    For the auditor, one-shot audits, replicators and bookies: no options contradict each other, and files are there.
+    For the auditor, one-shot audits, replicators and bookies: no options contradict each other, and all files exist.
     Variables of the environment count as they would for the commands; flags are not known here. Addresses are not
-    tried, and nothing is asked of ZooKeeper. Every problem is told; the exit code is 78 if there is one.
+    tried, and nothing is asked of ZooKeeper. Variables of the environment count as they would for the commands; flags
+    are not known here. Addresses are not tried, and nothing is asked of ZooKeeper. Every problem is printed; the exit
+    code is 78 if there is one.
 
     With --output json, the document on standard output lists the problems, in place of a sentence on standard error.
     """
@@ -134,7 +136,7 @@ def _rows(root: TyperGroup, content: Any) -> Iterator[_Row]:
 
 
 def _contradictions(content: Any, root: TyperGroup, context: typer.Context) -> Iterator[str]:
-    """What the commands would refuse to start with, beyond what each option says of itself."""
+    """The problems with which the commands would refuse to start, beyond those of single options."""
     yield from _uri_problems(content.get(URI_KEY, _ANY_URI))
     for words, make in RULES.items():
         options = options_of(content, words, root, context) if has_options(content, words) else None

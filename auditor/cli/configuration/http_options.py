@@ -25,7 +25,7 @@ HttpTlsClientCaOption = Annotated[
 def http_settings(
     port: int | None, host: str, cert: Path | None, key: Path | None, client_ca: Path | None
 ) -> StatusServerSettings | None:
-    """What the options say; None without a port."""
+    """The values of the options; None without a port."""
     from bookie.runtime.telemetry.status_server import StatusServerSettings
 
     return None if port is None else StatusServerSettings(port, host, cert, key, client_ca)

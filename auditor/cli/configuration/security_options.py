@@ -1,4 +1,4 @@
-"""Options that say how to reach bookies which ask for TLS or a login, or send more than others."""
+"""Options to reach bookies which require TLS or a login, or send larger frames."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def set_for_this_call(files: SecurityFiles) -> None:
 
 
 def given_or_of_this_call(given: SecurityFiles) -> SecurityFiles:
-    """A command's own options, or where there are none what was given before the command.
+    """A command's own options, or if there are none those before the command.
 
     Certificates and login go together; the length of frames is apart from them.
     """

@@ -1,7 +1,7 @@
 """What the options of the long-running commands mean together: their settings, or every problem with them at once.
 
-A command asks here at its start, ``bkheal config validate`` for a file, and a running process for a changed one, so
-that all three say the same. Options come as the command line parser has them, by name.
+A command uses this at its start, ``bkheal config validate`` for a file, and a running process for a changed one, so
+that all three agree. Options come as the command line parser has them, by name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where the options of a command come from: flag, environment, configuration file, default; the first that names one.
+"""The sources of a command's options: flag, environment, configuration file, default; the first one counts.
 
 The environment variable of an option is ``BKHEAL_<COMMAND>_<OPTION>`` (``BKHEAL_AUDITOR_HTTP_PORT``); in the file it is
-a key of the command's table (``[auditor]``, ``[audit.run]``), written with underscores. The file is the one that
-``--config`` names, else ``$BKHEAL_CONFIG``, else the default one where it exists.
+a key of the command's table (``[auditor]``, ``[audit.run]``), written with underscores. The file is the one in
+``--config``, else in ``$BKHEAL_CONFIG``, else the default one if it exists.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def settings_of(command: Command, words: tuple[str, ...]) -> Iterator[Setting]:
 
 
 def problems_in(content: Mapping[str, Any], root: TyperGroup, context: typer.Context) -> Iterator[str]:
-    """Say what in a configuration file no command knows or takes, one sentence each."""
+    """Report the unknown or invalid parts of a configuration file, one sentence each."""
     for name, entry in content.items():
         if name == URI_KEY:
             continue
@@ -105,14 +105,14 @@ def problems_in(content: Mapping[str, Any], root: TyperGroup, context: typer.Con
 
 
 def has_options(content: Mapping[str, Any], words: tuple[str, ...]) -> bool:
-    """Whether a file says anything to a command itself, not only to those below it."""
+    """Return whether a file has options of a command itself, not only of those below it."""
     return any(not isinstance(entry, Mapping) for entry in _table(content, words).values())
 
 
 def options_of(
     content: Mapping[str, Any], words: tuple[str, ...], root: TyperGroup, context: typer.Context
 ) -> dict[str, Any] | None:
-    """What a command would be called with: environment, file, default; None where some value cannot be read.
+    """The options of a call: environment, file, default; None if some value is unreadable.
 
     A value that only a flag can have given is the option's name, so that it contradicts no other.
     """
@@ -131,7 +131,7 @@ def options_of(
 
 
 def values_in(content: Mapping[str, Any], words: tuple[str, ...], context: typer.Context) -> dict[str, Any]:
-    """What the file and the defaults say of the options of the command that was called, whatever else names them.
+    """The values of the file and the defaults for the called command, ignoring the other sources.
 
     Raises:
         typer.BadParameter: a value is not of its option's type or range; see ``problems_of``.
@@ -144,7 +144,7 @@ def values_in(content: Mapping[str, Any], words: tuple[str, ...], context: typer
 
 
 def problems_of(content: Mapping[str, Any], words: tuple[str, ...], context: typer.Context) -> Iterator[str]:
-    """Say what in the table of the command that was called is no option of it, or no value for it."""
+    """Report keys in the table of the called command that are no option of it, and values of the wrong type."""
     yield from _problems(_table(content, words), words, context.command, context)
 
 

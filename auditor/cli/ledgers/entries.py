@@ -32,7 +32,7 @@ from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.runtime.human import size
 
 _TELL_S: Final = 0.2
-"""After this time those who follow the ledger are told of its newest entries, when no later ones tell them."""
+"""After this time the newest entries are announced to readers that follow the ledger, if no later ones do it."""
 FormatOption = Annotated[
     EntryFormat,
     typer.Option("--format", "-f", help="text: a line each; hex: a dump; json: an object a line; raw."),
@@ -87,7 +87,7 @@ def read(
 ) -> None:
     """Print a ledger's entries, or write them to a file.
 
-    An open ledger is read as far as it is confirmed; `bkheal ledger recover` finds the end of one whose writer is gone.
+    An open ledger is read as far as it is confirmed; `bkheal ledger recover` finds the end of one whose writer is dead.
     Examples: `bkheal ledger read 17`; `bkheal ledger read 17 --first 10 --last 19 --format hex`.
     """
     if last is not None and last < first:

@@ -1,4 +1,4 @@
-"""Entries on the command line: where payloads come from, and how they are printed."""
+"""Entries on the command line: the sources of payloads, and the forms of output."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class EntryFormat(enum.StrEnum):
     HEX = "hex"
     """The position and a hex dump."""
     JSON = "json"
-    """One JSON object a line, the payload in base64, and as text where it is UTF-8."""
+    """One JSON object per line, the payload in base64, and as text if it is UTF-8."""
     RAW = "raw"
     """The payloads, nothing between them."""
 
 
 def formatted(place: dict[str, object], payload: bytes, form: EntryFormat) -> bytes:
-    """One entry as it is printed; ``place`` are the fields that say where it is."""
+    """One entry in its printed form; ``place`` are the fields of its position."""
     match form:
         case EntryFormat.TEXT:
             return payload + b"\n"
@@ -51,7 +51,7 @@ def formatted(place: dict[str, object], payload: bytes, form: EntryFormat) -> by
 
 
 def payloads_from(file: Path | None, entries: int, entry_bytes: int) -> AsyncIterator[bytes]:
-    """Random entries where a number is given; else the lines of a file (``-`` or None: standard input).
+    """Random entries if a number is given; else the lines of a file (``-`` or None: standard input).
 
     Raises:
         typer.BadParameter: there is no such file, or both are given.
@@ -121,7 +121,7 @@ def _checked(line: bytes, number: int) -> bytes:
 
 
 async def _read_some(descriptor: int) -> bytes:
-    """What there is to read, b"" at the end. Cancelled at once: nobody waits for a thread that waits for a terminal."""
+    """What there is to read, b"" at the end. Cancelled at once: the thread that waits for a terminal is abandoned."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[bytes] = loop.create_future()
 

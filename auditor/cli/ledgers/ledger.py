@@ -125,7 +125,9 @@ def recover(
     password: PasswordOption = "",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Decide where a ledger ends whose writer is gone, and close it. Safe to repeat; a closed one is left alone.
+    """Decide the end of a ledger whose writer is dead, and close it.
+
+    Safe to repeat; a closed one is left alone.
 
     Its writer, should it live after all, is fenced out: it cannot add anything from then on. Everything that was
     acknowledged stays. Exits with 69 while too few bookies answer to know the end; run it again when they are back.
@@ -145,7 +147,7 @@ def close(
     password: PasswordOption = "",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Close a ledger. Only its writer knows where it ends; for anybody else this is `recover`: fence, find, close."""
+    """Close a ledger. Only its writer has its end; for any other client this is `recover`: fence, find, close."""
     recover(ledger, uri, config, password, output)
 
 
@@ -156,7 +158,10 @@ def delete(
     config: ConfigOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Delete a ledger for good. Bookies free its entries when they collect garbage."""
+    """Delete a ledger permanently.
+
+    Bookies free its entries when they collect garbage.
+    """
     target = metadata_uri(uri, config)
     row = run(_show(target, ledger))
     if not yes:
@@ -223,7 +228,7 @@ def _time_ms(text: str | None) -> int | None:
 
 
 def _moment(epoch_ms: int | None) -> str:
-    if epoch_ms is None:  # Apache's client does not store it unless told to
+    if epoch_ms is None:  # Apache's client does not store it by default
         return "-"
     try:
         return datetime.datetime.fromtimestamp(epoch_ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

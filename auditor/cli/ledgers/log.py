@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 
 _TELL_S: Final = 0.2
-"""After this time those who follow the log are told of its newest entries, when no later ones tell them."""
+"""After this time the newest entries are announced to readers that follow the log, if no later ones do it."""
 NameArgument = Annotated[str, typer.Argument(help="Name of the log.")]
 
 
@@ -79,7 +79,7 @@ def append(
 ) -> None:
     """Append one entry per line of a file or standard input (or --entries random ones).
 
-    This takes the log over: whoever else writes it is deposed. Example: `dmesg | bkheal log append kernel --create`.
+    This takes the log over: any other writer of it is deposed. Example: `dmesg | bkheal log append kernel --create`.
     """
     payloads = payloads_from(file, entries, entry_bytes)
     work = _append(metadata_uri(uri, config), name, payloads, entries or None, password.encode(), is_created)
@@ -210,7 +210,7 @@ def truncate(
 def delete(
     name: NameArgument, uri: MetadataUriOption = None, config: ConfigOption = None, yes: YesOption = False
 ) -> None:
-    """Delete a log and all its ledgers for good. Whoever writes it is told."""
+    """Delete a log and all its ledgers permanently. Its writer gets an error."""
     target = metadata_uri(uri, config)
     if not yes:
         row = run(_show(target, name))

@@ -39,7 +39,7 @@ class WrongEntryError(FatalError):
 
 
 class LedgerLeftError(OutcomeUnknownError):
-    """The ledger of the test could not be deleted, or nobody knows."""
+    """The ledger of the test could not be deleted, or its state is unknown."""
 
 
 def simpletest(
@@ -58,7 +58,7 @@ def simpletest(
 ) -> None:
     """Write a ledger, read everything back, compare it, and delete the ledger: a quick proof that the cluster works.
 
-    The ledger goes as well when the test fails or is interrupted; where it cannot be deleted, a note says how to.
+    The ledger is deleted even if the test fails or is interrupted; if this is impossible, a note has the command.
 
     Example: `bkheal simpletest -e 3 -w 3 -a 2 -n 10000`.
     """
@@ -88,12 +88,12 @@ async def _test(
 async def prove(
     client: BookKeeper, options: LedgerOptions, entries: int, entry_bytes: int, *, uri: str, is_kept: bool = False
 ) -> dict[str, Any]:
-    """Do what the command says on a cluster; the row of results.
+    """Run the command on a cluster; the row of results.
 
     Raises:
         WrongEntryError: what was read is not what was written.
         LedgerLeftError: all went well, but for the deletion of the ledger.
-        BkhealError: of the client. However it ends, the ledger is deleted, or standard error says how to.
+        BkhealError: of the client. In every case the ledger is deleted, or standard error has the command.
     """
     writer = await client.create_ledger(options)
     ledger_id = writer.ledger_id
@@ -146,7 +146,7 @@ async def _read(client: BookKeeper, ledger_id: LedgerId, entries: int, entry_byt
 
 
 async def _left(client: BookKeeper, ledger_id: LedgerId, uri: str) -> str:
-    """Delete the ledger. What to say where that failed; empty: it is gone."""
+    """Delete the ledger. The note to print after a failure; empty: it was deleted."""
     try:
         async with asyncio.timeout(_DELETE_DEADLINE_S):
             await client.delete_ledger(ledger_id)

@@ -96,17 +96,17 @@ def auditor(
 ) -> None:
     """Run the auditor until SIGTERM: audit by schedule, and whenever a bookie is lost.
 
-    Start two or more; one leads, the others take over within seconds (Apache's auditors vote in the same election).
-    The leader watches the bookies. When one is lost and not back within the delay for lost bookies
-    (`lostBookieRecoveryDelay`, 0 by default), every ledger that misses a copy is marked, and replicators repair it.
-    When more than --missing-share-max of the bookies are gone, nothing is marked, and the status says so.
+    Start two or more; one leads, the others take over within seconds (Apache's auditors vote in the same election). The
+    leader watches the bookies. When one is lost and not back within the delay for lost bookies
+    (`lostBookieRecoveryDelay`, 0 by default), every ledger that misses a copy is marked, and replicators repair it. If
+    more than --missing-share-max of the bookies are missing, nothing is marked, and the status reports it.
 
     Look at http://127.0.0.1:8080/status, start a run with `curl -X POST`, or use the tab Auditor in Spark's UI.
     Liveness is /livez, readiness /readyz, metrics /metrics.
 
-    Exit codes: 0 stopped as asked, 70 Spark is gone or does not start (start this again), 78 wrong configuration,
-    an address is taken, or no BookKeeper cluster there. ZooKeeper being away ends nothing: the auditor waits and
-    goes on by itself.
+    Exit codes: 0 stopped as asked, 70 Spark is dead or does not start (restart the process), 78 wrong configuration, an
+    address in use, or no BookKeeper cluster there. ZooKeeper being away ends nothing: the auditor waits and goes on by
+    itself.
     """
     from auditor.service.main import run_auditor
 

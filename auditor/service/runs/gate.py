@@ -1,4 +1,4 @@
-"""The gate of one run: pause, resume and stop, and the proof that whoever runs it may still do so."""
+"""The gate of one run: pause, resume and stop, and the proof that its process may still run it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Stop:
 
 
 class RunGate(Gate):
-    """See ``spark_jobs.runs.port.Gate``. Every method may be called from any thread."""
+    """The gate of a run (``spark_jobs.runs.port.Gate``). Every method may be called from any thread."""
 
     def __init__(self, forbidden_because: Callable[[], str]) -> None:
-        """``forbidden_because`` says why the run may not go on, empty if it may; it must not block."""
+        """``forbidden_because`` returns the reason why the run may not continue, empty if it may; it must not block."""
         self._forbidden_because = forbidden_because
         self._condition = threading.Condition(threading.RLock())
         self._stop: Stop | None = None

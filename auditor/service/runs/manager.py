@@ -29,9 +29,9 @@ from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 _log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S: Final = 2.0
-"""Between two writes of a run's progress, and two looks whether somebody wants it to end."""
+"""Between two writes of a run's progress, and two checks for a request to end it."""
 _FINISH_ATTEMPTS: Final = 3
-"""To write the end of a run whose session is gone; the next leader calls it abandoned otherwise."""
+"""To write the end of a run whose session has ended; otherwise the next leader marks it abandoned."""
 _FINISH_RETRY_S: Final = 1.0
 CANCELLED_EXIT: Final = 7
 STORE_EXIT: Final = 3
@@ -83,16 +83,16 @@ class Leads(Protocol):
 
     @property
     def state(self) -> Leadership:
-        """See ``Election``."""
+        """The leadership of this process."""
         ...
 
     def is_leader(self, term: int | None = None) -> bool:
-        """See ``Election``."""
+        """True if this process leads."""
         ...
 
 
 RunEnded = Callable[[RunRecord, RunOutcome | None], None]
-"""Told of each run that ended; None: it did not come to its end. Must not block."""
+"""Receives each ended run; None: it did not complete. Must not block."""
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class _Active:
 
 
 class RunManager:
-    """See the module docstring. Used on one loop."""
+    """The runs of this process. Used on one loop."""
 
     def __init__(
         self, runs: Runs, leads: Leads, runner: CheckRunner, *, process: str, clock: Clock, rng: random.Random
@@ -137,13 +137,13 @@ class RunManager:
         return next((active.record for active in self._active.values() if active.record.kind is kind), None)
 
     def on_ended(self, listener: RunEnded) -> None:
-        """Tell ``listener`` of each run that ends."""
+        """Call ``listener`` for each run that ends."""
         self._listeners.append(listener)
 
     async def start(
         self, kind: RunKind, *, cause: RunCause, owner: str, is_dry_run: bool = False, options: Mapping[str, Any]
     ) -> RunRecord:
-        """See ``Control.start_run``. Who gives up meanwhile ends nothing: the run begins, or leaves no lock."""
+        """Start a run (``Control.start_run``). A cancelled caller ends nothing: the run begins, or leaves no lock."""
         leadership = self._leads.state
         if self._is_stopping or not self._leads.is_leader():
             raise NotLeaderError("" if self._is_stopping else leadership.leader)
@@ -184,7 +184,7 @@ class RunManager:
         return record
 
     async def cancel(self, run_id: str, owner: str) -> RunRecord:
-        """See ``Control.cancel_run``. A run of another process is asked to end, by the leader."""
+        """Cancel a run (``Control.cancel_run``). The leader asks the process of another run to end it."""
         active = self._active.get(run_id)
         if active is None:
             record = await self._elsewhere(run_id)
@@ -197,7 +197,7 @@ class RunManager:
         return active.record
 
     async def pause(self, run_id: str, owner: str) -> RunRecord:
-        """See ``Control.pause_run``."""
+        """Pause a run (``Control.pause_run``)."""
         active = await self._own(run_id)
         active.gate.pause()
         self._update(active, state=RunState.PAUSED, detail=f"paused by {owner}")
@@ -205,7 +205,7 @@ class RunManager:
         return active.record
 
     async def resume(self, run_id: str) -> RunRecord:
-        """See ``Control.resume_run``."""
+        """Resume a run (``Control.resume_run``)."""
         active = await self._own(run_id)
         active.gate.resume()
         self._update(active, state=RunState.RUNNING, detail="")
@@ -213,7 +213,7 @@ class RunManager:
         return active.record
 
     async def get(self, run_id: str) -> RunRecord:
-        """See ``Control.run``."""
+        """One run (``Control.run``)."""
         if (active := self._active.get(run_id)) is not None:
             return active.record
         record = await self._runs.get(run_id)
@@ -222,12 +222,12 @@ class RunManager:
         return record
 
     async def list(self, limit: int) -> Sequence[RunRecord]:
-        """See ``Control.runs``."""
+        """The runs (``Control.runs``)."""
         stored = await self._runs.list(limit)
         return [self._active[record.run_id].record if record.run_id in self._active else record for record in stored]
 
     async def wait_changed(self, run_id: str, seen: RunRecord) -> RunRecord:
-        """See ``Control.wait_changed``."""
+        """Wait for a change of a run (``Control.wait_changed``)."""
         while run_id in self._active:
             with waiting_for(self._changed) as waiter:
                 if (active := self._active.get(run_id)) is None:
@@ -313,7 +313,7 @@ class RunManager:
                 listener(active.record, active.outcome)
 
     async def _execute(self, active: _Active, request: RunRequest) -> dict[str, Any]:
-        """Fields of the record that say how the run ended."""
+        """Fields of the record about the end of the run."""
         try:
             active.gate.check()
             outcome = active.outcome = await self._runner.run(request, active.gate, active.note)

@@ -1,7 +1,7 @@
 """When each kind of check runs by itself: schedule texts, and the scheduler that follows them while this process leads.
 
 The first run of an interval is computed from the last success in the store, so that restarts and changes of leader
-neither skip nor repeat a run. A cron time that passed while nobody led is made up for within the grace time.
+neither skip nor repeat a run. A cron time that passed without a leader is made up for within the grace time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CRON_FIELDS: Final = ("minute", "hour", "day of month", "month", "day of week")
 
 
 class InvalidScheduleError(PermanentError):
-    """A text that is no schedule; says why."""
+    """An invalid schedule; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +151,9 @@ class Scheduler:
         self._scheduler: Any = None
 
     def start(self, last_success_ms: Mapping[RunKind, int], now_ms: int) -> None:
-        """Begin. ``last_success_ms`` says how long ago each kind succeeded, under whichever leader."""
+        """Begin. ``last_success_ms`` has the last success of each kind, under any leader."""
         self.stop()
-        logging.getLogger("apscheduler").setLevel(logging.WARNING)  # it tells of every job that it adds and starts
+        logging.getLogger("apscheduler").setLevel(logging.WARNING)  # it logs every job that it adds and starts
         self._scheduler = AsyncIOScheduler(
             timezone=UTC,
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": self._misfire_grace_s},

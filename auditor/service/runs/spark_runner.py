@@ -54,7 +54,7 @@ class SparkFace(Protocol):
     """Something that needs the Spark session: the tab in its UI."""
 
     def attach(self, spark: Spark) -> None:
-        """Called once the session is there, in a thread that may block."""
+        """Called once the session exists, in a thread that may block."""
         ...
 
     def detach(self) -> None:
@@ -63,7 +63,7 @@ class SparkFace(Protocol):
 
 
 START_FAILURES_MAX: Final = 3
-"""In a row, until starting Spark anew in this process seems hopeless."""
+"""Consecutive failures after which starting Spark again in this process seems hopeless."""
 
 
 class SparkHolder:
@@ -80,7 +80,7 @@ class SparkHolder:
     async def get(self) -> Spark:
         """Return the session, started if it is not there. One start serves all who ask; cancelling one ends none.
 
-        A start that failed is tried anew by the next who asks.
+        The next request retries a failed start.
 
         Raises:
             JavaNotFoundError: there is no Java to run Spark on.
@@ -92,7 +92,10 @@ class SparkHolder:
         return self._spark
 
     async def start_again(self) -> None:
-        """Try a start that failed anew; nothing where none failed. That it fails again is logged and counted."""
+        """Retry a failed start; nothing if none failed.
+
+        Another failure is logged and counted.
+        """
         if self._spark is None and self._start_failures:
             with contextlib.suppress(Exception):
                 await self.get()
@@ -111,7 +114,7 @@ class SparkHolder:
         return await in_thread("spark look", answers)
 
     async def stop(self) -> None:
-        """Stop the session, also one that is starting; one whose process is gone already is no error. Idempotent."""
+        """Stop the session, also one that is starting; a dead process is no error. Idempotent."""
         if self._starting is not None:
             await asyncio.wait([self._starting])
         if self._spark is not None:
@@ -146,7 +149,7 @@ class SparkHolder:
 
 
 class SparkRunner(CheckRunner):
-    """See ``CheckRunner``."""
+    """Runs checks in the Spark session (``CheckRunner``)."""
 
     def __init__(self, holder: SparkHolder, settings: ServiceSettings) -> None:
         self._holder = holder
@@ -231,7 +234,7 @@ def outcome_of(summary: RunSummary, report: Path) -> RunOutcome:
 async def in_thread(name: str, work: Callable[[], T]) -> T:
     """Run blocking ``work`` in a thread of its own, which does not keep the process from ending.
 
-    A cancelled caller does not wait for it; the work goes on until its own gate ends it.
+    A cancelled caller does not wait for it; the work continues until its own gate stops it.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -242,7 +245,7 @@ async def in_thread(name: str, work: Callable[[], T]) -> T:
         if error is not None:
             future.set_exception(error)
         else:
-            future.set_result(result)  # type: ignore[arg-type]  # None only where T is
+            future.set_result(result)  # type: ignore[arg-type]  # None only if T is
 
     def run() -> None:
         result, failure = None, None
@@ -250,7 +253,7 @@ async def in_thread(name: str, work: Callable[[], T]) -> T:
             result = work()
         except BaseException as error:  # noqa: BLE001  # the boundary of a thread; it is raised on the loop
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
             loop.call_soon_threadsafe(finish, result, failure)
 
     threading.Thread(target=run, name=name, daemon=True).start()

@@ -1,7 +1,7 @@
 """The backlog as it is: every ledger that is marked for repair, judged by its metadata and the bookies of this moment.
 
-What the last audit found says nothing about what was repaired since, so this is counted from the store. Ledgers are
-read and judged in parts, so that a huge backlog neither fills the memory nor keeps the loop from other work.
+The findings of the last audit do not show later repairs, so this is counted from the store. Ledgers are read and judged
+in parts, so that a huge backlog neither fills the memory nor keeps the loop from other work.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Judged:
     severity: Severity | None
     """None: nothing is missing."""
     bytes_estimate: int
-    """Payload that has to be copied; 0 where it is not known, as with open ledgers."""
+    """Payload to copy; 0 if unknown, as with open ledgers."""
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class BacklogCounter:
 
         Raises:
             StoreUnavailableError: no answer.
-            NotAClusterError: the parent of all registrations is gone.
+            NotAClusterError: the parent of all registrations was deleted.
         """
         counted_ms = self._clock.epoch_ms()
         bookies = await self._registrations.list()
@@ -165,7 +165,7 @@ Open = Callable[[AsyncExitStack], Awaitable[tuple[MetadataStore, Cluster]]]
 
 
 class CountsApart:
-    """See the module docstring. ``close`` it; one count at a time."""
+    """Counts the backlog. ``close`` it; one count at a time."""
 
     def __init__(self, open_session: Open, clock: Clock) -> None:
         self._open = open_session

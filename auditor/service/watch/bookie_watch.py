@@ -1,8 +1,8 @@
 """Watches bookies, their delay and the switches; the leader's watch starts an audit when a lost bookie is due.
 
-Level-triggered: what is due follows from what is in the store at each look, never from an event that somebody saw. So
-nothing is forgotten by a change of leader, a lost session, a failed audit, or one that was under way when another
-bookie was lost: while a due bookie is not audited, there is another audit.
+Level-triggered: due work follows from the store's content at each look, never from a single event. So nothing is
+forgotten by a change of leader, a lost session, a failed audit, or one that was under way when another bookie was lost:
+while a due bookie is not audited, there is another audit.
 
 Every process looks, so that each can show the cluster; only the leader notes and starts anything.
 """
@@ -48,8 +48,8 @@ _AUDIT_RETRY_S_MAX: Final = 900.0
 _OUTAGE_SESSIONS: Final = 0.5
 """Session timeouts without a connection from which on others may have lost their sessions."""
 SETTLE_SESSIONS: Final = 2.0
-"""Session timeouts to wait after an outage of the store before any bookie counts as lost for good: as long as a bookie
-may take to learn that its session is over and to register again."""
+"""Session timeouts to wait after an outage of the store before any bookie counts as lost permanently: as long as a
+bookie may take to notice the end of its session and to register again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class WatchPorts:
 
 
 class BookieWatch:
-    """See the module docstring."""
+    """Watches the registrations and asks for audits."""
 
     def __init__(self, ports: WatchPorts, *, missing_share_max: float, settle_s: float) -> None:
         self._ports = ports
@@ -99,7 +99,7 @@ class BookieWatch:
         self._pokes = 0
         self._epoch: int | None = None
         self._settle_until_s = 0.0
-        """On the monotonic clock, as whatever is waited for in this process: the date may jump."""
+        """On the monotonic clock, as every wait in this process: the date may jump."""
         self._switches: _Switches | None = None
         self._noted: Mapping[BookieId, Down] = {}
         self._watched_to = ""
@@ -145,7 +145,7 @@ class BookieWatch:
         self._settle_until_s = self._ports.clock.monotonic_s() + self._settle_s
 
     def _settled_ms(self, now_ms: int) -> int:
-        """The date at which bookies have had their moment to register again; 0 if that is over."""
+        """The date until which bookies may register again; 0 if that time has passed."""
         left_s = self._settle_until_s - self._ports.clock.monotonic_s()
         return now_ms + math.ceil(left_s * 1000) if left_s > 0 else 0
 
@@ -207,7 +207,7 @@ class BookieWatch:
     async def _bookies(self) -> Bookies:
         try:
             return await self._ports.registrations.list()
-        except NotAClusterError:  # the brake will say that nobody is there
+        except NotAClusterError:  # the brake will report that no bookie is registered
             return Bookies(frozenset(), frozenset())
 
     async def _read_switches(self) -> _Switches:
@@ -251,7 +251,7 @@ class BookieWatch:
         return noted
 
     async def _reopen_unwatched(self, noted: dict[BookieId, Down], version: str) -> dict[BookieId, Down]:
-        """Bookies came or went while nobody led: a lost one may have been there, got new ledgers, and be gone again."""
+        """Bookies came or went without a leader: a lost one may have returned, got new ledgers, and be lost again."""
         if version == self._watched_to:
             return noted
         down = self._ports.down
@@ -301,7 +301,7 @@ class BookieWatch:
         return bool(decision.due - self._tried) or self._ports.clock.monotonic_s() >= self._next_try_s
 
     async def _wait(self, bookies: Bookies, decision: Decision, pokes: int, is_busy: bool) -> None:
-        """Until anything changes, or the next delay is over."""
+        """Until anything changes, or the end of the next delay."""
         store, root = self._ports.store, self._ports.cluster.root
         switches = self._switches
         assert switches is not None

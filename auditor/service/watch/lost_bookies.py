@@ -1,10 +1,13 @@
-"""What to do about lost bookies: whose delay is over, when to look again, and whether the mass-loss brake holds. Pure.
+"""What to do about lost bookies: which delays have passed, when to look again, and whether the mass-loss brake holds.
+
+Pure.
 
 The delay (``lostBookieRecoveryDelay``, shared with Apache's auditor) counts for each bookie from when it was first seen
-down, and is over for nothing when the bookie returns. Apache's auditor gives up the delay as soon as two bookies are
-lost; here each keeps its own. A rolling restart that overlaps, or two machines that reboot together, would otherwise
-copy data that is back in a minute; and what a second loss makes urgent is not guessed from their number: whoever wants
-no delay sets it to 0, and setting the value that it has starts an audit of every lost bookie at once.
+down, and has no effect if the bookie returns before its end. Apache's auditor gives up the delay as soon as two bookies
+are lost; here each keeps its own. A rolling restart that overlaps, or two machines that reboot together, would
+otherwise copy data that is back in a minute; and the urgency after a second loss is not guessed from the number of
+losses: an operator who wants no delay sets it to 0, and setting the delay to its current value starts an audit of every
+lost bookie at once.
 """
 
 from __future__ import annotations
@@ -40,11 +43,14 @@ class Decision:
 
     lost: tuple[LostBookie, ...]
     due: frozenset[BookieId]
-    """To be audited now: the delay is over, and no audit has dealt with them. Empty while the brake holds."""
+    """To be audited now: the delay has passed, and no audit has covered them.
+
+    Empty while the brake holds.
+    """
     excused: frozenset[BookieId]
     """Lost, and still within the delay: no audit may mark their ledgers."""
     next_look_ms: int | None
-    """When the next delay is over if nothing changes; None: nothing is waited for."""
+    """The end of the next delay if nothing changes; None: there is no delay."""
     held_because: str
     """Why the brake holds; empty: it does not."""
 

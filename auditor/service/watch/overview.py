@@ -36,13 +36,13 @@ class History:
     running: Sequence[RunRecord] = ()
     """Of all processes."""
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
-    """The newest of each kind that is over."""
+    """The newest completed run of each kind."""
     last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)
     paused_kinds: Sequence[RunKind] = ()
 
 
 class CountsBacklog(Protocol):
-    """Where the backlog comes from."""
+    """The source of the backlog."""
 
     async def count(self) -> Backlog:
         """Count everything that is marked now. Raises StoreUnavailableError."""
@@ -50,7 +50,7 @@ class CountsBacklog(Protocol):
 
 
 class Overview:
-    """See the module docstring."""
+    """The status of the service."""
 
     def __init__(
         self, runs: Runs, counter: CountsBacklog, clock: Clock, *, is_leader: Callable[[], bool], interval_s: float

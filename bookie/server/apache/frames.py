@@ -71,8 +71,7 @@ class FrameBlocks:
             self.rest_number += 1
 
     def _move(self, data: bytes, start: int, needed: int) -> int:
-        """Take from ``data`` the bytes that the rest lacks of ``needed``, as far as they have arrived; returns the
-        following ones."""
+        """Take from ``data`` the bytes that the rest lacks of ``needed``, as far as they have arrived."""
         end = min(start + needed - self.rest_bytes, len(data))
         self._rest.append(data[start:end])
         self.rest_bytes += end - start
