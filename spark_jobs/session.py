@@ -1,8 +1,8 @@
 """One Spark session for an audit, with every setting that its results or its log depend on made explicit.
 
 Defaults of Spark differ between 4.0 and 4.3 (Arrow transfer among them), and PySpark starts the first ``python3`` on
-the path as its worker unless told otherwise; nothing of that is left to chance here. Inside ``spark-submit`` the master
-and the memory are those that it was given.
+the path as its worker by default; nothing of this is left to chance here. Inside ``spark-submit`` its own master and
+memory settings apply. Inside ``spark-submit`` the master and the memory are those that it was given.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from pyspark.sql import SparkSession
 
 
 def is_alive(spark: SparkSession) -> bool:
-    """Whether the driver's JVM is there and its context not stopped. Blocks for a call into the JVM."""
+    """Return whether the driver's JVM lives and its context is not stopped.
+
+    Blocks for a call into the JVM.
+    """
     try:
         return not spark.sparkContext._jsc.sc().isStopped()
     except (Py4JError, OSError, AttributeError):  # no answer; no connection; stopped by this side
@@ -37,7 +40,7 @@ def is_alive(spark: SparkSession) -> bool:
 
 LOOPBACK: Final = "127.0.0.1"
 TASK_ATTEMPTS: Final = 4
-"""Spark's default on a cluster. A local master tries once unless told: one lost connection would end a run."""
+"""Spark's default on a cluster. A local master tries once by default: one lost connection would abort a run."""
 ROWS_PER_BATCH: Final = 10_000
 _GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
 
@@ -51,11 +54,11 @@ class SessionSettings:
     app_name: str = "bkheal-audit"
     is_ui_enabled: bool = False
     ui_host: str = LOOPBACK
-    """Address that the UI listens on, with a local master; elsewhere Spark's own settings say it."""
+    """Address of the UI, with a local master; elsewhere Spark's own settings apply."""
     driver_memory: str = "1g"
     """Java heap of the driver, which in local mode is all there is. Ignored inside ``spark-submit``."""
     shuffle_partitions: int | None = None
-    """Default: 4 in local mode, where more only cost time; Spark's own elsewhere."""
+    """Default: 4 in local mode, because more only cost time; Spark's own elsewhere."""
     extra: tuple[tuple[str, str], ...] = ()
     """Any other Spark settings; they win."""
 
@@ -83,7 +86,7 @@ def spark_session(settings: SessionSettings | None = None) -> Iterator[SparkSess
 
 
 def _in_thread(start: Callable[[], SparkSession]) -> SparkSession:
-    """In the main thread Spark would install a handler of Ctrl-C that breaks whatever call to the JVM is under way."""
+    """In the main thread Spark would install a handler of Ctrl-C that breaks any running call to the JVM."""
     future: Future[SparkSession] = Future()
 
     def run() -> None:
@@ -117,8 +120,8 @@ def spark_conf(settings: SessionSettings, log_settings_path: str) -> Mapping[str
     if not _is_submitted():
         conf["spark.master"] = _with_retries(settings.master or "local[*]")
         conf["spark.driver.memory"] = settings.driver_memory
-        # An audit is over before the optimizing compiler pays for itself: without it a first run takes two thirds of
-        # the processor time, and later runs no more.
+        # An audit ends before the optimizing compiler pays for itself: without it a first run takes two thirds of the
+        # processor time, and later runs no more.
         conf["spark.driver.extraJavaOptions"] = (
             f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{log_settings_path}"
         )

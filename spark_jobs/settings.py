@@ -28,7 +28,7 @@ class InvalidSettingError(PermanentError):
 
 
 class ExitCode(enum.IntEnum):
-    """What a one-shot audit tells whoever started it."""
+    """The exit codes of a one-shot audit."""
 
     OK = 0
     FINDINGS = 1
@@ -40,9 +40,9 @@ class ExitCode(enum.IntEnum):
     HELD = 6
     """The mass-loss brake holds: nothing was published, a person has to look."""
     CANCELLED = 7
-    """Somebody cancelled the run. What was marked before stays."""
+    """The run was cancelled. Earlier marks stay. What was marked before stays."""
     INTERNAL = 70
-    """Spark or this program failed; the log says how."""
+    """Spark or this program failed; the log has the cause."""
     BUSY = 75
     """Another run of the same kind is under way; nothing was done."""
     CONFIGURATION = 78
@@ -79,9 +79,9 @@ class AuditSettings:
     worst_ledgers_max: int = 20
     """How many of the worst ledgers the summary names."""
     topology_file: Path | None = None
-    """Placement: where bookies stand; None for what the metadata store says."""
+    """Placement: the locations of bookies; None to read them from the metadata store."""
     placement_policy: PlacementPolicy = STANDARD
-    """Placement: what each write set must span. Strict: also where the topology has no more domains to offer."""
+    """Placement: what each write set must span. Strict: also if the topology has no more domains to offer."""
     mark_misplaced: bool = False
     """Placement: mark what a replacement can improve, as Apache's auditor does with
     ``repairedPlacementPolicyNotAdheringBookieEnabled``: with an empty list of replicas, closed ledgers only."""

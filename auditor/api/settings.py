@@ -33,7 +33,7 @@ class ApiSettings:
     grpc_port: int = 8081
     """0: any free one."""
     tokens_file: Path | None = None
-    """See ``auditor.api.access.tokens``; None: no tokens."""
+    """File of the tokens (``auditor.api.access.tokens``); None: no tokens."""
     allow_anonymous_read: bool = True
     allow_anonymous_write: bool = False
     """Only together with addresses of this machine alone."""

@@ -103,7 +103,7 @@ class BookieIdentity:
 
 
 class BookieService(BookieHandler):
-    """``bookie.wire.handler.BookieHandler`` on a ledger storage. See the module docstring."""
+    """``bookie.wire.handler.BookieHandler`` on a ledger storage."""
 
     def __init__(
         self, storage: LedgerStorage, ledgers: Disk, identity: BookieIdentity, limits: ServiceLimits | None = None

@@ -98,8 +98,8 @@ def _lacking(live: Sequence[str], draining: AbstractSet[str]) -> str:
 def _judged(live: Sequence[str], draining: AbstractSet[str]) -> str:
     """The same with the number of positions that are not live, the fewest copies of an entry, and what is missing.
 
-    Entry n is on the Qw positions from n mod E on. So the write sets that occur are named by their first positions:
-    every one if the end is not known or E entries are there, none in an empty fragment. Then the smallest count, Qw of
+    Entry n is on the Qw positions from n mod E on. So the write sets are named by their first positions: every one if
+    the end is unknown or the fragment has at least E entries, none in an empty fragment. Then the smallest count, Qw of
     none. A write set of all positions is the only one. The last entry is compared before anything is subtracted, so
     that no difference overflows.
     """

@@ -16,7 +16,7 @@ class FindingKind(enum.Enum):
     MISPLACED = "MISPLACED"
     """The copies of some entry of a fragment are closer together than the placement policy allows."""
     UNKNOWN_PLACE = "UNKNOWN_PLACE"
-    """A fragment names a bookie of which the topology says nothing, so its placement was not judged."""
+    """A fragment has a member outside the topology, so its placement was not judged."""
     MISSING_ENTRIES = "MISSING_ENTRIES"
     """A registered bookie lacks entries of a fragment that it should hold."""
     UNREADABLE_METADATA = "UNREADABLE_METADATA"
@@ -30,9 +30,9 @@ FINDING_DDL: Final = """
 """
 """Columns in order. Per kind some are null: an unreadable ledger has no fragment, severity or missing bookie.
 
-``fragment_last_entry_id`` is null where only the writer knows, and below the first entry for an empty fragment.
+``fragment_last_entry_id`` is null if only the writer can determine it, and below the first entry for an empty fragment.
 ``missing_positions`` are ensemble positions, ascending; ``missing`` the bookies there, each once. ``severity`` is a
 name of ``bookie.model.severity.Severity`` and ``severity_rank`` its value: smaller is worse. ``entries`` counts the
-fragment's entries, null where unknown. ``bytes_estimate`` is the payload that has to be copied, from the ledger's mean
+fragment's entries, null if unknown. ``bytes_estimate`` is the payload that has to be copied, from the ledger's mean
 entry size; null unless the ledger is closed.
 """

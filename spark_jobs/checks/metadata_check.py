@@ -1,4 +1,4 @@
-"""The metadata lint: what is wrong with metadata itself, whoever is registered."""
+"""The metadata lint: problems of the metadata itself, independent of the registrations."""
 
 from __future__ import annotations
 

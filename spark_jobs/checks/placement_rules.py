@@ -1,9 +1,8 @@
-"""What the placement check says of one ensemble: a pure function of its members, its write quorum and the topology.
+"""The placement check of one ensemble: a pure function of its members, its write quorum and the topology.
 
 The rule itself is ``bookie.model.spread.adherence``. A policy that asks for more domains than the topology has cannot
-be met by anybody; such an ensemble counts as *as good as possible* when it spans all there are, and is a finding only
-under a strict policy. An ensemble with a bookie of which the topology says nothing is not judged: Apache's default
-rack would make a guess of it.
+be met; such an ensemble counts as *as good as possible* when it spans all of them, and is a finding only under a strict
+policy. An ensemble with a bookie outside the topology is not judged: Apache's default rack would make a guess of it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class PlacementRules:
     def of(
         policy: PlacementPolicy, topology: Topology, bookies: Iterable[BookieId], writable: Iterable[BookieId]
     ) -> PlacementRules:
-        """Rules for a cluster in which ``bookies`` exist, registered or not: an outage moves nobody."""
+        """Rules for a cluster with these ``bookies``, registered or not: an outage moves no copies."""
         places = [where for bookie in bookies if (where := topology.known(bookie)) is not None]
         domains = {level: len({domain(where, level) for where in places}) for level in Level}
         sendable = Topology(dict(topology.locations))  # a read-only view of a mapping cannot be sent to executors

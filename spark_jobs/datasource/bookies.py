@@ -22,7 +22,7 @@ BOOKIES_DDL: Final = "bookie_id string, state string, is_registered boolean, has
 
 
 class BookieSource(DataSource):
-    """See the module docstring. Option: ``metadata_uri``."""
+    """The registered bookies as a data source. Option: ``metadata_uri``."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,8 +1,8 @@
 """Ledger metadata bytes straight into Arrow columns: the inner loop of every scan.
 
 ``bookie.metadata.ledgers.serde`` is the reference. The usual form of metadata takes a shorter way to the same columns
-(see ``usual_metadata``), and property tests hold the two equal. Bytes that cannot be read become a row with an error:
-one damaged ledger never ends a scan.
+(see ``usual_metadata``), and property tests hold the two equal. Unreadable bytes become a row with an error: one
+damaged ledger never stops a scan.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class LedgerColumns:
         return self._batch(arrays, rows)
 
     def take_summary(self) -> pa.RecordBatch:
-        """Return the row of counts that ends a partition; nothing may be added after it."""
+        """Return the row of counts at the end of a partition; nothing may be added after it."""
         nulls = [pa.nulls(1, field.type) for field in LEDGER_FIELDS]
         return self._batch([*nulls, pa.array([self.counts.summary()], SUMMARY_FIELD.type)], 1)
 

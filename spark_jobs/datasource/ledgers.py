@@ -2,9 +2,9 @@
 
     spark.read.format("bk_ledgers").option("metadata_uri", "zk://zk1:2181/ledgers").load()
 
-Each ``load()`` plans anew, and what it returns is read when an action runs: it is not one point in time. A ledger that
-is deleted meanwhile has no row; one whose metadata cannot be read has a row with an ``error``. Filters are not pushed
-down; give a range as ``first_ledger`` and ``last_ledger``.
+Each ``load()`` plans again, and its rows are read when an action runs: they are not a snapshot. A ledger deleted during
+the scan has no row; one with unreadable metadata has a row with an ``error``. Filters are not pushed down; give a range
+as ``first_ledger`` and ``last_ledger``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LedgerPartition(InputPartition):
 
 
 class LedgerSource(DataSource):
-    """See the module docstring. Options: ``spark_jobs.datasource.options``."""
+    """The ledgers of a cluster as a data source. Options: ``spark_jobs.datasource.options``."""
 
     @classmethod
     def name(cls) -> str:
@@ -77,7 +77,7 @@ class LedgerReader(DataSourceReader):
         Raises:
             StoreUnavailableError: no answer; the task fails and Spark repeats it.
         """
-        # Spark reads one partition of its own making where there is none, that is, in an empty cluster.
+        # Spark reads one partition of its own making if there is none, in an empty cluster.
         return read_parents(self._options, partition.parents if isinstance(partition, LedgerPartition) else ())
 
 

@@ -1,7 +1,7 @@
 """Read all ledgers of some metadata nodes as record batches. Core on the store port; runs inside an executor.
 
-Requests are kept ahead of the decoding, a fixed number of them, so memory stays bounded. Any failure of the store ends
-the scan with its error: a partition is read whole or, by Spark, again; never in part (R20).
+Requests are kept ahead of the decoding, a fixed number of them, so memory stays bounded. Any failure of the store
+aborts the scan with its error: a partition is read whole or, by Spark, again; never in part (R20).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEAF_DIGITS: Final = 4
 _DENIED: Final = "access denied: the node's ACL does not let this session read it"
 
 _Chunk = tuple[Sequence[LedgerId], Sequence[bytes | str | None]]
-"""Ids, and for each its bytes, or None if the node is gone, or the reason why it may not be read."""
+"""Ids, and for each its bytes, or None if the node was deleted, or the reason why it may not be read."""
 
 
 async def scan(
@@ -79,7 +79,7 @@ async def _listed(
 ) -> AsyncGenerator[Sequence[LedgerId], None]:
     """Ids to read, in chunks; counts what was listed."""
     tree = LedgerTree(store, cluster)
-    await store.sync(cluster.root)  # this session's server may lag behind the one that the scan was planned on
+    await store.sync(cluster.root)  # this session's server may be older than the one of the plan
     for parent in parents:
         (ids,) = await tree.ids_under_many([parent.path])
         wanted = [ledger_id for ledger_id in ids if options.is_wanted(ledger_id)]

@@ -25,9 +25,9 @@ _Row = tuple[int, list[str] | None, int | None, int | None, bool]
 
 
 class TaskSource(DataSource):
-    """See the module docstring. Options: ``metadata_uri``, ``with_unreadable``.
+    """The under-replication tasks as a data source. Options: ``metadata_uri``, ``with_unreadable``.
 
-    ``ctime_ms`` is null where a task does not say.
+    ``ctime_ms`` is null if a task has none.
     """
 
     @classmethod

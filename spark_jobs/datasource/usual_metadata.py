@@ -1,9 +1,8 @@
 """Ledger metadata as nearly every ledger has it, parsed at the least cost.
 
 The reference decoder builds model objects, which is most of its time. A scan needs only columns, so here a message of
-format 3 is parsed, checked by the same rules (docs/formats.md#metadata-rules), and handed out as it is. Whatever is not
-plainly sound and complete is left to the reference decoder, which also says what is wrong with it; property tests hold
-the two equal.
+format 3 is parsed, checked by the same rules (docs/formats.md#metadata-rules), and handed out as it is. Every other
+message is left to the reference decoder, which also reports its problem; property tests hold the two equal.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _HEAD: Final = re.compile(
     rb"BookieMetadataFormatVersion\t3\n([\x00-\x7f]|[\x80-\xff][\x00-\x7f])"
     rb"\x08([\x01-\x7f])\x10([\x01-\x7f])\x18" + _LONG + rb"\x20" + _LONG + rb"\x28([\x01-\x03])\x32([\x01-\x7f])"
 )
-# No other fragment, but digest type, password, ack quorum; creation time and token, if they are there.
+# No other fragment, but digest type, password, ack quorum; creation time and token, if present.
 _TAIL: Final = re.compile(
     rb"\x38[\x01-\x04]\x42([\x00-\x7f])(.*)\x48([\x00-\x7f])(?:\x50" + _LONG + rb")?(?:\x60" + _LONG + rb")?",
     re.DOTALL,
@@ -94,7 +93,7 @@ _parse: Final[Callable[[bytes], LedgerMetadataFormat]] = LedgerMetadataFormat.Fr
 
 
 def usual_message(data: bytes) -> LedgerMetadataFormat | None:
-    """Return the message in ``data``, or None where the reference decoder has to judge.
+    """Return the message in ``data``, or None if the reference decoder has to judge.
 
     What is returned has every field that Apache and this project write, and sane quorums. Its fragments are not
     checked yet.

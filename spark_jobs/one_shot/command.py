@@ -40,7 +40,7 @@ exit codes:
 
 
 def run_command(argv: Sequence[str] | None = None) -> int:
-    """Run one audit as the arguments say, and return the exit code."""
+    """Run one audit with these arguments, and return the exit code."""
     arguments = _parser().parse_args(argv)
     return guarded_run(lambda: _run(arguments))
 
@@ -95,7 +95,7 @@ def _settings(arguments: argparse.Namespace) -> AuditSettings:
 
 
 def _reporter() -> Progress:
-    """Say on standard error when a phase begins."""
+    """Print the start of each phase on standard error."""
     seen: list[Phase] = []
 
     def report(event: ProgressEvent) -> None:

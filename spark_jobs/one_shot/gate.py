@@ -1,4 +1,4 @@
-"""The gate of a one-shot run: open until something ends the run."""
+"""The gate of a one-shot run: open until the run must stop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIGNAL_BASE = 128
 
 
 class OneShotStoppedError(RunStoppedError):
-    """A one-shot run was ended; ``exit_code`` tells whoever started it how."""
+    """A one-shot run was stopped; ``exit_code`` shows the cause to its caller."""
 
     def __init__(self, reason: str, exit_code: int) -> None:
         super().__init__(reason)
@@ -21,12 +21,12 @@ class OneShotStoppedError(RunStoppedError):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody wanted it to end, by request or by signal."""
+        """True if the stop was requested, by a caller or by a signal."""
         return self.exit_code == ExitCode.CANCELLED or self.exit_code > SIGNAL_BASE
 
 
 class StopGate(Gate):
-    """See ``Gate``. Every method may be called from any thread, and from a signal handler."""
+    """The gate of a one-shot run (``Gate``). Every method may be called from any thread, and from a signal handler."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()

@@ -1,4 +1,4 @@
-"""Beside a one-shot run: the lock of its kind, its record, and a look at whether somebody wants it to end.
+"""Beside a one-shot run: the lock of its kind, its record, and the check for a request to stop it.
 
 All of that lives in a thread with a ZooKeeper session of its own, as the run itself blocks for as long as Spark works.
 If the session is lost, so is the lock, and the run ends (S14).
@@ -38,7 +38,7 @@ class RunKeeper:
     def __init__(
         self, settings: AuditSettings, record: RunRecord, gate: StopGate, clock: Clock, progress: Progress | None = None
     ) -> None:
-        """Nothing is taken yet; ``progress`` is told where the run has to wait."""
+        """Nothing is taken yet; ``progress`` is called if the run has to wait."""
         self._settings = settings
         self._record = record
         self._gate = gate
@@ -76,7 +76,10 @@ class RunKeeper:
         )
 
     def end(self, record: RunRecord, *, is_success: bool) -> None:
-        """Write the record of a run that is over, and release the lock. A store that does not answer is only logged."""
+        """Write the record of a completed run, and release the lock.
+
+        A store that does not answer is only logged.
+        """
         if not self._last.done():
             self._last.set_result((record, is_success))
         self._thread.join(_END_DEADLINE_S)
@@ -132,7 +135,7 @@ class RunKeeper:
                 continue
 
     async def _watch(self, runs: Runs, lease: RunLease) -> tuple[RunRecord, bool]:
-        """Until the run is over."""
+        """Until the end of the run."""
         written, next_write_s = self._record, 0.0
         while not self._last.done():
             if not lease.is_held:

@@ -1,7 +1,9 @@
 """A one-shot run from a command line: the same check as in the service, beside it, under the same lock.
 
-It does not vote for the leadership. One run of a kind goes on at a time, whoever runs it; see ``RunKeeper``. SIGTERM,
-SIGINT and a request to cancel end it within seconds, between two batches of marking, and leave a record and no lock.
+It does not vote for the leadership. One run of a kind is active at a time, in any process; see ``RunKeeper``. SIGTERM,
+SIGINT and a request to cancel stop it within seconds, between two batches of marking, and leave a record and no lock.
+SIGTERM, SIGINT and a request to cancel end it within seconds, between two batches of marking, and leave a record and no
+lock.
 """
 
 from __future__ import annotations
@@ -60,19 +62,19 @@ def run_one_shot(
     ended: Callable[[RunRecord], None] | None = None,
     then: Callable[[SparkSession, AuditResult, Gate], None] | None = None,
 ) -> AuditResult:
-    """Run one check once. In the main thread of a process, it takes over SIGTERM, SIGINT and SIGHUP meanwhile.
+    """Run one check once. In the main thread of a process, it handles SIGTERM, SIGINT and SIGHUP during the run.
 
     Args:
         shot: what to run.
-        progress: told of phases and how far they are.
-        ended: told of the run's record once it is over, however it ended.
+        progress: receives the phases and their progress.
+        ended: receives the run's record after its end, with any result.
         then: called with the result while Spark is still there and the run still holds its lock; what it raises is how
             the run ended.
 
     Raises:
         RunLockedError: a run of this kind is under way.
         OneShotStoppedError: it was cancelled, or its lock was lost.
-        BkhealError: whatever ``run_check`` raises.
+        BkhealError: any error of ``run_check``.
     """
     clock, gate = SystemClock(), StopGate()
     run_id = new_run_id(clock.epoch_ms(), random.SystemRandom())
@@ -98,7 +100,7 @@ def run_one_shot(
         record, is_success = replace(started, state=RunState.FAILED, exit_code=ExitCode.INTERNAL), False
         try:
             with spark_session(shot.session) as spark:
-                take_over()  # Spark's own handler of SIGINT is there by now
+                take_over()  # Spark's own handler of SIGINT is installed by now
                 from spark_jobs.runs.run import run_check
 
                 result = run_check(spark, shot.kind, shot.settings, told, gate=gate, run_id=run_id)

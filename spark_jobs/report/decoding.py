@@ -45,7 +45,7 @@ class DamagedReportError(PermanentError):
 
 
 def is_report(document: object) -> bool:
-    """Whether a JSON document says that it is the summary of an audit."""
+    """Return whether a JSON document is the summary of an audit."""
     return isinstance(document, dict) and (document.get("apiVersion"), document.get("kind")) == (API_VERSION, KIND)
 
 

@@ -50,13 +50,13 @@ class BookieChanges:
 
 @dataclass(frozen=True, slots=True)
 class ReportDiff:
-    """See the module docstring."""
+    """The difference between two runs."""
 
     old: RunSummary
     new: RunSummary
     caveats: tuple[str, ...]
     ledgers: Change | None
-    """None, as with ``unreadable`` and ``severities``, where one of the runs checked nothing."""
+    """None, as with ``unreadable`` and ``severities``, if one of the runs checked nothing."""
     unreadable: Change | None
     severities: Mapping[Severity, Change]
     """Ledgers of each severity that is the worst of some ledger in one of the runs; worst first."""
@@ -117,7 +117,7 @@ def diff(old: RunSummary, new: RunSummary) -> ReportDiff:
 
 
 def has_checked(summary: RunSummary) -> bool:
-    """Whether the numbers of findings mean anything: where the brake held, nothing was checked."""
+    """True if the numbers of findings have a meaning: if the brake held, nothing was checked."""
     return summary.verdict is not Verdict.HELD
 
 

@@ -1,7 +1,7 @@
 """The runs in a report directory: reading them, finding one, and removing the oldest.
 
-A run is a directory with our summary in it, under the run's own id. Anything else in there is somebody else's and is
-left alone, also a directory without a summary: its run may still be under way.
+A run is a directory with our summary in it, under the run's own id. Everything else in there is foreign and is left
+alone, also a directory without a summary: its run may still be active.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 LATEST: Final = "latest"
 _GOING: Final = ".bkheal-pruned-"
-"""Prefix of a directory that is being removed; a crash meanwhile leaves it to the next run."""
+"""Prefix of a directory during its removal; after a crash the next run continues."""
 
 
 class NoSuchReportError(PermanentError):

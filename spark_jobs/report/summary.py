@@ -36,14 +36,14 @@ class Published:
     ledgers: int = 0
     """Ledgers handed to marking."""
     tasks_changed: int = 0
-    """Tasks that were created, or that learned of another missing bookie; the others said it already."""
+    """Tasks that were created or extended by another missing bookie; the others were complete already."""
     ledgers_waiting: int = 0
     """Ledgers with findings whose missing bookies are all within the delay for lost bookies; not marked."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerCounts:
-    """What was read. ``ledgers`` includes the unreadable ones, and not those deleted meanwhile (``vanished``)."""
+    """What was read. ``ledgers`` includes the unreadable ones, and not those deleted during the scan (``vanished``)."""
 
     ledgers: int
     fragments: int
@@ -107,7 +107,7 @@ class WaitingBookie:
     bookie_id: str
     first_seen_down_ms: int
     until_ms: int
-    """When the delay is over."""
+    """The end of the delay."""
     ledgers: int
     """Ledgers with a finding because of it."""
 
@@ -131,20 +131,20 @@ class PlacementCounts:
     as_good_as_possible_fragments: int = 0
     """Fragments that break the policy and span every domain there is; findings only with a strict policy."""
     unknown_fragments: int = 0
-    """Fragments with a bookie of which the topology says nothing: not judged."""
+    """Fragments with a member outside the topology: not judged."""
     unknown_bookies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownAnswers:
-    """A registered bookie that could not tell for some ledgers what it holds."""
+    """A registered bookie with unknown contents for some ledgers."""
 
     bookie_id: str
     status: str
     """Name of ``bookie.wire.port.Status``."""
     ledgers: int
     detail: str = ""
-    """What was said besides, the first time that anything was."""
+    """The first detail beside it."""
 
     @property
     def reason(self) -> str:
@@ -169,9 +169,9 @@ class ReplicaCounts:
     requests: int
     """Lists asked of bookies, and samples of those that cannot list."""
     expected: int
-    """Copies that registered bookies should hold, those of their bookies that could not tell included."""
+    """Copies assigned to registered bookies, including those with an unknown answer."""
     absent: int
-    """Copies that their bookie denies, twice, with the metadata read again in between."""
+    """Copies that their bookie denies, twice, with the metadata read again between the two."""
     unknown: tuple[UnknownAnswers, ...]
     sample: float
     sample_seed: int
@@ -229,7 +229,7 @@ class Verdict(enum.Enum):
     INCOMPLETE = "incomplete"
     """Not every ledger was checked."""
     LOST = "entries lost"
-    """Every bookie that should hold some entry says that it does not."""
+    """Every bookie that should hold some entry denies it."""
     NO_LIVE_COPY = "no live copy"
     """Some entry is on no registered bookie."""
     UNDER_REPLICATED = "under-replicated"
@@ -237,15 +237,15 @@ class Verdict(enum.Enum):
     METADATA_ONLY = "metadata only"
     """Missing bookies are named, and no entry lacks a copy."""
     MISPLACED = "misplaced"
-    """Every copy is there, and some are too close together."""
+    """Every copy exists, and some are too close together."""
     DRAINING = "draining"
-    """Every copy is there, and some are on bookies that are being drained."""
+    """Every copy exists, and some are on bookies that are being drained."""
     CLEAN = "clean"
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """See the module docstring. Times are epoch milliseconds, sizes bytes."""
+    """The summary of a run. Times are epoch milliseconds, sizes bytes."""
 
     run_id: str
     cluster: ClusterName

@@ -95,12 +95,12 @@ def finish(
 ) -> Path:
     """Write everything but the findings, the summary last, and return the summary's path.
 
-    After that the run counts; removing old runs and renewing the index are attempted, and logged where they fail.
+    After that the run counts; removing old runs and renewing the index are best effort, and failures are logged.
 
     Args:
         report_dir: of all runs.
         summary: of this run, whose directory was prepared.
-        topology: where bookies stand, for the page; None: not known.
+        topology: the locations of bookies, for the page; None: unknown.
         kept_max: how many runs to keep directories of, at least 1; None: all.
 
     Raises:
@@ -139,7 +139,7 @@ def _page(report_dir: Path, summary: RunSummary, topology: Topology | None) -> b
 
 
 def _renew_index(report_dir: Path, directory: Path) -> None:
-    """Write the index until it lists what is there: another run may end, and write its own, at the same time."""
+    """Write the index until it lists all runs: another run may end, and write its own, at the same time."""
     try:
         listed = None
         for _ in range(_INDEX_ROUNDS):

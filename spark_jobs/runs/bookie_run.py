@@ -1,9 +1,9 @@
-"""The run of the bookie check: find each fragment that names a lost bookie, and mark it once the delay is over.
+"""The run of the bookie check: find each fragment with a lost bookie, and mark it after the delay.
 
 A bookie that is being drained is not lost, and what names it is marked as well, after all that is lost.
 
-Order is what makes it safe. Metadata is read first and the live bookies after it, so that a bookie which joins
-meanwhile is not taken for lost; a bookie which leaves meanwhile makes the scan run again; and just before anything is
+Order is what makes it safe. Metadata is read first and the live bookies after it, so that a bookie which joins during
+the scan is not taken for lost; a bookie which leaves during it makes the scan run again; and just before anything is
 reported and published the suspects are compared with a fresh listing (R2).
 """
 
@@ -109,7 +109,7 @@ class BookieRun:
         return Outcome(scanned, checked, held)
 
     def _scan(self, before: Bookies) -> tuple[LedgerScan, Scanned]:
-        """Scan until no bookie that some ledger names has left meanwhile: the scan passed over its ledgers."""
+        """Scan until no member of any ledger has left during the scan: the scan passed over its ledgers."""
         for attempt in range(1, SCANS_MAX + 1):
             plan = self._cluster.leaf_parents()
             with self._context.tasks(Phase.SCAN):
@@ -155,7 +155,7 @@ class BookieRun:
             return _Judged(ledgers, report_sink.sums(ledgers))
 
     def _lost_bookies(self, lost: AbstractSet[BookieId]) -> LostBookies:
-        """A dry run notes nothing, so for it a loss that nobody has noted begins now."""
+        """A dry run records nothing, so for it a loss without a record begins now."""
         now_ms = self._context.clock.epoch_ms()
         noted = self._cluster.lost_since(lost, now_ms, is_noted=not self._settings.is_dry_run)
         return LostBookies(noted, self._cluster.lost_bookie_delay_s(), now_ms)

@@ -1,7 +1,7 @@
 """The mass-loss brake (S12, R35): input that no cluster would produce while it lives stops the run.
 
 When all registrations vanish because ZooKeeper blinked, marking every ledger would bury the replicators in work that
-copies healthy data. So an audit that sees such a thing marks nothing, says so, and leaves the decision to a person.
+copies healthy data. So an audit with such input marks nothing, reports this, and leaves the decision to a person. Pure.
 Pure.
 """
 
@@ -17,7 +17,7 @@ MANY_LEDGERS: Final = 100
 def held_because(
     known: Set[str], registered: Set[str], ledgers: int, earlier_ledgers: int | None, missing_share_max: float
 ) -> str | None:
-    """Say why nothing may be published, or return None.
+    """Return the reason why nothing may be published, or None.
 
     Args:
         known: bookies that have a cookie, are registered, or are named in some ledger's metadata.

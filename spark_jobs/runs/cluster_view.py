@@ -77,7 +77,7 @@ class ClusterView:
         return self._runner.run(self._tasks.lost_bookie_delay_s())
 
     def lost_since(self, lost: AbstractSet[BookieId], now_ms: int, *, is_noted: bool) -> Mapping[BookieId, Down]:
-        """Since when each of ``lost`` is down; noted in the store, for the next run, where ``is_noted``."""
+        """The times since when ``lost`` are down; recorded in the store, for the next run, if ``is_noted``."""
         if is_noted:
             return self._runner.run(self._down.reconcile(lost, now_ms))
         noted = self._runner.run(self._down.read())
@@ -89,7 +89,7 @@ class ClusterView:
             self._runner.run(self._down.note_audited(bookie, down.since_ms, audited_ms))
 
     def topology(self, file: Path | None) -> tuple[Topology, str]:
-        """Where bookies stand, from ``file`` or else from the metadata store, and the name of its source.
+        """The locations of bookies, from ``file`` or else from the metadata store, and the name of the source.
 
         Raises:
             InvalidTopologyError: it cannot be read.
@@ -100,7 +100,7 @@ class ClusterView:
         return stored.topology, stored.path or ""
 
     def write_check_time(self, kind: CheckKind, time_ms: int) -> None:
-        """Tell Apache's auditor that a check is done."""
+        """Record a completed check for Apache's auditor."""
         self._runner.run(CheckTimes(self._connection.store, self.cluster).write(kind, time_ms))
 
     async def _bookies(self) -> Bookies:

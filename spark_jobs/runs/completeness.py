@@ -1,7 +1,7 @@
 """Whether a scan saw every ledger it should have seen (S20, R20). Pure.
 
-A scan is planned from the number of children of each metadata node. Whatever was planned must have been listed when
-the node was read, or must be gone for good: deleted ledgers are normal (S15), a listing that is merely short is not.
+A scan is planned from the number of children of each metadata node. Every planned ledger must have been listed when the
+node was read, or must be deleted: deleted ledgers are normal (S15), a listing that is merely short is not.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class ScanTotals:
 
 
 def short_parents(plan: Sequence[LeafParent], totals: ScanTotals) -> list[LeafParent]:
-    """Nodes that listed fewer ledgers than planned. Count them again to tell deleted from unseen."""
+    """Nodes that listed fewer ledgers than planned. Count them again to distinguish deleted from unseen."""
     return [parent for parent in plan if sum(totals.listed.get(parent.path, ())) < parent.planned]
 
 
 def problems(plan: Sequence[LeafParent], totals: ScanTotals, recount: Mapping[str, int]) -> tuple[str, ...]:
-    """Say what is missing from a scan, one sentence each; nothing for a complete one.
+    """Report the missing parts of a scan, one sentence each; nothing for a complete one.
 
     Args:
         plan: what was to be read.

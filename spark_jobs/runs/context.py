@@ -1,4 +1,4 @@
-"""What every kind of run is given: its session, settings and cluster, its gate, and how it tells its progress."""
+"""The input of every kind of run: its session, settings and cluster, its gate, and its progress."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RunContext:
         )
 
     def begin(self, phase: Phase) -> None:
-        """Pass the gate, and say that a phase without Spark jobs begins.
+        """Pass the gate, and report the start of a phase without Spark jobs.
 
         Raises:
             RunStoppedError: from the gate.

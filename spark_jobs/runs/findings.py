@@ -56,8 +56,8 @@ def write_findings(
         ledgers: ``ledgers_found``.
         others: findings of any other kind.
         directory: of the run.
-        waiting_until: bookies within the delay for lost bookies, and its end as text; the detail of a finding of which
-            all missing bookies are among them says so.
+        waiting_until: bookies within the delay for lost bookies, and its end as text; it becomes the detail of a
+            finding whose missing bookies are all among them.
     """
     found = ledgers.selectExpr("inline(found)")
     if waiting_until:

@@ -57,7 +57,7 @@ def scan_ledgers(
         spark: the session.
         settings: of the run.
         plan: the nodes to read.
-        live: ledgers on these bookies alone are counted where they are read and go no further; None: all are kept.
+        live: ledgers on these bookies only are counted in the reader and go no further; None: all are kept.
         ids: lowest and highest ledger id to read; the others count as skipped.
 
     Raises:
@@ -126,15 +126,15 @@ _RAISED: Final = re.compile(rf"\s*(?:[\w.]+\.)?({'|'.join(_KINDS)}): (.*)")
 
 
 def store_error(error: PySparkException) -> AccessDeniedError | StoreUnavailableError | None:
-    """The metadata store's error that a worker ended with; None: it was another one, or none can be told.
+    """The metadata store's error in a worker's traceback; None: it was another one, or it is unknown.
 
-    A traceback names errors in quoted source lines and in errors that led to others, so that a name somewhere in it
-    says nothing: the last line of the form ``Name: text`` does.
+    A traceback names errors in quoted source lines and in earlier errors, so that a name somewhere in it proves
+    nothing: the last line of the form ``Name: text`` does.
     """
     raised = [found for line in str(error).splitlines() if (found := _RAISED.fullmatch(line))]
     return _KINDS[raised[-1][1]](raised[-1][2].strip()) if raised else None
 
 
 def first_line(error: PySparkException) -> str:
-    """The first line of it that says anything."""
+    """Its first meaningful line."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

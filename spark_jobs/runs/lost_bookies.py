@@ -1,8 +1,9 @@
-"""Which lost bookies an audit may act on: those whose delay is over. Pure.
+"""The lost bookies on which an audit may act: those after their delay. Pure. Pure.
 
-Bookies restart, and copying their ledgers meanwhile would be wasted. So a lost bookie is left alone until it has been
-down for the delay, counted from when an auditor first saw it down. Unlike Apache's auditor, which acts at once when two
-are lost, each bookie has its own delay: otherwise a rolling restart in which two are down together would start repair.
+Bookies restart, and copying their ledgers in the meantime would be wasted. So a lost bookie is left alone until it has
+been down for the delay, counted from when an auditor first saw it down. Unlike Apache's auditor, which acts at once
+when two are lost, each bookie has its own delay: otherwise a rolling restart in which two are down together would start
+repair.
 
 Source: ``lostBookieRecoveryDelay``, docs/formats.md#auditor-checks.
 """
@@ -38,7 +39,7 @@ class LostBookies:
 
     @property
     def due(self) -> Mapping[BookieId, Down]:
-        """Noted bookies whose delay is over."""
+        """Recorded bookies after their delay."""
         return {bookie: down for bookie, down in self.noted.items() if bookie not in self.waiting}
 
     def in_report(self, sums: FindingSums) -> tuple[WaitingBookie, ...]:

@@ -73,7 +73,7 @@ class Outcome:
     """Everything of a run but its name."""
 
     scanned: Scanned | None
-    """None where the brake held before anything was read."""
+    """None if the brake held before anything was read."""
     checked: Checked
     held_because: str | None = None
     """Why the brake holds."""
@@ -141,7 +141,7 @@ _OUTCOMES: Final = (
     PublishOutcome.PUBLISHED,
     PublishOutcome.NOTHING_TO_PUBLISH,
 )
-"""What the whole says is what the first of these says that some chunk says."""
+"""The outcome of the whole is the first of these that occurs in some chunk."""
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 It judges by the topology alone and marks nothing, as Apache's (docs/formats.md#auditor-checks): a misplaced ledger has
 every copy it needs, and moving copies costs. With ``mark_misplaced`` it marks, with an empty list of replicas, the
 closed ledgers of which a replacement would bring an ensemble nearer to the policy; Apache's workers move those if they
-are told to, ours find that nothing is missing and delete the mark.
+are configured for it, bkheal's leave them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _UNKNOWN: Final = f"kind = {literal(FindingKind.UNKNOWN_PLACE.value)}"
 
 
 class NoTopologyError(PermanentError):
-    """Nothing says where any bookie stands, so no ensemble can be judged."""
+    """No location of any bookie is known, so no ensemble can be judged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where a run may be paused and stopped: between its phases, chunks and batches, and in the middle of a Spark job."""
+"""The points at which a run may be paused and stopped: between phases, chunks, batches, and inside a Spark job."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from bookie.model.errors import ConflictError
 
 
 class RunStoppedError(ConflictError):
-    """The run must not go on: somebody cancelled it, or whoever ran it is no leader any more. What was marked stays."""
+    """The run must stop: it was cancelled, or its process does not lead any more.
+
+    Existing marks stay.
+    """
 
 
 class Gate(Protocol):
     """Passed before each phase, each chunk of a long phase, and each batch of marking."""
 
     def pass_through(self) -> None:
-        """Return at once, or when a pause is over. Called in the run's own thread; blocks.
+        """Return at once, or at the end of a pause.
+
+        Called in the run's own thread; blocks.
 
         Raises:
-            RunStoppedError: the run must end now; the text says why.
+            RunStoppedError: the run must stop now; the text has the reason.
         """
         ...
 
@@ -49,8 +54,10 @@ class OpenGate(Gate):
 
 
 class Phase(enum.Enum):
-    """Phases of an audit. A bookie check marks before it writes its report, the others after; a scan is repeated when a
-    bookie leaves meanwhile.
+    """Phases of an audit.
+
+    A bookie check marks before it writes its report, the others after; a scan is repeated when a bookie leaves during
+    it.
     """
 
     WAIT = "waiting for the end of another run"

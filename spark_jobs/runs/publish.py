@@ -1,8 +1,8 @@
 """From findings to under-replication tasks, through one gate.
 
-Marking merges with what is marked already and changes nothing where all is said, so a run may be repeated, die half-way
-or run beside another (R21, R22). It only ever adds (S20). While auto-recovery is disabled nothing is published: whoever
-disabled it is at work on the cluster (S7).
+Marking merges with existing marks and changes nothing if they are complete, so a run may be repeated, die half-way or
+run beside another (R21, R22). It only ever adds (S20). While auto-recovery is disabled nothing is published: an
+operator is at work on the cluster (S7).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Publisher:
 
 
 class MarksLedgers(Protocol):
-    """Where ``publish`` sends its batches."""
+    """The receiver of ``publish``'s batches."""
 
     def mark(self, batch: Sequence[Marking]) -> int | None:
         """Mark a batch; None: disabled, nothing done."""
@@ -61,7 +61,7 @@ def publish(
 ) -> Published:
     """Publish ``markings`` in their order, in bounded batches, until all are done or auto-recovery gets disabled.
 
-    A store that stops answering ends it as ``INTERRUPTED``: marking is idempotent, and the next run repeats it.
+    If the store stops answering, the result is ``INTERRUPTED``: marking is idempotent, and the next run repeats it.
 
     Raises:
         RunStoppedError: from ``gate``, which is passed before each batch.

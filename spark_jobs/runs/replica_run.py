@@ -1,12 +1,13 @@
-"""The run of the replicas check: ask every registered bookie whether it holds what the metadata says.
+"""The run of the replicas check: ask every registered bookie for the entries assigned to it by the metadata.
 
 It costs a request per ledger and bookie, so it goes chunk by chunk: read metadata, list the registered bookies, ask,
-report, mark. Between chunks it may be paused; a stop ends a chunk within seconds, and what was marked stays. It leaves
-one core free, so that the run that follows the loss of a bookie begins at once.
+report, mark. Between chunks it may be paused; a stop takes effect within seconds, and existing marks stay. It leaves
+one core free, so that the run after the loss of a bookie starts at once. It leaves one core free, so that the run that
+follows the loss of a bookie begins at once.
 
-A bookie that lacks entries is marked as missing, like one that is gone: a worker asks the registered bookies that a
-task names what they hold, and copies to them what they lack. Nothing is ever marked because of an answer that is not
-a healthy bookie's plain denial (S6).
+A bookie that lacks entries is marked as missing, like a lost one: a worker asks the registered bookies in a task for
+their entries, and copies the missing ones to them. Nothing is ever marked because of an answer that is not a healthy
+bookie's plain denial (S6).
 
 Source: docs/formats.md#auditor-checks.
 """

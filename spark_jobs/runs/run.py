@@ -85,7 +85,7 @@ def run_check(
         spark: the session.
         kind: which check.
         settings: what it does.
-        progress: told of phases and how far they are; see ``Progress``.
+        progress: receives the phases and their progress; see ``Progress``.
         gate: passed before each phase, chunk and batch of marking; None for one that is always open.
         run_id: None for a new one.
         clock: None for the machine's.
@@ -124,7 +124,7 @@ def run_check(
             try:
                 completed(summary)
             except (TransientError, ConflictError, OutcomeUnknownError) as error:
-                # The findings are reported and marked: without the note, somebody checks once more than needed.
+                # The findings are reported and marked: without the record, the next check runs earlier than needed.
                 _log.warning("completion was not noted", extra={"run_id": run_id, "reason": str(error)})
     progress(ProgressEvent(Phase.DONE))
     return AuditResult(run_id, summary, path)
@@ -139,10 +139,10 @@ _Completed = Callable[[RunSummary], None]
 def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Completed]:
     """The run, and what to note in the cluster once it did everything it should.
 
-    Apache's auditor computes its next check of a kind from the time of the last one, so a time is written only where
-    our check does all that Apache's does. The replicas check does (its lists are asked of every closed ledger), and so
-    does the placement check. The all-ledgers check has no counterpart here: it also reads entries back and looks into
-    the last fragments of open ledgers, so its time is never written. The bookie check has no time of Apache's.
+    Apache's auditor computes its next check of a kind from the time of the last one, so a time is written only if our
+    check does all of Apache's. The replicas check does (its lists are asked of every closed ledger), and so does the
+    placement check. The all-ledgers check has no counterpart here: it also reads entries back and looks into the last
+    fragments of open ledgers, so its time is never written. The bookie check has no time of Apache's.
     """
     cluster = context.cluster
     match context.kind:
@@ -159,7 +159,10 @@ def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Complete
 
 
 def _directory(kind: RunKind, settings: AuditSettings, run_id: str) -> tuple[Path, report.ReportDirError | None]:
-    """Where the report goes. A bookie check goes on without one: repair must not wait for the auditor's disk."""
+    """The directory of the report.
+
+    A bookie check continues without one: repair must not wait for the auditor's disk.
+    """
     try:
         return report.prepare(settings.report_dir, run_id), None
     except report.ReportDirError as error:
@@ -170,7 +173,7 @@ def _directory(kind: RunKind, settings: AuditSettings, run_id: str) -> tuple[Pat
 
 
 def _topology(cluster: ClusterView, settings: AuditSettings) -> Topology | None:
-    """Where bookies stand, for the report's page alone: it does without."""
+    """The locations of bookies, for the report's page only: it works without."""
     try:
         return cluster.topology(settings.topology_file)[0]
     except (PermanentError, TransientError) as error:

@@ -30,16 +30,16 @@ def spark_tasks(
 
     Jobs appear under ``group`` and with the phase as description in the Spark UI. Names and the scheduler's pool belong
     to the calling thread, so runs in several threads of one session do not mix: all of them get a fair share of the
-    executors. A callback that raises ends the reporting, not the work.
+    executors. A callback that raises stops the reporting, not the work.
 
     Args:
         spark: the session.
         phase: what the jobs are for.
         group: the run's id, which no other run has.
-        progress: told of the phase and its tasks.
+        progress: receives the phase and its tasks.
         gate: passed first; then asked for a reason to stop, twice a second.
         pool: of Spark's scheduler, shared by all runs of one kind.
-        is_told: False where the caller tells the progress itself.
+        is_told: False if the caller reports the progress itself.
 
     Raises:
         RunStoppedError: from ``gate``; the jobs that ran were cancelled.

@@ -1,4 +1,6 @@
-"""Our findings beside the tasks that are there, ledger by ledger, as tables. Pure functions on DataFrames.
+"""Our findings beside the existing tasks, ledger by ledger, as tables.
+
+Pure functions on DataFrames.
 
 Both sides may hold millions of rows, so they are joined by Spark and only what differs leaves it.
 """
@@ -19,7 +21,7 @@ from spark_jobs.shadow.reasons import Outcome
 COMPARED_DDL: Final = "ledger_id bigint, outcome string, severity string"
 """Columns of ``compared``. ``severity`` is the worst of our findings, null without one."""
 _KINDS: Final = ", ".join(repr(kind.value) for kind in (FindingKind.MISSING_BOOKIE, FindingKind.DRAINED_BOOKIE))
-# A bookie that is being drained is no loss to Apache's auditor, which knows no drains: it counts where nothing is lost.
+# A draining bookie is no loss to Apache's auditor, which has no drains: it counts if nothing is lost.
 _OUTCOME: Final = f"""
     CASE WHEN NOT is_marked THEN {Outcome.ONLY_HERE.value!r}
          WHEN NOT is_found THEN {Outcome.ONLY_THERE.value!r}
@@ -52,8 +54,8 @@ def found_ledgers(findings: DataFrame, draining: AbstractSet[str] = frozenset())
 def compared(found: DataFrame, tasks: DataFrame) -> DataFrame:
     """One row per ledger on either side (``COMPARED_DDL``).
 
-    Both agree where the task names at least the bookies that we found lost: a task may name more, as nobody takes a
-    name out of it.
+    Both agree if the task names at least the bookies lost according to us: a task may name more, because names are
+    never removed from it.
 
     Args:
         found: ``found_ledgers``.

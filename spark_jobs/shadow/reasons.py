@@ -1,8 +1,10 @@
-"""Why our findings and the tasks that are there differ on one ledger, from a second look at it. Pure.
+"""The reason for a difference between our findings and the existing tasks on one ledger, from a second look at it.
 
-What was found and what is marked were read at different moments. So a difference is judged from what is there now, and
-counts only if it is still one. A reason is *explained* where it is what a cluster at work looks like; every other one
-is for a person to look at, and makes the comparison fail.
+Pure.
+
+What was found and what is marked were read at different moments. So a difference is judged by the present state, and
+counts only if it persists. A reason is *explained* if it is normal in a cluster at work; every other one needs a
+person, and makes the comparison fail.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ class Outcome(enum.Enum):
     """How the two sides compare on one ledger."""
 
     AGREE = "agree"
-    """A task is there, and names at least the bookies that we found lost."""
+    """A task exists, and names at least the bookies lost according to us."""
     ONLY_HERE = "only here"
-    """We found it, and nobody has marked it."""
+    """We found it, and it is not marked."""
     ONLY_THERE = "only there"
     """It is marked, and we found nothing."""
     DIFFER = "differ"
@@ -82,10 +84,10 @@ class Around:
     new: AbstractSet[BookieId] = frozenset()
     """Lost bookies that earlier runs saw registered, and that none found lost for long."""
     lost_in_run: AbstractSet[BookieId] = frozenset()
-    """Bookies that the run saw as lost; none where it did not see every ledger."""
+    """Lost bookies of the run; none if it did not see every ledger."""
     is_disabled: bool = False
     leader: str = ""
-    """Name of the auditor that leads; empty: nobody does."""
+    """Name of the leading auditor; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +107,18 @@ class Difference:
     outcome: Outcome
     reason: Reason
     found: tuple[BookieId, ...] = ()
-    """Bookies that the ledger has lost, by id; those that are being drained where it lost none."""
+    """Lost bookies of the ledger, by id; the draining ones if it lost none."""
     marked: tuple[BookieId, ...] | None = None
     """Bookies that the task names, in its order; None: there is no task, or it cannot be read."""
     marked_ms: int | None = None
-    """When it was last marked, epoch milliseconds, where the task says so."""
+    """Time of the last mark, epoch milliseconds, if the task has one."""
 
 
 def judged(first: Outcome, second: Second, around: Around) -> Difference | None:
-    """The difference as it is now; None where there is none any more.
+    """The present difference; None if there is none any more.
 
     Args:
-        first: what the comparison said.
+        first: the result of the comparison.
         second: the ledger, looked at again.
         around: the cluster, looked at again.
     """
@@ -172,7 +174,7 @@ def _undone(
 
 
 def _why_marked(task: Task, members: AbstractSet[BookieId], around: Around) -> Reason:
-    """Why a task is there although every bookie of the ledger is registered, and none of those it names is drained."""
+    """The reason for a task although every bookie of the ledger is registered, and none of those in it is drained."""
     if not task.missing:
         return Reason.PLACEMENT_MARK
     there = members & frozenset(task.missing)

@@ -1,4 +1,6 @@
-"""Shadow mode: a dry run of the bookies check, compared with the tasks that are there. Changes nothing in the cluster.
+"""Shadow mode: a dry run of the bookies check, compared with the existing tasks.
+
+Changes nothing in the cluster.
 
 The run's directory gets one more table, ``shadow.parquet``: one row per ledger on which the two still differ when it is
 looked at again.
@@ -71,7 +73,7 @@ class Shadow:
     differing: Mapping[tuple[Outcome, Reason], int]
     """Ledgers on which they differ."""
     leader: str
-    """Who leads the auditors; empty: nobody."""
+    """The leading auditor; empty: none."""
     is_disabled: bool
     delay_s: int
     rows: tuple[Difference, ...] = field(default=())
@@ -140,9 +142,9 @@ def compare(
         spark: the session that the run used.
         result: of the run, which no brake held.
         settings: of the run.
-        progress: told of the phase.
+        progress: receives the phase.
         gate: passed before each batch.
-        clock: to tell delays by.
+        clock: measures delays.
         rows_max: how many of the ledgers that differ to return.
         settle_s: how long after a loss the other auditor may be under way.
 

@@ -39,13 +39,13 @@ class Loss:
     """What earlier runs saw of a bookie that is lost now, epoch milliseconds; None: no run saw it so."""
 
     since_ms: int | None = None
-    """When the first run of the unbroken row up to now that found it lost was over."""
+    """The end of the first run in the unbroken row of runs that found it lost."""
     seen_ms: int | None = None
     """When the last run that found it registered began: it was lost after that."""
 
 
 def losses(newest_first: Iterable[RunSummary], instance_id: str) -> Mapping[BookieId, Loss]:
-    """What the reports say of each bookie that the newest of them found lost. Pure.
+    """The history in the reports of each bookie lost according to the newest. Pure. Pure.
 
     A dry run leaves no note of when a bookie was first seen down, so the reports of runs before it have to do.
     """
@@ -98,7 +98,7 @@ class SecondLook:
         return self._runner.run(self._around())
 
     def check(self) -> None:
-        """Look at the tree of tasks once, before Spark does: its workers would tell a refusal less well.
+        """Read the tree of tasks once, before Spark does: its workers report a refusal less clearly.
 
         Raises:
             AccessDeniedError: it may not be read.
@@ -185,7 +185,7 @@ def opened_look(
 
     Args:
         uri: of the cluster.
-        clock: to tell delays by.
+        clock: measures delays.
         known: see ``losses``.
         lost_in_run: see ``Around``.
         settle_s: how long after a loss the other auditor may be under way.

@@ -1,4 +1,4 @@
-"""Calls with a bound: an answer that is late is not waited for, and holds up nobody else."""
+"""Calls with a bound: a late answer is not waited for, and delays no other call."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class OneCall(Generic[T]):
 def _settle(future: Future[T], call: Callable[[], T]) -> None:
     try:
         result = call()
-    except Exception as error:  # noqa: BLE001  the boundary: whatever the other side raises is the caller's to show
+    except Exception as error:  # noqa: BLE001  the boundary: any error of the other side is the caller's to show
         future.set_exception(error)
     else:
         future.set_result(result)
 
 
 class Snapshots:
-    """The last known state: asked for anew when it is old and somebody looks, never waited for beyond a deadline."""
+    """The last known state: requested again when it is old and a page is viewed, never waited for beyond a deadline."""
 
     def __init__(self, take: Callable[[], TabState], clock: Clock, age_max_s: float, deadline_s: float) -> None:
         self._take = take
@@ -86,7 +86,7 @@ class Snapshots:
         return self._state, ""
 
     def expire(self) -> None:
-        """Have the next look ask anew: something was just done."""
+        """Request the state again at the next view: an action has just changed it."""
         with self._lock:
             self._is_stale = True
 

@@ -1,4 +1,4 @@
-"""Answers the tab's requests: text in, text out, whatever happens behind it.
+"""Answer the tab's requests: text in, text out, whatever fails inside.
 
 Called in many threads of the JVM's web server at once. It never raises: an error of Python would reach a page of Spark
 as one of Java. Who asked for what is logged by ``bkheal.audit``, refusals included.
@@ -35,7 +35,7 @@ _audit_log = logging.getLogger("bkheal.audit")
 
 _BURST: Final = 10
 _REFUSALS_LOGGED_PER_MINUTE: Final = 60
-"""So that nobody fills the log by being refused."""
+"""So that refused requests cannot fill the log."""
 _STATUS: Final = {
     ActionOutcome.ACCEPTED: 202,
     ActionOutcome.BUSY: 409,
@@ -47,7 +47,7 @@ _LOGGED_MAX: Final = 200
 
 
 class TabFace:
-    """See the module docstring."""
+    """The Python side of the tab."""
 
     def __init__(self, actions: TabActions, settings: TabSettings, clock: Clock, *, key: str, token: str) -> None:
         """Store what is needed.

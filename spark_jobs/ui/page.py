@@ -47,11 +47,11 @@ class PageView:
     """Why this person gets no buttons; empty: they get them."""
     token: str = ""
     last_request: str = ""
-    """What somebody last asked for through this tab, and the answer."""
+    """The last request through this tab, and its answer."""
 
 
 def render_page(view: PageView) -> str:
-    """The content below the navigation bar. Encodable as UTF-8 whatever the values hold."""
+    """The content below the navigation bar. Encodable as UTF-8 for any values."""
     return "\n".join(_parts(view)).encode(errors="replace").decode()
 
 
@@ -141,7 +141,7 @@ def _run_row(view: PageView, run: RunView) -> str:
 
 
 def _state_cell(view: PageView, record: RunRecord) -> str:
-    """State, progress, and buttons: not at the right margin, where Spark lays buttons for scrolling over a page."""
+    """State, progress, and buttons: not at the right margin, because Spark lays buttons for scrolling over a page."""
     if record.state.is_final:
         return _text(record.state.value)
     percent = min(100, 100 * record.done // record.total) if record.total > 0 else 0

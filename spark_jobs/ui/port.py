@@ -1,4 +1,4 @@
-"""What the tab asks of whoever runs audits, and the values that it shows.
+"""The tab's requests to the service, and the values on the page.
 
 All methods are called from threads of the JVM's web server, several at once perhaps, so an implementation is
 thread-safe. It should answer within milliseconds: the tab puts a bound on each call, shows an older state while an
@@ -22,7 +22,7 @@ class Fact:
     label: str
     value: str
     is_bad: bool = False
-    """Shown in red: somebody should look."""
+    """Shown in red: needs attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class KindRow:
     last_success_ms: int = 0
     """When a run last came to a complete end; 0: never, or not known."""
     why_no_next: str = "not scheduled"
-    """Shown in place of the next start where there is none."""
+    """Shown instead of the next start if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run, and where a person finds its report."""
+    """A run, and the address of its report for a person."""
 
     record: RunRecord
     report_url: str = ""
@@ -83,11 +83,11 @@ class ActionOutcome(enum.Enum):
     BUSY = "busy"
     """A run of this kind is under way."""
     REFUSED = "refused"
-    """The state does not allow it: the run is over, or this process does not lead."""
+    """The state does not allow it: the run has ended, or this process does not lead."""
     UNKNOWN = "unknown"
     """There is no such run."""
     UNAVAILABLE = "unavailable"
-    """Whoever should do it does not answer; try again later."""
+    """The service does not answer; try again later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class ActionResult:
 
 
 class TabActions(Protocol):
-    """See the module docstring. ``user`` is empty for an anonymous person; ``address`` is where they called from."""
+    """The actions of the tab. ``user`` is empty for an anonymous person; ``address`` is the address of the request."""
 
     def snapshot(self) -> TabState:
         """The present state."""

@@ -33,12 +33,12 @@ class TabRequest:
     base: str = ""
     """What links must begin with; see ``rules.safe_base``."""
     user: str = ""
-    """As Spark's filters tell; empty: nobody was told."""
+    """From Spark's filters; empty: anonymous."""
     address: str = ""
     may_modify: bool = False
-    """Whether Spark's own modify access list lets this user through. True for nobody as well."""
+    """Whether Spark's own modify access list lets this user through. True for an anonymous user as well."""
     length: int = 0
-    """Bytes of the body; -1: not said beforehand."""
+    """Bytes of the body; -1: unknown in advance."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Those that the Java side passes on, by lower-case name."""
     form: Mapping[str, str] = field(default_factory=dict)

@@ -28,7 +28,7 @@ class Action:
 
 
 class BadActionError(Exception):
-    """The path is one of ours, and what is asked cannot be."""
+    """The path is one of the tab's, and the request is impossible."""
 
 
 def is_action_path(path: str) -> bool:
@@ -40,7 +40,7 @@ def parse_action(request: TabRequest) -> Action:
     """Read the action of a request to an action path.
 
     Raises:
-        BadActionError: no such kind, or a body that is not what it says.
+        BadActionError: no such kind, or a malformed body.
     """
     match = _ON_RUN.fullmatch(request.path)
     if match is not None:

@@ -1,8 +1,8 @@
 """Who may press a button: pure decisions on one request.
 
-Spark protects a page of the UI by its view access list, and nothing else that is served there. So each rule is ours:
-POST alone acts; never a prefetch; buttons switched on; a user whom Spark's modify access list lets through, and not
-nobody unless that is allowed; a request that a page of this very UI made; and our own token.
+Spark protects a page of the UI by its view access list, and nothing else that is served there. So each rule is enforced
+here: POST alone acts; never a prefetch; buttons switched on; a user in Spark's modify access list, and not an anonymous
+one unless this is allowed; a request from a page of this very UI; and our own token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spark_jobs.ui.request import TabRequest
 from spark_jobs.ui.settings import TabSettings
 
 BODY_MAX_BYTES: Final = 4096
-"""A form of ours has some 60 bytes. The Java side reads no more than this."""
+"""The tab's form has some 60 bytes. The Java side reads no more than this."""
 _PREFETCH: Final = ("sec-purpose", "purpose", "x-moz")
 _BASE: Final = re.compile(r"(?:https?://[A-Za-z0-9.:\[\]-]+)?(?:/[A-Za-z0-9._~%-]+)*/?")
 _OWN_SITE: Final = ("same-origin", "none")

@@ -12,22 +12,29 @@ class TabSettings:
     is_trigger_enabled: bool = False
     """Whether the tab has buttons. False: it only shows, and refuses every POST."""
     is_anonymous_allowed: bool = False
-    """Whether somebody whom Spark knows no user name of may press them. Spark's own access lists let such people
-    through, so this is asked separately. Meant for a demo on the loopback interface."""
+    """True if a user without a name in Spark may press them.
+
+    Spark's own access lists admit such users, so this is a separate option. Meant for a demo on the loopback interface.
+    Spark's own access lists let such people through, so this is asked separately. Meant for a demo on the loopback
+    interface.
+    """
     proxy_base: str = ""
-    """Path or URL that a reverse proxy serves the Spark UI at, such as ``/spark/auditor``; empty: what Spark is told
-    by ``spark.ui.proxyBase``, ``APPLICATION_WEB_PROXY_BASE`` or the header ``X-Forwarded-Context``."""
+    """Path or URL of the Spark UI behind a reverse proxy, such as ``/spark/auditor``; empty: from
+    ``spark.ui.proxyBase``, ``APPLICATION_WEB_PROXY_BASE`` or the header ``X-Forwarded-Context``."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names, without port, under which anonymous people may press buttons, besides loopback names and numeric
     addresses. This list is what keeps a web page of a stranger, whose name was made to point at this machine, out."""
     actions_per_minute: int = 30
     """Of all people together; more are refused with 429. Ten may come at once."""
     snapshot_age_max_s: float = 0.5
-    """A state older than this is asked for anew when somebody looks. It bounds what many viewers cost."""
+    """An older state is requested again at the next view.
+
+    It bounds the cost of many viewers.
+    """
     snapshot_deadline_s: float = 1.0
     """How long a page waits for a new state before it shows the last one."""
     action_deadline_s: float = 5.0
-    """How long a button waits for an answer before the page says that none came yet."""
+    """How long a button waits for an answer before the page reports that none came yet."""
     refresh_active_s: int = 2
     """How often a page is loaded again while a run is going."""
     refresh_idle_s: int = 10

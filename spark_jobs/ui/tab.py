@@ -1,8 +1,8 @@
 """Puts the tab into a running Spark UI, and takes it out again. Needs PySpark alone: no JAR, no plugin.
 
 Our Java classes are compiled by Janino, which Spark ships, inside the driver's JVM; they call two Python functions
-through the callback server of the bridge. Where any of that is not to be had (the UI is off, Spark Connect, no Janino,
-the place is taken) one warning is logged and work goes on without the tab.
+through the callback server of the bridge. If any of this is unavailable (the UI is off, Spark Connect, no Janino, the
+path is taken) one warning is logged and work continues without the tab.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REASON_MAX: Final = 500
 
 
 class _NoTabError(Exception):
-    """The tab cannot be had here; the text says why."""
+    """The tab is unavailable; the text has the reason."""
 
 
 @dataclass(slots=True)
@@ -39,14 +39,17 @@ class AttachedTab:
     """The tab in a Spark UI, or the reason why there is none."""
 
     url: str = ""
-    """Where it is; empty: it is not attached."""
+    """Its address; empty: not attached."""
     why_not: str = ""
     _java: Any = field(default=None, repr=False)
     _callbacks: tuple[object, ...] = field(default=(), repr=False)
     """Kept alive here: the JVM calls them."""
 
     def detach(self) -> None:
-        """Take the tab out. Do it before Spark stops, or its page calls a bridge that is gone. May be called again."""
+        """Take the tab out.
+
+        Do it before Spark stops, or its page calls a dead bridge. May be called again.
+        """
         java, self._java = self._java, None
         if java is None:
             return

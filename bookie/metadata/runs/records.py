@@ -1,4 +1,4 @@
-"""Audit runs in the store, and what became of each, under ``/bkheal/runs/<root>``. See ``run_locks`` and ``run_notes``.
+"""Audit runs in the store, and the result of each, under ``/bkheal/runs/<root>``. Beside them: ``locks`` and ``notes``.
 
 ``records/<run_id>`` is one run, kept after its end. It is written by the process of the run, by compare-and-set from
 its own last write; so after another process has declared a run abandoned, its former owner cannot overwrite this.

@@ -43,7 +43,7 @@ class _Unread:
 
 
 class ConfigWatch:
-    """One process's look at its file. See the module docstring."""
+    """One process's look at its file."""
 
     def __init__(self, source: ConfigSource, apply: Apply, clock: Clock) -> None:
         """Only stores.

@@ -52,7 +52,7 @@ _ANSWERED_POLL: Final = frozenset((Status.OK, Status.NO_ENTRY))
 
 
 class Answering:
-    """Answers the requests of every connection of one listener. See the module docstring."""
+    """Answers the requests of every connection of one listener."""
 
     def __init__(self, handler: BookieHandler, clock: Clock) -> None:
         self._handler = handler

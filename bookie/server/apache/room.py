@@ -18,7 +18,7 @@ Ask = Callable[[], None]
 
 
 class Room:
-    """Room of one kind. See the module docstring."""
+    """Room of one kind."""
 
     def __init__(self, bytes_max: int) -> None:
         self.held = 0

@@ -111,7 +111,7 @@ class _PassEndedError(Exception):
 
 
 class Collector:
-    """The collector of one bookie. See the module docstring."""
+    """The collector of one bookie."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Ask bookies which entries they have, and compare that with what the metadata says they should have.
+"""Ask bookies for their entries, and compare the answers with the metadata.
 
 ``expected`` and ``verdict`` are pure, ``asking`` sends the requests, ``task`` runs inside a Spark executor.
 """

@@ -2,7 +2,7 @@
 
 A denial is never believed at once (S13). The ledger may have been deleted or moved since its metadata was read, so the
 metadata is read again, and then the bookies that deny something are asked again: what they should hold by the newer
-metadata and deny twice is absent. Everything else that goes wrong with a bookie is unknown, and said to be (S6).
+metadata and deny twice is absent. Every other failure of a bookie is unknown, and reported as such (S6).
 
 A bookie that cannot list (Apache's with DbLedgerStorage) is asked for the first and the last entry of each of its
 positions, as Apache's own check does by default (docs/formats.md#sampling): what it serves of these stands for what
@@ -47,26 +47,26 @@ _SURE: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY})
 """Answers of a healthy bookie: what they do not list is not there."""
 _NOTHING: Final = EntryRuns(())
 _LISTS: Final = _SURE | {Status.LIMBO}
-"""Answers whose list counts. What a bookie in limbo lists it has, and what it does not list it cannot tell."""
+"""Answers whose list counts. A bookie in limbo has the entries in its list; about the others it has no knowledge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one bookie said of a ledger."""
+    """One bookie's answer about a ledger."""
 
     status: Status
     entries: EntryRuns = _NOTHING
     """What it lists; of one that was sampled everything that its sample does not rule out."""
     is_sampled: bool = False
     detail: str = ""
-    """In its own words, or the transport's, why it could not tell."""
+    """Its own reason for an unknown answer, or the transport's."""
 
 
 class ReadsLedgers(Protocol):
     """The part of ``LedgerStore`` that is needed."""
 
     async def current(self, ledger_id: LedgerId) -> Versioned | None:
-        """See ``LedgerStore.current``."""
+        """The current metadata of ledgers."""
         ...
 
 
@@ -78,15 +78,15 @@ class Answers:
     """Ledgers with findings."""
     ledgers: int = 0
     requests: int = 0
-    """Lists, and samples where there is no list."""
+    """Lists, and samples if there is no list."""
     expected: int = 0
     absent: int = 0
     vanished: int = 0
     """Ledgers that a bookie denied and that turned out to be deleted, which is normal (S15)."""
     unknown: defaultdict[tuple[BookieId, str], int] = field(default_factory=lambda: defaultdict(int))
-    """Ledgers by bookie and name of the status with which it could not tell."""
+    """Ledgers by bookie and by the status of an unknown answer."""
     details: dict[tuple[BookieId, str], str] = field(default_factory=dict)
-    """What was said besides the status, the first time that anything was."""
+    """The first detail beside the status."""
     sampled: defaultdict[BookieId, int] = field(default_factory=lambda: defaultdict(int))
     """Ledgers by bookie of which it served a sample and has no list."""
 

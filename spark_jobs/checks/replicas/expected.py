@@ -1,4 +1,4 @@
-"""What the metadata of a ledger says that bookies hold, as far as that is settled. Pure.
+"""The entries of each bookie according to a ledger's metadata, as far as they are settled. Pure. Pure.
 
 Only fragments that can never change again count (S2, S19): all of a closed ledger, and of any other those before its
 last two. The last one belongs to its writer, and the end of the one before it may not be confirmed yet.
@@ -73,7 +73,7 @@ class SettledLedger:
         return sorted(ends)
 
     def everything_but(self, missing: Iterable[EntryId]) -> EntryRuns:
-        """All entries of the settled part without ``missing`` (ascending), whoever stores them."""
+        """All entries of the settled part without ``missing`` (ascending), on any bookie."""
         runs: list[tuple[int, int]] = []
         gaps = iter([*missing, None])
         gap = next(gaps)

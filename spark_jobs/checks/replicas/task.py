@@ -34,7 +34,7 @@ COUNTS_DDL: Final = """
                   unknown: array<struct<bookie_id: string, status: string, ledgers: bigint, detail: string>>,
                   sampled: array<struct<bookie_id: string, ledgers: bigint>>>
 """
-"""Column of the row that ends a task's output; null in rows of findings, which are null in that row."""
+"""Column of the last row of a task's output; null in rows of findings, which are null in that row."""
 _FINDING_FIELDS: Final = [
     ("kind", pa.string()),
     ("ledger_id", pa.int64()),
@@ -75,7 +75,7 @@ class TaskSettings:
     registered: frozenset[BookieId]
     """Listed after the metadata was read."""
     security: SecurityFiles
-    """Files that are there on every executor."""
+    """Files present on every executor."""
 
 
 def asking(settings: TaskSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

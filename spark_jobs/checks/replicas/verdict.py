@@ -1,8 +1,8 @@
-"""The verdict on a ledger, from what its bookies say they hold. Pure.
+"""The verdict on a ledger, from the answers of its bookies. Pure. Pure.
 
 Of each entry that some bookie denies, its other copies are counted. A bookie that lists an entry holds it. A registered
-one that cannot tell counts as holding it (S6: unknown is never absent), and one that is not registered as a copy that
-may come back, which is how the bookie check counts. ``LOST`` needs every single holder to deny the entry (S13).
+one with an unknown answer counts as holding it (S6: unknown is never absent), and an unregistered one as a copy that
+may return, as in the bookie check. ``LOST`` needs every single holder to deny the entry (S13).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOTHING: Final = EntryRuns(())
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What one bookie says of a ledger."""
+    """One bookie's answer about a ledger."""
 
     entries: EntryRuns = _NOTHING
     """What it lists."""
@@ -134,7 +134,7 @@ class _Fragment:
                     yield self._level(absent, away)
 
     def _stretches(self) -> Iterator[tuple[int, int]]:
-        """The fragment, cut where what some member lists begins or ends."""
+        """The fragment, cut at the start and end of each member's list."""
         first, last = self.fragment.first, self.fragment.last
         cuts = {first, last + 1}
         for bookie in dict.fromkeys(self.fragment.members):

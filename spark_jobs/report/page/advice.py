@@ -37,7 +37,7 @@ def environment(summary: RunSummary) -> str:
 
 
 def next_steps(summary: RunSummary) -> tuple[Step, ...]:
-    """What to do now, in order; empty where nothing needs doing."""
+    """The next actions, in order; empty if there are none."""
     if summary.held_because is not None:
         return tuple(_after_brake(summary))
     return (
@@ -179,7 +179,7 @@ def _ledgers(summary: RunSummary, severity: Severity) -> int:
 
 
 def _missing(summary: RunSummary) -> list[str]:
-    """Bookies that are gone; those that ledgers name come first, and alone where there are any."""
+    """Missing bookies; those in the metadata of ledgers come first, and alone if there are any."""
     gone = [bookie for bookie in summary.bookies if bookie.state is BookieState.UNREGISTERED]
     return [bookie.bookie_id for bookie in gone if bookie.ledgers] or [bookie.bookie_id for bookie in gone]
 

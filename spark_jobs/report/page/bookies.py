@@ -66,12 +66,12 @@ class RackRow:
 
 
 def has_holdings(summary: RunSummary) -> bool:
-    """Whether the run knows what bookies hold: not where the brake held before ledgers were read."""
+    """True if the run has the contents of bookies: not if the brake held before ledgers were read."""
     return summary.held_because is None or summary.counts.ledgers > 0
 
 
 def _mark(bookie: BookieCount, is_held_known: bool) -> str:
-    """Which sign a bookie gets. One that is gone and that no ledger names is not lost: nothing depends on it."""
+    """Which sign a bookie gets. A missing one outside of all metadata is not lost: nothing depends on it."""
     match bookie.state:
         case BookieState.WRITABLE:
             return "up"
@@ -125,7 +125,7 @@ def listed(rows: Sequence[BookieRow]) -> tuple[BookieRow, ...]:
 
 
 def rack_rows(rows: Sequence[BookieRow]) -> tuple[RackRow, ...]:
-    """Bookies by rack, in the order of their names; one row of all where no rack is known."""
+    """Bookies by rack, in the order of their names; one row of all if no rack is known."""
     groups: dict[str, list[BookieRow]] = defaultdict(list)
     for row in rows:
         groups[row.rack].append(row)

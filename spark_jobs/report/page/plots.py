@@ -66,7 +66,7 @@ class LineChart:
 
     dots: tuple[Dot, ...]
     held: tuple[float, ...]
-    """Where on the x axis the brake held a run."""
+    """The places on the x axis at which the brake held a run."""
     line: str
     """Points of the line, as SVG writes them."""
     line_serious: str
@@ -140,7 +140,7 @@ def _dot(point: TrendPoint, x: float, top: int) -> Dot:
 
 
 def _days(points: Sequence[TrendPoint], x_of: Sequence[float]) -> tuple[Tick, ...]:
-    """When the first and the last run were: with the hour where they are less than two days apart."""
+    """The times of the first and the last run: with the hour if they are less than two days apart."""
     first, last = points[0].finished_ms, points[-1].finished_ms
     pattern = "%d %b %H:%M" if last - first < 2 * 86_400_000 else "%d %b %Y"
     return tuple(

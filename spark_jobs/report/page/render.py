@@ -114,7 +114,10 @@ def _environment() -> Environment:
 
 
 def _shown(value: object) -> object:
-    """What a template prints of a value: nobody else's control characters. It is escaped after this."""
+    """The printed form of a value in a template: without control characters from outside.
+
+    It is escaped after this.
+    """
     if value is None:
         raise TypeError("a template printed an empty value")
     return report_text.plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -24,7 +24,7 @@ _USUAL: Final = {
     RunKind.PLACEMENT: (Severity.MISPLACED,),
     RunKind.REPLICAS: (Severity.LOST, Severity.CRITICAL, Severity.BELOW_ACK_QUORUM, Severity.BELOW_WRITE_QUORUM),
 }
-"""Severities that a check looks for: shown also where nothing was found."""
+"""Severities that a check looks for: shown also without findings."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class PageView:
-    """See the module docstring."""
+    """The content of the report page."""
 
     title: str
     kind: str
@@ -94,7 +94,7 @@ def page_view(
         run: what the page is about.
         previous: the run to compare with, of the same check and cluster.
         trend: runs up to and with this one, the oldest first.
-        topology: where bookies stand; None or empty: not known.
+        topology: the locations of bookies; None or empty: unknown.
     """
     compared = None if previous is None else diff(previous, run)
     steps = next_steps(run)

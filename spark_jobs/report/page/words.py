@@ -1,4 +1,4 @@
-"""What a report says in plain words: the headline of a run, and the meaning of each severity. Pure."""
+"""The texts of a report: the headline of a run, and the meaning of each severity. Pure. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Headline:
 
 
 def headline(summary: RunSummary) -> Headline:
-    """Say what a run found, and what that means for the data."""
+    """Describe the findings of a run, and their meaning for the data."""
     match summary.verdict:
         case Verdict.HELD:
             return Headline(
