@@ -61,6 +61,8 @@ _GONE_AT_A_TIME: Final = 20_000
 """Ledgers that wait together for their second look."""
 _RELEASE_S: Final = 30.0
 """How long the release of a lock is tried before it is left to the end of the session."""
+_SETTLE_PAUSE_S: Final = 30.0
+"""Between two attempts to release a lock whose release had no answer."""
 _RELEASE_WHEN_STOPPING_S: Final = 1.0
 _LOST: Final = "the session ended"
 
@@ -134,17 +136,25 @@ class Collector:
         self._rng = rng
         self._settings = settings or CollectorSettings()
         self._epoch = 0
-        self._unsettled: set[LedgerId] = set()
-        """Ledgers whose lock may remain, because an answer was lost."""
+        self._unsettled: dict[LedgerId, HeldLock | None] = {}
+        """Ledgers whose lock may remain, because an answer was lost; None if the lock itself had no answer."""
 
     async def run(self, on_pass: Callable[[CollectorReport], None] | None = None) -> None:
         """Pass after pass; ends by cancellation alone. ``on_pass`` receives the result of each."""
         while True:
             # Bookies that were started together shall not ask all at once for ever.
-            await self._clock.sleep(self._settings.interval_s * self._rng.uniform(1.0, 1.1))
+            await self._rest(self._settings.interval_s * self._rng.uniform(1.0, 1.1))
             report = await self.run_pass()
             if on_pass is not None:
                 on_pass(report)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait for the next pass. Release remaining locks before it: each keeps repair off a ledger."""
+        end_s = self._clock.monotonic_s() + seconds
+        while (left_s := end_s - self._clock.monotonic_s()) > 0:
+            await self._clock.sleep(min(left_s, _SETTLE_PAUSE_S) if self._unsettled else left_s)
+            with suppress(BkhealError):  # the store does not answer; the next round tries again
+                await self._settle_locks()
 
     async def run_pass(self) -> CollectorReport:
         """One pass and the compaction after it.
@@ -216,12 +226,13 @@ class Collector:
             after = page[-1]
 
     async def _collect_surplus(self, ledger_id: LedgerId, report: CollectorReport) -> None:
-        self._unsettled.add(ledger_id)
+        self._unsettled[ledger_id] = None
         held = await self._tasks.lock_alone(ledger_id, self._bookie)
         if held is None:
-            self._unsettled.discard(ledger_id)
+            del self._unsettled[ledger_id]
             report.locked += 1
             return
+        self._unsettled[ledger_id] = held
         mark = self._storage.mark(ledger_id)
         try:
             if not await self._is_proved_surplus(ledger_id):
@@ -247,18 +258,19 @@ class Collector:
                     except (StoreUnavailableError, WriteOutcomeUnknownError):
                         await self._clock.sleep(1.0)
                     else:
-                        self._unsettled.discard(held.ledger_id)
+                        self._unsettled.pop(held.ledger_id, None)
                         return
         except TimeoutError:
-            _log.warning("lock not released, the session's end does it", extra={"ledger_id": held.ledger_id})
+            _log.warning("lock not released, the next pass tries again", extra={"ledger_id": held.ledger_id})
 
     async def _settle_locks(self) -> None:
         """A lock without a known holder would keep every worker from its ledger."""
-        for ledger_id in sorted(self._unsettled):
-            if (held := await self._tasks.lock_alone(ledger_id, self._bookie)) is not None:
+        for ledger_id, known in sorted(self._unsettled.items()):
+            held = known or await self._tasks.lock_alone(ledger_id, self._bookie)
+            if held is not None:
                 await self._release(held)
             else:
-                self._unsettled.discard(ledger_id)
+                del self._unsettled[ledger_id]
 
     async def _is_proved_surplus(self, ledger_id: LedgerId) -> bool:
         current = await self._ledgers.current(ledger_id)

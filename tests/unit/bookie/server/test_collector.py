@@ -484,3 +484,35 @@ async def test_a_collector_that_is_stopped_leaves_no_lock() -> None:
         await asyncio.wait([collecting])
     assert await world.tasks.locked() == frozenset()
     assert len(await world.held(L5)) == 10
+
+
+@pytest.mark.parametrize("is_lock_answered", [True, False], ids=["release", "lock"])
+@in_virtual_time
+async def test_a_lock_outlives_an_outage_of_the_store_by_less_than_a_minute(is_lock_answered: bool) -> None:
+    """A lock that stays for the life of the session keeps every worker off the ledger. Default settings."""
+    world = await World().open(CollectorSettings())
+    await ledger(world, L5, MOVED)
+    await world.tasks.initialize()
+    clock, outage_s = VirtualClock(), 45.0
+    began_s: list[float] = []
+
+    async def outage(operation: str, path: str) -> Fault | None:
+        await asyncio.sleep(0.001)
+        is_last_step = operation == ("delete" if is_lock_answered else "create") and path.endswith("/urL0000000005")
+        if is_last_step and not began_s:
+            began_s.append(clock.monotonic_s())
+            return Fault.LOSE_ANSWER if operation == "create" else Fault.FAIL_BEFORE
+        is_out = began_s and clock.monotonic_s() < began_s[0] + outage_s
+        return Fault.FAIL_BEFORE if is_out else None
+
+    world.store.fault_hook = outage
+    passes = asyncio.create_task(world.collector.run())
+    async with asyncio.timeout(2 * CollectorSettings().interval_s):
+        while not began_s or clock.monotonic_s() < began_s[0] + outage_s - 1:  # noqa: ASYNC110 (virtual time)
+            await asyncio.sleep(0.5)
+    assert await world.tasks.locked() == {L5}, "the outage has left the lock"
+    async with asyncio.timeout(60):
+        while await world.tasks.locked():  # noqa: ASYNC110 (virtual time)
+            await asyncio.sleep(1)
+    passes.cancel()
+    await asyncio.wait([passes])
