@@ -102,10 +102,6 @@ class Topology:
         where = self.locations.get(bookie)
         return where if where is not None else self.locations.get(bookie.rpartition(":")[0])
 
-    def distance(self, first: BookieId, second: BookieId) -> int:
-        """0 for one and the same bookie, 2 within a rack, and 2 more for each level up to what both share."""
-        return 0 if first == second else 2 + hops(self.location_of(first), self.location_of(second))
-
     def distance_from(self, where: Location, bookie: BookieId) -> int:
-        """As ``distance``, from a location outside the topology."""
+        """2 within a rack, and 2 more for each level up to the first common one."""
         return 2 + hops(where, self.location_of(bookie))

@@ -16,15 +16,14 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.metadata.tasks.underreplication import UnderReplication
-from bookie.metadata.uri import MetadataUri, parse_uri
+from bookie.metadata.uri import MetadataUri
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
-from bookie.runtime.clock import Clock, SystemClock
+from bookie.runtime.clock import Clock
 from spark_jobs.connect import CONNECT_TIMEOUT_S, Connection, connected
 from spark_jobs.datasource.ledgers import leaf_parents
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.runs.publish import Marking, Publisher
-from spark_jobs.settings import AuditSettings
 
 
 class ClusterView:
@@ -110,17 +109,6 @@ class ClusterView:
     async def _count_ledgers(self, paths: Sequence[str]) -> Mapping[str, int]:
         listings = await LedgerTree(self._connection.store, self.cluster).ids_under_many(paths)
         return {path: len(ids) for path, ids in zip(paths, listings, strict=True)}
-
-
-def check_cluster(settings: AuditSettings) -> None:
-    """Connect once and look at the cluster's root, to fail early.
-
-    Raises:
-        StoreUnavailableError: no answer from the hosts.
-        NotAClusterError: there is no cluster at the root.
-    """
-    with opened_cluster(parse_uri(settings.metadata_uri), SystemClock(), settings.connect_timeout_s):
-        pass
 
 
 @contextmanager

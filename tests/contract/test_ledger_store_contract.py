@@ -227,8 +227,10 @@ async def test_ledgers_are_listed_in_tree_order_whatever_else_is_there(
         "/922/3372/0368/5477",
     ]
     assert [count for _, count in parents] == [4, 2, 1, 1, 1, 1]
-    assert await ledgers.ids_under(f"{cluster.root}/00/0001") == [10_000, 12_345]
-    assert await ledgers.ids_under(f"{cluster.root}/00/0777") == []
+    assert await ledgers.ids_under_many([f"{cluster.root}/00/0001", f"{cluster.root}/00/0777"]) == [
+        [10_000, 12_345],
+        [],
+    ]
     found = await ledgers.ids_under_many([parent for parent, _ in parents])
     assert [ledger_id for ids in found for ledger_id in ids] == IDS
 

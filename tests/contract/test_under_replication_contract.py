@@ -219,7 +219,7 @@ async def test_task_that_cannot_be_read_is_a_finding_and_stays(
     await tasks.mark_many([(LEDGER, [A]), (LedgerId(1), [A])])
     await store.set(task_path(cluster.root, LEDGER), b"\xff rubbish", ANY_VERSION)
     assert [task.ledger_id for task in await tasks.list()] == [1]
-    [unreadable] = await tasks.unreadable_tasks()
+    [unreadable] = [task for task in await tasks.list_all() if task.ledger_id == LEDGER]
     assert isinstance(unreadable, UnreadableTask)
     assert unreadable.ledger_id == LEDGER
     with pytest.raises(UnreadableTaskError):

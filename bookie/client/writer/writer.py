@@ -101,11 +101,6 @@ class LedgerWriter:
         """Last entry acknowledged to the application; -1 before the first."""
         return self._state.last_add_confirmed
 
-    @property
-    def short_members(self) -> frozenset[BookieId]:
-        """Bookies known to lack an acknowledged entry assigned to them by the metadata; marked for repair."""
-        return frozenset(self._state.short)
-
     async def append(self, payload: bytes) -> EntryId:
         """Append an entry and return its id once ``Qa`` bookies hold it durably.
 

@@ -95,31 +95,6 @@ def decode_cookie(data: bytes) -> Cookie:
         raise InvalidCookieError(f"cookie of layout {int(first)}: {error}") from error
 
 
-def cookie_differences(stored: Cookie, own: Cookie, *, allow_expansion: bool = False) -> tuple[str, ...]:
-    """What keeps ``own`` from being the cookie that was ``stored``; empty if they go together.
-
-    Source: docs/formats.md#cookies.
-
-    Args:
-        stored: the cookie found.
-        own: the cookie of this start.
-        allow_expansion: accept more ledger and index directories than were stored.
-    """
-    pairs = (
-        ("bookie id", stored.bookie_id, own.bookie_id),
-        ("instance id", stored.instance_id or "", own.instance_id or ""),
-        ("journal directories", stored.journal_dirs, own.journal_dirs),
-    )
-    found = [f"{name}: {theirs!r} is stored, {ours!r} given" for name, theirs, ours in pairs if theirs != ours]
-    for name, theirs, ours in (
-        ("ledger directories", stored.ledger_dirs, own.ledger_dirs),
-        ("index directories", stored.index_dirs or stored.ledger_dirs, own.index_dirs or own.ledger_dirs),
-    ):
-        if set(theirs) != set(ours) and not (allow_expansion and set(theirs) <= set(ours)):
-            found.append(f"{name}: {theirs!r} are stored, {ours!r} given")
-    return tuple(found)
-
-
 class CookieStore:
     """The cookies of one cluster."""
 

@@ -288,10 +288,6 @@ class LedgerStore:
         """Paths of the nodes that directly hold ledgers, with the number of their children; see ``LedgerTree``."""
         return await self._tree.leaf_parents()
 
-    async def ids_under(self, parent: str) -> list[LedgerId]:
-        """Ids directly under a leaf parent, ascending; empty if the parent was deleted."""
-        return (await self._tree.ids_under_many([parent]))[0]
-
     async def ids_under_many(self, parents: Sequence[str]) -> list[list[LedgerId]]:
         """Ids directly under each of the leaf parents, in few requests."""
         return await self._tree.ids_under_many(parents)

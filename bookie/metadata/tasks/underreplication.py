@@ -137,20 +137,12 @@ class UnderReplication:
         return await self._marking.mark_many(findings)
 
     async def list(self) -> builtins.list[Task]:
-        """Return every task that can be read, by ledger id; the others are logged (see ``unreadable_tasks``).
+        """Return every task that can be read, by ledger id; the others are logged.
 
         Raises:
             StoreUnavailableError: no answer.
         """
         return [task for task in await self._scan() if isinstance(task, Task)]
-
-    async def unreadable_tasks(self) -> builtins.list[UnreadableTask]:
-        """Return every task that cannot be read, by ledger id.
-
-        Raises:
-            StoreUnavailableError: no answer.
-        """
-        return [task for task in await self._scan() if isinstance(task, UnreadableTask)]
 
     async def list_all(self) -> builtins.list[Task | UnreadableTask]:
         """Return every task, readable or not, by ledger id; gives way to others between parts of a long list.

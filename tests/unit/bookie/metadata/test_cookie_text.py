@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.metadata.bookies.cookies import Cookie, InvalidCookieError, cookie_differences, decode_cookie, encode_cookie
+from bookie.metadata.bookies.cookies import Cookie, InvalidCookieError, decode_cookie, encode_cookie
 from bookie.metadata.runs.check_times import CheckKind, decode_check_time, encode_check_time
 from bookie.metadata.tasks.format import (
     TaskData,
@@ -95,29 +95,6 @@ def test_cookie_is_read_back_as_written(
 ) -> None:
     cookie = Cookie(BookieId("b"), journals, ledgers, instance)
     assert decode_cookie(encode_cookie(cookie)) == cookie
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"bookie_id": BookieId("bk2")}, "bookie id"),
-        ({"instance_id": None}, "instance id"),
-        ({"journal_dirs": ("/other",)}, "journal"),
-        ({"ledger_dirs": ("/other",), "index_dirs": ("/data/led",)}, "ledger"),
-        ({"index_dirs": ("/other",)}, "index"),
-    ],
-)
-def test_cookies_that_do_not_go_together(change: dict[str, object], word: str) -> None:
-    [difference] = cookie_differences(COOKIE, replace(COOKIE, **change))  # type: ignore[arg-type]
-    assert word in difference
-
-
-def test_cookies_that_go_together() -> None:
-    assert cookie_differences(COOKIE, replace(COOKIE, layout=4, index_dirs=("/data/led",))) == ()
-    grown = replace(COOKIE, ledger_dirs=("/data/led", "/data/led2"))
-    assert cookie_differences(COOKIE, grown, allow_expansion=True) == ()
-    assert len(cookie_differences(COOKIE, grown)) == 2
-    assert len(cookie_differences(grown, COOKIE, allow_expansion=True)) == 2
 
 
 def test_task_text_of_other_writers_is_read() -> None:
