@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from bookie.model.errors import BkhealError
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.run import RunKind
 from bookie.model.spread import PlacementPolicy
+from bookie.runtime.user import user_name
 from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.security import SaslMechanism, SecurityFiles
 from spark_jobs.one_shot.run import WAIT_S_MAX, OneShot, exit_code_of, run_one_shot
@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
         RunKind(arguments.kind),
         _settings(arguments),
         SessionSettings(master=arguments.master),
-        getpass.getuser(),
+        user_name(),
         arguments.wait,
     )
     result = run_one_shot(shot, None if arguments.quiet else _reporter())

@@ -69,6 +69,8 @@ class TwinControl:
         self.may_start.set()
         self.leader = "auditor-0:3181"
         self.started = 0
+        self.options: dict[str, Mapping[str, Any]] = {}
+        """Of each run that was started."""
         self.paused_kinds: list[RunKind] = []
         self.changed = asyncio.Condition()
         self._runs: dict[str, RunRecord] = {}
@@ -142,6 +144,7 @@ class TwinControl:
             started_ms=NOW_MS,
             updated_ms=NOW_MS + 1_000,
         )
+        self.options[run.run_id] = options
         await self.put(run)
         return run
 

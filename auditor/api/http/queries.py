@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from auditor.api.problems import InvalidRequestError
+from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.run import RunKind
 
 
@@ -61,18 +63,63 @@ def json_object(body: bytes) -> Mapping[str, Any]:
     return found
 
 
-def run_request(body: bytes) -> tuple[RunKind, bool]:
-    """Read the body that starts a run: its kind, and whether it only reports.
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """The body that starts a run."""
+
+    kind: RunKind
+    is_dry_run: bool = False
+    options: Mapping[str, bool | int | float] = field(default_factory=dict)
+    """Options of this run, by their names in ``AuditSettings``; absent ones have their defaults."""
+
+    def __str__(self) -> str:
+        """The request as text; equal requests have equal texts."""
+        options = (f"{name}={json.dumps(value)}" for name, value in sorted(self.options.items()))
+        return " ".join([self.kind.value, *(["dry run"] if self.is_dry_run else []), *options])
+
+
+RUN_OPTIONS: Final[Mapping[str, RunKind]] = {
+    "mark_misplaced": RunKind.PLACEMENT,
+    "ledger_min": RunKind.REPLICAS,
+    "ledger_max": RunKind.REPLICAS,
+    "sample": RunKind.REPLICAS,
+    "sample_seed": RunKind.REPLICAS,
+}
+"""The options that a request may set, with the kind of check that has them. They only narrow a check, or add marks that
+ask for better placement; the brake and the placement policy are settings of the service."""
+
+
+def run_request(body: bytes) -> StartRequest:
+    """Read the body that starts a run: its kind, whether it only reports, and its options.
 
     Raises:
-        InvalidRequestError: it is not such a body.
+        InvalidRequestError: it is not such a body, or the kind does not have one of the options.
     """
     fields = json_object(body)
-    refuse_unknown(fields, ("kind", "dry_run"), "field")
-    kind, is_dry_run = fields.get("kind"), fields.get("dry_run", False)
+    refuse_unknown(fields, ("kind", "dry_run", *RUN_OPTIONS), "field")
+    kind, is_dry_run = run_kind(fields.get("kind")), fields.get("dry_run", False)
     if not isinstance(is_dry_run, bool):
         raise InvalidRequestError("dry_run must be true or false")
-    return run_kind(kind), is_dry_run
+    options = {name: fields[name] for name in RUN_OPTIONS if name in fields}
+    for name, value in options.items():
+        if RUN_OPTIONS[name] is not kind:
+            raise InvalidRequestError(f"a {kind.value} run has no {name}, only a {RUN_OPTIONS[name].value} run has")
+        _check_option(name, value)
+    if options.get("ledger_min", 0) > options.get("ledger_max", LEDGER_ID_MAX):
+        raise InvalidRequestError("ledger_min must not exceed ledger_max")
+    return StartRequest(kind, is_dry_run, options)
+
+
+def _check_option(name: str, value: object) -> None:
+    if name == "mark_misplaced":
+        if not isinstance(value, bool):
+            raise InvalidRequestError("mark_misplaced must be true or false")
+    elif isinstance(value, bool) or not isinstance(value, (int, float) if name == "sample" else int):
+        raise InvalidRequestError(f"{name} must be a number, not {str(value)[:40]!r}")
+    elif name == "sample" and not 0 < value <= 1:
+        raise InvalidRequestError(f"sample must be more than 0 and at most 1, not {value}")
+    elif name != "sample" and not 0 <= value <= LEDGER_ID_MAX:
+        raise InvalidRequestError(f"{name} must be 0 to {LEDGER_ID_MAX}, not {value}")
 
 
 def run_kind(given: object) -> RunKind:

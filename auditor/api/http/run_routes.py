@@ -10,7 +10,7 @@ from aiohttp import web
 from auditor.api.access.tokens import Role
 from auditor.api.control import Control
 from auditor.api.http.documents import run_document, run_list
-from auditor.api.http.queries import refuse_unknown, run_kind, run_request, whole_number
+from auditor.api.http.queries import StartRequest, refuse_unknown, run_kind, run_request, whole_number
 from auditor.api.http.routes import JSON, Answer, Call, Parameter, Route
 from auditor.api.idempotency import Intents
 from auditor.api.problems import InvalidRequestError
@@ -64,21 +64,20 @@ class RunRoutes:
     async def _start(self, call: Call) -> web.Response:
         if call.request.content_type != JSON:
             raise InvalidRequestError(f"the body must be JSON: send it as Content-Type: {JSON}")
-        kind, is_dry_run = run_request(await call.request.read())
-        call.trail.check = kind.value
-        call.trail.detail = "dry run" if is_dry_run else ""
+        asked = run_request(await call.request.read())
+        call.trail.check = asked.kind.value
+        call.trail.detail = str(asked).removeprefix(asked.kind.value).strip()
         key = call.request.headers.get(_KEY)
         if key is None:
-            return self._started(call, await self._begin(call, kind, is_dry_run=is_dry_run))
+            return self._started(call, await self._begin(call, asked))
 
         begun: list[RunRecord] = []
 
         async def begin() -> str:
-            begun.append(await self._begin(call, kind, is_dry_run=is_dry_run))
+            begun.append(await self._begin(call, asked))
             return begun[0].run_id
 
-        asked = f"{kind.value} {is_dry_run}"
-        run_id, is_replayed = await self._intents.once(call.who.client, key, asked, begin)
+        run_id, is_replayed = await self._intents.once(call.who.client, key, str(asked), begin)
         if not is_replayed:
             return self._started(call, begun[0])
         call.trail.detail = "sent again"
@@ -86,8 +85,10 @@ class RunRoutes:
         response.headers[_REPLAYED] = "true"
         return response
 
-    async def _begin(self, call: Call, kind: RunKind, *, is_dry_run: bool) -> RunRecord:
-        return await self._control.start_run(kind, cause=RunCause.HTTP, owner=call.who.name, is_dry_run=is_dry_run)
+    async def _begin(self, call: Call, asked: StartRequest) -> RunRecord:
+        return await self._control.start_run(
+            asked.kind, cause=RunCause.HTTP, owner=call.who.name, is_dry_run=asked.is_dry_run, options=asked.options
+        )
 
     def _started(self, call: Call, run: RunRecord) -> web.Response:
         call.trail.run_id = run.run_id

@@ -8,6 +8,7 @@ from typing import Any, Final
 from auditor.api.http.documents import API_VERSION
 from auditor.api.operations_port import BookieState, TaskState
 from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.run import RunCause, RunKind, RunState
 from bookie.model.severity import Severity
 
@@ -47,6 +48,7 @@ def _document(kind: str, properties: Mapping[str, Schema]) -> Schema:
     return _fields({"apiVersion": {"const": API_VERSION}, "kind": {"const": kind}, **properties})
 
 
+_LEDGER_ID: Final = {"type": "integer", "minimum": 0, "maximum": LEDGER_ID_MAX}
 _RUN: Final = _fields(
     {
         "run_id": _TEXT,
@@ -161,6 +163,20 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "properties": {
             "kind": _one_of([kind.value for kind in RunKind]),
             "dry_run": {**_TRUTH, "default": False, "description": "Report only, and mark nothing."},
+            "mark_misplaced": {
+                **_TRUTH,
+                "default": False,
+                "description": "Kind placement: mark the ledgers that a replacement would improve.",
+            },
+            "ledger_min": {**_LEDGER_ID, "description": "Kind replicas: lowest ledger id, inclusive."},
+            "ledger_max": {**_LEDGER_ID, "description": "Kind replicas: highest ledger id, inclusive."},
+            "sample": {
+                "type": "number",
+                "exclusiveMinimum": 0,
+                "maximum": 1,
+                "description": "Kind replicas: share of the ledgers, chosen by id.",
+            },
+            "sample_seed": {**_LEDGER_ID, "description": "Kind replicas: which sample; absent: a new one."},
         },
         "required": ["kind"],
         "additionalProperties": False,

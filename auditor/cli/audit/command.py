@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, m
 from bookie.model.errors import BkhealError
 from bookie.model.run import RunKind, RunRecord
 from bookie.runtime.configuration.settings import ConfigurationError
+from bookie.runtime.user import user_name
 from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.security import SaslMechanism
 
@@ -123,6 +123,8 @@ def run(
     at: opt.AtOption = None,
     token_file: opt.TokenFileOption = None,
     ca: opt.CaOption = None,
+    client_cert: opt.ClientCertOption = None,
+    client_key: opt.ClientKeyOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """The command; its help is above."""
@@ -130,10 +132,11 @@ def run(
 
     patience_s = wait_s if wait_s is not None else (WAIT_S_MAX if wait else 0.0)
     if at:
-        services = audit_runs.services(at, token_file, ca)
-        raise typer.Exit(
-            audit_runs.start(services, kind, is_dry_run=dry_run, wait_s=patience_s, is_json=output is OutputFormat.JSON)
-        )
+        options = _sent_options(context, kind)
+        remotes = audit_runs.services(at, token_file, ca, client_cert, client_key)
+        is_json = output is OutputFormat.JSON
+        code = audit_runs.start(remotes, kind, is_dry_run=dry_run, options=options, wait_s=patience_s, is_json=is_json)
+        raise typer.Exit(code)
     settings = _settings(metadata_uri(uri, config), context.params)
     exported = _exporting(metrics_file, pushgateway, cluster_name)
     with _scraped(kind, http_port, http_host) as told:
@@ -148,6 +151,35 @@ app.command("pause")(audit_runs.pause)
 app.command("resume")(audit_runs.resume)
 
 
+_OF_THIS_SIDE: Final = frozenset(
+    {"kind", "dry_run", "wait", "wait_s", "at", "token_file", "ca", "client_cert", "client_key", "output"}
+)
+"""Options of ``run`` that keep their meaning with ``--at``, besides those of the run itself."""
+
+
+def _sent_options(context: typer.Context, kind: RunKind) -> dict[str, bool | int | float]:
+    """The options to send to a service.
+
+    Raises:
+        typer.BadParameter: a flag was given that cannot be sent, or that this kind of run does not have.
+    """
+    from auditor.api.http.queries import RUN_OPTIONS
+
+    flags = {str(parameter.name): parameter.opts[0] for parameter in context.command.params}
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    by_source = {name: "" if source is None else source.name for name, source in sources.items()}
+    given = {name for name, source in by_source.items() if source == "COMMANDLINE"}
+    if lost := sorted(flags[name] for name in given - _OF_THIS_SIDE - RUN_OPTIONS.keys()):
+        raise typer.BadParameter(
+            f"{', '.join(lost)} cannot be sent with --at: the service has its own settings. Leave it out, or run the "
+            "audit here without --at"
+        )
+    if wrong := sorted(flags[name] for name in given & RUN_OPTIONS.keys() if RUN_OPTIONS[name] is not kind):
+        raise typer.BadParameter(f"a run of kind {kind.value} has no {', '.join(wrong)}")
+    chosen = {name for name, source in by_source.items() if source != "DEFAULT"}
+    return {name: context.params[name] for name in RUN_OPTIONS if name in chosen and RUN_OPTIONS[name] is kind}
+
+
 def _settings(uri: str, given: Options) -> AuditSettings:
     try:
         return audit_settings(uri, given)
@@ -159,7 +191,7 @@ def _shot(kind: RunKind, settings: AuditSettings, *, master: str | None, wait_s:
     from spark_jobs.one_shot.run import OneShot
     from spark_jobs.session import SessionSettings
 
-    return OneShot(kind, settings, SessionSettings(master=master), getpass.getuser(), wait_s)
+    return OneShot(kind, settings, SessionSettings(master=master), user_name(), wait_s)
 
 
 def _exporting(file: Path | None, gateway: str | None, cluster_name: str) -> Callable[[RunRecord], None]:
@@ -234,4 +266,4 @@ def _refuse_options(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             flag = f"--{name.replace('_', '-')}"
-            raise typer.BadParameter(f"write {flag} behind `{context.invoked_subcommand}`, not in front of it")
+            raise typer.BadParameter(f"write {flag} after `{context.invoked_subcommand}`, not before it")

@@ -135,4 +135,16 @@ CaOption: TypeAlias = Annotated[
         "--ca", help="PEM file of who signed the service's certificate.", rich_help_panel=_SERVICE, show_default=False
     ),
 ]
+ClientCertOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="PEM file of a client certificate, if the service requires one.",
+        rich_help_panel=_SERVICE,
+        show_default=False,
+    ),
+]
+ClientKeyOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(help="PEM file of its key.", rich_help_panel=_SERVICE, show_default=False),
+]
 RunIdArgument: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, see `bkheal audit list`.")]

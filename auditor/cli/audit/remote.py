@@ -141,7 +141,10 @@ class Remote:
 
     def runs(self, limit: int = 50) -> Sequence[RemoteRun]:
         """The newest runs first. Raises as ``run``."""
-        return [RemoteRun(item) for item in self._ask("GET", f"/api/v1/runs?limit={limit}")["items"]]
+        items = self._ask("GET", f"/api/v1/runs?limit={limit}").get("items")
+        if not isinstance(items, list):
+            raise self._stranger()
+        return [self._one({"run": item}) for item in items]
 
     def run(self, run_id: str) -> RemoteRun:
         """One run.
@@ -150,27 +153,30 @@ class Remote:
             RemoteUnavailableError: no answer, or not now.
             RemoteRefusedError: no such run, or the token is missing, unknown or not enough.
         """
-        return RemoteRun(self._ask("GET", f"/api/v1/runs/{quote(run_id, safe='')}")["run"])
+        return self._one(self._ask("GET", f"/api/v1/runs/{quote(run_id, safe='')}"))
 
-    def start(self, kind: RunKind, *, is_dry_run: bool = False, key: str) -> RemoteRun:
+    def start(
+        self, kind: RunKind, *, is_dry_run: bool = False, options: Mapping[str, bool | int | float] = {}, key: str
+    ) -> RemoteRun:
         """Begin a run.
 
         Args:
             kind: which check.
             is_dry_run: report only.
+            options: of this run (``auditor.api.http.queries.RUN_OPTIONS``).
             key: new for each intent; sent again with it, the request begins nothing twice.
 
         Raises:
             RemoteBusyError: one of this kind is under way.
             RemoteNotLeaderError, RemoteUnavailableError, RemoteRefusedError: see there.
         """
-        body = {"kind": kind.value, "dry_run": is_dry_run}
-        return RemoteRun(self._ask_leader("POST", "/api/v1/runs", body, {"Idempotency-Key": key})["run"])
+        body = {"kind": kind.value, "dry_run": is_dry_run, **options}
+        return self._one(self._ask_leader("POST", "/api/v1/runs", body, {"Idempotency-Key": key}))
 
     def change(self, run_id: str, state: RunState) -> RemoteRun:
         """Bring a run into ``paused``, ``running`` or ``cancelled``. Raises as ``start``."""
         path = f"/api/v1/runs/{quote(run_id, safe='')}/state/{state.value}"
-        return RemoteRun(self._ask_leader("PUT", path)["run"])
+        return self._one(self._ask_leader("PUT", path))
 
     def wait(
         self,
@@ -210,6 +216,18 @@ class Remote:
             if deadline_s is not None and self._monotonic_s() - started_s >= deadline_s:
                 raise RemoteUnavailableError(f"run {run_id} was not over after {deadline_s:g} s; it goes on")
             self._sleep(poll_s)
+
+    def _one(self, document: Mapping[str, Any]) -> RemoteRun:
+        fields = document.get("run")
+        try:
+            if isinstance(fields, dict) and fields["run_id"] and RunState(fields["state"]) and RunKind(fields["kind"]):
+                return RemoteRun(fields)
+        except (KeyError, ValueError):
+            pass
+        raise self._stranger()
+
+    def _stranger(self) -> RemoteRefusedError:
+        return RemoteRefusedError(f"{self._settings.url} did not answer with a run of ours: is it an auditor?", 200)
 
     def _ask_leader(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] = {}

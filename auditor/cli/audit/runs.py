@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -19,7 +18,9 @@ from auditor.cli.output import OutputFormat, print_error, print_json, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from auditor.cli.running import run as run_to_end
 from bookie.model.run import RunKind, RunRecord, RunState
+from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.human import printable
+from bookie.runtime.user import user_name
 
 if TYPE_CHECKING:
     from auditor.cli.audit.remote import Remote, RemoteRun
@@ -78,13 +79,15 @@ def cancel(
     at: opt.AtOption = None,
     token_file: opt.TokenFileOption = None,
     ca: opt.CaOption = None,
+    client_cert: opt.ClientCertOption = None,
+    client_key: opt.ClientKeyOption = None,
 ) -> None:
     """End a run within seconds, between two batches of marking. What it marked stays.
 
     Without --at the request is left in ZooKeeper for the process of the run, a service or a command.
     """
     if at:
-        _change(at, token_file, ca, run_id, RunState.CANCELLED)
+        _change(services(at, token_file, ca, client_cert, client_key), run_id, RunState.CANCELLED)
         return
     record = run_to_end(_request_cancel(metadata_uri(uri, config), run_id))
     if record is None:
@@ -100,9 +103,11 @@ def pause(
     at: opt.AtOption = None,
     token_file: opt.TokenFileOption = None,
     ca: opt.CaOption = None,
+    client_cert: opt.ClientCertOption = None,
+    client_key: opt.ClientKeyOption = None,
 ) -> None:
     """Hold a run of a service between two chunks, until it is resumed."""
-    _change(at, token_file, ca, run_id, RunState.PAUSED)
+    _change(services(at, token_file, ca, client_cert, client_key), run_id, RunState.PAUSED)
 
 
 def resume(
@@ -110,12 +115,20 @@ def resume(
     at: opt.AtOption = None,
     token_file: opt.TokenFileOption = None,
     ca: opt.CaOption = None,
+    client_cert: opt.ClientCertOption = None,
+    client_key: opt.ClientKeyOption = None,
 ) -> None:
     """Let a paused run of a service go on."""
-    _change(at, token_file, ca, run_id, RunState.RUNNING)
+    _change(services(at, token_file, ca, client_cert, client_key), run_id, RunState.RUNNING)
 
 
-def services(urls: Sequence[str], token_file: Path | None, ca: Path | None) -> list[Remote]:
+def services(
+    urls: Sequence[str] | None,
+    token_file: Path | None,
+    ca: Path | None,
+    client_cert: Path | None = None,
+    client_key: Path | None = None,
+) -> list[Remote]:
     """Clients of the auditors at ``urls``.
 
     Raises:
@@ -123,17 +136,29 @@ def services(urls: Sequence[str], token_file: Path | None, ca: Path | None) -> l
     """
     from auditor.cli.audit.remote import Remote, RemoteSettings, read_token
 
+    if (client_cert is None) != (client_key is None):
+        raise ConfigurationError(["--client-cert and --client-key go together: give both"])
     token = read_token(token_file, os.environ)
-    return [Remote(RemoteSettings(url, token, ca)) for url in urls]
+    return [Remote(RemoteSettings(url, token, ca, client_cert, client_key)) for url in urls or ()]
 
 
-def start(remotes: Sequence[Remote], kind: RunKind, *, is_dry_run: bool, wait_s: float, is_json: bool) -> int:
+def start(
+    remotes: Sequence[Remote],
+    kind: RunKind,
+    *,
+    is_dry_run: bool,
+    options: Mapping[str, bool | int | float],
+    wait_s: float,
+    is_json: bool,
+) -> int:
     """Start a run at the first auditor that can, and return the exit code: of the run, if it is waited for."""
     from auditor.cli.audit.remote import RemoteBusyError
 
     key = uuid.uuid4().hex  # one intent, carried out by either
     try:
-        remote, run = _first(remotes, lambda remote: (remote, remote.start(kind, is_dry_run=is_dry_run, key=key)))
+        remote, run = _first(
+            remotes, lambda remote: (remote, remote.start(kind, is_dry_run=is_dry_run, options=options, key=key))
+        )
     except RemoteBusyError as error:
         print_error(str(error))
         return ExitCode.BUSY
@@ -146,10 +171,10 @@ def start(remotes: Sequence[Remote], kind: RunKind, *, is_dry_run: bool, wait_s:
     return run.exit_code if run.state.is_final else ExitCode.OK
 
 
-def _change(at: Sequence[str] | None, token_file: Path | None, ca: Path | None, run_id: str, state: RunState) -> None:
-    if not at:
+def _change(remotes: Sequence[Remote], run_id: str, state: RunState) -> None:
+    if not remotes:
         raise typer.BadParameter("--at URL is needed: only the service that runs it can do that")
-    run = _first(services(at, token_file, ca), lambda remote: remote.change(run_id, state))
+    run = _first(remotes, lambda remote: remote.change(run_id, state))
     print_line(run.progress())
 
 
@@ -196,5 +221,5 @@ async def _request_cancel(uri: str, run_id: str) -> RunRecord | None:
     async with opened_runs(uri) as runs:
         record = await runs.get(run_id)
         if record is not None and not record.state.is_final:
-            await runs.request_cancel(run_id, getpass.getuser())
+            await runs.request_cancel(run_id, user_name())
         return record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, m
 from bookie.model.errors import BkhealError
 from bookie.model.run import RunKind
 from bookie.runtime.human import printable
+from bookie.runtime.user import user_name
 
 if TYPE_CHECKING:
     from spark_jobs.one_shot.run import OneShot
@@ -84,7 +84,7 @@ def shadow(
     except InvalidSettingError as error:
         raise typer.BadParameter(str(error)) from error
     patience_s = wait_s if wait_s is not None else (WAIT_S_MAX if wait else 0.0)
-    shot = OneShot(RunKind.BOOKIES, settings, SessionSettings(master=master), getpass.getuser(), patience_s)
+    shot = OneShot(RunKind.BOOKIES, settings, SessionSettings(master=master), user_name(), patience_s)
     try:
         result, found = _compared(shot, limit, settle_s)
     except KeyboardInterrupt:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import getpass
-import os
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -17,6 +15,7 @@ from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat, print_error, print_json, print_line
 from bookie.model.ids import BookieId, bookie_id
+from bookie.runtime.user import user_name
 
 if TYPE_CHECKING:
     from bookie.client.connect import ConnectedBookKeeper
@@ -39,11 +38,7 @@ def confirm(question: str, *, is_sure: bool) -> None:
 
 def whoami() -> str:
     """User and host, for people who later ask who did that."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
+    return f"{user_name()}@{socket.gethostname()}"
 
 
 def refuse(reason: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:

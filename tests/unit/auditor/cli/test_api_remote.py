@@ -60,6 +60,14 @@ async def test_start_list_pause_resume_cancel(world: World) -> None:
     assert (await asked(remote.status))["kind"] == "ServiceStatus"
 
 
+async def test_a_sample_starts_a_sample(world: World) -> None:
+    options = {"sample": 0.01, "ledger_max": 1000}
+    begun = await asked(client(world).start, RunKind.REPLICAS, options=options, key="k1")
+    assert world.control.options == {begun.run_id: options}
+    with pytest.raises(RemoteRefusedError, match="placement"):
+        await asked(client(world).start, RunKind.BOOKIES, options={"mark_misplaced": True}, key="k2")
+
+
 async def test_waiting_shows_each_change_and_ends_with_the_run(world: World) -> None:
     remote, loop = client(world), asyncio.get_running_loop()
     run_id = (await asked(remote.start, RunKind.BOOKIES, key="k")).run_id
@@ -144,7 +152,7 @@ def test_nobody_there() -> None:
             Remote(RemoteSettings(f"http://127.0.0.1:{silent.getsockname()[1]}")).status()
 
 
-@pytest.mark.parametrize("body", [b"<html>hello", b"[1]"])
+@pytest.mark.parametrize("body", [b"<html>hello", b"[1]", b"{}", b'{"run": 1}', b'{"items": [{"run_id": "r"}]}'])
 def test_another_server_is_recognised(body: bytes) -> None:
     class Stranger(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -160,7 +168,9 @@ def test_another_server_is_recognised(body: bytes) -> None:
         thread.start()
         try:
             with pytest.raises(RemoteRefusedError, match="is it an auditor"):
-                Remote(RemoteSettings(f"http://127.0.0.1:{server.server_port}")).status()
+                Remote(RemoteSettings(f"http://127.0.0.1:{server.server_port}")).run("r1")
+            with pytest.raises(RemoteRefusedError, match="is it an auditor"):
+                Remote(RemoteSettings(f"http://127.0.0.1:{server.server_port}")).runs()
         finally:
             server.shutdown()
             thread.join(20)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from auditor.cli.audit import command as audit
 from auditor.cli.audit import remote
 from auditor.cli.audit.remote import RemoteBusyError, RemoteRun, RemoteSettings, RemoteUnavailableError
 from bookie.model.run import RunKind, RunState
+from bookie.runtime.user import user_name
 
 
 @dataclass
@@ -27,6 +30,9 @@ class Services:
     started: list[tuple[str, RunKind, bool]] = field(default_factory=list)
     states: list[tuple[str, RunState]] = field(default_factory=list)
     tokens: list[str | None] = field(default_factory=list)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the run that was started last."""
+    client_files: set[tuple[Path | None, Path | None]] = field(default_factory=set)
 
 
 @pytest.fixture
@@ -37,9 +43,11 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Services:
         def __init__(self, settings: RemoteSettings) -> None:
             self.url = settings.url
             found.tokens.append(settings.token)
+            found.client_files.add((settings.cert, settings.key))
 
-        def start(self, kind: RunKind, *, is_dry_run: bool, key: str) -> RemoteRun:
+        def start(self, kind: RunKind, *, is_dry_run: bool, options: Mapping[str, Any], key: str) -> RemoteRun:
             assert key
+            found.options = options
             if self.url in found.down:
                 raise RemoteUnavailableError(f"no answer from {self.url}")
             if found.busy:
@@ -75,6 +83,52 @@ def test_a_run_is_started_by_the_first_service_that_answers(services: Services) 
     assert "running" in result.stdout
 
 
+def test_options_of_a_run_travel_to_the_service(services: Services) -> None:
+    """A sample must not become a check of everything."""
+    at = ("--at", "http://one:1")
+    result = invoke("run", *at, "--kind", "replicas", "--sample", "0.01", "--ledger-max", "1000", "--sample-seed", "7")
+    assert (result.exit_code, services.options) == (0, {"sample": 0.01, "ledger_max": 1000, "sample_seed": 7})
+    assert invoke("run", *at, "--kind", "placement", "--mark-misplaced").exit_code == 0
+    assert services.options == {"mark_misplaced": True}
+    assert invoke("run", *at, "--kind", "replicas").exit_code == 0
+    assert services.options == {}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--missing-share-max", "0.9"),
+        ("--fail-on", "critical"),
+        ("--min-racks", "3"),
+        ("--report-dir", "/reports"),
+        ("--metadata-uri", "zk://h:1/ledgers"),
+        ("--kind", "bookies", "--sample", "0.01"),
+        ("--kind", "replicas", "--mark-misplaced"),
+    ],
+)
+def test_an_option_that_a_service_cannot_take_is_refused_and_nothing_starts(
+    services: Services, arguments: tuple[str, ...]
+) -> None:
+    result = invoke("run", "--at", "http://one:1", *arguments)
+    assert (result.exit_code, services.started) == (2, [])
+    assert arguments[-2 if arguments[-1][0] != "-" else -1] in result.stderr
+
+
+def test_a_client_certificate_is_shown_to_a_service_that_asks_for_one(services: Services) -> None:
+    files = ("--client-cert", "c.pem", "--client-key", "k.pem")
+    assert invoke("run", "--at", "https://one:1", *files).exit_code == 0
+    assert invoke("cancel", "r1", "--at", "https://one:1", *files).exit_code == 0
+    assert services.client_files == {(Path("c.pem"), Path("k.pem"))}
+
+
+def test_a_user_without_a_name_starts_an_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 1234")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    assert user_name() == f"uid {os.getuid()}"
+
+
 def test_a_run_that_is_waited_for_ends_the_command_with_its_code(services: Services) -> None:
     services.ends = 5
     result = invoke("run", "--at", "http://one:1", "--wait", "-o", "json")
@@ -98,7 +152,7 @@ def test_runs_are_paused_resumed_and_cancelled(services: Services) -> None:
     ("arguments", "says"),
     [
         (("pause", "r1"), "--at URL is needed"),
-        (("--dry-run", "list"), "write --dry-run behind"),
+        (("--dry-run", "list"), "write --dry-run after"),
         (("run", "--kind", "everything"), "everything"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--sample", "0"), "not a share"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--ledger-min", "9", "--ledger-max", "8"), "leave no ledger"),

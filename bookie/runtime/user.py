@@ -1,0 +1,14 @@
+"""The name of the user that runs this process."""
+
+from __future__ import annotations
+
+import getpass
+import os
+
+
+def user_name() -> str:
+    """Return the user's name, or ``uid N`` if the user has none, as in many containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
