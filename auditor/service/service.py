@@ -383,7 +383,12 @@ class AuditorService(Control):
         return record.detail or "the run failed"
 
     async def _start_audit(self, cause: RunCause, owner: str) -> None:
-        await self.start_run(RunKind.BOOKIES, cause=cause, owner=owner)
+        try:
+            await self.start_run(RunKind.BOOKIES, cause=cause, owner=owner)
+        except RunBusyError as busy:
+            if cause is RunCause.BOOKIE_LOSS:
+                await self._there().manager.make_way(RunKind.BOOKIES, busy.run_id, "the loss of a bookie")
+            raise
 
     async def _wind_up(self, parts: _Parts, tasks: Sequence[asyncio.Task[Any]]) -> None:
         self._scheduler.stop()

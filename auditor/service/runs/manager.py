@@ -102,6 +102,8 @@ class _Active:
     lease: RunLease
     event: ProgressEvent
     outcome: RunOutcome | None = None
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one write of the record in flight: two at a time would each take the other for another process's."""
 
     def note(self, event: ProgressEvent) -> None:
         """Called in the run's threads; replacing one reference is atomic."""
@@ -195,6 +197,25 @@ class RunManager:
         active.gate.stop(Stop(f"cancelled by {owner}", RunState.CANCELLED))
         self._update(active, detail=f"cancelled by {owner}")
         return active.record
+
+    async def make_way(self, kind: RunKind, busy_run_id: str, reason: str) -> None:
+        """End the run that keeps the reaction to a lost bookie waiting.
+
+        Every run of the kind ends, also a paused one and a dry run, but not a reaction that is active itself. A run of
+        another process is asked to end. Returns without waiting for the end.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: a run of another process could not be asked.
+        """
+        active = next((active for active in self._active.values() if active.record.kind is kind), None)
+        record = await self._runs.get(busy_run_id) if active is None and busy_run_id else None
+        record = active.record if active is not None else record
+        if record is None or record.state.is_final:
+            return
+        if record.cause is RunCause.BOOKIE_LOSS and record.state is not RunState.PAUSED:
+            return
+        _log.warning("run makes way for the reaction to a lost bookie", extra={"run_id": record.run_id})
+        await self.cancel(record.run_id, reason)
 
     async def pause(self, run_id: str, owner: str) -> RunRecord:
         """Pause a run (``Control.pause_run``)."""
@@ -378,7 +399,8 @@ class RunManager:
 
     async def _write(self, active: _Active) -> None:
         try:
-            await self._runs.write(active.record)
+            async with active.writing:
+                await self._runs.write(active.record)
         except RunTakenError as error:
             active.gate.stop(Stop(str(error), RunState.ABANDONED))
 

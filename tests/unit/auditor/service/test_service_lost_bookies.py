@@ -11,7 +11,8 @@ from auditor.service.watch.bookie_watch import SETTLE_SESSIONS
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.layout import cookie_path, disable_path
 from bookie.metadata.nodes import ensure_path
-from bookie.model.run import RunCause, RunKind
+from bookie.metadata.runs.records import Runs
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from tests.worlds.service import BOOKIES, ROOT, SESSION_TIMEOUT_S, World
 from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
 
@@ -174,18 +175,59 @@ async def test_what_stays_away_after_the_brake_is_audited() -> None:
     await world.close()
 
 
+@pytest.mark.parametrize("is_paused", [False, True], ids=["running", "paused"])
+@pytest.mark.parametrize("is_dry_run", [False, True], ids=["marking", "dry"])
 @in_virtual_time
-async def test_a_loss_during_an_audit_is_followed_by_another_directly() -> None:
+async def test_a_loss_waits_for_no_run_of_its_kind(is_dry_run: bool, is_paused: bool) -> None:
+    """Not for a long one, a dry run, or one that somebody has paused and forgotten."""
+    world = await World.create()
+    world.check_s = 5000
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    other = await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=is_dry_run)
+    await asyncio.sleep(50)
+    if is_paused:
+        await auditor.service.pause_run(other.run_id, owner="me")
+    world.check_s = 1
+    await world.down(A)
+    await when(lambda: bool(world.marked), 30)
+    assert world.marked_bookies == [{A}]
+    ended = await auditor.service.run(other.run_id)
+    assert ended.state is RunState.CANCELLED
+    assert "loss of a bookie" in ended.detail
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_loss_asks_a_run_of_another_process_to_end() -> None:
+    world = await World.create()
+    auditor = await world.auditor()
+    await when(lambda: auditor.leads)
+    runs = Runs(world.store(), ROOT)
+    lease = await runs.acquire(RunKind.BOOKIES, "r1", "cron/1")
+    await runs.write(RunRecord("r1", RunKind.BOOKIES, RunCause.COMMAND, "cron", "cron/1", RunState.RUNNING))
+    await world.down(A)
+    async with asyncio.timeout(60):
+        while await runs.cancel_requested_by("r1") is None:  # noqa: ASYNC110 (virtual time)
+            await asyncio.sleep(1)
+    assert world.marked == []
+    await lease.release()
+    await when(lambda: bool(world.marked), 30)
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_second_loss_waits_for_the_reaction_to_the_first() -> None:
     world = await World.create()
     world.check_s = 100
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
-    await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=True)
-    await asyncio.sleep(50)
     await world.down(A)
-    await when(lambda: len(auditor.runner.requests) == 1 and len(auditor.service.status().lost) == 1)
-    await when(lambda: bool(world.marked))
-    assert world.marked_bookies == [{A}]
+    await when(lambda: len(auditor.runner.requests) == 1)
+    await asyncio.sleep(50)
+    await world.down(B)
+    await when(lambda: len(world.marked) == 1)
+    assert [run.state for run in await auditor.service.runs()] == [RunState.DONE]
     await world.close()
 
 
