@@ -357,7 +357,7 @@ class AuditorService(Control):
                 reason = await self._scheduled_run_foiled_by(kind)
                 if reason is None:
                     return
-            except (RunBusyError, NotLeaderError, UnknownRunError) as error:
+            except (NotLeaderError, UnknownRunError) as error:
                 _log.warning("scheduled run skipped", extra={"kind": kind.value, "reason": str(error)})
                 return
             except (TransientError, OutcomeUnknownError) as error:
@@ -375,7 +375,13 @@ class AuditorService(Control):
         if kind in await self._there().runs.paused_kinds():
             _log.info("scheduled run skipped, its kind is paused", extra={"kind": kind.value})
             return None
-        record = await self.start_run(kind, cause=RunCause.SCHEDULE, owner=self._ports.process)
+        while True:
+            try:
+                record = await self.start_run(kind, cause=RunCause.SCHEDULE, owner=self._ports.process)
+                break
+            except RunBusyError as busy:
+                _log.info("scheduled run waits for another one", extra={"kind": kind.value, "reason": str(busy)})
+                await self._there().manager.wait_ended(kind)
         while not record.state.is_final:
             record = await self.wait_changed(record.run_id, record)
         if record.state is not RunState.FAILED or record.exit_code == CONFIGURATION_EXIT:

@@ -307,6 +307,24 @@ async def test_a_schedule_goes_on_across_restarts_without_skipping_or_repeating(
 
 
 @in_virtual_time
+async def test_a_schedule_that_meets_another_run_follows_it_once() -> None:
+    """It is not dropped for a whole period: a week, for a weekly check."""
+    world = await World.create()
+    auditor = await leading(world, bookies_schedule="1h")
+    await when(lambda: len(auditor.counted.ended) == 1, 30)
+    await asyncio.sleep(3000)
+    world.check_s = 1200
+    await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=True)
+    await asyncio.sleep(5)
+    world.check_s = 1
+    await when(lambda: len(auditor.counted.ended) == 3, 1500)
+    assert [run.cause for run in await auditor.service.runs()][:2] == [RunCause.SCHEDULE, RunCause.COMMAND]
+    await asyncio.sleep(1500)
+    assert len(auditor.counted.ended) == 3
+    await world.close()
+
+
+@in_virtual_time
 async def test_a_follower_knows_the_schedules_without_their_times() -> None:
     world = await World.create()
     leader = await leading(world, "a", bookies_schedule=" 1h ", placement_schedule="17 2 * * 0")
