@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
+from auditor.api.http.documents import rfc3339
 from auditor.service.runs.gate import RunGate, Stop
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.runs.election import Leadership
@@ -28,6 +29,8 @@ from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 
 _log = logging.getLogger(__name__)
 
+PAUSE_S: Final = 3600.0
+"""How long a run stays paused; another pause extends it. A forgotten one must not keep its kind from running."""
 REPORT_INTERVAL_S: Final = 2.0
 """Between two writes of a run's progress, and two checks for a request to end it."""
 _FINISH_ATTEMPTS: Final = 3
@@ -102,6 +105,8 @@ class _Active:
     lease: RunLease
     event: ProgressEvent
     outcome: RunOutcome | None = None
+    pause_ends_s: float | None = None
+    """On the monotonic clock; None: not paused."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one write of the record in flight: two at a time would each take the other for another process's."""
 
@@ -221,17 +226,23 @@ class RunManager:
         """Pause a run (``Control.pause_run``)."""
         active = await self._own(run_id)
         active.gate.pause()
-        self._update(active, state=RunState.PAUSED, detail=f"paused by {owner}")
+        active.pause_ends_s = self._clock.monotonic_s() + PAUSE_S
+        until = rfc3339(self._clock.epoch_ms() + int(PAUSE_S * 1000))
+        self._update(active, state=RunState.PAUSED, detail=f"paused by {owner} until {until}; another pause extends it")
         await self._write(active)
         return active.record
 
     async def resume(self, run_id: str) -> RunRecord:
         """Resume a run (``Control.resume_run``)."""
         active = await self._own(run_id)
+        await self._resume(active)
+        return active.record
+
+    async def _resume(self, active: _Active) -> None:
         active.gate.resume()
+        active.pause_ends_s = None
         self._update(active, state=RunState.RUNNING, detail="")
         await self._write(active)
-        return active.record
 
     async def get(self, run_id: str) -> RunRecord:
         """One run (``Control.run``)."""
@@ -366,6 +377,9 @@ class RunManager:
             await self._clock.sleep(REPORT_INTERVAL_S)
             self._update(active, event=active.event)
             try:
+                if active.pause_ends_s is not None and self._clock.monotonic_s() >= active.pause_ends_s:
+                    _log.warning("paused run goes on, its pause has ended", extra={"run_id": active.record.run_id})
+                    await self._resume(active)
                 if active.record != written:
                     await self._write(active)
                     written = active.record

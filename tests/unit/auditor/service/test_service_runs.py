@@ -10,7 +10,7 @@ import pytest
 
 from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError, why_no_next_run
 from auditor.service.runs.gate import RunGate
-from auditor.service.runs.manager import RunManager, RunOutcome, RunRequest
+from auditor.service.runs.manager import PAUSE_S, RunManager, RunOutcome, RunRequest
 from auditor.service.service import AuditorService
 from bookie.metadata.layout import own_path
 from bookie.metadata.port import StoreUnavailableError
@@ -303,6 +303,23 @@ async def test_a_schedule_goes_on_across_restarts_without_skipping_or_repeating(
     third = await leading(world, "c", bookies_schedule="1h")
     await when(lambda: len(third.counted.ended) == 1, 30)
     assert third.service.status().period_s == {RunKind.BOOKIES: 3600.0}
+    await world.close()
+
+
+@in_virtual_time
+async def test_a_pause_ends_by_itself_and_another_one_extends_it() -> None:
+    world = await World.create()
+    world.check_s = 100
+    auditor = await leading(world)
+    run = await start(auditor.service)
+    paused = await auditor.service.pause_run(run.run_id, owner="me")
+    assert "until 20" in paused.detail
+    await asyncio.sleep(PAUSE_S - 100)
+    await auditor.service.pause_run(run.run_id, owner="me")
+    await asyncio.sleep(PAUSE_S - 100)
+    assert (await auditor.service.run(run.run_id)).state is RunState.PAUSED
+    await asyncio.sleep(300)
+    assert (await auditor.service.run(run.run_id)).state is RunState.DONE
     await world.close()
 
 
