@@ -106,7 +106,7 @@ def pause(
     client_cert: opt.ClientCertOption = None,
     client_key: opt.ClientKeyOption = None,
 ) -> None:
-    """Hold a run of a service between two chunks, until it is resumed, for at most an hour. Pausing again extends this."""
+    """Hold a run of a service between two chunks for an hour, or until it is resumed. Another pause extends it."""
     _change(services(at, token_file, ca, client_cert, client_key), run_id, RunState.PAUSED)
 
 
