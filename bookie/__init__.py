@@ -1,1 +1,1 @@
-"""The storage node, its client and everything they share. Each sub-package has a docstring with its contents."""
+"""The storage node, its client and the code they share. Each sub-package's docstring lists its contents."""

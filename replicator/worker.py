@@ -20,7 +20,7 @@ from bookie.model.errors import FatalError, OutcomeUnknownError, PermanentError,
 from bookie.model.ids import LedgerId
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import cancel, guarded
-from bookie.runtime.waiting import all_over, first_of
+from bookie.runtime.waiting import all_completed, first_of
 from replicator.copying.copier import Copier
 from replicator.copying.throttle import ByteBudget, Throttle
 from replicator.ports import RepairPorts
@@ -278,4 +278,4 @@ class Worker:
     async def _finish(self, seconds: float) -> None:
         """Wait for the work in flight, up to ``seconds``."""
         if self._running and seconds > 0:
-            await first_of([all_over(self._running.values()), self._ports.clock.sleep(seconds)])
+            await first_of([all_completed(self._running.values()), self._ports.clock.sleep(seconds)])

@@ -1,4 +1,4 @@
-"""Which entries of a ledger a bookie holds, as sorted runs, and Apache's byte encoding of it.
+"""The set of a ledger's entries that a bookie holds, as sorted runs, and Apache's byte encoding of it.
 
 Source: docs/formats.md#entry-lists.
 """
@@ -22,15 +22,12 @@ _GROUP_SIZE_MAX: Final = (1 << 31) - 1
 _ENTRY_ID_MAX: Final = (1 << 63) - 2
 """One less than an i64 holds, so that counting every entry of a full list still fits."""
 EXPANDED_RUNS_MAX: Final = 1 << 20
-"""Bound on what periodic groups may unfold to, about 100 MB here. A bookie writes none, and 24
-
-Source: docs/formats.md#entry-lists.
-
-bytes that claim 2^62 runs must not take this process down."""
+"""Most runs that periodic groups may unfold to (about 100 MB of memory). A bookie writes no periodic groups, and 24
+bytes that claim 2^62 runs must not crash this process (docs/formats.md#entry-lists)."""
 
 
 class InvalidAvailabilityError(PermanentError):
-    """Bytes that are not an entry-availability list this version reads."""
+    """Bytes that are not a readable entry-availability list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ class EntryRuns:
 
     @staticmethod
     def of(entry_ids: Iterable[int]) -> EntryRuns:
-        """Runs of ascending ``entry_ids`` (duplicates allowed)."""
+        """Return the set of ``entry_ids``, which must ascend (duplicates allowed)."""
         runs: list[tuple[int, int]] = []
         for entry_id in entry_ids:
             assert not runs or entry_id >= runs[-1][0], f"entry {entry_id} after {runs[-1]}"
@@ -63,7 +60,7 @@ class EntryRuns:
         return sum(last - first + 1 for first, last in self.runs)
 
     def encode(self) -> bytes:
-        """Apache's encoding, one group a run as its encoder writes them."""
+        """Return Apache's encoding, one group per run as Apache's own encoder writes it."""
         groups = [
             _GROUP.pack(start, start, min(last - start + 1, _GROUP_SIZE_MAX), 0)
             for first, last in self.runs
@@ -76,8 +73,8 @@ class EntryRuns:
         """Read Apache's encoding, periodic groups included.
 
         Raises:
-            InvalidAvailabilityError: truncated, an unknown version, an impossible group, groups that overlap or are out
-                of order, or groups that unfold to more than ``EXPANDED_RUNS_MAX`` runs beyond one each.
+            InvalidAvailabilityError: truncated data, an unknown version, an impossible group, groups out of order or
+                overlapping, or groups that unfold to more than ``EXPANDED_RUNS_MAX`` runs beyond one each.
         """
         if len(data) < _HEADER_SIZE:
             raise InvalidAvailabilityError(f"availability list of {len(data)} bytes has no header")
@@ -98,7 +95,7 @@ class EntryRuns:
 
     @staticmethod
     def of_runs(runs: Iterable[tuple[int, int]]) -> EntryRuns:
-        """Canonical form of any inclusive runs."""
+        """Return the canonical form of any inclusive runs."""
         merged: list[tuple[int, int]] = []
         for first, last in sorted(runs):
             if merged and first <= merged[-1][1] + 1:
@@ -109,11 +106,11 @@ class EntryRuns:
 
 
 def _sequences(first: int, last: int, size: int, period: int) -> tuple[range, int]:
-    """First entries of the group's runs, and how many entries each run has."""
+    """Return the first entries of the group's runs, and the number of entries in each run."""
     span = last - first
     is_possible = first >= 0 and size > 0 and period >= 0 and 0 <= span <= _ENTRY_ID_MAX - first - size + 1
     if not is_possible or (span % period if period else span):
         raise InvalidAvailabilityError(f"impossible group: starts {first}..{last}, size {size}, period {period}")
-    if period <= size:  # runs that touch, or the only one
+    if period <= size:  # adjacent runs, or a single one
         return range(first, first + 1), span + size
     return range(first, last + 1, period), size

@@ -1,7 +1,7 @@
-"""How many answers are enough: quorum coverage of an ensemble, and of one entry's write set.
+"""Quorum coverage: how many answers are enough for an ensemble, and for the write set of one entry.
 
-An entry may have been acknowledged once ``Qa`` members of its write set hold it. So it cannot have been acknowledged
-without one of any ``(Qw - Qa) + 1`` members of that write set; as many answers either contain it or rule it out.
+An entry can be acknowledged once ``Qa`` members of its write set hold it. Any ``(Qw - Qa) + 1`` members of that write
+set therefore include a holder of each acknowledged entry: that many answers either find the entry or rule it out.
 
 Source: docs/formats.md#coverage, T14.
 """
@@ -14,14 +14,14 @@ from bookie.model.schedule import write_set
 
 
 def negative_quorum(write_quorum: int, ack_quorum: int) -> int:
-    """The number of "never stored" answers in one write set which prove an entry unacknowledged."""
+    """Return how many "never stored" answers from one write set prove that an entry was not acknowledged."""
     return write_quorum - ack_quorum + 1
 
 
 def is_covered(known: Collection[int], ensemble_size: int, write_quorum: int, ack_quorum: int) -> bool:
-    """Whether the ensemble positions in ``known`` have met every acknowledgement that any write set can have given.
+    """Return whether the ensemble positions in ``known`` include a holder of every acknowledged entry.
 
-    True when each of the ``E`` write sets has at least ``negative_quorum`` known positions, in other words fewer than
+    This holds if each of the ``E`` write sets has at least ``negative_quorum`` known positions, that is, fewer than
     ``Qa`` unknown ones. A position that answered with an error is not known (docs/formats.md#coverage, #2333).
     """
     needed = negative_quorum(write_quorum, ack_quorum)

@@ -1,7 +1,7 @@
 """Entry digests and ledger keys, exactly as Apache BookKeeper computes them (docs/formats.md#entries, #master-key).
 
-A digest covers the header (or, for a LAC packet, the two ids) and the payload, never itself. Bookies do not verify
-digests of the wire format; clients, repair and scrub do.
+A digest covers the header (for a LAC packet, the two ids) and the payload, never itself. Bookies do not verify the
+digests of the wire format; clients, repairs and the replica check do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _I64: Final = struct.Struct(">q")
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """One ledger's digest: ``compute(header, payload)`` returns ``size`` bytes. Holds a key, so it never prints it."""
+    """One ledger's digest: ``compute(header, payload)`` returns ``size`` bytes. The key never appears in its repr."""
 
     type: DigestType
     size: int
@@ -32,12 +32,12 @@ class Digest:
 
 
 def master_key(password: bytes) -> bytes:
-    """The 20-byte key that bookies check on adds and fences; independent of the digest type."""
+    """Return the 20-byte key that bookies check on adds and fences; it does not depend on the digest type."""
     return hashlib.sha1(b"ledger" + password, usedforsecurity=False).digest()
 
 
 def digest_for(digest_type: DigestType, password: bytes) -> Digest:
-    """The digest of a ledger with this type and password (the password matters for HMAC only)."""
+    """Return the digest of a ledger with this type and password (only HMAC uses the password)."""
     match digest_type:
         case DigestType.CRC32C:
             return Digest(digest_type, 4, _crc32c)

@@ -1,6 +1,6 @@
 """The five error families, named after what the caller must do.
 
-Damaged or missing data is a finding, not an exception; these are for requests that did not do what was asked.
+Damaged or missing data is a finding, not an exception; these errors are for requests that failed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ class BkhealError(Exception):
 
 
 class TransientError(BkhealError):
-    """Retry within a budget: nothing was changed and the same request may succeed later."""
+    """The request changed nothing and may succeed later: retry it within a budget."""
 
 
 class ConflictError(BkhealError):
-    """The state has moved: read it again and decide again. Never retry the same request blindly."""
+    """The state has changed: read it again and decide again. Never retry the same request blindly."""
 
 
 class PermanentError(BkhealError):
@@ -27,8 +27,8 @@ class OutcomeUnknownError(BkhealError):
 
 
 class FatalError(BkhealError):
-    """This process must stop its work: something it relied on is lost or impossible."""
+    """This process must stop: something it relies on is lost or impossible."""
 
 
 class InvariantError(FatalError):
-    """A rule that our own code must keep was broken. Never caught inside the package that raised it."""
+    """Our own code broke one of its rules. Never caught inside the package that raised it."""

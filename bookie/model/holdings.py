@@ -1,4 +1,4 @@
-"""What a ledger's metadata places on a bookie, and whether a bookie's list of entries covers it (pure)."""
+"""The entries that a ledger's metadata places on a bookie, and whether a bookie's list contains them all (pure)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bookie.model.schedule import stored_count, stored_entries
 
 
 def holds_all(metadata: LedgerMetadata, bookie: BookieId, held: EntryRuns) -> bool:
-    """Whether ``held`` has every entry that a closed ledger's metadata puts on the bookie."""
+    """Return whether ``held`` contains every entry that a closed ledger's metadata places on the bookie."""
     end_of_ledger = metadata.last_entry_id
     assert end_of_ledger is not None, "only a closed ledger has an end"
     for index, fragment in enumerate(metadata.fragments):
         last = metadata.fragment_last_entry_id(index)
         assert last is not None, "each fragment of a closed ledger has an end"
-        last = min(last, end_of_ledger)  # fragments that lie beyond the ledger's end hold nothing (BK-623)
+        last = min(last, end_of_ledger)  # fragments beyond the ledger's end hold nothing (BK-623)
         size, quorum = len(fragment.members), metadata.write_quorum
         for position, member in enumerate(fragment.members):
             if member != bookie:
@@ -32,7 +32,7 @@ def holds_all(metadata: LedgerMetadata, bookie: BookieId, held: EntryRuns) -> bo
 
 
 def placed_entries(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[EntryId]:
-    """Entries that a closed ledger's metadata puts on the bookie, ascending, each once."""
+    """Yield the entries that a closed ledger's metadata places on the bookie, ascending, each once."""
     end_of_ledger = metadata.last_entry_id
     assert end_of_ledger is not None, "only a closed ledger has an end"
     for index in range(len(metadata.fragments)):
@@ -42,7 +42,7 @@ def placed_entries(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[Entry
 
 
 def fragment_entries(metadata: LedgerMetadata, index: int, last: EntryId, bookie: BookieId) -> Iterator[EntryId]:
-    """Entries up to ``last`` of one fragment that are the bookie's, ascending, each once."""
+    """Yield the bookie's entries of one fragment up to ``last`` (inclusive), ascending, each once."""
     fragment, size = metadata.fragments[index], metadata.ensemble_size
     stored = [
         stored_entries(position, fragment.first_entry_id, last, size, metadata.write_quorum)

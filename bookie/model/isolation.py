@@ -1,15 +1,15 @@
-"""Pulsar's bookie groups: which bookies a ledger may have that asks for some of them in its custom metadata.
+"""Pulsar's bookie groups: the bookies that a ledger's custom metadata allows.
 
-The topology puts bookies into named groups, and a ledger names primary and secondary ones. The rule is that of Pulsar's
-``IsolatedBookieEnsemblePlacementPolicy.replaceBookie``:
+The topology assigns bookies to named groups, and a ledger names its primary and secondary groups. The rule is that of
+Pulsar's ``IsolatedBookieEnsemblePlacementPolicy.replaceBookie``:
 
-- bookies of the primary groups, when there are enough of them for an ensemble;
-- otherwise those of the secondary groups as well, and if that is still not enough, those in no group at all;
-- never those that are only in other groups. A primary group ``*`` means every bookie. A ledger that asks for the policy
-  and names no primary group may have, by the same steps, what no group has claimed.
+- bookies of the primary groups, if they are enough for an ensemble;
+- otherwise also bookies of the secondary groups, and if these are still too few, bookies in no group at all;
+- never bookies that are only in other groups. A primary group ``*`` means every bookie. A ledger with the policy but
+  without a primary group gets its bookies by the same steps, in the end those in no group.
 
-If the custom metadata cannot be understood, or no group is known, every bookie is a candidate, as in Pulsar: a ledger
-without copies is worse off than one with a copy in the wrong place. ``not_kept_because`` contains the reason.
+If the custom metadata cannot be understood, or the topology has no groups, every bookie is a candidate, as in Pulsar: a
+missing copy is worse than a copy in the wrong place. ``isolation_problem`` returns the reason.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId
 
 POLICY_KEY: Final = "EnsemblePlacementPolicyConfig"
-"""Of the custom metadata in which Pulsar's brokers leave the policy of a ledger."""
+"""Key of the custom metadata in which Pulsar's brokers store the policy of a ledger."""
 ANY_GROUP: Final = "*"
 _POLICY_CLASS_END: Final = "IsolatedBookieEnsemblePlacementPolicy"
-"""Today's class name, and the older one with ``Zk`` in front."""
+"""End of the current class name, and of the older one with the prefix ``Zk``."""
 _WISHES_MAX: Final = 1024
-"""Different wishes remembered; all ledgers of a Pulsar namespace have the same."""
+"""Size of the cache of decoded policies; all ledgers of a Pulsar namespace have the same policy."""
 _SHOWN_MAX: Final = 200
 
 
@@ -39,12 +39,12 @@ class UnreadableIsolationError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class BookieGroups:
-    """Who is in which group. Bookies are named by id or by host, which then stands for every bookie on it."""
+    """The members of each group. A bookie is named by its id, or by its host for every bookie on that host."""
 
     names: Mapping[str, frozenset[str]] = field(default_factory=dict, hash=False)
 
     def among(self, bookies: Iterable[BookieId], groups: Iterable[str]) -> frozenset[BookieId]:
-        """Those of ``bookies`` that are in one of the groups; a group that is not known has none."""
+        """Return the members of ``bookies`` in any of ``groups``; an unknown group is empty."""
         named = frozenset[str]().union(*(self.names.get(group, ()) for group in groups))
         return frozenset(each for each in bookies if each in named or each.rpartition(":")[0] in named)
 
@@ -65,25 +65,26 @@ class Isolation:
 
 
 def isolation_of(custom: Iterable[tuple[str, bytes]]) -> Isolation | None:
-    """The groups in this custom metadata; None if it does not restrict the bookies.
+    """Return the groups named in this custom metadata, or None if it does not restrict the bookies.
 
     Raises:
-        UnreadableIsolationError: it asks for a policy, in a way that cannot be read.
+        UnreadableIsolationError: it contains a policy that cannot be read.
     """
     data = next((value for key, value in custom if key == POLICY_KEY), None)
     return None if data is None else _decode(data)
 
 
-def suited(
+def allowed_bookies(
     custom: Iterable[tuple[str, bytes]], groups: BookieGroups, bookies: Collection[BookieId], ensemble_size: int
 ) -> frozenset[BookieId]:
-    """Those of ``bookies`` that a ledger may have.
+    """Return the members of ``bookies`` that a ledger may use.
 
     Args:
         custom: custom metadata of the ledger.
-        groups: of the topology.
-        bookies: all that could be in an ensemble of it, its present members among them: they count for "enough".
-        ensemble_size: how many are enough.
+        groups: the groups of the topology.
+        bookies: all candidates for the ledger's ensembles, including its present members, which count as well when
+            the candidates are compared with ``ensemble_size``.
+        ensemble_size: the number of bookies that is enough.
     """
     everyone = frozenset(bookies)
     try:
@@ -100,8 +101,8 @@ def suited(
     return found
 
 
-def not_kept_because(custom: Iterable[tuple[str, bytes]], groups: BookieGroups) -> str | None:
-    """The reason why a ledger's groups cannot be respected; None if they can, or if there are none."""
+def isolation_problem(custom: Iterable[tuple[str, bytes]], groups: BookieGroups) -> str | None:
+    """Return why a ledger's groups cannot be respected, or None if they can or if the ledger names none."""
     try:
         wish = isolation_of(custom)
     except UnreadableIsolationError as error:
@@ -131,7 +132,7 @@ def _decode(data: bytes) -> Isolation | None:
 
 
 def _groups(value: Any) -> frozenset[str]:
-    """A text with commas or a list of texts, as Java's configuration classes make either. Spaces are part of names."""
+    """Read a comma-separated text or a list of texts: Java's configuration classes write both. Names keep spaces."""
     if value is None:
         return frozenset()
     texts = value if isinstance(value, list) else [value]

@@ -1,9 +1,9 @@
-"""Ledger metadata as immutable values whose constructors refuse what cannot be.
+"""Ledger metadata as immutable values whose constructors refuse impossible combinations.
 
 Invariants (docs/formats.md#metadata-rules): at least one fragment, strictly increasing first entries, ``E >= Qw >=
-Qa``,
-``E`` members each, a last entry and a length exactly when closed. Not required, because real clusters hold such
-metadata: first fragment at entry 0, distinct members. Those are the lint check's findings.
+Qa``, ``E`` members per fragment, a last entry and a length if and only if the ledger is closed. Two rules are not
+enforced, because real clusters have metadata that breaks them (the metadata lint reports it): the first fragment starts
+at entry 0, and the members of a fragment are distinct.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LedgerState(enum.Enum):
 
 
 class DigestType(enum.Enum):
-    """How entries are protected; the values are those of the wire format (HMAC is called MAC by Apache's client)."""
+    """The digest type of entries; the values are those of the wire format (Apache's client calls HMAC "MAC")."""
 
     CRC32 = 1
     HMAC = 2
@@ -64,13 +64,13 @@ class LedgerMetadata:
     length: int | None = None
     """Sum of the payload sizes in bytes; None unless closed."""
     digest_type: DigestType | None = DigestType.CRC32C
-    """None only in metadata that carries no password (format 1)."""
+    """None only in metadata without a password (format 1)."""
     password: bytes | None = field(default=b"", repr=False)
     ctime_ms: int | None = None
-    """Creation time in the metadata, epoch milliseconds; None if not stored."""
+    """Creation time recorded in the metadata, epoch milliseconds; None if not stored."""
     custom: tuple[tuple[str, bytes], ...] = ()
     ctoken: int | None = None
-    """Creator token of a create; every later rewrite stores 0 (docs/formats.md#field-rules)."""
+    """Random token of the creator; every later rewrite stores 0 (docs/formats.md#field-rules)."""
     format_version: int = METADATA_VERSION
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class LedgerMetadata:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ledger's end is final."""
+        """True if the ledger's end is final."""
         return self.state is LedgerState.CLOSED
 
     @property
@@ -113,7 +113,7 @@ class LedgerMetadata:
         return dict(self.custom)
 
     def fragment_index(self, entry_id: EntryId) -> int:
-        """Index of the fragment that covers ``entry_id`` (greatest first entry not after it).
+        """Return the index of the fragment that covers ``entry_id`` (greatest first entry not after it).
 
         Raises:
             InvalidMetadataError: the entry lies before the first fragment.
@@ -124,29 +124,29 @@ class LedgerMetadata:
         return index
 
     def fragment_last_entry_id(self, index: int) -> EntryId | None:
-        """Last entry of fragment ``index``, inclusive; None for the last fragment of an open ledger.
+        """Return the last entry of fragment ``index``, inclusive, or None for the last fragment of an open ledger.
 
-        A value below the fragment's first entry means that the fragment is empty.
+        The fragment is empty if the result is below its first entry.
         """
         if index + 1 < len(self.fragments):
             return EntryId(self.fragments[index + 1].first_entry_id - 1)
         return self.last_entry_id
 
     def members(self) -> frozenset[BookieId]:
-        """Every bookie named in any fragment."""
+        """Return every bookie named in any fragment."""
         return frozenset(member for fragment in self.fragments for member in fragment.members)
 
     def closed(self, last_entry_id: EntryId, length: int) -> LedgerMetadata:
-        """This metadata sealed at ``last_entry_id`` (inclusive) with ``length`` payload bytes."""
+        """Return this metadata closed at ``last_entry_id`` (inclusive) with ``length`` payload bytes."""
         return replace(self, state=LedgerState.CLOSED, last_entry_id=last_entry_id, length=length)
 
     def with_last_fragment(self, first_entry_id: EntryId, members: tuple[BookieId, ...]) -> LedgerMetadata:
-        """This metadata with a new last fragment: replaced in place when the old one is still empty, else appended."""
+        """Return this metadata with a new last fragment. It replaces the old last fragment if that one is empty."""
         kept = self.fragments[:-1] if self.last_fragment.first_entry_id == first_entry_id else self.fragments
         return replace(self, fragments=(*kept, Fragment(first_entry_id, members)))
 
     def with_member(self, index: int, position: int, bookie: BookieId) -> LedgerMetadata:
-        """This metadata with ``bookie`` at ``position`` of fragment ``index``; everything else untouched."""
+        """Return this metadata with ``bookie`` at ``position`` of fragment ``index``; all else is unchanged."""
         old = self.fragments[index]
         members = (*old.members[:position], bookie, *old.members[position + 1 :])
         fragments = (*self.fragments[:index], replace(old, members=members), *self.fragments[index + 1 :])
@@ -154,5 +154,5 @@ class LedgerMetadata:
 
 
 def is_empty(last_entry_id: EntryId) -> bool:
-    """Whether a closed ledger with this last entry holds nothing."""
+    """Return whether a closed ledger with this last entry is empty."""
     return last_entry_id == NO_ENTRY

@@ -1,6 +1,6 @@
-"""The entry as it travels and as it is stored: 32-byte header, digest, payload.
+"""An entry as it is sent and stored: 32-byte header, digest, payload.
 
-Bookies, repair and recovery pass these bytes on verbatim (safety rule S10); only the writer packs them.
+Bookies, repairs and recoveries pass these bytes on unchanged (safety rule S10); only a writer creates them.
 
 Source: docs/formats.md#entries, #lac-packets, #verification.
 """
@@ -16,11 +16,11 @@ from bookie.model.ids import EntryId, LedgerId
 
 HEADER_SIZE: Final = 32
 ENTRY_PAYLOAD_MAX: Final = 1 << 20
-"""Largest payload a writer accepts, in bytes."""
+"""Largest payload that a writer accepts, in bytes."""
 PACKET_BYTES_MAX: Final = 5_300_000
-"""Largest stored entry that our bookies keep; also the largest that is read and copied, unless longer
-frames are allowed (``BookieSecurity.frame_bytes_max``). Writers of Apache's make larger ones than ours: as large as a
-frame, which is 5 MiB by default and 5 MiB and 10 KiB under Pulsar."""
+"""Largest stored entry that our bookies accept, in bytes; also the largest that is read and copied, unless longer
+frames are allowed (``BookieSecurity.frame_bytes_max``). Apache's writers create larger entries than ours, up to the
+size of a frame: 5 MiB by default, 5 MiB and 10 KiB under Pulsar."""
 
 _HEADER: Final = struct.Struct(">qqqq")
 _IDS: Final = struct.Struct(">qq")
@@ -38,13 +38,13 @@ class Entry:
 
 
 class DamagedEntry(ValueError):  # noqa: N818 (a finding about stored bytes, not one of the error families)
-    """Bytes that are not the entry they should be. Callers turn it into "corrupt", never into "absent" (S6)."""
+    """Bytes that are not the expected entry. Callers report them as corrupt, never as absent (S6)."""
 
 
 def pack(
     digest: Digest, ledger_id: LedgerId, entry_id: EntryId, last_add_confirmed: int, length: int, payload: bytes
 ) -> bytes:
-    """The stored form of an entry."""
+    """Return the stored form of an entry."""
     header = _HEADER.pack(ledger_id, entry_id, last_add_confirmed, length)
     return b"".join((header, digest.compute(header, payload), payload))
 
@@ -55,11 +55,11 @@ def unpack(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId
     Args:
         digest: the ledger's digest.
         packet: bytes as a bookie returned them.
-        ledger_id: the ledger that was asked for.
-        entry_id: the entry that was asked for, or None for "last entry" reads.
+        ledger_id: the requested ledger.
+        entry_id: the requested entry, or None for "last entry" reads.
 
     Raises:
-        DamagedEntry: too short, digest mismatch, or another ledger or entry than asked for.
+        DamagedEntry: too short, digest mismatch, or another ledger or entry than requested.
     """
     if len(packet) < HEADER_SIZE + digest.size:
         raise DamagedEntry(f"entry of {len(packet)} bytes, shorter than its header and digest")
@@ -74,7 +74,7 @@ def unpack(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId
 
 
 def packet_ids(packet: bytes) -> tuple[LedgerId, EntryId]:
-    """Ledger and entry id in the header of a stored entry.
+    """Return the ledger id and the entry id in the header of a stored entry.
 
     Raises:
         DamagedEntry: shorter than a header.
@@ -86,13 +86,13 @@ def packet_ids(packet: bytes) -> tuple[LedgerId, EntryId]:
 
 
 def pack_lac(digest: Digest, ledger_id: LedgerId, last_add_confirmed: int) -> bytes:
-    """The explicit-LAC packet: two ids and a digest over them."""
+    """Return an explicit-LAC packet: two ids and a digest over them."""
     ids = _IDS.pack(ledger_id, last_add_confirmed)
     return ids + digest.compute(ids, b"")
 
 
 def unpack_lac(digest: Digest, packet: bytes, ledger_id: LedgerId) -> EntryId:
-    """Last add confirmed in a verified explicit-LAC packet.
+    """Verify an explicit-LAC packet and return its last add confirmed.
 
     Raises:
         DamagedEntry: too short, digest mismatch, or another ledger.

@@ -1,6 +1,6 @@
-"""Audit runs as values: what was started, by whom and why, how far it is, and how it ended.
+"""Audit runs as values: what was started, by whom and why, the progress, and the result (pure).
 
-A run is recorded under the project's own root, so that a new leader, a command and a page show the same. Pure.
+Runs are recorded in ZooKeeper under the project's own root, so that a new leader, a command and a page show the same.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, Final
 from bookie.model.errors import PermanentError
 
 DETAIL_MAX: Final = 2_000
-"""Characters of a detail that are kept."""
+"""Longest detail that is stored, in characters."""
 
 
 class RunKind(enum.StrEnum):
-    """Which check a run does."""
+    """The check that a run does."""
 
     BOOKIES = "bookies"
-    """All ledger metadata against the registered bookies. The one that follows the loss of a bookie."""
+    """Compare all ledger metadata with the registered bookies. This check follows the loss of a bookie."""
     PLACEMENT = "placement"
-    """All ensembles against the rack, zone and region policy."""
+    """Compare all ensembles with the rack, zone and region policy."""
     REPLICAS = "replicas"
-    """Every entry that a registered bookie should hold, asked of that bookie."""
+    """Ask each registered bookie for every entry that it should hold."""
 
 
 class RunState(enum.StrEnum):
@@ -41,7 +41,7 @@ class RunState(enum.StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     ABANDONED = "abandoned"
-    """Its process went, or lost the leadership."""
+    """Its process ended or lost the leadership before the run was complete."""
 
     @property
     def is_final(self) -> bool:
@@ -61,7 +61,7 @@ class RunCause(enum.StrEnum):
 
 
 class DamagedRunRecordError(PermanentError):
-    """A stored record that cannot be read."""
+    """A run record that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,11 @@ class RunRecord:
     """One run. Times are epoch milliseconds, 0 if not known (yet)."""
 
     run_id: str
-    """Begins with its start, so that ids sort by time: ``20261120T101500Z-0a1b2c``."""
+    """Begins with the start time, so that ids sort by time: ``20261120T101500Z-0a1b2c``."""
     kind: RunKind
     cause: RunCause
     owner: str
-    """Who asked: a user, ``anonymous``, or the name of the schedule's process."""
+    """The requester: a user, ``anonymous``, or the name of the process with the schedule."""
     process: str
     """Host name and process id of the owner."""
     state: RunState = RunState.WAITING
@@ -81,22 +81,22 @@ class RunRecord:
     phase: str = ""
     done: int = 0
     total: int = 0
-    """Of the phase, 0 if unknown."""
+    """Total units of the phase, 0 if unknown."""
     started_ms: int = 0
     updated_ms: int = 0
     finished_ms: int = 0
     verdict: str = ""
     exit_code: int = -1
-    """As of a one-shot run; -1 before its end."""
+    """The exit code that a one-shot run would have; -1 until the run has ended."""
     ledgers: int = 0
-    """Ledgers that were checked."""
+    """Number of ledgers checked."""
     findings: Mapping[str, int] = field(default_factory=dict)
-    """Ledgers by severity name."""
+    """Number of ledgers by severity name."""
     tasks_changed: int = 0
     report: str = ""
     """Path of the report's summary, as the process that wrote it sees it."""
     detail: str = ""
-    """Why it failed, was held or cancelled; who cancelled it."""
+    """Why the run failed, was held or was cancelled; who cancelled it."""
 
     @property
     def eta_ms(self) -> int | None:
@@ -106,7 +106,7 @@ class RunRecord:
         return self.started_ms + (self.updated_ms - self.started_ms) * self.total // self.done
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values with snake_case names and RFC 3339 times; what ``/api/v1/runs`` answers."""
+        """Return plain values with snake_case names and RFC 3339 times, as ``/api/v1/runs`` returns them."""
         return {
             "run_id": self.run_id,
             "kind": self.kind.value,
@@ -133,16 +133,16 @@ class RunRecord:
 
 
 def encode_run(record: RunRecord) -> bytes:
-    """Bytes of a record's node."""
+    """Return the content of a record's node."""
     fields = {name: getattr(record, name) for name in RunRecord.__slots__}
     return json.dumps(fields | {"findings": dict(record.findings), "detail": record.detail[:DETAIL_MAX]}).encode()
 
 
 def decode_run(data: bytes) -> RunRecord:
-    """Read a record. Fields that a newer version added are ignored.
+    """Return the record in a node's content. Fields added by a newer version are ignored.
 
     Raises:
-        DamagedRunRecordError: it is not one.
+        DamagedRunRecordError: the content is not a run record.
     """
     try:
         fields = json.loads(data)
@@ -161,6 +161,6 @@ def _rfc3339(epoch_ms: int) -> str | None:
 
 
 def new_run_id(started_ms: int, rng: random.Random) -> str:
-    """Sorts by time; the suffix distinguishes runs of one second."""
+    """Return a new run id. Ids sort by time; the random suffix distinguishes runs of the same second."""
     started = datetime.fromtimestamp(started_ms / 1000, UTC)
     return f"{started:%Y%m%dT%H%M%SZ}-{rng.randrange(1 << 24):06x}"

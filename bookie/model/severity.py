@@ -1,7 +1,7 @@
-"""How bad a fragment is: surviving copies per write set, and the level that follows.
+"""The severity of a fragment: surviving copies per write set, and the resulting level.
 
-"Surviving" means that the member is registered, writable or read-only (safety rule S8); whether it answers is the
-replica check's business. The Spark pipeline computes the same in SQL; a property test keeps the two equal.
+A copy survives if its bookie is registered, writable or read-only (safety rule S8); only the replica check asks the
+bookie itself. The Spark pipeline computes the same in SQL; a property test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from bookie.model.schedule import occurring_starts
 
 
 class Severity(enum.IntEnum):
-    """Levels in the order of repair: smaller is worse. They apply only if something is missing."""
+    """Levels in the order of repair: smaller is worse. A healthy fragment has no level."""
 
     LOST = 0
     """Every holder answered "no such entry", or an operator accepted the loss."""
     NO_LIVE_COPY = 1
-    """No registered bookie holds some entry; a holder may return."""
+    """Some entry is on no registered bookie; a holder may return."""
     CRITICAL = 2
-    """Some entry has one copy left of several."""
+    """Some entry has only one copy left of several."""
     BELOW_ACK_QUORUM = 3
     BELOW_WRITE_QUORUM = 4
     METADATA_ONLY = 5
-    """An absent bookie is named, and stores no entry of the fragment."""
+    """The metadata names an absent bookie, which stores no entry of the fragment."""
     MISPLACED = 6
     DRAIN = 7
-    """A bookie is named that is to be taken out of the cluster; it serves its copies until they are elsewhere."""
+    """The metadata names a bookie that is being drained; it serves its copies until they are elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentHealth:
-    """Verdict on one fragment."""
+    """The verdict on one fragment."""
 
     missing_positions: tuple[int, ...]
-    """Ensemble positions whose bookie is not registered, or is being drained, ascending."""
+    """Ensemble positions whose bookie is not registered or is being drained, ascending."""
     copies_min: int
-    """Copies of the entry that has the fewest; the write quorum for a fragment without entries."""
+    """Number of copies of the entry with the fewest; the write quorum for a fragment without entries."""
     severity: Severity | None
     """None for a healthy fragment."""
 
@@ -59,8 +59,8 @@ def fragment_health(
         ack_quorum: Qa.
         first_entry_id: first entry of the fragment, inclusive.
         last_entry_id: last entry, inclusive; below the first for an empty fragment; None if unknown.
-        is_draining: per ensemble position, True if its bookie is being drained; empty if none is. What a live one holds
-            counts as a copy until it has gone.
+        is_draining: per ensemble position, True if its bookie is being drained; empty if none is. Copies on a draining
+            bookie count while it is registered.
     """
     ensemble_size = len(is_live)
     leaving = is_draining or (False,) * ensemble_size

@@ -1,7 +1,8 @@
-"""How the copies of an entry must be spread over failure domains, and whether an ensemble does so.
+"""The spread of an entry's copies over failure domains: the policy, and the verdict on an ensemble.
 
-The unit is the write set: each ``Qw`` consecutive positions of an ensemble, round its end, store some entry. A policy
-asks that each of them spans so many racks, zones and regions; never more than it has bookies (as Apache's policies).
+The unit is the write set: every ``Qw`` consecutive positions of an ensemble, wrapping at its end, store some entry. A
+policy requires each write set to span a number of racks, zones and regions, but never more than the write set has
+bookies (as Apache's policies do).
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from bookie.model.topology import Level, Topology, domain
 
 
 class InvalidPolicyError(PermanentError):
-    """A placement policy that means nothing."""
+    """A placement policy with values out of range."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementPolicy:
-    """How many failure domains each write set must span. Two racks by default, as far as there are any (Apache's)."""
+    """The failure domains that each write set must span. Two racks by default, if the cluster has them (as Apache)."""
 
     min_racks: int = 2
     min_zones: int = 1
     min_regions: int = 1
     is_strict: bool = False
-    """Refuse if this is impossible, instead of spreading as well as possible."""
+    """Refuse if this is impossible, instead of spreading the copies as far as possible."""
     weight_max: float = 3.0
-    """A bookie with much free space is chosen at most so many times as often as the median one (Apache's factor)."""
+    """Most times that a bookie with much free space is chosen for each choice of the median one (Apache's factor)."""
 
     def __post_init__(self) -> None:
         if min(self.min_racks, self.min_zones, self.min_regions) < 1 or not 1 <= self.weight_max <= 1e6:
@@ -40,7 +41,7 @@ class PlacementPolicy:
             )
 
     def needs(self, write_quorum: int) -> tuple[tuple[Level, int], ...]:
-        """Levels with more than one domain needed, the largest domains first."""
+        """Return the levels with more than one domain needed and the number needed, the largest domains first."""
         wanted = ((Level.REGION, self.min_regions), (Level.ZONE, self.min_zones), (Level.RACK, self.min_racks))
         return tuple((level, min(least, write_quorum)) for level, least in wanted if min(least, write_quorum) > 1)
 
@@ -55,12 +56,12 @@ class ThinWriteSet:
     positions: tuple[int, ...]
     level: Level
     domains: tuple[str, ...]
-    """Those it is in."""
+    """The domains that it spans."""
     needed: int
 
     @property
     def missing(self) -> int:
-        """How many more domains it needs."""
+        """The number of further domains that it needs."""
         return self.needed - len(self.domains)
 
     def __str__(self) -> str:
@@ -74,21 +75,21 @@ class Adherence:
 
     thin: tuple[ThinWriteSet, ...] = ()
     unknown: tuple[BookieId, ...] = ()
-    """Members that the topology does not know; they count as standing together in its default location."""
+    """Members outside the topology; they count as located together in its default location."""
 
     @property
     def is_met(self) -> bool:
-        """Whether every write set spans what the policy asks for."""
+        """True if every write set spans the required domains."""
         return not self.thin
 
     @property
     def shortfall(self) -> int:
-        """Domains that are missing, over all write sets and levels; 0 when met."""
+        """The number of missing domains over all write sets and levels; 0 if the policy is met."""
         return sum(each.missing for each in self.thin)
 
 
 def adherence(members: Sequence[BookieId], write_quorum: int, policy: PlacementPolicy, topology: Topology) -> Adherence:
-    """Judge an ensemble by a policy. Only the topology counts, not the registrations: an outage moves no copies."""
+    """Return the verdict on an ensemble. Registrations do not matter, only the topology: an outage moves no copies."""
     thin: list[ThinWriteSet] = []
     places = [topology.location_of(member) for member in members]
     for level, needed in policy.needs(min(write_quorum, len(members))):
@@ -100,7 +101,7 @@ def adherence(members: Sequence[BookieId], write_quorum: int, policy: PlacementP
 
 
 def write_sets(ensemble_size: int, write_quorum: int) -> list[tuple[int, ...]]:
-    """The different write sets of an ensemble, by position: one if the quorum equals the ensemble, else ``E``."""
+    """Return the distinct write sets of an ensemble as positions: one if the quorum equals the ensemble, else ``E``."""
     if write_quorum >= ensemble_size:
         return [tuple(range(ensemble_size))] if ensemble_size else []
     return [write_set(start, ensemble_size, write_quorum) for start in range(ensemble_size)]

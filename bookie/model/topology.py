@@ -1,8 +1,8 @@
 """The locations of bookies: paths, the failure domains in them, and the distance of two bookies.
 
-A location is Apache's: ``/rack``, ``/region/rack`` (or ``/zone/rack``), or ``/region/zone/rack``. The whole path is the
-rack, so that ``/eu/r1`` and ``/us/r1`` are two racks; the first part of a longer path is its region, and a zone is the
-path without the rack. Racks nest in zones, and zones in regions.
+A location has Apache's form: ``/rack``, ``/region/rack`` (or ``/zone/rack``), or ``/region/zone/rack``. The whole path
+names the rack, so that ``/eu/r1`` and ``/us/r1`` are two racks. The first part of a longer path names the region, and
+the path without its last part the zone. Racks nest in zones, and zones in regions.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from bookie.model.ids import BookieId
 from bookie.model.isolation import NO_GROUPS, BookieGroups
 
 Location = NewType("Location", str)
-"""A normal location path: see ``location``."""
+"""A location path in the normal form that ``location`` returns."""
 
 DEFAULT_RACK: Final = Location("/default-rack")
-"""Of a bookie outside the topology, if locations have one part (Apache's name)."""
+"""Location of a bookie outside the topology if all locations have one part (Apache's name)."""
 DEFAULT_REGION: Final = Location("/default-region")
 DEFAULT_REGION_AND_RACK: Final = Location("/default-region/default-rack")
-"""Of a bookie outside the topology, if locations have regions or zones (Apache's name)."""
+"""Location of a bookie outside the topology if locations have regions or zones (Apache's name)."""
 
 _PARTS_MAX: Final = 8
 _PART: Final = re.compile(r"[A-Za-z0-9._:@=+-]{1,128}")
@@ -44,10 +44,10 @@ class Level(enum.Enum):
 
 
 def location(text: str) -> Location:
-    """Return ``text`` as a location: a missing leading slash is added, a trailing one dropped.
+    """Return ``text`` as a location: a missing leading slash is added, a trailing one removed.
 
     Raises:
-        InvalidLocationError: empty, too deep, or a part that is empty or holds other characters than names do.
+        InvalidLocationError: no parts, too many parts, or a part that is empty or has characters not allowed in names.
     """
     parts = text.strip().strip("/").split("/")
     if len(parts) > _PARTS_MAX or not all(_PART.fullmatch(part) for part in parts):
@@ -59,7 +59,7 @@ def location(text: str) -> Location:
 
 
 def domain(where: Location, level: Level) -> str:
-    """Name of the failure domain of one level that a location lies in. Names of one level differ for two domains."""
+    """Return the name of the failure domain of ``level`` that contains a location; unique within its level."""
     if level is Level.RACK:
         return where
     above, _, _ = where.rpartition("/")
@@ -69,7 +69,7 @@ def domain(where: Location, level: Level) -> str:
 
 
 def hops(first: Location, second: Location) -> int:
-    """Steps from one location to another through what they have in common: 0 in one rack, then 2, 4, ..."""
+    """Return the steps between two locations through their nearest common domain: 0 within one rack, then 2, 4, ..."""
     ours, theirs = first.split("/"), second.split("/")
     common = 0
     for mine, other in zip(ours, theirs, strict=False):
@@ -81,7 +81,7 @@ def hops(first: Location, second: Location) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Locations of bookies, by id or by host (the id without its port). Empty: nothing is known."""
+    """Locations of bookies, by id or by host (the id without its port)."""
 
     locations: Mapping[str, Location] = field(default_factory=lambda: MappingProxyType({}))
     groups: BookieGroups = NO_GROUPS
@@ -94,14 +94,14 @@ class Topology:
         object.__setattr__(self, "default", DEFAULT_REGION_AND_RACK if is_deep else DEFAULT_RACK)
 
     def location_of(self, bookie: BookieId) -> Location:
-        """The location of a bookie; ``default`` if unknown."""
+        """Return the location of a bookie, or ``default`` if the topology does not contain it."""
         return self.known(bookie) or self.default
 
     def known(self, bookie: BookieId) -> Location | None:
-        """The location of a bookie by its id, else by its host; None if the topology has neither."""
+        """Return the location of a bookie by its id, else by its host, or None if the topology has neither."""
         where = self.locations.get(bookie)
         return where if where is not None else self.locations.get(bookie.rpartition(":")[0])
 
     def distance_from(self, where: Location, bookie: BookieId) -> int:
-        """2 within a rack, and 2 more for each level up to the first common one."""
+        """Return 2 if the bookie is in the rack ``where``, plus 2 for each level up to the first common domain."""
         return 2 + hops(where, self.location_of(bookie))

@@ -1,4 +1,4 @@
-"""Numbers in protobuf's encoding, for the few places in which whole messages would cost too much."""
+"""Protobuf's encoding of numbers, for the few places where building whole messages is too slow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _64_BITS: Final = (1 << 64) - 1
 
 
 def varint(value: int) -> bytes:
-    """A number of 64 bits, signed or not: seven bits a byte, the lowest first, in as few bytes as it takes."""
+    """Return the encoding of a 64-bit number, signed or not: seven bits per byte, lowest first, in the fewest bytes."""
     if 0 <= value < 0x80:
         return bytes((value,))
     value &= _64_BITS

@@ -1,6 +1,6 @@
-"""Ports for time and randomness, and the one place that reads the real clock.
+"""The port for time, and the only code that reads the real clock.
 
-Cores take a ``Clock`` (and a ``random.Random``) as an argument, so that they run under virtual time unchanged.
+Cores take a ``Clock`` (and a ``random.Random``) as an argument, so that they also run under virtual time.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Clock(Protocol):
     """Time as a core sees it."""
 
     def monotonic_s(self) -> float:
-        """Seconds that never go back; for deadlines and durations."""
+        """Return seconds that never decrease; for deadlines and durations."""
         ...
 
     def epoch_ms(self) -> int:
-        """Milliseconds since 1970; for records that people and other programs read."""
+        """Return milliseconds since 1970; for records that people and other programs read."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Give way for ``seconds``."""
+        """Wait for ``seconds`` while other tasks run."""
         ...
 
 
@@ -48,7 +48,7 @@ class SystemClock(Clock):
 
 
 async def within(seconds: float, awaitable: Awaitable[T]) -> T:
-    """Await with a deadline of ``seconds`` on the loop's own (possibly virtual) time.
+    """Await with a deadline of ``seconds`` on the loop's (possibly virtual) time.
 
     Raises:
         TimeoutError: the deadline passed; the awaitable was cancelled.

@@ -1,4 +1,4 @@
-"""Environment variables for gRPC. It reads them when it is first loaded, so a program sets them before."""
+"""Environment variables for gRPC, which reads them when it is loaded: a program must set them before that."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 
 
 def prepare_grpc() -> None:
-    """Set how gRPC behaves in this process and its children; what an operator has set already wins."""
-    # It would print lines of its own about failures for which our errors are better.
+    """Configure gRPC for this process and its children; variables that are already set take precedence."""
+    # gRPC would print its own lines about failures, and our errors are better.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # In a forked child its handlers start gRPC's threads again, and now and then abort the child before it becomes the
-    # intended program: PySpark starts Java in this way. Nothing here uses gRPC in a forked child.
+    # gRPC's fork handlers restart its threads in a forked child, and sometimes abort the child before it executes its
+    # program. PySpark starts Java in this way. No code here uses gRPC in a forked child.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")

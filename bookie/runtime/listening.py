@@ -1,6 +1,6 @@
 """The error of every process that cannot listen on its address: one error, one text, one exit code (78).
 
-gRPC keeps the reason to itself, so it is found out with a plain socket.
+gRPC does not report the reason, so a plain socket is opened to find it.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from bookie.model.errors import PermanentError
 
 
 class AddressInUseError(PermanentError):
-    """The address cannot be listened on: it is taken, not of this machine, or not allowed."""
+    """A server cannot listen on the address: it is in use, not an address of this machine, or not allowed."""
 
 
 def address_in_use(
     host: str, port: int, what: str, options: tuple[str, str], reason: OSError | None = None
 ) -> AddressInUseError:
-    """The error to raise.
+    """Return the error to raise.
 
     Args:
-        host: as it was given.
-        port: as it was given.
-        what: what was to be served there, such as ``HTTP``.
-        options: of the port and of the host, as a person gives them, such as ``--http-port`` and ``--http-host``.
-        reason: of the operating system; None: it is asked.
+        host: the host as configured.
+        port: the port as configured.
+        what: the service on this address, such as ``HTTP``.
+        options: the options for the port and the host, such as ``--http-port`` and ``--http-host``.
+        reason: the error of the operating system; None: find it by trying to listen.
     """
     why = _why_not(host, port) if reason is None else _words(reason)
     return AddressInUseError(
-        f"cannot listen on {shown(host, port)} for {what} ({why}): "
+        f"cannot listen on {host_and_port(host, port)} for {what} ({why}): "
         f"stop what listens there, or choose another {' or '.join(options)}"
     )
 
 
-def shown(host: str, port: int) -> str:
-    """An address with the brackets that IPv6 needs."""
+def host_and_port(host: str, port: int) -> str:
+    """Return ``host:port``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _why_not(host: str, port: int) -> str:
-    """What the operating system has against it now."""
+    """Return the operating system's reason for refusing the address now."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -55,5 +55,5 @@ def _why_not(host: str, port: int) -> str:
 
 
 def _words(error: OSError) -> str:
-    """Without the address that asyncio adds; failed look-ups of names have numbers below 0 and words of their own."""
+    """Return the reason without the address that asyncio adds. Failed name look-ups have negative error numbers."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)

@@ -1,8 +1,8 @@
-"""Logs of every process: one line an event on standard error, as plain text or as JSON.
+"""Logs of every process: one line per event on standard error, as plain text or as JSON.
 
-An event is a constant text with fields (``log.info("ledger repaired", extra={"ledger_id": 7})``). Fields keep their
-names in both forms, so that a search written for one works on the other. Fields are not filtered: the caller must not
-put passwords, keys or znode contents in.
+An event is a constant text with fields (``log.info("ledger repaired", extra={"ledger_id": 7})``). Fields have the same
+names in both forms, so that a search works on either. Fields are not filtered: callers must not log passwords, keys or
+contents of znodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, TextIO
 _STANDARD_FIELDS: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 _CAPPED: Final = {
-    "kazoo": logging.WARNING,  # prints requests and replies, znode contents among them
+    "kazoo": logging.WARNING,  # prints requests and replies, including the contents of znodes
     "py4j": logging.WARNING,  # one line for each call into the JVM
 }
 
@@ -30,16 +30,16 @@ def setup_logging(
     stream: TextIO | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Send all logs of this process to standard error. May be called again; the last call counts.
+    """Send all logs of this process to standard error. May be called again; the last call applies.
 
     Args:
-        level: lowest level shown, a number or a name such as ``"DEBUG"``.
-        is_json: one JSON object a line; default whether ``LOG_FORMAT`` is ``json`` (in any case).
-        stream: the output; default standard error, so that standard output carries results only.
-        environment: the source of ``LOG_FORMAT``; default this process's.
+        level: the lowest level shown, a number or a name such as ``"DEBUG"``.
+        is_json: whether to write one JSON object per line; default: if ``LOG_FORMAT`` is ``json`` (case-insensitive).
+        stream: the output; default: standard error, because standard output is for results only.
+        environment: the source of ``LOG_FORMAT``; default: this process's.
 
     Raises:
-        ValueError: an unknown level name.
+        ValueError: the level name is unknown.
     """
     env = os.environ if environment is None else environment
     if is_json is None:
@@ -56,7 +56,7 @@ def setup_logging(
 
 
 class PlainFormatter(logging.Formatter):
-    """``time level event key=value ...``; a traceback follows on lines of its own."""
+    """Formatter of ``time level event key=value ...``; a traceback follows on separate lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record as one line of text."""
@@ -68,7 +68,7 @@ class PlainFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: ``time``, ``level``, ``logger``, ``event``, the fields, and ``exception`` if there is one."""
+    """Formatter of one object per line: ``time``, ``level``, ``logger``, ``event``, the fields, maybe ``exception``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record as one JSON object."""
@@ -85,7 +85,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _OurHandler(logging.StreamHandler[TextIO]):
-    """A type of its own, because the handlers of test runners and hosts stay."""
+    """A handler installed by this module: only these are replaced, not those of test runners and hosts."""
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

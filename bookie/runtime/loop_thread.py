@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, and iterators over what runs there: what the synchronous face stands on."""
+"""An event loop in its own thread, and iterators over asynchronous work there: the base of the synchronous client."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any, Final, Generic, TypeVar
 T = TypeVar("T")
 
 _AHEAD: Final = 512
-"""Items that an iteration fetches ahead of the program."""
+"""Most items that an iteration fetches ahead of its consumer."""
 
 
 class LoopThread:
-    """An event loop in a thread."""
+    """An event loop in its own thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._lock = threading.RLock()  # an iterator may be dropped, and take it, in the middle of a call
+        self._lock = threading.RLock()  # reentrant: a dropped iterator takes it, perhaps in the middle of a call
         self._is_stopping = False
-        """Nothing new starts: earlier work is cancelled when the loop ends, and no caller waits forever."""
+        """True: refuse new work. Earlier work is cancelled when the loop ends, so that no caller waits forever."""
         self._thread = threading.Thread(target=self._run, name="bkheal-client", daemon=True)
         self._thread.start()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether nothing runs here any more."""
+        """True if the loop is closed and runs nothing."""
         return self._loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` there and wait for its result. Ctrl-C while waiting cancels it.
+        """Run ``work`` in the thread, wait for it and return its result. Ctrl-C during the wait cancels it.
 
         Raises:
             RuntimeError: the client was closed.
@@ -47,18 +47,18 @@ class LoopThread:
             raise
 
     def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
-        """Items of ``source``, fetched ahead a little. Leaving the iteration early closes the source."""
+        """Yield the items of ``source``, fetching some ahead. Leaving the iteration early closes the source."""
         pump: _Pump[T] = self.run(_start(source))
         try:
             while batch := self.run(pump.take()):
                 yield from batch
         finally:
             with self._lock:
-                if not self._is_stopping:  # does not wait: this may run wherever the iterator is dropped
+                if not self._is_stopping:  # no wait: the iterator may be dropped in any thread
                     self._loop.call_soon_threadsafe(pump.stop)
 
     def stop(self) -> None:
-        """End the thread; calls that other threads still wait for are cancelled. Idempotent."""
+        """End the thread; pending calls of other threads are cancelled. Idempotent."""
         with self._lock:
             if not self._is_stopping:
                 self._is_stopping = True
@@ -72,7 +72,7 @@ class LoopThread:
 
 
 class _Pump(Generic[T]):
-    """Moves items from an asynchronous iterator into a bounded queue."""
+    """A task that moves items from an asynchronous iterator into a bounded queue."""
 
     def __init__(self, source: AsyncIterator[T]) -> None:
         self._source = source
@@ -82,7 +82,7 @@ class _Pump(Generic[T]):
         self._task = asyncio.create_task(self._move())
 
     async def take(self) -> list[T]:
-        """Everything fetched so far, at least one item; nothing at the end. Raises what the source raised."""
+        """Return all items fetched so far, at least one, or none at the end. Raises the error of the source."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._ready or self._task.done() or self._error is not None)
             batch, self._ready = self._ready, []
@@ -103,7 +103,7 @@ class _Pump(Generic[T]):
                     await self._changed.wait_for(lambda: len(self._ready) < _AHEAD)
                     self._ready.append(item)
                     self._changed.notify_all()
-        except Exception as caught:  # noqa: BLE001 (it is raised in the consumer)
+        except Exception as caught:  # noqa: BLE001 (raised in the consumer)
             error = caught
         async with self._changed:
             self._error = error

@@ -1,4 +1,4 @@
-"""Choosing a TCP port on the loopback interface for a server that this machine starts."""
+"""The choice of a TCP port on the loopback interface for a server started on this machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from bookie.model.errors import TransientError
 
 _FIRST: Final = 15_000
 _END: Final = 32_000
-"""Below the ports that Linux (32768+) and macOS (49152+) give to outgoing connections. A server that is down for a
-moment must not find its port taken by one, and a client that keeps dialling it must not connect to itself, which
-TCP allows when the source port is drawn equal to the target."""
+"""Below the ports that Linux (32768+) and macOS (49152+) use for outgoing connections. Otherwise such a connection
+could take the port of a server that is down for a moment, and a client that retries could connect to itself, which TCP
+allows if the source port happens to equal the target port."""
 _ATTEMPTS: Final = 100
 
 
@@ -22,10 +22,10 @@ class NoFreePortError(TransientError):
 
 
 def free_loopback_port(rng: random.Random) -> int:
-    """A port on 127.0.0.1 that was free a moment ago; the caller must be ready to lose the race for it.
+    """Return a port on 127.0.0.1 that was free a moment ago. The caller must expect that another process takes it.
 
     Raises:
-        NoFreePortError: every port tried was in use.
+        NoFreePortError: every attempted port was in use.
     """
     for _ in range(_ATTEMPTS):
         port = rng.randrange(_FIRST, _END)
@@ -35,9 +35,9 @@ def free_loopback_port(rng: random.Random) -> int:
 
 
 def is_loopback_port_free(port: int) -> bool:
-    """Whether a server could listen on 127.0.0.1 at ``port`` now."""
+    """Return whether a server could listen on 127.0.0.1 at ``port`` now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections of an earlier run do not count
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore closed connections of an earlier run
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:

@@ -1,7 +1,7 @@
-"""Bounded retries with growing, randomised delays.
+"""Bounded retries with growing, random delays.
 
-Only ``TransientError`` is tried again: that family alone promises that nothing was changed and that the same request
-may succeed. A conflict needs a new decision, and an unknown outcome a look at the state first.
+Only a ``TransientError`` is retried: only this family guarantees that nothing was changed and that the same request may
+succeed. A conflict needs a new decision, and after an unknown outcome the state must be read first.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ T = TypeVar("T")
 class Backoff:
     """The number of attempts and the pauses between them.
 
-    The defaults give up after about 12 seconds of waiting: longer than a ZooKeeper session's usual timeout of 10 s, so
-    that a lost session has been noticed by then.
+    The defaults wait for about 12 seconds in all. This is longer than the usual timeout of a ZooKeeper session (10 s),
+    so that a lost session has been noticed by then.
     """
 
     first_s: float = 0.1
     """Longest wait before the second attempt, in seconds."""
     max_s: float = 5.0
-    """No wait is longer than this, in seconds."""
+    """Longest wait, in seconds."""
     factor: float = 2.0
-    """Each wait is this many times the one before."""
+    """Ratio of each wait to the previous one."""
     jitter: float = 0.5
-    """Share of each wait that is random, 0 to 1: it keeps clients that failed together from coming back together."""
+    """Random share of each wait, 0 to 1: clients that failed together must not retry together."""
     attempts: int = 9
-    """Attempts in all, the first included."""
+    """Number of attempts, including the first."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.first_s <= self.max_s, f"waits {self.first_s} to {self.max_s}"
@@ -46,7 +46,7 @@ class Backoff:
         assert self.attempts >= 1, f"attempts {self.attempts}"
 
     def delays(self, rng: random.Random) -> Iterator[float]:
-        """The waits between the attempts, in seconds: one fewer than ``attempts``."""
+        """Yield the waits between the attempts, in seconds: one fewer than ``attempts``."""
         longest = self.first_s
         for _ in range(self.attempts - 1):
             yield longest * (1 - self.jitter * rng.random())
@@ -54,35 +54,35 @@ class Backoff:
 
 
 class GrowingPause:
-    """How long to wait before something is tried again that must be tried for ever: longer each time, up to a bound."""
+    """The pauses between unlimited retries: longer each time, up to a bound."""
 
     def __init__(self, first_s: float, max_s: float) -> None:
-        """Begin with ``first_s`` seconds; each wait is twice the one before, and none longer than ``max_s``."""
+        """Begin with ``first_s`` seconds; each pause is twice the previous one, but at most ``max_s``."""
         assert 0 < first_s <= max_s, f"waits {first_s} to {max_s}"
         self._first_s = first_s
         self._max_s = max_s
         self._next_s = first_s
 
     def next_s(self) -> float:
-        """The wait after one more failure, in seconds."""
+        """Return the pause after one more failure, in seconds."""
         pause_s, self._next_s = self._next_s, min(2 * self._next_s, self._max_s)
         return pause_s
 
     def reset(self) -> None:
-        """It went well: the next failure is the first one."""
+        """Begin again with the first pause, after a success."""
         self._next_s = self._first_s
 
 
 async def retry_transient(
     operation: Callable[[], Awaitable[T]], backoff: Backoff, clock: Clock, rng: random.Random
 ) -> T:
-    """Run ``operation`` until it succeeds, and at most ``backoff.attempts`` times.
+    """Run ``operation`` until it succeeds, at most ``backoff.attempts`` times, and return its result.
 
-    ``operation`` must bring its own deadline; this function adds none.
+    ``operation`` must have its own deadline; this function adds none.
 
     Raises:
-        TransientError: that of the last attempt.
-        Exception: any other error of ``operation``, at once.
+        TransientError: the error of the last attempt.
+        Exception: any other error of ``operation``, immediately.
     """
     for delay_s in backoff.delays(rng):
         try:

@@ -1,4 +1,4 @@
-"""One way to start a background task: named, strongly referenced, and never failing in silence."""
+"""The way to start a background task: with a name, a strong reference and a log message if it fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _running: set[asyncio.Task[Any]] = set()
 
 
 def guarded(name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Start ``work`` as a task whose failure is logged under ``name``. The caller owns it and cancels it."""
+    """Start ``work`` as a task whose failure is logged with ``name``. The caller owns the task and cancels it."""
     task = asyncio.get_running_loop().create_task(work, name=name)
     _running.add(task)  # the loop itself keeps only a weak reference
     task.add_done_callback(_finished)
@@ -20,7 +20,7 @@ def guarded(name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
 
 
 async def cancel(task: asyncio.Task[Any] | None) -> None:
-    """Cancel ``task`` and wait for its end; its error was logged already."""
+    """Cancel ``task`` and wait until it has ended. Its error, if any, is logged and not raised."""
     if task is None or task is asyncio.current_task():
         return
     task.cancel()

@@ -1,4 +1,4 @@
-"""Which version of the program this is."""
+"""The version of the program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def installed_version() -> str:
-    """Version of the installed package; ``unknown`` if the code runs without an installation."""
+    """Return the version of the installed package, or ``unknown`` if the code runs without an installation."""
     try:
         return version("bkheal")
     except PackageNotFoundError:

@@ -10,9 +10,9 @@ from bookie.runtime.tasks import cancel
 
 
 async def all_or_first_error(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Await all of ``works`` at once. On the first error the others are cancelled and awaited, and it is raised alone.
+    """Await all of ``works`` concurrently. On the first error, cancel and await the others and raise this error alone.
 
-    A ``TaskGroup`` would wrap it in a group, and callers distinguish our errors by their class.
+    A ``TaskGroup`` would wrap the error in a group, but callers distinguish our errors by their class.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -22,9 +22,9 @@ async def all_or_first_error(works: Iterable[Coroutine[Any, Any, None]]) -> None
 
 
 async def all_begun_in_turn(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """As ``all_or_first_error``, but each has begun before the next is taken from ``works``.
+    """Do the same as ``all_or_first_error``, but start each coroutine before taking the next from ``works``.
 
-    What it costs to make the later ones is so spent while the store is at work on the earlier ones.
+    The later coroutines are then created while the store already works on the earlier ones.
     """
     tasks: list[asyncio.Future[None]] = []
     try:
@@ -37,7 +37,7 @@ async def all_begun_in_turn(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
-    """Await until one of ``works`` has ended, and cancel the others; raises what that one raised."""
+    """Wait until the first of ``works`` has ended, cancel the others, and raise the error of the first, if any."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -56,12 +56,12 @@ async def _end(tasks: Iterable[asyncio.Future[None]]) -> None:
 async def first_of(events: Sequence[Coroutine[Any, Any, Any]], work: Collection[asyncio.Task[Any]] = ()) -> None:
     """Return when one of ``events`` or ``work`` has completed.
 
-    The events that have not come are cancelled; tasks of ``work`` live on, and how they ended is not looked at.
+    The remaining events are cancelled. The tasks of ``work`` continue, and their results and errors are ignored.
 
     Raises:
-        Exception: what an event raised.
+        Exception: the error of an event.
     """
-    # Not guarded: the tasks end with this call, and what one of them raises goes to the caller.
+    # Not guarded: the tasks end with this call, and their errors are raised to the caller.
     waits = [asyncio.create_task(event) for event in events]
     try:
         await asyncio.wait([*waits, *work], return_when=asyncio.FIRST_COMPLETED)
@@ -73,7 +73,7 @@ async def first_of(events: Sequence[Coroutine[Any, Any, Any]], work: Collection[
         wait.result()
 
 
-async def all_over(work: Collection[asyncio.Task[Any]]) -> None:
+async def all_completed(work: Collection[asyncio.Task[Any]]) -> None:
     """Return when every task has completed, with any result."""
     if work:
         await asyncio.wait(list(work))

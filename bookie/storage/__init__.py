@@ -1,4 +1,4 @@
-"""Durable entries on one node: journal, entry logs, index, fences.
+"""The durable entries of one node: journal, entry logs, index, fences.
 
 Does not belong here: network protocols, cluster metadata.
 """

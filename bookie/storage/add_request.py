@@ -1,4 +1,4 @@
-"""Checking an add before anything else looks at it: sizes, and the ids in the entries' own headers."""
+"""The first check of an add: sizes, and the ids in the entries' own headers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from bookie.wire.port import AddBatch
 
 ENTRY_BYTES_MAX: Final = PACKET_BYTES_MAX
 ADD_BYTES_MAX: Final = 8 << 20
-"""Largest request; a client's batch stays below a third of it."""
+"""Largest request, in bytes; a client's batch stays below a third of this."""
 MASTER_KEY_BYTES_MAX: Final = 1 << 10
-"""Ours have 20 bytes; the bound keeps a journal batch and the state of a ledger small."""
+"""Longest master key, in bytes. Our keys have 20; the bound keeps journal batches and ledger states small."""
 
 _IDS: Final = struct.Struct(">qq")
 
 
 def check_add(batch: AddBatch) -> dict[EntryId, CachedEntry] | str:
-    """The entries of a batch by id with their checksums, or what is wrong with it.
+    """Return the entries of a batch by id, with their checksums, or else the problem with the batch.
 
-    An id that occurs twice counts once, the later entry wins.
+    If an id occurs twice, the later entry replaces the earlier one.
     """
     if (problem := check_ledger(batch.ledger_id, batch.master_key)) is not None:
         return problem
@@ -44,7 +44,7 @@ def check_add(batch: AddBatch) -> dict[EntryId, CachedEntry] | str:
 
 
 def check_ledger(ledger_id: int, master_key: bytes = b"") -> str | None:
-    """What is wrong with a ledger id and key, None if nothing is."""
+    """Return the problem with a ledger id or master key, or None if both are valid."""
     if not 0 <= ledger_id <= LEDGER_ID_MAX:
         return f"not a ledger id: {ledger_id}"
     if len(master_key) > MASTER_KEY_BYTES_MAX:

@@ -1,14 +1,15 @@
-"""Moving what the journal holds into the entry logs and the index.
+"""Checkpoints: the move of data from the journal into the entry logs and the index.
 
-The order is the safety argument (docs/failure-model.md#collection-and-checkpoints); a crash between any two steps loses
-nothing, because the journal is replayed from the last mark and putting an entry twice changes nothing:
+The order of the steps makes this safe (docs/failure-model.md#collection-and-checkpoints). A crash between any two steps
+loses nothing, because the journal is replayed from the last mark and storing an entry twice has no effect:
 
-1. swap the caches and take, in the same instant, the journal sequence and the changed ledger states they stand for;
-2. page by page: entry log durable, then the index entries that name it;
-3. in one atomic index write: ledger states and the mark;
-4. drop the flushed cache; only now may journal files go (the caller trims).
+1. swap the caches and read, without yielding, the matching journal sequence and the changed ledger states;
+2. page by page: make the entry log durable, then write the index entries that refer to it;
+3. in one atomic index write: the ledger states and the mark;
+4. drop the flushed cache; only now may journal files be deleted (the caller trims the journal).
 
-A flush that fails on a full disk is kept, and continued in a new file after the entries in the index.
+A flush that fails because the disk is full is kept. The next attempt continues in a new file, after the entries that
+are already in the index.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ _Item = tuple[LedgerId, EntryId, CachedEntry]
 
 @dataclass(slots=True)
 class _Flush:
-    """What one checkpoint has to make durable.
+    """The work of one checkpoint.
 
-    ``named``: how many entries, in order, the index names already. ``log_id``: the last log that it may name.
+    ``named``: the number of entries, in order, that are already in the index. ``log_id``: the last log to which the
+    index may refer.
     """
 
     sequence: int
@@ -46,10 +48,10 @@ class _Flush:
 
 @dataclass(slots=True)
 class Checkpointer:
-    """Checkpoints of one store, one at a time.
+    """The checkpoints of one store, one at a time.
 
     Attributes:
-        mark: the last one in the index.
+        mark: the last mark in the index.
     """
 
     caches: Caches
@@ -62,10 +64,10 @@ class Checkpointer:
     _running: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self, durable_sequence: Callable[[], int]) -> int:
-        """Make a checkpoint of everything durable at the call or later, and return the sequence it covers.
+        """Make a checkpoint that includes at least everything durable at the call, and return its journal sequence.
 
         Raises:
-            DiskFullError: not done; nothing is lost and it can be called again.
+            DiskFullError: not done; nothing is lost, and the caller may try again.
             DiskError: any other failure.
         """
         async with self._running:
@@ -75,11 +77,11 @@ class Checkpointer:
             return await self._finish(self._pending)
 
     def exclusive(self) -> asyncio.Lock:
-        """To hold during a change of an entry's index record: no checkpoint runs at the same time."""
+        """Return the lock to hold while an entry's index record changes: no checkpoint runs concurrently."""
         return self._running
 
     def drop(self, ledger_id: LedgerId) -> None:
-        """Forget a ledger's entries that are not in the index yet. To be called under ``exclusive``."""
+        """Drop a ledger's entries that are not in the index yet. The caller must hold ``exclusive``."""
         self.caches.active.drop(ledger_id)
         if self._pending is not None and self.caches.flushing is not None:
             self._pending.named -= self.caches.flushing.drop(ledger_id, self._pending.named)
@@ -121,14 +123,14 @@ class Checkpointer:
                 await self._name_entries(flush, log, puts)
         except DiskFullError:
             if log is not None and log.log_id != flush.log_id:
-                await self.logs.discard(log)  # or the attempts would add up and leave no space for any
+                await self.logs.discard(log)  # else the failed attempts would fill the disk
             raise
         finally:
             if log is not None:
                 await log.file.close()
 
     async def _name_entries(self, flush: _Flush, log: EntryLogWriter, puts: list[tuple[bytes, bytes]]) -> None:
-        """The index names an entry only after the log that holds it is durable."""
+        """Make the log durable, then write the index entries that refer to it."""
         await log.sync()
         flush.log_id = log.log_id
         await self.index.write(puts)
@@ -148,6 +150,6 @@ class Checkpointer:
 
 
 async def _append_page(log: EntryLogWriter, page: list[_Item]) -> list[tuple[bytes, bytes]]:
-    """Append entries and return the index pairs that name them."""
+    """Append entries to the log and return their index pairs."""
     keys = [pack_entry_key(ledger_id, entry_id) for ledger_id, entry_id, _ in page]
     return list(zip(keys, await log.append([(entry.data, entry.crc) for _, _, entry in page]), strict=True))

@@ -1,4 +1,4 @@
-"""Reasons for which a store refuses to open. Each names the place and what a person can do."""
+"""The errors for which a store refuses to open. Each message names the place and the remedy."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class DamagedJournalError(FatalError):
 
 
 class UnsupportedFormatError(FatalError):
-    """A file was written by a newer version of this program, or is not ours at all."""
+    """A file was written by a newer version of this program, or by another program."""
 
 
 class LostIndexError(FatalError):
-    """The index does not belong to the files beside it: one of them was lost or replaced."""
+    """The index does not belong to the other files: one of them was lost or replaced."""

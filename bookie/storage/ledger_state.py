@@ -1,8 +1,8 @@
-"""What a bookie remembers about a ledger beside its entries: key, fence, limbo.
+"""The state that a bookie keeps about a ledger besides its entries: key, fence, limbo.
 
-There is one object per ledger id, and it is never dropped while it is used or while the index is older than it. So its
-user can check it and enqueue to the journal without giving way in the middle, which puts a fence and an add in one
-order (the defect of two objects for one ledger is apache/bookkeeper #4701).
+There is one object per ledger id, and it stays in memory while it is in use or newer than the index. A user can
+therefore check it and enqueue to the journal without yielding, which puts each fence and add in one order. (Two objects
+for the same ledger were a defect in Apache: apache/bookkeeper #4701.)
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ _LIMBO: Final = 2
 _HAS_KEY: Final = 4
 _COLLECTED: Final = 8
 _FORGET_SCAN: Final = 32
-"""States looked at after each use: a constant cost, and far more than the one that a use can add."""
+"""States examined after each use: a constant cost, and far more than the one state that a use can add."""
 
 
 @dataclass(slots=True, eq=False)
 class LedgerState:
-    """One ledger.
+    """The state of one ledger.
 
     Attributes:
-        master_key: as enqueued to the journal; None before first contact, and in a ledger that is only in limbo.
+        master_key: the key as enqueued to the journal; None before the first contact, and for a ledger that is only in
+            limbo.
         is_key_durable: the key survives a crash.
-        is_known: the bookie durably knows the ledger.
-        is_fenced: ordinary adds are refused, from the moment the fence is enqueued.
-        is_fence_durable: the fence survives a crash; nothing may be answered on it before.
-        is_limbo: what this bookie held is unknown; every "absent" is answered with LIMBO.
+        is_known: the ledger is durably recorded on this bookie.
+        is_fenced: ordinary adds are refused, from the moment when the fence is enqueued.
+        is_fence_durable: the fence survives a crash; no reply may depend on the fence before.
+        is_limbo: the entries stored here earlier are unknown; the status is LIMBO instead of any "absent".
         is_collected: the entries were collected and none was added since; the rest, above all the fence, is permanent.
-        deleting: set when the deletion of entries that is under way has ended; None: none is.
+        deleting: set when the running deletion of entries ends; None if none is running.
         fencing: completes when the fence being written is durable or has failed; shared by concurrent fences.
     """
 
@@ -63,26 +64,26 @@ class LedgerState:
 
     @property
     def absent_status(self) -> Status:
-        """The answer for an entry that is not here (S6)."""
+        """The status for an entry that is not stored here (S6)."""
         if self.is_limbo:
             return Status.LIMBO
         return Status.NO_ENTRY if self.is_known else Status.NO_LEDGER
 
     def accepts(self, master_key: bytes) -> bool:
-        """Whether the key is the ledger's; any key is, at first contact."""
+        """Return whether the key is the ledger's key; at the first contact, any key is accepted."""
         return self.master_key is None or hmac.compare_digest(self.master_key, master_key)
 
     def encode(self) -> bytes:
-        """Value in the index."""
+        """Return the value to store in the index."""
         key = self.master_key if self.is_key_durable else None
         flags = _FENCED * self.is_fenced | _LIMBO * self.is_limbo | _HAS_KEY * (key is not None)
         return bytes((_FORMAT, flags | _COLLECTED * self.is_collected)) + (key or b"")
 
     def restore(self, value: bytes) -> None:
-        """Take over a value from the index.
+        """Set the state from its value in the index.
 
         Raises:
-            UnsupportedFormatError: written by a newer version.
+            UnsupportedFormatError: the value was written by a newer version.
         """
         if len(value) < 2 or value[0] != _FORMAT:
             raise UnsupportedFormatError(
@@ -101,10 +102,10 @@ def _is_wanted(flags: int, only_limbo: bool) -> bool:
 
 
 class LedgerStates:
-    """The states of one store.
+    """The ledger states of one store.
 
     Attributes:
-        count: ledgers durably known.
+        count: the number of ledgers durably recorded.
     """
 
     def __init__(self, index: EntryIndex, count: int, kept: int) -> None:
@@ -117,7 +118,7 @@ class LedgerStates:
 
     @asynccontextmanager
     async def using(self, ledger_id: LedgerId) -> AsyncIterator[LedgerState]:
-        """The ledger's one state object, loaded; it stays the one until the block ends.
+        """Yield the only state object of the ledger, loaded. It stays the only one until the block ends.
 
         Raises:
             DiskError: the index cannot be read.
@@ -135,33 +136,33 @@ class LedgerStates:
             self._forget_surplus()
 
     def changed(self, state: LedgerState) -> None:
-        """Note that a durable change has to reach the index with the next checkpoint."""
+        """Schedule a durable change for the next checkpoint, which writes it to the index."""
         if not state.is_known:
             state.is_known = True
             self.count += 1
         self._changed[state.ledger_id] = state
 
     def take_changed(self) -> list[tuple[bytes, bytes]]:
-        """Index pairs of everything changed since the last call; the states stay in memory until ``saved``."""
+        """Return the index pairs of all states changed since the last ``saved``; they stay in memory until then."""
         self._being_saved |= self._changed
         self._changed = {}
         return [(state_key(ledger_id), state.encode()) for ledger_id, state in sorted(self._being_saved.items())]
 
     def saved(self) -> None:
-        """What ``take_changed`` returned is durable in the index."""
+        """Record that the pairs from ``take_changed`` are durable in the index."""
         self._being_saved = {}
         self._forget_surplus()
 
     async def page(self, after: int, limit: int, *, only_limbo: bool = False) -> list[LedgerId]:
-        """Ids after ``after``, ascending, of known ledgers; about ``limit``, none at the end.
+        """Return ids of recorded ledgers greater than ``after``, ascending: about ``limit``, none at the end.
 
-        Those that were collected are left out, unless they are in limbo. With ``only_limbo`` only these.
+        Collected ledgers are omitted unless they are in limbo. With ``only_limbo``, only ledgers in limbo are returned.
 
         Raises:
             DiskError: the index cannot be read.
         """
         while True:
-            recent = self._being_saved | self._changed  # some may be saved, after the range, during the read
+            recent = self._being_saved | self._changed  # some may be saved during the read, too late for it
             pairs = await self._index.range(*states_after(after), limit)
             is_last = len(pairs) < limit
             reached = LEDGER_ID_MAX if is_last else ledger_id_of_state(pairs[-1][0])

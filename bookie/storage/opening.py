@@ -1,7 +1,7 @@
-"""From what is on the disks to a store that may answer.
+"""The opening of a store from the files on its disks.
 
-A journal is replayed into the write cache and then written again by a checkpoint, before anything is served: data in
-the page cache of a killed process may never have reached the disk, although it reads back well.
+The journal is replayed into the write cache and then written again by a checkpoint, before any request is served: data
+that a killed process left in the page cache can be read back although it may never reach the disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a store is made of. ``is_full``: the first checkpoint met a full disk and has to be done again."""
+    """The parts of a store. ``is_full``: the first checkpoint failed because a disk is full, and must be repeated."""
 
     disk: Disk
     caches: Caches
@@ -50,8 +50,10 @@ async def open_parts(
     """Check that the disks belong together, replay the journal, make a checkpoint, and begin a new journal epoch.
 
     Raises:
-        DamagedJournalError, LostIndexError, UnsupportedFormatError: see there; nothing was removed.
-        DiskError: a disk failed, or is so full that the journal cannot even be replayed.
+        DamagedJournalError: acknowledged records cannot be read back; nothing was removed.
+        LostIndexError: the index does not belong to the other files; nothing was removed.
+        UnsupportedFormatError: a file was written by a newer version or another program; nothing was removed.
+        DiskError: a disk failed, or is too full to replay the journal.
     """
     await journal_disk.make_directory(journal_replay.DIRECTORY)
     await ledger_disk.make_directory(entry_log.DIRECTORY)
@@ -82,7 +84,7 @@ async def open_parts(
 async def _checkpoint_mark(
     journal_disk: Disk, ledger_disk: Disk, index: EntryIndex, slots: MarkSlots
 ) -> CheckpointMark:
-    """The index's mark; a new store gets both marks here, the journal's first."""
+    """Return the checkpoint mark in the index. A new store gets both marks here, the journal's first."""
     [value] = await index.get_many([MARK_KEY])
     journal_replay.check_same_store(
         has_checkpoint=value is not None,

@@ -1,7 +1,7 @@
 """Ports of the storage core: files that can be made durable, and an ordered index.
 
-The core (journal, entry log, store) reaches the disk only through these. ``Disk`` paths are relative to the root the
-adapter was made with. Nothing written is promised to survive a crash before the matching sync returned.
+The core (journal, entry log, store) uses the disk only through these ports. ``Disk`` paths are relative to the root of
+the adapter. Written data is only guaranteed to survive a crash once the matching sync has returned.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from bookie.model.errors import FatalError
 
 
 class DiskError(FatalError):
-    """A write or sync failed: what is on the disk is unknown, so the process must stop acknowledging (J6)."""
+    """A write or sync failed: the content of the disk is unknown, so the process must stop acknowledging (J6)."""
 
 
 class DiskFullError(DiskError):
-    """No space left; unlike other disk errors the process may live on read-only."""
+    """No space left; unlike after other disk errors, the process may continue read-only."""
 
 
 class DiskFile(Protocol):
     """One open file."""
 
     async def append(self, parts: Sequence[bytes]) -> int:
-        """Write ``parts`` at the end and return the file's size after it.
+        """Write ``parts`` at the end of the file and return its new size.
 
         Raises:
-            DiskFullError: no space left; the file may end in a part of the data.
+            DiskFullError: no space left; the file may end with a part of the data.
             DiskError: any other failure.
         """
         ...
@@ -36,33 +36,34 @@ class DiskFile(Protocol):
         """Make everything appended so far durable (fdatasync).
 
         Raises:
-            DiskError: the kernel reported a failure; never call it again on this file.
+            DiskError: the kernel reported a failure; never call this again for this file.
         """
         ...
 
     async def append_and_sync(self, parts: Sequence[bytes]) -> int:
-        """``append`` then ``sync`` as one request, for a group commit: a thread adapter saves one hop (about 0.1 ms,
-        nearly half of the sync itself).
+        """Do ``append``, then ``sync``, as one request, for a group commit.
+
+        An adapter with threads saves one switch (about 0.1 ms, nearly half of the sync itself).
 
         Raises:
-            DiskFullError: no space left; the file may end in a part of the data.
+            DiskFullError: no space left; the file may end with a part of the data.
             DiskError: any other failure.
         """
         ...
 
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes at each (offset, size); shorter at the end of the file.
+        """Return the bytes at each (offset, size); fewer at the end of the file.
 
         Raises:
-            DiskError: unreadable.
+            DiskError: the file cannot be read.
         """
         ...
 
     async def size(self) -> int:
-        """Current size in bytes.
+        """Return the current size in bytes.
 
         Raises:
-            DiskError: this cannot be determined.
+            DiskError: the size cannot be determined.
         """
         ...
 
@@ -75,10 +76,10 @@ class Disk(Protocol):
     """One directory tree."""
 
     async def create(self, path: str) -> DiskFile:
-        """Create a new file for appending and reading. Durable as a name after ``sync_directory``.
+        """Create a new file for appending and reading. Its name is durable after ``sync_directory``.
 
         Raises:
-            DiskError: it exists or cannot be created.
+            DiskError: the file exists or cannot be created.
         """
         ...
 
@@ -86,30 +87,30 @@ class Disk(Protocol):
         """Open an existing file for reading.
 
         Raises:
-            FileNotFoundError: there is none.
-            DiskError: it cannot be opened.
+            FileNotFoundError: the file does not exist.
+            DiskError: the file cannot be opened.
         """
         ...
 
     async def replace(self, path: str, data: bytes) -> None:
-        """Atomically and durably make ``path`` hold ``data`` (write aside, sync, rename, sync directory).
+        """Atomically and durably replace the content of ``path`` (write aside, sync, rename, sync directory).
 
         Raises:
-            DiskFullError: no space left; the old content stands.
-            DiskError: any other failure; either content may be found.
+            DiskFullError: no space left; the file has the old content.
+            DiskError: any other failure; the file has the old or the new content.
         """
         ...
 
     async def names(self, directory: str) -> list[str]:
-        """Names of files and directories in a directory, sorted; empty if it does not exist.
+        """Return the sorted names of files and directories in a directory; empty if it does not exist.
 
         Raises:
-            DiskError: it cannot be read.
+            DiskError: the directory cannot be read.
         """
         ...
 
     async def make_directory(self, path: str) -> None:
-        """Create a directory and its parents, durably; fine if it exists."""
+        """Create a directory and its parents durably; no error if it exists."""
         ...
 
     async def unlink(self, path: str) -> None:
@@ -121,7 +122,7 @@ class Disk(Protocol):
         ...
 
     async def space(self) -> tuple[int, int]:
-        """Total and free bytes of the device."""
+        """Return the total and the free bytes of the device."""
         ...
 
 
@@ -129,42 +130,42 @@ class EntryIndex(Protocol):
     """An ordered map of bytes to bytes with atomic, durable batches."""
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Values of ``keys``; None for each that is absent.
+        """Return the values of ``keys``, with None for each absent key.
 
         Raises:
-            DiskError: unreadable.
+            DiskError: the index cannot be read.
         """
         ...
 
     async def range(self, first_key: bytes, end_key: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        """Up to ``limit`` pairs with ``first_key <= key < end_key``, ascending.
+        """Return up to ``limit`` pairs with ``first_key <= key < end_key``, ascending.
 
         Raises:
-            DiskError: unreadable; a range is never silently cut short.
+            DiskError: the index cannot be read; a range is never silently truncated.
         """
         ...
 
     async def keys(self, first_key: bytes, end_key: bytes, limit: int) -> list[bytes]:
-        """The keys of ``range``, without fetching the values.
+        """Return the keys of ``range`` without reading the values.
 
         Raises:
-            DiskError: unreadable; a range is never silently cut short.
+            DiskError: the index cannot be read; a range is never silently truncated.
         """
         ...
 
     async def last(self, first_key: bytes, end_key: bytes) -> tuple[bytes, bytes] | None:
-        """The pair with the greatest key in ``first_key <= key < end_key``.
+        """Return the pair with the greatest key in ``first_key <= key < end_key``, or None if there is none.
 
         Raises:
-            DiskError: unreadable.
+            DiskError: the index cannot be read.
         """
         ...
 
     async def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
-        """Apply all or nothing, durable on return.
+        """Apply all changes or none; they are durable on return.
 
         Raises:
-            DiskError: it could not be made durable.
+            DiskError: the changes could not be made durable.
         """
         ...
 

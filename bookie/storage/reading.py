@@ -1,7 +1,7 @@
-"""Answering reads from the write caches, the index and the entry logs.
+"""Reads from the write caches, the index and the entry logs.
 
-The caches are always looked at first and without giving way: an entry leaves them only after the index has it. An
-entry that the index names and that does not verify is CORRUPT or IO_ERROR, never absent (S6).
+The caches are always checked first, and without yielding: an entry leaves them only once it is in the index. An entry
+that is in the index but does not verify is CORRUPT or IO_ERROR, never absent (S6).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from bookie.wire.port import READ_BYTES_MAX, EntryResult, Status
 _log = logging.getLogger(__name__)
 
 _MOVES_MAX: Final = 3
-"""How often one read follows entries that compaction moves away under it; more cannot happen but by damage."""
+"""How often one read follows entries that compaction moves at the same time; only damage can cause more moves."""
 
 
 @dataclass(slots=True)
 class EntryReader:
-    """Reads of one store. ``list_page_keys``: index keys fetched at a time."""
+    """The reads of one store. ``list_page_keys``: index keys fetched at a time."""
 
     caches: Caches
     index: EntryIndex
@@ -42,7 +42,7 @@ class EntryReader:
     list_page_keys: int
 
     async def entries(self, state: LedgerState, entry_ids: Sequence[EntryId]) -> list[EntryResult]:
-        """Results for a prefix of ``entry_ids``: at least one, then as many as ``READ_BYTES_MAX`` holds.
+        """Return results for a prefix of ``entry_ids``: at least one, then as many as fit into ``READ_BYTES_MAX``.
 
         Raises:
             DiskError: the index cannot be read.
@@ -69,18 +69,18 @@ class EntryReader:
     async def _stored(
         self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: list[CachedEntry | Location | None]
     ) -> list[bytes | DiskError | None]:
-        """Bytes at each location in ``found``, which is corrected for moved entries.
+        """Return the bytes at each location in ``found``, and correct ``found`` for moved entries.
 
-        A missing log was compacted, or it is lost: the index shows which, and names a log that disappears once more
-        only if it was compacted as well.
+        A missing log was either compacted or lost. If it was compacted, the index already has the new locations, and
+        their log can only be missing if it was compacted as well.
         """
         for attempt in range(_MOVES_MAX + 1):
             places = [place for place, entry in enumerate(found) if isinstance(entry, Location)]
             stored = await self.logs.read([entry for entry in found if isinstance(entry, Location)])
-            gone = [place for place, data in zip(places, stored, strict=True) if data is None]
-            if not gone or attempt == _MOVES_MAX:
+            missing = [place for place, data in zip(places, stored, strict=True) if data is None]
+            if not missing or attempt == _MOVES_MAX:
                 break
-            if not await self._look_again(ledger_id, entry_ids, found, gone):
+            if not await self._look_again(ledger_id, entry_ids, found, missing):
                 break
         return stored
 
@@ -91,7 +91,7 @@ class EntryReader:
         found: list[CachedEntry | Location | None],
         places: Sequence[int],
     ) -> bool:
-        """Correct ``found`` at ``places``; whether that changed anything."""
+        """Look up the entries at ``places`` again, correct ``found``, and return whether it changed."""
         before = [found[place] for place in places]
         cached = [self.caches.get(ledger_id, entry_ids[place]) for place in places]
         values = await self.index.get_many([pack_entry_key(ledger_id, entry_ids[place]) for place in places])
@@ -100,9 +100,9 @@ class EntryReader:
         return before != [found[place] for place in places]
 
     async def last(self, state: LedgerState) -> EntryResult:
-        """The entry with the greatest id; a negative answer with id -1 if there is none.
+        """Return the entry with the greatest id, or a negative result with id -1 if there is none.
 
-        In limbo the status is LIMBO in any case: there may have been a greater one.
+        In limbo the status is always LIMBO, because there may have been a greater entry.
 
         Raises:
             DiskError: the index cannot be read.
@@ -115,7 +115,7 @@ class EntryReader:
         return (await self.entries(state, [EntryId(last)]))[0]
 
     async def runs(self, ledger_id: LedgerId) -> EntryRuns:
-        """All entries of a ledger.
+        """Return the ids of all entries of a ledger.
 
         Raises:
             DiskError: the index cannot be read.
@@ -159,6 +159,6 @@ def _verified(
 
 def _runs_of_page(keys: Sequence[bytes]) -> Sequence[tuple[int, int]]:
     first, last = entry_id_of(keys[0]), entry_id_of(keys[-1])
-    if last - first == len(keys) - 1:  # ascending and distinct, so nothing is missing between them
+    if last - first == len(keys) - 1:  # ascending and distinct, so there is no gap
         return [(first, last)]
     return EntryRuns.of(map(entry_id_of, keys)).runs

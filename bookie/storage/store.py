@@ -1,11 +1,11 @@
-"""The store of one bookie: durable entries, fences and keys; what a request handler calls.
+"""The store of one bookie: durable entries, fences and keys; the interface for request handlers.
 
-It keeps its word: a success is answered only after the journal is on disk (J1); a fence and an add have one order, the
-order in which they are enqueued, decided without giving way; "absent" is answered only for entries never stored here
-(S6). Requests never raise: each gets a reply with a ``Status``. What makes the store unable to keep its word completes
-``fatal``, and the process must exit.
+Guarantees: a request succeeds only once the journal is on disk (J1). A fence and an add have one order, in which they
+are enqueued; checks and enqueuing happen without yielding. The status is "absent" only for entries that were never
+stored here (S6). Requests never raise: each gets a reply with a ``Status``. If the store can no longer give these
+guarantees, ``fatal`` completes, and the process must exit.
 
-It does not verify entry digests (only those who know the password can), and knows no other bookie and no metadata.
+The store does not verify entry digests (this needs the ledger's password), and uses no other bookie and no metadata.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LIMBO_CHUNK: Final = 1000
-"""Ledgers put in limbo at a time: enough to fill a group commit, little enough to bound the tasks."""
+"""Ledgers put in limbo at a time: enough to fill a group commit, few enough to bound the number of tasks."""
 
 REQUEST_FAILURES: Final = (DiskError, UnsupportedFormatError, JournalBusyError, JournalStoppedError)
-"""The failure of one request: an unreadable index, an unreadable ledger state, a full queue, a stopped journal."""
+"""The failures of one request: an unreadable index, an unreadable ledger state, a full queue, a stopped journal."""
 
 
 class LedgerStorage:
-    """The entries of a bookie: journal, write cache, index and entry logs as one.
+    """The storage of a bookie: journal, write cache, index and entry logs together.
 
-    Every method may be called concurrently with every other.
+    All methods may run concurrently.
     """
 
     def __init__(self, parts: Parts, index: EntryIndex, settings: StorageSettings, clock: Clock) -> None:
@@ -76,13 +76,13 @@ class LedgerStorage:
     async def open(
         cls, journal: Disk, ledgers: Disk, index: EntryIndex, settings: StorageSettings, clock: Clock
     ) -> LedgerStorage:
-        """Open the store, or make a new one on empty disks; everything acknowledged before is served again.
+        """Open the store, or create one on empty disks. Everything acknowledged earlier is served again.
 
         Raises:
             DamagedJournalError: acknowledged entries cannot be read back.
             LostIndexError: the index does not belong to the other files.
-            UnsupportedFormatError: written by a newer version.
-            DiskError: a disk failed, or is so full that the journal cannot be replayed.
+            UnsupportedFormatError: a file was written by a newer version or another program.
+            DiskError: a disk failed, or is too full to replay the journal.
         """
         store = cls(await open_parts(journal, ledgers, index, settings, clock), index, settings, clock)
         if store._is_full:
@@ -92,21 +92,21 @@ class LedgerStorage:
 
     @property
     def fatal(self) -> asyncio.Future[FatalError]:
-        """Completes with the reason when nothing can be acknowledged any more; do not cancel it."""
+        """Completes with the reason when the store can no longer acknowledge anything; do not cancel it."""
         return self._journal.fatal
 
     @property
     def is_full(self) -> bool:
-        """Whether a disk has no space left: adds are answered READ_ONLY until there is some again."""
+        """True if a disk is full: adds are answered with READ_ONLY until it has space again."""
         return self._is_full
 
     @property
     def ledger_count(self) -> int:
-        """Ledgers known here, by an entry, a fence or limbo."""
+        """The number of ledgers recorded here, because of an entry, a fence or limbo."""
         return self._states.count
 
     async def add(self, batch: AddBatch) -> AddReply:
-        """Store all entries of a batch, durably, or none. An existing entry is replaced."""
+        """Store all entries of a batch durably, or none. They replace existing entries with the same id."""
         if (refusal := self._add_refusal()) is not None:
             return refusal
         self._marks.pop(batch.ledger_id, None)
@@ -119,7 +119,7 @@ class LedgerStorage:
                     return AddReply(Status.UNAUTHORIZED, "not the master key of this ledger")
                 if state.is_fenced and not batch.is_recovery:
                     return AddReply(Status.FENCED)
-                # From the checks to here nothing gave way: a fence comes either before them or after this add.
+                # No yield since the checks: a fence comes either before them or after this add.
                 error = await self._writer.enqueue_add(state, batch.master_key, entries)
         except REQUEST_FAILURES as failure:
             return AddReply(self._status_of(failure), str(failure))
@@ -128,9 +128,8 @@ class LedgerStorage:
     async def fence(self, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
         """Refuse ordinary adds permanently and durably, and return the greatest entry.
 
-        Creates the ledger if it is unknown.
-
-        In limbo ``last_entry`` has status LIMBO, because there may have been a greater one.
+        An unknown ledger is created. In limbo ``last_entry`` has the status LIMBO, because there may have been a
+        greater entry.
         """
         if (problem := check_ledger(ledger_id, master_key)) is not None:
             return FenceReply(Status.BAD_REQUEST, detail=problem)
@@ -147,7 +146,7 @@ class LedgerStorage:
         return FenceReply(Status.OK, None if last.status.is_absent else last)
 
     async def check_key(self, ledger_id: LedgerId, master_key: bytes) -> Status:
-        """OK if it is the ledger's key, else UNAUTHORIZED; NO_LEDGER or LIMBO if no key is known. Changes nothing."""
+        """Return OK or UNAUTHORIZED for a master key, or NO_LEDGER or LIMBO if none is known. Changes nothing."""
         if check_ledger(ledger_id, master_key) is not None:
             return Status.BAD_REQUEST
         try:
@@ -159,19 +158,19 @@ class LedgerStorage:
             return self._status_of(error)
 
     async def set_limbo(self, ledger_ids: Sequence[LedgerId]) -> None:
-        """Durably answer LIMBO instead of "absent" for these ledgers, and fence them: what is not known to have been
-        stored here may also be a fence.
+        """Durably put ledgers in limbo: their status is LIMBO instead of "absent". They are also fenced, because
+        a fence may be among the lost data.
 
         Raises:
             FatalError: not durable (DiskError, JournalStoppedError).
-            JournalBusyError: too much waits for the disk; some may be done, ask again.
+            JournalBusyError: the queue for the disk is full; some ledgers may be in limbo, call again.
         """
         remaining = iter(ledger_ids)
         while chunk := list(islice(remaining, _LIMBO_CHUNK)):
             await asyncio.gather(*(self._set_limbo(ledger_id) for ledger_id in chunk))
 
     async def read(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
-        """Read entries; every result is verified. Bounds: ``READ_ENTRIES_MAX``, ``READ_BYTES_MAX``."""
+        """Read entries and verify them against the index. Bounds: ``READ_ENTRIES_MAX``, ``READ_BYTES_MAX``."""
         problem = check_ledger(ledger_id)
         if problem is None and len(entry_ids) > READ_ENTRIES_MAX:
             problem = f"{len(entry_ids)} entries in one read, allowed are {READ_ENTRIES_MAX}"
@@ -188,7 +187,7 @@ class LedgerStorage:
     async def read_last(self, ledger_id: LedgerId) -> ReadReply:
         """Read the entry with the greatest id, as one result; id -1 and a negative status if there is none.
 
-        In limbo the status is LIMBO also if there is one, because there may have been a greater one.
+        In limbo the status is always LIMBO, because there may have been a greater entry.
         """
         if (problem := check_ledger(ledger_id)) is not None:
             return ReadReply(Status.BAD_REQUEST, detail=problem)
@@ -199,13 +198,13 @@ class LedgerStorage:
             return ReadReply(self._status_of(error), detail=str(error))
 
     async def list_entries(self, ledger_id: LedgerId) -> ListReply:
-        """The entries of a ledger. LIMBO and NO_LEDGER carry the existing entries too; in limbo there may be more."""
+        """List the entries of a ledger, also with status LIMBO or NO_LEDGER. In limbo there may have been more."""
         if (problem := check_ledger(ledger_id)) is not None:
             return ListReply(Status.BAD_REQUEST, detail=problem)
         self._marks.pop(ledger_id, None)
         try:
             async with self._states.using(ledger_id) as state:
-                while state.deleting is not None:  # a part of the ledger is going, and no more than that
+                while state.deleting is not None:  # else the list could contain a part of the entries
                     await state.deleting.wait()
                 runs = await self._reader.runs(ledger_id)
                 is_whole = state.is_known and not state.is_limbo
@@ -214,9 +213,9 @@ class LedgerStorage:
             return ListReply(self._status_of(error), detail=str(error))
 
     async def ledger_ids(self, after: int = -1, limit: int = 1000) -> list[LedgerId]:
-        """Ledgers after ``after`` with entries here, ascending; about ``limit``, none at the end.
+        """Return ids of ledgers stored here greater than ``after``, ascending: about ``limit``, none at the end.
 
-        Those that were collected and are not in limbo are left out, although their fences are kept.
+        Collected ledgers are omitted unless they are in limbo, although their fences are kept.
 
         Raises:
             DiskError: the index cannot be read.
@@ -224,50 +223,51 @@ class LedgerStorage:
         return await self._states.page(after, 1 if fault_point("storage.tiny_id_page") else limit)
 
     def mark(self, ledger_id: LedgerId) -> Mark:
-        """Mark a ledger for ``collect``, in place of any earlier mark. Adds, fences and listings clear it."""
+        """Mark a ledger for ``collect``, replacing any earlier mark. Adds, fences, limbo and listings clear it."""
         mark = self._marks[ledger_id] = Mark()
         return mark
 
     def is_marked(self, ledger_id: LedgerId, mark: Mark) -> bool:
-        """Whether the mark stands."""
+        """Return whether the mark is still set."""
         return self._marks.get(ledger_id) is mark
 
     def unmark(self, ledger_id: LedgerId, mark: Mark) -> None:
-        """Take a mark away, if it stands."""
+        """Remove a mark if it is still set."""
         if self.is_marked(ledger_id, mark):
             del self._marks[ledger_id]
 
     async def collect(self, ledger_id: LedgerId, mark: Mark) -> bool:
-        """Delete a ledger's entries permanently if ``mark`` stands; the ledger stays fenced (S17).
+        """Delete a ledger's entries permanently if ``mark`` is still set; the ledger stays fenced (S17).
 
-        False: the mark was cleared, and a part of the entries may be deleted; new ones are kept.
+        Returns:
+            False if the mark was cleared: some of the entries may be deleted, and new ones are kept.
 
         Raises:
-            JournalBusyError: too much waits for the disk.
-            DiskFullError: not done, or in part.
-            FatalError: not done, or in part: a disk failed (DiskError), the journal has stopped.
+            JournalBusyError: the queue for the disk is full.
+            DiskFullError: not done, or only in part.
+            FatalError: not done, or only in part: a disk failed (DiskError), or the journal has stopped.
         """
         if self._is_closing or not self.is_marked(ledger_id, mark):
             return False
         async with self._states.using(ledger_id) as state:
-            if (error := await self._writer.bury(state)) is not None:
+            if (error := await self._writer.fence_for_collection(state)) is not None:
                 raise error
         return await self._noting_full(self._collection.delete(ledger_id, mark))
 
     async def compact(self) -> Compacted:
-        """Give back the space of what was collected. One call at a time.
+        """Free the space of collected entries. One call at a time.
 
         Raises:
-            DiskFullError: not done, or in part.
+            DiskFullError: not done, or only in part.
             DiskError: a disk failed.
         """
         return await self._noting_full(self._compactor.run())
 
     async def clear_limbo(self, ledger_id: LedgerId) -> None:
-        """End the limbo of a ledger durably, when all its entries are known to be here. It stays fenced.
+        """End the limbo of a ledger durably. The caller must have restored all its entries here. It stays fenced.
 
         Raises:
-            JournalBusyError: too much waits for the disk; nothing was changed.
+            JournalBusyError: the queue for the disk is full; nothing was changed.
             FatalError: not durable (DiskError, JournalStoppedError).
         """
         async with self._states.using(ledger_id) as state:
@@ -275,7 +275,7 @@ class LedgerStorage:
                 raise error
 
     async def limbo_ids(self, after: int = -1, limit: int = 1000) -> list[LedgerId]:
-        """As ``ledger_ids`` for the ledgers in limbo.
+        """Return ids of ledgers in limbo greater than ``after``, ascending: about ``limit``, none at the end.
 
         Raises:
             DiskError: the index cannot be read.
@@ -283,7 +283,7 @@ class LedgerStorage:
         return await self._states.page(after, 1 if fault_point("storage.tiny_id_page") else limit, only_limbo=True)
 
     async def checkpoint(self) -> None:
-        """Move everything durable so far from the journal to the entry logs and the index.
+        """Move all data durable so far from the journal to the entry logs and the index.
 
         Raises:
             DiskFullError: not done; nothing is lost.
@@ -298,7 +298,7 @@ class LedgerStorage:
             raise
 
     async def close(self) -> None:
-        """Finish what was accepted, make a checkpoint, and close the index. Requests are answered SHUTTING_DOWN."""
+        """Finish accepted requests, make a checkpoint, and close the index. New requests get SHUTTING_DOWN."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -314,7 +314,7 @@ class LedgerStorage:
         await self._index.close()
 
     async def abort(self) -> None:
-        """Stop at once, as a crash would: nothing more is written or answered with success."""
+        """Stop at once, as in a crash: nothing more is written, and no request succeeds any more."""
         self._is_closing = True
         await cancel(self._flusher)
         await self._journal.abort()
@@ -372,13 +372,13 @@ class LedgerStorage:
                 await self._flush()
         except DiskError:
             return  # checkpoint() has stopped the journal
-        except Exception as error:  # noqa: BLE001 (task boundary: without flushes the store would fill up in silence)
+        except Exception as error:  # noqa: BLE001 (task boundary: without flushes the store would silently fill up)
             self._journal.stop(error)
 
     async def _flush(self) -> None:
         await self._has_room_for_checkpoint()
         while self._is_full:
-            # A pause also after success: the journal's disk may be the full one, and only an add can show it.
+            # Also pause after a success: the journal's disk may be the full one, which only an add can show.
             await self._clock.sleep(self._settings.flush_retry_s)
             self._is_full = not await self._has_room_for_checkpoint()
 
@@ -397,4 +397,4 @@ class LedgerStorage:
     def _not_stored(self, error: FatalError) -> None:
         if isinstance(error, DiskFullError):
             self._is_full = True
-            self._flush_needed.set()  # gives back journal files
+            self._flush_needed.set()  # a flush frees journal files

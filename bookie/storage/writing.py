@@ -1,7 +1,7 @@
-"""Putting entries, fences and limbo into the journal, and into memory once they are durable.
+"""Writes of entries, fences and limbo: first to the journal, then to memory once they are durable.
 
-The functions that enqueue never give way, so their caller's checks still hold when the record takes its place in the
-journal. A state is changed for the worse (fenced, limbo) at once and for the better (known, durable) when it is so.
+The functions that enqueue never yield, so the caller's checks still hold when the record gets its place in the journal.
+Restrictions of a ledger (fenced, limbo) take effect at once, promises (known, durable) only when they are true.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bookie.storage.ledger_state import LedgerState, LedgerStates
 from bookie.storage.write_cache import CachedEntry, Caches
 
 Done = asyncio.Future[FatalError | None]
-"""Completes with None once durable, or with the reason why it never will be."""
+"""Completes with None once the records are durable, or with the reason why they never will be."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerWriter:
-    """Writes of one store; ``on_stored`` and ``on_failed`` are called after each request.
+    """The writes of one store; ``on_stored`` or ``on_failed`` is called after each request.
 
-    Every method may raise JournalBusyError or JournalStoppedError; then nothing was enqueued or changed.
+    Every method may raise JournalBusyError or JournalStoppedError; nothing was enqueued or changed then.
     """
 
     journal: Journal
@@ -37,7 +37,7 @@ class LedgerWriter:
     on_failed: Callable[[FatalError], None]
 
     def enqueue_add(self, state: LedgerState, master_key: bytes, entries: Mapping[EntryId, CachedEntry]) -> Done:
-        """Store entries; the first ones bring the ledger's key with them."""
+        """Store entries; the first ones of a ledger also store its key."""
         records = Records()
         is_first = state.master_key is None
         if is_first:
@@ -46,7 +46,7 @@ class LedgerWriter:
 
         def on_durable() -> None:
             self.caches.active.put(state.ledger_id, entries, size)
-            self.marks.pop(state.ledger_id, None)  # set while this add was under way
+            self.marks.pop(state.ledger_id, None)  # in case it was set during this add
             if is_first or state.is_collected:
                 state.is_collected = False
                 self.states.changed(state)
@@ -54,12 +54,12 @@ class LedgerWriter:
         return self._enqueue(state, records, on_durable, new_key=master_key if is_first else None)
 
     async def fence(self, state: LedgerState, master_key: bytes) -> FatalError | None:
-        """Fence durably. Concurrent calls share one record; after a failure the next call tries again."""
+        """Fence durably. Concurrent calls share one record; the next call after a failure tries again."""
         if state.fencing is None:
             if state.is_fence_durable and state.is_key_durable:
                 return None
             state.fencing = self._enqueue_fence(state, master_key)
-        # A caller that goes away must not take the answer from the others.
+        # A cancelled caller must not cancel the result for the others.
         return await asyncio.shield(state.fencing)
 
     def enqueue_limbo(self, state: LedgerState) -> Done:
@@ -68,7 +68,7 @@ class LedgerWriter:
         records.add(RecordKind.LIMBO, state.ledger_id)
 
         def on_durable() -> None:
-            state.is_limbo = True  # also if an earlier end of limbo has become durable
+            state.is_limbo = True  # again, because an earlier end of limbo may have become durable since
             self._fenced(state)
 
         done = self._enqueue(state, records, on_durable)
@@ -76,7 +76,7 @@ class LedgerWriter:
         return done
 
     def enqueue_no_limbo(self, state: LedgerState) -> Done:
-        """Take a ledger out of limbo. It stays fenced."""
+        """End the limbo of a ledger. It stays fenced."""
         records = Records()
         records.add(RecordKind.NO_LIMBO, state.ledger_id)
 
@@ -86,8 +86,8 @@ class LedgerWriter:
 
         return self._enqueue(state, records, on_durable)
 
-    async def bury(self, state: LedgerState) -> FatalError | None:
-        """Fence a ledger that is going to be collected, durably; its key stays what it is."""
+    async def fence_for_collection(self, state: LedgerState) -> FatalError | None:
+        """Fence a ledger durably before it is collected; its key does not change."""
         if state.is_fence_durable:
             return None
         records = Records()
@@ -117,7 +117,7 @@ class LedgerWriter:
     def _enqueue(
         self, state: LedgerState, records: Records, on_durable: Callable[[], None], new_key: bytes | None = None
     ) -> Done:
-        """Keep the state in memory until the records are durable, also after the caller was cancelled."""
+        """Enqueue records, and keep the state in memory until they are durable, even if the caller is cancelled."""
 
         def settle() -> None:
             state.uses -= 1
@@ -131,7 +131,7 @@ class LedgerWriter:
             self.on_stored()
 
         def failed(error: FatalError) -> None:
-            if new_key is not None:  # every later record fails as well, so nothing relies on the key
+            if new_key is not None:  # all later records fail as well, so nothing depends on the key
                 state.master_key = None
             settle()
             self.on_failed(error)

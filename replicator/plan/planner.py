@@ -24,7 +24,7 @@ from bookie.metadata.ledgers.ledgers import (
 )
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.model.isolation import isolation_of, suited
+from bookie.model.isolation import allowed_bookies, isolation_of
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.schedule import occurring_starts, stored_count
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
@@ -283,7 +283,7 @@ class _FragmentPlan:
             return spare
         staying = self.bookies.staying.intersection(self.metadata.fragments[self.index].members)
         everyone = self.bookies.writable | staying
-        return spare & suited(self.metadata.custom, self.bookies.groups, everyone, self.metadata.ensemble_size)
+        return spare & allowed_bookies(self.metadata.custom, self.bookies.groups, everyone, self.metadata.ensemble_size)
 
     def _no_candidate(self, position: int) -> Blocked:
         failed = self.knowledge.failed_targets

@@ -24,7 +24,7 @@ from auditor.api.grpc.servicer import ControlServicer
 from auditor.api.idempotency import Intents
 from auditor.api.settings import ApiSettings, ServerTls, check_settings
 from bookie.runtime.clock import Clock
-from bookie.runtime.listening import address_in_use, shown
+from bookie.runtime.listening import address_in_use, host_and_port
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.tls import TlsFilesError
 
@@ -104,7 +104,7 @@ class GrpcFace:
 
     def _bind(self, server: grpc.aio.Server) -> int:
         host, port = self._settings.grpc_host, self._settings.grpc_port
-        address = shown(host, port)
+        address = host_and_port(host, port)
         try:
             if self._settings.tls is None:
                 return server.add_insecure_port(address)

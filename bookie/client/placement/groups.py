@@ -9,7 +9,7 @@ from typing import Final
 from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, LedgerId
-from bookie.model.isolation import isolation_of, not_kept_because, suited
+from bookie.model.isolation import allowed_bookies, isolation_of, isolation_problem
 from bookie.model.metadata import LedgerMetadata
 
 _log: Final = logging.getLogger(__name__)
@@ -31,12 +31,13 @@ def writable_for(
         return bookies.writable
     note_not_kept(placement, ledger_id, metadata)
     everyone = (bookies.writable | bookies.registered.intersection(members)) - placement.draining
-    return bookies.writable & suited(metadata.custom, placement.topology.groups, everyone, metadata.ensemble_size)
+    allowed = allowed_bookies(metadata.custom, placement.topology.groups, everyone, metadata.ensemble_size)
+    return bookies.writable & allowed
 
 
 def note_not_kept(placement: Placement, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
     """Log that the groups a ledger asks for do not count, and why: once for what is unreadable, once without groups."""
-    why = not_kept_because(metadata.custom, placement.topology.groups)
+    why = isolation_problem(metadata.custom, placement.topology.groups)
     kind = "groups" if placement.topology.groups.names else "no groups"
     if why is not None and kind not in placement.told:
         placement.told.add(kind)
@@ -50,7 +51,7 @@ def note_targets(
     """Log what a repair does against the ledger's first wish: copies on bookies outside its primary groups."""
     note_not_kept(placement, ledger_id, metadata)
     groups = placement.topology.groups
-    if not metadata.custom or not groups.names or not_kept_because(metadata.custom, groups) is not None:
+    if not metadata.custom or not groups.names or isolation_problem(metadata.custom, groups) is not None:
         return
     wish = isolation_of(metadata.custom)
     if wish is None or not wish.primary:

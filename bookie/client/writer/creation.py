@@ -13,7 +13,7 @@ from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.model.isolation import suited
+from bookie.model.isolation import allowed_bookies
 from bookie.model.metadata import Fragment, LedgerMetadata
 
 
@@ -41,7 +41,7 @@ async def plan_ledger(
     options.check()
     writable = (await ports.registrations.list()).writable
     usable = writable - ports.placement.draining
-    writable -= usable - suited(custom.items(), ports.placement.topology.groups, usable, options.ensemble_size)
+    writable -= usable - allowed_bookies(custom.items(), ports.placement.topology.groups, usable, options.ensemble_size)
     gone: set[BookieId] = set()
     while True:  # ends: each time around there is one candidate fewer at least
         members = ports.placement.ensemble(

@@ -1,4 +1,4 @@
-"""Settings that every process shares, and how a change of the configuration file reaches a running process.
+"""The settings common to all processes, and the reload of the configuration file in a running process.
 
 Not here: the options of each command (``auditor.cli.configuration``).
 Start with ``settings``.

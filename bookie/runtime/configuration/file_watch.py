@@ -1,8 +1,8 @@
-"""Follows the configuration file of a process that runs: looks at it now and then and at SIGHUP; see ``reload``.
+"""The watch on a running process's configuration file: reads it periodically and at SIGHUP, and applies changes.
 
-Contents are compared, not times: a ConfigMap's volume replaces the directory behind a link, with arbitrary times. A
-content counts after two consecutive reads return it, so that a half-written file is not taken for a complete one;
-SIGHUP declares it complete. What cannot be read or is refused changes nothing.
+Contents are compared, not times: a ConfigMap volume swaps the directory of a symbolic link, with arbitrary times. New
+content counts once two consecutive reads have returned it, so that a half-written file is not mistaken for a complete
+one; SIGHUP declares it complete. A file that is unreadable or rejected changes nothing. ``reload`` makes the decisions.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from bookie.runtime.tasks import cancel, guarded
 _log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 2.0
-"""Between two looks; a change is felt after two of them."""
+"""Interval between two reads; a change takes effect after two of them."""
 BYTES_MAX: Final = 1 << 20
-"""Largest file that is read; Kubernetes has the same limit for a ConfigMap."""
+"""Largest file that is read, in bytes; Kubernetes has the same limit for a ConfigMap."""
 _STREAMS: Final = (0, 1, 2)
 
 Apply: TypeAlias = Mapping[str, Callable[[Any], None]]
-"""For each live option what takes its new value."""
+"""For each live option, the function that applies a new value."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """Stands for a content that is not to be had."""
+    """The result of a read that returned no usable content."""
 
     reason: str
 
 
 class ConfigWatch:
-    """One process's look at its file."""
+    """The watch of one process on its configuration file."""
 
     def __init__(self, source: ConfigSource, apply: Apply, clock: Clock) -> None:
-        """Only stores.
+        """Only store the arguments.
 
         Raises:
-            InvariantError: the set of changeable options is not the declared one.
+            InvariantError: ``apply`` does not have exactly the live options of ``source``.
         """
         if apply.keys() != source.live:
             raise InvariantError(f"live options are {sorted(source.live)}, and {sorted(apply)} can be applied")
@@ -62,19 +62,19 @@ class ConfigWatch:
         self._turn = asyncio.Lock()
 
     async def run(self) -> None:
-        """Read until cancelled, whatever the result of a read."""
+        """Read periodically until cancelled, also after failures."""
         while True:
             try:
                 await self.look()
-            except Exception:  # noqa: BLE001 (task boundary: no content may end the look at those that come after it)
+            except Exception:  # noqa: BLE001 (task boundary: no content may end the watch)
                 _log.exception("configuration look failed", extra={"path": str(self._source.path)})
             await self._clock.sleep(LOOK_INTERVAL_S)
 
     async def look(self, *, is_asked: bool = False) -> None:
-        """Read the file, and take over what changed.
+        """Read the file and apply the changes.
 
         Args:
-            is_asked: an operator requested it: treat the present content as complete, and log the answer in any case.
+            is_asked: an operator requested it: treat the present content as complete, and log the result in any case.
         """
         async with self._turn:
             content = await asyncio.to_thread(_read, self._source.path)
@@ -94,12 +94,12 @@ class ConfigWatch:
         self._seen = new
         for change in decision.taken:
             self._apply[change.option](change.new)
-        self._tell(decision, fields)
+        self._log_decision(decision, fields)
         if is_asked and decision == Decision():
             _log.warning("configuration reloaded, no changes", extra=fields)
 
-    def _tell(self, decision: Decision, fields: dict[str, object]) -> None:
-        """All are warnings, so that the level which commands log at by default shows what became of the change."""
+    def _log_decision(self, decision: Decision, fields: dict[str, object]) -> None:
+        """Log each change as a warning, because commands log only warnings by default."""
         for change in decision.taken:
             _log.warning("option changed", extra=_values(change.option, change.old, change.new) | fields)
         for change in decision.outranked:
@@ -113,13 +113,13 @@ class ConfigWatch:
 async def following(
     source: ConfigSource | None, apply: Apply, clock: Clock, on_hangup: Callable[[], None]
 ) -> AsyncIterator[None]:
-    """Follow the file while the context lasts; without one nothing happens, and SIGHUP stays what it was.
+    """Watch the file inside the context; without a file do nothing, and leave SIGHUP unchanged.
 
     Args:
         source: the file.
-        apply: see ``Apply``.
-        clock: for the pauses between looks.
-        on_hangup: called at a SIGHUP that comes because the terminal of the process was closed.
+        apply: for each live option, the function that applies a new value.
+        clock: the clock of the pauses between reads.
+        on_hangup: called at a SIGHUP due to the closed terminal of the process.
     """
     if source is None:
         yield
@@ -144,7 +144,7 @@ async def following(
 
 
 def _terminals() -> frozenset[int]:
-    """Standard streams that are a terminal; one that was closed is none any more."""
+    """Return the standard streams that are terminals; a closed terminal no longer counts."""
     return frozenset(number for number in _STREAMS if os.isatty(number))
 
 
@@ -163,7 +163,7 @@ def _text(content: bytes | _Unread) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise ConfigurationError([f"this is no text: {error}"]) from error
+        raise ConfigurationError([f"the file is not UTF-8 text: {error}"]) from error
 
 
 def _values(option: str, old: object, new: object) -> dict[str, object]:

@@ -1,7 +1,7 @@
-"""What a changed configuration file means for a process that runs. Decisions alone: no file, no clock, no signals.
+"""The effect of a changed configuration file on a running process: decisions only, no file, no clock, no signals.
 
-A value comes from the file, or is the default if the file has none. An option that a flag or a variable names does not
-follow the file, as at a start. Of the others the live ones change at once, and the rest wait for a restart.
+A value comes from the file, or is the default if the file has none. As at the start of the process, flags and variables
+take precedence over the file. Of the other options, the live ones change at once, and the rest wait for a restart.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from pathlib import Path
 from typing import TypeAlias
 
 Values: TypeAlias = Mapping[str, object]
-"""Each option's value, as the file and the defaults give it."""
+"""The value of each option according to the file and the defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """The file that a process was started with, and how to understand it again."""
+    """The file with which a process was started, and its parser."""
 
     path: Path
     parse: Callable[[str], Values]
-    """Parses a file by the rules of a start; raises ConfigurationError with every problem."""
+    """Parses a file by the same rules as at the start; raises ConfigurationError with every problem."""
     values: Values
-    """At the start."""
+    """The values at the start of the process."""
     given: Mapping[str, str]
-    """Options that something named which goes before the file: option to flag or variable."""
+    """The options set by a flag or a variable, which take precedence over the file; values are the flag or variable."""
     live: frozenset[str]
-    """Options that may change while the process runs."""
+    """The options that may change while the process runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One option that has another value now."""
+    """One option with a new value."""
 
     option: str
     old: object
@@ -41,23 +41,23 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do about a new content, each part in the order of the options' names."""
+    """The actions for new content, each part sorted by option name."""
 
     taken: tuple[Change, ...] = ()
-    """To be applied now."""
+    """Changes to apply now."""
     outranked: tuple[Change, ...] = ()
-    """A flag or a variable decides: nothing to do."""
+    """Changes without effect, because a flag or a variable takes precedence."""
     waiting: tuple[Change, ...] = ()
-    """For a restart. ``old`` is what the process works with."""
+    """Changes that need a restart. ``old`` is the value in use."""
 
 
 def decide(source: ConfigSource, seen: Values, new: Values) -> Decision:
-    """Sort out what differs.
+    """Return the actions for the difference between two contents.
 
     Args:
-        source: of the process.
-        seen: values of the content before, so that each change is reported once.
-        new: values of the content now.
+        source: the configuration source of the process.
+        seen: values of the previous content, so that each change is reported once.
+        new: values of the present content.
     """
     taken, outranked, waiting = [], [], []
     for option in sorted(seen.keys() | new.keys()):
@@ -68,6 +68,6 @@ def decide(source: ConfigSource, seen: Values, new: Values) -> Decision:
             outranked.append(Change(option, old, now))
         elif option in source.live:
             taken.append(Change(option, old, now))
-        elif now != source.values.get(option):  # else it is what the process works with again
+        elif now != source.values.get(option):  # else the value in use is restored
             waiting.append(Change(option, source.values.get(option), now))
     return Decision(tuple(taken), tuple(outranked), tuple(waiting))

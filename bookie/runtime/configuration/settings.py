@@ -1,9 +1,9 @@
-"""Settings that every command shares: which cluster to talk to.
+"""The setting common to all commands: the cluster's metadata URI.
 
-The first of these that names one counts: the ``--metadata-uri`` option, the variable ``BKHEAL_METADATA_URI``, the key
-``metadata_uri`` of the configuration file. That file is the one given by ``--config``, else by ``BKHEAL_CONFIG``, else
-``~/.config/bkheal/config.toml`` if it exists. A file that was named must be there and be right even when its value is
-not needed; the one at the default place is looked at only when nothing before it answers.
+Its sources, in order of precedence: the ``--metadata-uri`` option, the variable ``BKHEAL_METADATA_URI``, the key
+``metadata_uri`` of the configuration file. This file is the one given by ``--config``, else by ``BKHEAL_CONFIG``, else
+``~/.config/bkheal/config.toml`` if it exists. A file given explicitly must exist and be valid, even if its value is not
+needed; the file at the default path is read only if no other source has a URI.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONFIG_VARIABLE: Final = "BKHEAL_CONFIG"
 URI_KEY: Final = "metadata_uri"
 
 _DEPTH_MAX: Final = 16
-"""Tables and lists within each other; the deepest that a command knows are three."""
+"""Bound on the nesting of tables and lists; no command's settings are nested more than three deep."""
 _TOO_DEEP: Final = f"it is nested more than {_DEPTH_MAX - 1} deep"
 _INT_MIN: Final = -(1 << 63)
 _INT_MAX: Final = (1 << 63) - 1
@@ -29,7 +29,7 @@ _EXAMPLE: Final = "zk://host1:2181;host2:2181/ledgers"
 
 
 class ConfigurationError(PermanentError):
-    """Settings that are missing or wrong. ``problems`` holds every one found, not only the first."""
+    """Missing or invalid settings. ``problems`` contains all that were found, not only the first."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("configuration: " + "; ".join(problems))
@@ -41,11 +41,11 @@ def resolve_metadata_uri(flag: str | None, env: Mapping[str, str], flag_file: Pa
 
     Args:
         flag: value of ``--metadata-uri``.
-        env: environment variables; an empty one counts as not set.
+        env: environment variables; an empty one counts as unset.
         flag_file: value of ``--config``.
 
     Raises:
-        ConfigurationError: no source names a URI, or a source is wrong; lists every problem.
+        ConfigurationError: no source has a URI, or a source is invalid; lists every problem.
     """
     problems: list[str] = []
     if flag is not None and not flag.strip():
@@ -67,7 +67,7 @@ def resolve_metadata_uri(flag: str | None, env: Mapping[str, str], flag_file: Pa
 
 
 def config_file(flag_file: Path | None, env: Mapping[str, str]) -> Path | None:
-    """The configuration file to read: the named one, even if it is missing, or the default one if it exists."""
+    """Return the configuration file to read: the given one, even if missing, or the default one if it exists."""
     if flag_file is not None or env.get(CONFIG_VARIABLE):
         return flag_file or Path(env[CONFIG_VARIABLE])
     default = _default_file(env)
@@ -75,29 +75,31 @@ def config_file(flag_file: Path | None, env: Mapping[str, str]) -> Path | None:
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """Return what is in a configuration file.
+    """Return the content of a configuration file.
 
     Raises:
-        ConfigurationError: it cannot be read.
+        ConfigurationError: the file cannot be read, or ``parse_config`` rejects it.
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # no UTF-8, or a path that no file can have
+    except (OSError, ValueError) as error:  # not UTF-8, or an impossible path
         raise ConfigurationError([f"cannot read {path}: {error}"]) from error
     return parse_config(text, path)
 
 
 def parse_config(text: str, path: Path) -> Mapping[str, Any]:
-    """Return what is in the text of a configuration file; nothing that cannot be shown, or is nested without end.
+    """Return the content of a configuration file from its text.
+
+    Extreme content is rejected, so that callers can safely traverse, convert and show every value.
 
     Raises:
-        ConfigurationError: it is no TOML, or nested too deeply, or has an integer beyond 64 bits.
+        ConfigurationError: the text is not TOML, is nested too deeply, or has an integer of more than 64 bits.
     """
     try:
         content = tomllib.loads(text)
     except RecursionError:
         raise ConfigurationError([f"cannot read {path}: {_TOO_DEEP}"]) from None
-    except ValueError as error:  # no TOML, or digits without end
+    except ValueError as error:  # not TOML, or an integer with too many digits
         raise ConfigurationError([f"cannot read {path}: {error}"]) from error
     if (problem := _extreme(content)) is not None:
         raise ConfigurationError([f"cannot read {path}: {problem}"])
@@ -105,7 +107,7 @@ def parse_config(text: str, path: Path) -> Mapping[str, Any]:
 
 
 def _extreme(content: Mapping[str, Any]) -> str | None:
-    """The values of a content that would fail when they are converted or shown; TOML itself bounds only integers."""
+    """Return why the content is too extreme, or None: integers beyond TOML's 64 bits, or too deep nesting."""
     level: list[Any] = [content]
     for _ in range(_DEPTH_MAX):
         if any(isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX for value in level):
@@ -129,7 +131,7 @@ def _default_file(env: Mapping[str, str]) -> Path | None:
 
 
 def _read(path: Path, problems: list[str]) -> str | None:
-    """The URI in the file; everything wrong with the file is added to ``problems``."""
+    """Return the URI in the file, if any; add all problems of the file to ``problems``."""
     try:
         content = read_config(path)
     except ConfigurationError as error:
@@ -139,7 +141,7 @@ def _read(path: Path, problems: list[str]) -> str | None:
 
 
 def uri_in(content: Mapping[str, Any], path: Path, problems: list[str]) -> str | None:
-    """The URI in the content of a file, if it names one; what is wrong outside its tables is added to ``problems``."""
+    """Return the URI in the content of a file, if any; add problems outside its tables to ``problems``."""
     unknown = sorted(name for name, value in content.items() if name != URI_KEY and not isinstance(value, Mapping))
     if unknown:
         problems.append(f"{path}: unknown {', '.join(unknown)}; outside the tables only {URI_KEY} is known")
@@ -153,7 +155,7 @@ def uri_in(content: Mapping[str, Any], path: Path, problems: list[str]) -> str |
 
 
 def uri_problem(uri: object) -> str | None:
-    """The reason why a file may not contain ``uri``, before it is parsed; None: it may."""
+    """Return why ``uri``, not yet parsed, is invalid in a configuration file, or None if it is valid."""
     if isinstance(uri, str) and uri.strip():
         return None
     return f'{URI_KEY} must be a text such as "{_EXAMPLE}", not {uri!r}'

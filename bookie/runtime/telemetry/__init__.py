@@ -1,4 +1,4 @@
-"""Metrics, probes and the small HTTP server that serves them, in every process.
+"""Metrics, probes and the small HTTP server for them, in every process.
 
 Start with ``telemetry``.
 """

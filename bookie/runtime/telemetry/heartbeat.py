@@ -1,4 +1,4 @@
-"""Report to other threads whether the event loop of this process answers, which is the question of a liveness probe.
+"""A heartbeat of the event loop, which other threads read: the liveness probe asks whether the loop still runs.
 
 It depends on nothing outside the process, so that an outage of ZooKeeper causes no restarts.
 """
@@ -12,20 +12,20 @@ from bookie.runtime.clock import Clock
 
 INTERVAL_S: Final = 1.0
 SILENCE_S_MAX: Final = 30.0
-"""A loop that was held up for so long does not come back by itself; a garbage collection or a slow disk is shorter."""
+"""A loop that is blocked for longer does not recover by itself; garbage collections and slow disks block it less."""
 
 
 class Heartbeat:
     """The time of the loop's last beat, readable from any thread."""
 
     def __init__(self, clock: Clock, on_beat: Callable[[], None] | None = None) -> None:
-        """Begin as alive; ``on_beat`` is called on the loop at each beat and must not block or raise."""
+        """Count as alive from now on; ``on_beat`` is called on the loop at each beat and must not block or raise."""
         self._clock = clock
         self._on_beat = on_beat
         self._last_s = clock.monotonic_s()
 
     async def run(self) -> None:
-        """Beat; ends by cancellation alone."""
+        """Beat until cancelled."""
         while True:
             self._last_s = self._clock.monotonic_s()
             if self._on_beat is not None:
@@ -33,6 +33,6 @@ class Heartbeat:
             await self._clock.sleep(INTERVAL_S)
 
     def problem(self) -> str:
-        """Why the loop counts as stuck; empty while it does not. For any thread."""
+        """Return why the loop counts as stuck, or an empty text if it does not. Callable from any thread."""
         silent_s = self._clock.monotonic_s() - self._last_s
         return f"the event loop has not answered for {silent_s:.0f} s" if silent_s > SILENCE_S_MAX else ""

@@ -1,6 +1,4 @@
-"""Command line options of the HTTP server for metrics and probes, for the processes that are started without a
-command line framework.
-"""
+"""Command line options of the HTTP server for metrics and probes, for processes that use argparse."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ def add_http_options(parser: argparse.ArgumentParser) -> None:
 
 
 def http_settings(given: argparse.Namespace) -> StatusServerSettings | None:
-    """The values of the options; None without a port."""
+    """Return the settings in parsed options, or None without a port."""
     if given.http_port is None:
         return None
     return StatusServerSettings(

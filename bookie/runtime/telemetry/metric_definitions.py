@@ -1,8 +1,8 @@
-"""Metrics as data: the one source for the registry of a process, for ``docs/metrics.md`` and for tests.
+"""Metrics as data: the only source for the registry of a process, for ``docs/metrics.md`` and for tests.
 
-Names follow Prometheus: prefix, base units, unit suffix, ``_total`` for counters. A label has a fixed set of values
-that are all shown from the start as 0, so that ``increase()`` sees the first event. Ids of ledgers, entries and runs
-are never labels.
+Names follow Prometheus: prefix, base units, unit suffix, ``_total`` for counters. A label has a fixed set of values,
+all of them exported as 0 from the start, so that ``increase()`` counts the first event. Ids of ledgers, entries and
+runs are never labels.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Final
 PREFIX: Final = "bkheal_"
 
 REQUEST_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
-"""From an answer out of memory to a disk in trouble; beyond the last one clients have given up."""
+"""From an answer from memory to a failing disk; clients give up before the last one."""
 SYNC_BUCKETS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
-"""From a battery-backed cache to a disk in trouble."""
+"""From a battery-backed cache to a failing disk."""
 WORK_BUCKETS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0)
-"""The work on one ledger: a few round trips, or many gigabytes."""
+"""The work on one ledger: from a few round trips to many gigabytes."""
 WAIT_BUCKETS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0, 604_800.0)
-"""Time that data stays with too few copies: seconds to a week."""
+"""The time during which data has too few copies: seconds to a week."""
 RUN_BUCKETS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14_400.0, 43_200.0, 86_400.0)
 """One audit run."""
 
 
 class MetricType(enum.StrEnum):
-    """What a metric does over time, in Prometheus' words."""
+    """The kind of a metric, with Prometheus' names."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -41,29 +41,29 @@ class Definition:
     """One metric."""
 
     name: str
-    """In full, as queries name it (a histogram adds ``_bucket``, ``_sum`` and ``_count``)."""
+    """The full name, as in queries (a histogram adds ``_bucket``, ``_sum`` and ``_count``)."""
     type: MetricType
     help: str
-    """What it counts or measures, in one sentence without a full stop at its end."""
+    """What it counts or measures, in one sentence without a final full stop."""
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names and all allowed values."""
     buckets: tuple[float, ...] = ()
-    """Upper bounds, of a histogram alone."""
+    """Upper bounds; only for a histogram."""
     watch: str = ""
-    """When a person should look, for the document."""
+    """The values that need attention, for the documentation."""
     is_leader_only: bool = False
-    """Only the auditor that leads shows it."""
+    """Only the leading auditor exports it."""
     is_free: bool = False
-    """The labels' values are not fixed (versions, for example), so there is no sample until they are known."""
+    """The label values are not fixed (versions, for example): no sample until they are known."""
 
     @property
     def unit(self) -> str:
-        """Unit of the values; empty for plain numbers."""
+        """The unit of the values; empty for plain numbers."""
         stem = self.name.removesuffix("_total")
         return next((unit for unit in ("bytes_per_second", *_UNITS) if stem.endswith(f"_{unit}")), "")
 
     def combinations(self) -> Iterator[dict[str, str]]:
-        """Every combination of label values; one empty one without labels."""
+        """Yield every combination of label values; without labels, one empty combination."""
         for values in itertools.product(*self.labels.values()):
             yield dict(zip(self.labels, values, strict=True))
 
@@ -74,12 +74,12 @@ _FORBIDDEN_LABELS: Final = frozenset({"ledger", "ledger_id", "entry", "entry_id"
 
 
 def problems(definitions: Iterable[Definition]) -> list[str]:
-    """What is wrong with definitions by Prometheus' rules and ours; empty for none."""
+    """Return the violations of Prometheus' rules and ours in ``definitions``; empty if none."""
     found: list[str] = []
     seen: set[str] = set()
     for definition in definitions:
         found += [f"{definition.name}: {problem}" for problem in _problems_of(definition)]
-        stem = definition.name.removesuffix("_total")  # OpenMetrics names a counter's family so
+        stem = definition.name.removesuffix("_total")  # OpenMetrics' name for a counter's family
         if stem in seen:
             found.append(f"{definition.name}: {stem} is defined twice")
         seen.add(stem)

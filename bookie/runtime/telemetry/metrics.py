@@ -1,7 +1,7 @@
-"""The metrics of one process: a registry of its own, made from definitions, and how it is shown.
+"""The metrics of one process: its own registry, created from definitions, and the rendering of that registry.
 
-There is no global state: each process (and each test) makes its own ``MetricSet``. Reading and changing values is safe
-from any thread; nothing here waits.
+There is no global state: each process (and each test) creates its own ``MetricSet``. Values may be read and changed
+from any thread; nothing here blocks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COMMON: Final = (
         watch="it is 0 for minutes: the process can see and change nothing",
     ),
 )
-"""What every process shows."""
+"""The metrics of every process."""
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -56,11 +56,11 @@ class MetricSet:
         """Register everything and set it to 0.
 
         Args:
-            component: which process: ``auditor``, ``replicator`` or ``bookie``.
-            version: of the program.
-            definitions: what it shows beside ``COMMON`` and the collectors of the process and of Python.
+            component: the process: ``auditor``, ``replicator`` or ``bookie``.
+            version: the version of the program.
+            definitions: the metrics in addition to ``COMMON`` and the collectors of the process and of Python.
         """
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a switch of the library; all our metrics want it
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # global in the library, wanted for all our metrics
         self.component = component
         self.version = version
         self.registry = CollectorRegistry(auto_describe=True)
@@ -73,23 +73,23 @@ class MetricSet:
         build.set(1)
 
     def counter(self, name: str, **labels: str) -> Counter:
-        """The counter with these labels, to be kept by who counts often.
+        """Return the counter with these labels; a caller that counts often should keep it.
 
         Raises:
-            InvariantError: not defined with these labels; the same for ``gauge`` and ``histogram``.
+            InvariantError: no such counter with these labels is defined; ``gauge`` and ``histogram`` raise it as well.
         """
         return cast(Counter, self._child(name, labels, Counter))
 
     def gauge(self, name: str, **labels: str) -> Gauge:
-        """The gauge with these labels."""
+        """Return the gauge with these labels."""
         return cast(Gauge, self._child(name, labels, Gauge))
 
     def histogram(self, name: str, **labels: str) -> Histogram:
-        """The histogram with these labels."""
+        """Return the histogram with these labels."""
         return cast(Histogram, self._child(name, labels, Histogram))
 
     def watch(self, name: str, read: Callable[[], float], **labels: str) -> None:
-        """Show what ``read`` returns at each look. It is called in other threads: reads of plain attributes alone."""
+        """Export the result of ``read`` at each scrape. It runs in other threads and may only read attributes."""
         self.gauge(name, **labels).set_function(read)
 
     def _register(self, definition: Definition) -> None:
@@ -114,20 +114,20 @@ class Exposition:
     """One rendering of a registry."""
 
     headers: tuple[tuple[str, str], ...]
-    """Content type, and the encoding if the body is compressed."""
+    """The content type, and the encoding if the body is compressed."""
     body: bytes
 
 
 def render(registry: CollectorRegistry, accept: str = "", accept_encoding: str = "") -> Exposition:
-    """Render a registry: text or OpenMetrics by ``accept``, compressed if ``accept_encoding`` names gzip.
+    """Render a registry as text or OpenMetrics, according to ``accept``; compressed if ``accept_encoding`` names gzip.
 
-    For any HTTP server; takes some milliseconds. Raises what a collector of the registry raises.
+    Suits any HTTP server and takes some milliseconds. Raises the errors of the registry's collectors.
     """
     headers: list[tuple[str, str]] = []
 
     def started(status: str, given: list[tuple[str, str]], error: object = None) -> Callable[[bytes], object]:
         headers.extend(given)
-        return headers.append  # type: ignore[return-value]  # the old "write" function, which is never called
+        return headers.append  # type: ignore[return-value]  # the legacy "write" function, never called
 
     asked = {
         "REQUEST_METHOD": "GET",

@@ -1,4 +1,4 @@
-"""The contents of ``/metrics``, ``/livez``, ``/readyz`` and ``/version``, without any sockets. Knows no sockets."""
+"""The contents of ``/metrics``, ``/livez``, ``/readyz`` and ``/version``, without any sockets."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from urllib.parse import parse_qs, urlsplit
 from bookie.runtime.telemetry.metrics import MetricSet, render
 
 Check = Callable[[], str]
-"""The reasons for a failed check; empty after a success.
+"""Function that returns the reason for a failed check, or an empty text after a success.
 
-Called in the server's threads; reads attributes only.
+It runs in the server's threads and only reads attributes.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What the probes ask, by name."""
+    """The checks behind the probes, by name."""
 
     live: Mapping[str, Check] = field(default_factory=dict)
-    """Nothing outside this process."""
+    """Checks of liveness, which must depend on nothing outside this process."""
     ready: Mapping[str, Check] = field(default_factory=dict)
+    """Checks of readiness."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One answer."""
+    """One response."""
 
     status: HTTPStatus
     body: bytes
@@ -37,22 +38,22 @@ class Page:
 
 
 class Pages:
-    """Makes the answer to each request."""
+    """The pages of the server; creates the response to each request."""
 
     def __init__(self, metrics: MetricSet, health: Health, *, needs_certificate: bool) -> None:
-        """With ``needs_certificate``, only the probes are for clients without one."""
+        """With ``needs_certificate``, clients without a certificate may only read the probes."""
         self._metrics = metrics
         self._health = health
         self._needs_certificate = needs_certificate
 
     def page(self, target: str, accept: str, accept_encoding: str, *, has_certificate: bool) -> Page:
-        """Answer a GET.
+        """Return the response to a GET.
 
         Args:
-            target: path and query as they were sent.
-            accept: value of that header, empty for none; the same for ``accept_encoding``.
-            accept_encoding: see there.
-            has_certificate: whether the client showed one that the client CA signed.
+            target: path and query as received.
+            accept: value of the ``Accept`` header; empty without one.
+            accept_encoding: value of the ``Accept-Encoding`` header; empty without one.
+            has_certificate: whether the client presented a certificate signed by the client CA.
         """
         parts = urlsplit(target)
         is_verbose = "verbose" in parse_qs(parts.query, keep_blank_values=True)
@@ -62,13 +63,13 @@ class Pages:
             case "/readyz":
                 return _probe(self._health.ready, is_verbose)
             case "/metrics" | "/version" if self._needs_certificate and not has_certificate:
-                return Page(HTTPStatus.FORBIDDEN, b"a client certificate is needed\n")
+                return Page(HTTPStatus.FORBIDDEN, b"a client certificate is required\n")
             case "/metrics":
                 shown = render(self._metrics.registry, accept, accept_encoding)
                 return Page(HTTPStatus.OK, shown.body, shown.headers)
             case "/version":
                 return Page(HTTPStatus.OK, self._version(), (("Content-Type", "application/json"),))
-        return Page(HTTPStatus.NOT_FOUND, b"known are /metrics, /livez, /readyz and /version\n")
+        return Page(HTTPStatus.NOT_FOUND, b"not found; the pages are /metrics, /livez, /readyz and /version\n")
 
     def _version(self) -> bytes:
         known = {"component": self._metrics.component, "version": self._metrics.version}
@@ -76,7 +77,7 @@ class Pages:
 
 
 def _probe(checks: Mapping[str, Check], is_verbose: bool) -> Page:
-    """In the form of Kubernetes' own probes."""
+    """Return the result of ``checks`` in the format of Kubernetes' own probes."""
     results = {name: check() for name, check in checks.items()}
     lines = [f"[-]{name}: {why}" if why else f"[+]{name} ok" for name, why in results.items()]
     if any(results.values()):

@@ -1,11 +1,11 @@
-"""A small HTTP server beside the real work of a process: ``/metrics``, ``/livez``, ``/readyz``, ``/version``.
+"""A small HTTP server beside the main work of a process: ``/metrics``, ``/livez``, ``/readyz``, ``/version``.
 
-It runs in threads of its own, so that a busy event loop shows as "not alive" and not as silence. Unlike the server that
-prometheus-client has, it carries the other paths, shakes hands over TLS in the connection's own thread (a client that
-is mute at that point must not stop the others), and bounds threads and time.
+It runs in its own threads, so that a blocked event loop is reported as not alive instead of giving no answer. Unlike
+the server of prometheus-client, it has the other paths, performs the TLS handshake in the connection's own thread (a
+silent client must not block the others), and limits threads and time.
 
-With a client CA, ``/metrics`` and ``/version`` are for clients with a certificate that it signed. The two probes need
-none, because a kubelet has none; they contain only yes or no and the reason.
+With a client CA, ``/metrics`` and ``/version`` require a client certificate signed by this CA. The two probes require
+none, because a kubelet has none; they return only success or failure and the reason.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final
 
 from bookie.model.errors import PermanentError
-from bookie.runtime.listening import address_in_use
+from bookie.runtime.listening import address_in_use, host_and_port
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.runtime.telemetry.status_pages import Health, Page, Pages
 
 _log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 16
-"""Connections at once; one more is closed at once. A scraper and a few probes use one each."""
+"""Most concurrent connections; further ones are closed at once. A scraper and a few probes use one each."""
 DEADLINE_S: Final = 10.0
-"""From accepting a connection to its end, however slowly its client reads and writes."""
+"""Longest life of a connection from its acceptance, even if its client is slow."""
 _STOP_S: Final = 5.0
 _LOOK_S: Final = 0.25
 RENEW_S: Final = 30.0
-"""Between two looks whether the TLS files were replaced."""
+"""Interval between two checks for replaced TLS files."""
 
 
 class StatusServerError(PermanentError):
@@ -46,22 +46,23 @@ class StatusServerError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class StatusServerSettings:
-    """The address to listen on.
+    """The address to listen on, and the TLS files.
 
-    Without ``cert``, plain HTTP: nothing secret is served, and other hosts must be enabled explicitly.
+    Without ``cert`` the server uses plain HTTP: it serves no secrets, and access from other hosts must be enabled
+    explicitly.
     """
 
     port: int
     """0: any free port."""
     host: str = "127.0.0.1"
     cert: Path | None = None
-    """PEM file of the certificate chain; switches TLS on."""
+    """PEM file of the certificate chain; enables TLS."""
     key: Path | None = None
     client_ca: Path | None = None
-    """PEM file; see the module docstring."""
+    """PEM file of the CA for client certificates; ``/metrics`` and ``/version`` then require one."""
 
     def problems(self) -> list[str]:
-        """The problems visible in the values alone; empty without any."""
+        """Return the problems that the values alone show; empty if none. The files are not read."""
         found = []
         if not 0 <= self.port <= 65535:
             found.append(f"HTTP port {self.port} is not in 0 to 65535")
@@ -73,14 +74,14 @@ class StatusServerSettings:
 
 
 class StatusServer:
-    """The HTTP server for metrics and probes. Listens from construction on, answers between ``start`` and ``stop``."""
+    """The HTTP server for metrics and probes. It listens once constructed, and answers from ``start`` to ``stop``."""
 
     def __init__(self, settings: StatusServerSettings, metrics: MetricSet, health: Health) -> None:
-        """Bind.
+        """Bind the address.
 
         Raises:
-            StatusServerError: the settings make no sense, or a TLS file cannot be used.
-            AddressInUseError: the address cannot be had.
+            StatusServerError: the settings are inconsistent, or a TLS file cannot be used.
+            AddressInUseError: the server cannot listen on its address.
         """
         if problems := settings.problems():
             raise StatusServerError("; ".join(problems))
@@ -88,16 +89,15 @@ class StatusServer:
         self._server = _Server(settings, tls, Pages(metrics, health, needs_certificate=settings.client_ca is not None))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK_S,), name="http", daemon=True)
         scheme = "http" if tls is None else "https"
-        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.port = int(self._server.server_address[1])
-        self.url = f"{scheme}://{shown}:{self.port}"
+        self.url = f"{scheme}://{host_and_port(settings.host, self.port)}"
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Begin to answer requests."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening. May wait for a quarter of a second; what is being answered has its deadline."""
+        """Stop listening; takes up to a quarter of a second. Requests in progress continue until their deadline."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join(_STOP_S)
@@ -147,12 +147,12 @@ class _Server(ThreadingMixIn, TCPServer):
         if self._tls is None:
             super().finish_request(request, client_address)
             return
-        # A second descriptor, so that the deadline can close the connection in any state of TLS.
+        # A second descriptor: the deadline can then close the connection in any state of TLS.
         with self._tls.context.wrap_socket(request.dup(), server_side=True) as secured:
             super().finish_request(secured, client_address)
 
     def service_actions(self) -> None:
-        """Called every quarter of a second: end what takes too long, and look at the TLS files now and then."""
+        """Close overdue connections, and check the TLS files if it is time. Called every quarter of a second."""
         now_s = time.monotonic()
         if self._tls is not None:
             self._tls.renew(now_s)
@@ -162,7 +162,7 @@ class _Server(ThreadingMixIn, TCPServer):
                     _hang_up(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went or does not speak our language is no news; anything else is a bug."""
+        """Log at debug level only: the usual cause is a client that has left or does not speak HTTP or TLS."""
         _log.debug("HTTP connection ended early", exc_info=True)
 
     def _leave(self, request: socket.socket) -> None:
@@ -183,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(is_body_sent=False)
 
     def _refuse(self) -> None:
-        self._send(Page(HTTPStatus.METHOD_NOT_ALLOWED, b"GET and HEAD alone\n", (("Allow", "GET, HEAD"),)), True)
+        self._send(Page(HTTPStatus.METHOD_NOT_ALLOWED, b"use GET or HEAD\n", (("Allow", "GET, HEAD"),)), True)
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse  # noqa: N815 (names of the standard library)
 
@@ -193,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
         accept, accept_encoding = self.headers.get("Accept", ""), self.headers.get("Accept-Encoding", "")
         try:
             page = self.server.pages.page(self.path, accept, accept_encoding, has_certificate=has_certificate)
-        except Exception:  # noqa: BLE001 (task boundary: one page that fails is one answer)
+        except Exception:  # noqa: BLE001 (task boundary: a failed page is one failed response)
             _log.exception("HTTP page failed", extra={"path": self.path[:200]})
             page = Page(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error, see the log\n")
         self._send(page, is_body_sent)
@@ -208,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(page.body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Probes and scrapes are not worth a line each."""
+        """Log nothing: probes and scrapes are not worth a line each."""
 
 
 def _hang_up(request: socket.socket) -> None:
@@ -219,10 +219,7 @@ def _hang_up(request: socket.socket) -> None:
 
 
 class _Tls:
-    """The TLS context, created again when its files were replaced.
-
-    An invalid one leaves the old one in place.
-    """
+    """The TLS context, recreated if its files were replaced. Invalid files leave the old context in place."""
 
     def __init__(self, settings: StatusServerSettings) -> None:
         self._settings = settings
@@ -232,7 +229,7 @@ class _Tls:
         self.context = _tls_context(settings, self._files)
 
     def renew(self, now_s: float) -> None:
-        """Look at the files, if it is time."""
+        """Recreate the context if it is time to check and the files have changed."""
         if now_s < self._look_again_s:
             return
         self._look_again_s = now_s + RENEW_S
@@ -261,7 +258,7 @@ def _tls_context(settings: StatusServerSettings, files: Sequence[Path]) -> ssl.S
         context.load_cert_chain(files[0], settings.key)
         if settings.client_ca is not None:
             context.load_verify_locations(settings.client_ca)
-            context.verify_mode = ssl.CERT_OPTIONAL  # what is shown must verify; who must show one is decided per path
+            context.verify_mode = ssl.CERT_OPTIONAL  # one that is presented must verify; each path decides on its own
     except OSError as error:  # ssl.SSLError is one
         named = ", ".join(map(str, files))
         raise StatusServerError(f"cannot use the TLS files for HTTP ({named}): {error}") from error

@@ -1,4 +1,4 @@
-"""What makes a process observable, started and stopped together: heartbeat and HTTP server around its metrics."""
+"""The telemetry of a process, started and stopped together: a heartbeat, and an HTTP server for its metrics."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ async def observable(
     clock: Clock,
     on_beat: Callable[[], None] | None = None,
 ) -> AsyncIterator[StatusServer | None]:
-    """Serve metrics and probes while the context lasts; without settings only the heartbeat runs.
+    """Serve metrics and probes inside the context; without settings only the heartbeat runs.
 
     Args:
-        settings: the address that serves them; None: none.
-        metrics: of this process.
-        ready: checks of readiness; checks may still be added to the mapping before the first request.
-        clock: for the heartbeat.
+        settings: the address of the server; None: no server.
+        metrics: the metrics of this process.
+        ready: checks of readiness; the caller may still add some to the mapping before the first request.
+        clock: the clock of the heartbeat.
         on_beat: called on the event loop about once a second.
 
     Raises:
-        StatusServerError, AddressInUseError: see ``StatusServer``.
+        StatusServerError: the settings are inconsistent, or a TLS file cannot be used.
+        AddressInUseError: the server cannot listen on its address.
     """
     heartbeat = Heartbeat(clock, on_beat)
     server = None

@@ -8,7 +8,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # absent from the stubs
 
-from bookie.runtime.listening import address_in_use, shown
+from bookie.runtime.listening import address_in_use, host_and_port
 from bookie.server.grpc.servicer import BookieServicer
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.bookie_pb2 import DESCRIPTOR
@@ -51,7 +51,7 @@ class GrpcServer:
             AddressInUseError: it cannot be had.
             TlsFilesError: the TLS files cannot be used.
         """
-        address = shown(host, port)
+        address = host_and_port(host, port)
         credentials = server_credentials(tls) if tls is not None else None
         try:
             if credentials is None:

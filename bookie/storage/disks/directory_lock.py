@@ -1,4 +1,4 @@
-"""One process at a time on a directory (rule J7), by a lock that the kernel gives back when the process ends."""
+"""A lock that allows one process at a time on a directory (rule J7); the kernel releases it when the process ends."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _NAME: Final = ".bkheal.lock"
 
 
 class DirectoryInUseError(PermanentError):
-    """Another process, or another part of this one, works on the directory."""
+    """Another process, or another part of this one, uses the directory."""
 
 
 def lock_directory(root: Path) -> int:
-    """Lock ``root`` until the returned descriptor is closed; the process id inside is for people only.
+    """Lock ``root`` until the returned descriptor is closed; the process id in the file is for people only.
 
     Raises:
-        DirectoryInUseError: it is locked.
-        OSError: the lock file cannot be made.
+        DirectoryInUseError: the directory is locked.
+        OSError: the lock file cannot be created.
     """
     descriptor = os.open(root / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

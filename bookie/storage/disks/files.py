@@ -1,7 +1,7 @@
-"""The ``Disk`` port on a directory of the operating system, with threads for what blocks.
+"""The ``Disk`` port on a directory of the operating system, with threads for blocking calls.
 
-A file on which a write or sync has failed is never written or synced again (J6): after a failed sync the kernel may
-have dropped the pages and would report the next one as a success.
+After a failed write or sync, a file is never written or synced again (J6): after a failed sync the kernel may have
+dropped the pages and would report success for the next one.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from bookie.storage.disks.directory_lock import lock_directory
 from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError
 
 _THREADS: Final = 6
-"""Per disk: one for the journal or a flush, the rest for reads, so that these do not queue after a sync."""
+"""Threads per disk: one for the journal or a flush, the rest for reads, so that reads do not wait for a sync."""
 _PARTS_MAX: Final = 64
-"""More parts are joined first: copying a megabyte is cheaper than handing the kernel a thousand pieces."""
+"""Most parts passed to the kernel; more are joined first: copying a megabyte is cheaper than a thousand parts."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 T = TypeVar("T")
 
 
 class FileDisk(Disk):
-    """A directory that this object alone works on. Paths are relative to it. Made by ``acquire``."""
+    """A directory, locked for this object. Paths are relative to it. Create it with ``acquire``."""
 
     def __init__(self, root: Path, lock: int) -> None:
         self._root = root
@@ -40,11 +40,11 @@ class FileDisk(Disk):
 
     @classmethod
     async def acquire(cls, root: Path) -> FileDisk:
-        """Make the directory if needed and lock it until ``close``.
+        """Create the directory if needed, and lock it until ``close``.
 
         Raises:
-            DirectoryInUseError: another process works on it.
-            DiskError: it cannot be made or locked.
+            DirectoryInUseError: another process uses the directory.
+            DiskError: the directory cannot be created or locked.
         """
         return cls(root, await asyncio.to_thread(_make_and_lock, root))
 
@@ -78,11 +78,11 @@ class FileDisk(Disk):
 
     @override
     async def space(self) -> tuple[int, int]:
-        """Free is what an ordinary user may still take."""
+        """Return the total bytes, and the free bytes available to an unprivileged user."""
         return await self._run(_space, self._root)
 
     async def close(self) -> None:
-        """Wait for what is running and give the directory back. Idempotent."""
+        """Wait for running operations and unlock the directory. Idempotent."""
         await asyncio.to_thread(self._threads.shutdown)
         if self._lock is not None:
             lock, self._lock = self._lock, None
@@ -93,8 +93,9 @@ class FileDisk(Disk):
 
 
 class _File(DiskFile):
-    """One open file. The thread lock keeps a close from pulling the descriptor away under a write still running for a
-    caller that was cancelled.
+    """One open file.
+
+    The thread lock prevents a close from closing the descriptor during a write that still runs for a cancelled caller.
     """
 
     def __init__(self, path: Path, descriptor: int, size: int, threads: ThreadPoolExecutor) -> None:

@@ -1,7 +1,7 @@
-"""Keys and values of the entry index.
+"""The keys and values of the entry index.
 
-Entries: (ledger, entry) big-endian, so that a ledger's entries are one ascending range. Everything else has keys that
-start with 0xFF, above any entry key, because ids are never negative.
+The key of an entry is (ledger, entry), big-endian, so that a ledger's entries are one ascending range. All other keys
+start with 0xFF and sort after every entry key, because ids are never negative.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _DEAD_PREFIX: Final = b"\xffdead"
 _DEAD: Final = struct.Struct(">Q")
 
 pack_entry_key = _ENTRY_KEY.pack
-"""Key of (ledger id, entry id)."""
+"""Return the key of (ledger id, entry id)."""
 pack_location = _LOCATION.pack
-"""Value of (log id, offset, size, CRC32C)."""
+"""Return the value of (log id, offset, size, CRC32C)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMark:
-    """What the index covers.
+    """The part of the journal that the index covers.
 
     Attributes:
-        sequence: every journal batch up to it is in the index.
-        next_log_id: entry logs from here on belong to a flush that did not finish.
-        ledger_count: ledgers with a state in the index.
+        sequence: every journal batch up to this sequence is in the index.
+        next_log_id: entry logs from this id on belong to an unfinished flush.
+        ledger_count: the number of ledgers with a state in the index.
     """
 
     sequence: int = 0
@@ -58,15 +58,15 @@ class CheckpointMark:
     ledger_count: int = 0
 
     def encode(self) -> bytes:
-        """Bytes under ``MARK_KEY``."""
+        """Return the value for ``MARK_KEY``."""
         return _MARK.pack(FORMAT, self.sequence, self.next_log_id, self.ledger_count)
 
     @staticmethod
     def decode(data: bytes) -> CheckpointMark:
-        """Inverse of ``encode``.
+        """Return the mark in the value of ``MARK_KEY``.
 
         Raises:
-            UnsupportedFormatError: another format version.
+            UnsupportedFormatError: the value has another format version.
         """
         if len(data) != _MARK.size or int.from_bytes(data[:2], "big") != FORMAT:
             raise UnsupportedFormatError(
@@ -77,58 +77,58 @@ class CheckpointMark:
 
 
 def entry_range(ledger_id: int) -> tuple[bytes, bytes]:
-    """First key and end key of a ledger's entries."""
+    """Return the first key and the end key (exclusive) of a ledger's entries."""
     return pack_entry_key(ledger_id, 0), pack_entry_key(ledger_id, (1 << 63) - 1) + b"\0"
 
 
 def entry_id_of(key: bytes) -> int:
-    """Entry id in an entry key."""
+    """Return the entry id in an entry key."""
     return int.from_bytes(key[8:], "big")
 
 
 def unpack_location(value: bytes) -> Location:
-    """Inverse of ``pack_location``."""
+    """Return the location in the value of an entry."""
     return Location(*_LOCATION.unpack(value))
 
 
 def state_key(ledger_id: int) -> bytes:
-    """Key of a ledger's state."""
+    """Return the key of a ledger's state."""
     return _STATE_KEY.pack(_STATE_PREFIX, ledger_id)
 
 
 def states_after(ledger_id: int) -> tuple[bytes, bytes]:
-    """First key and end key of the states of all ledgers after ``ledger_id`` (-1: of all)."""
+    """Return the first key and the end key (exclusive) of the states of all ledgers after ``ledger_id`` (-1: all)."""
     return (state_key(ledger_id) + b"\0" if ledger_id >= 0 else _STATE_PREFIX), _STATE_PREFIX + b"\xff"
 
 
 def ledger_id_of_state(key: bytes) -> int:
-    """Ledger id in a state's key."""
+    """Return the ledger id in a state's key."""
     ledger_id: int = _STATE_KEY.unpack(key)[1]
     return ledger_id
 
 
 def dead_key(log_id: int) -> bytes:
-    """Key of the number of bytes in an entry log that were collected."""
+    """Return the key of an entry log's number of dead (collected) bytes."""
     return _DEAD_KEY.pack(_DEAD_PREFIX, log_id)
 
 
 def dead_range() -> tuple[bytes, bytes]:
-    """First key and end key of those numbers."""
+    """Return the first key and the end key (exclusive) of the numbers of dead bytes."""
     return _DEAD_PREFIX, _DEAD_PREFIX + b"\xff" * 9
 
 
 def log_id_of_dead(key: bytes) -> int:
-    """Log id in a key of ``dead_range``."""
+    """Return the log id in a key of ``dead_range``."""
     log_id: int = _DEAD_KEY.unpack(key)[1]
     return log_id
 
 
 def pack_dead(size: int) -> bytes:
-    """Value under ``dead_key``."""
+    """Return the value for ``dead_key``."""
     return _DEAD.pack(size)
 
 
 def unpack_dead(value: bytes | None) -> int:
-    """Inverse of ``pack_dead``; 0 for None."""
+    """Return the number of dead bytes in a value of ``dead_key``; 0 for None."""
     size: int = 0 if value is None else _DEAD.unpack(value)[0]
     return size

@@ -1,10 +1,10 @@
-"""Twins of the ports in memory, with what a power loss does to a disk. For simulation and tests.
+"""In-memory twins of the storage adapters, with simulated power loss. For simulations and tests.
 
-A file has bytes that are durable and appends that are not yet; a name is durable after its directory was synced.
-``crash`` returns what a machine finds after power loss: each unsynced append is lost, kept or torn, each unsynced name
-change happened or not. Every operation first awaits ``before``, in which a driver lets time pass, stops the world, or
-raises an error of its choice. Not modelled: a disk that acknowledges a sync and forgets it, writes that land in another
-place (use ``overwrite``).
+A file has durable bytes and appends that are not durable yet; a name is durable after its directory was synced.
+``crash`` returns the state after a power loss: each unsynced append is lost, kept or torn, and each unsynced name
+change has happened or not. Every operation first awaits ``before``, where the test can let time pass, stop everything,
+or raise any error. Not modelled: a disk that acknowledges a sync and loses the data, and misdirected writes (use
+``overwrite``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError, EntryI
 
 
 class Operation(enum.Enum):
-    """What is about to happen."""
+    """An operation of the port."""
 
     CREATE = "create"
     OPEN = "open"
@@ -40,18 +40,18 @@ class Operation(enum.Enum):
 
 
 Before = Callable[[Operation, str], Awaitable[None]]
-"""Awaited with the operation and the path it is about, before it has any effect. A ``DiskFullError`` raised at APPEND
-leaves half of the data in the file, a ``DiskError`` raised at SYNC loses the unsynced data at the next crash."""
+"""Awaited with the operation and its path, before the operation has any effect. A ``DiskFullError`` raised at APPEND
+leaves half of the data in the file. After a ``DiskError`` raised at SYNC, the next crash loses the unsynced data."""
 
 
 async def give_way(operation: Operation, path: str) -> None:
-    """The default ``before``: other tasks may run."""
+    """Let other tasks run. The default of ``before``."""
     await asyncio.sleep(0)
 
 
 @dataclass(slots=True)
 class _Content:
-    """A file's bytes. ``durable_size`` of them survive; ``unsynced`` are the sizes of the appends after them."""
+    """A file's bytes. The first ``durable_size`` survive; ``unsynced`` contains the sizes of the later appends."""
 
     data: bytearray = field(default_factory=bytearray)
     durable_size: int = 0
@@ -74,19 +74,19 @@ class _Content:
             survived += self.data[offset : offset + kept] + filler
             offset += size
             end = offset - size + kept if kept else end
-        # Lost bytes show as a hole or as junk if later ones were kept; otherwise the file may be shorter.
+        # Lost bytes become a hole or junk if later ones were kept; otherwise the file may be shorter.
         size = len(survived) if rng.random() < 0.2 else end
         return _Content(survived[:size], size)
 
 
 @dataclass(slots=True)
 class MemoryDisk(Disk):
-    """Twin of ``FileDisk``.
+    """The in-memory twin of ``FileDisk``.
 
     Attributes:
-        before: see ``Before``.
-        capacity_bytes: appends beyond it raise ``DiskFullError``.
-        syncs_after_failure: attempts to sync a file again after a sync of it failed (a breach of J6).
+        before: awaited before every operation, with the operation and its path.
+        capacity_bytes: appends beyond this size raise ``DiskFullError``.
+        syncs_after_failure: attempts to sync a file again after a failed sync (a breach of J6).
     """
 
     before: Before = give_way
@@ -147,7 +147,7 @@ class MemoryDisk(Disk):
         return self.capacity_bytes, max(self.capacity_bytes - self.used_bytes(), 0)
 
     def used_bytes(self) -> int:
-        """Bytes in all files."""
+        """Return the number of bytes in all files."""
         return sum(len(content.data) for content in self._files.values())
 
     def check_space(self, size: int) -> None:
@@ -156,7 +156,7 @@ class MemoryDisk(Disk):
             raise DiskFullError("no space left")
 
     def crash(self, rng: random.Random) -> MemoryDisk:
-        """The disk after power loss; this one should not be used any more."""
+        """Return the disk after a power loss; this one should no longer be used."""
         names = dict(self._durable_files)
         for path in sorted(self._files.keys() | self._durable_files.keys()):
             if rng.random() < 0.5:
@@ -168,8 +168,9 @@ class MemoryDisk(Disk):
         return disk
 
     def restarted(self) -> MemoryDisk:
-        """The disk after the process alone was killed: everything written reads back, what was not synced is still not
-        durable, and after a failed sync never will be.
+        """Return the disk after a kill of the process alone.
+
+        All written data can be read; unsynced data is still not durable, and after a failed sync it never will be.
         """
         copies = {
             id(content): copy.deepcopy(content) for content in [*self._files.values(), *self._durable_files.values()]
@@ -181,23 +182,23 @@ class MemoryDisk(Disk):
         return disk
 
     def paths(self) -> list[str]:
-        """Paths of all files, sorted."""
+        """Return the paths of all files, sorted."""
         return sorted(self._files)
 
     def content(self, path: str) -> bytes:
-        """Bytes of a file."""
+        """Return the bytes of a file."""
         return bytes(self._files[path].data)
 
     def overwrite(self, path: str, offset: int, data: bytes) -> None:
-        """Change bytes at rest: rot, or a write meant for another place."""
+        """Change stored bytes, as by bit rot or a misdirected write."""
         self._files[path].data[offset : offset + len(data)] = data
 
     def flip_bit(self, path: str, bit: int) -> None:
-        """Flip one bit at rest; ``bit`` counts from the start of the file."""
+        """Flip one stored bit; ``bit`` counts from the start of the file."""
         self._files[path].data[bit // 8] ^= 1 << bit % 8
 
     def cut(self, path: str, size: int) -> None:
-        """Make a file ``size`` bytes long, as after the loss of its end."""
+        """Truncate a file to ``size`` bytes, as after the loss of its end."""
         self._files[path] = self._durable_files[path] = _Content(self._files[path].data[:size], size)
 
     def lose(self, path: str) -> None:
@@ -271,7 +272,7 @@ class _MemoryFile(DiskFile):
 
 @dataclass(slots=True)
 class MemoryIndex(EntryIndex):
-    """Twin of ``RocksIndex``. A write is durable as a whole when it returns; one under way at a crash may be or not."""
+    """The in-memory twin of ``RocksIndex``. A write is durable on return; a crash during it keeps all or nothing."""
 
     before: Before = give_way
     _pairs: dict[bytes, bytes] = field(default_factory=dict)
@@ -321,7 +322,7 @@ class MemoryIndex(EntryIndex):
         self._is_closed = True
 
     def crash(self, rng: random.Random) -> MemoryIndex:
-        """The index after a crash; this one should not be used any more."""
+        """Return the index after a crash; this one should no longer be used."""
         index = self.restarted()
         for puts, deletes in self._under_way.values():
             if rng.random() < 0.5:
@@ -329,7 +330,7 @@ class MemoryIndex(EntryIndex):
         return index
 
     def restarted(self) -> MemoryIndex:
-        """The index as a new process finds it."""
+        """Return the index as a new process reads it."""
         return MemoryIndex(_pairs=dict(self._pairs))
 
     def _apply(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:

@@ -1,12 +1,12 @@
 """The ``EntryIndex`` port on RocksDB.
 
-Two properties of the ``rocksdict`` binding (0.3) shape this file. ``write`` holds the interpreter lock until RocksDB
-returns, also while that waits for a sync or for compaction; so batches are written without sync and with "no
-slowdown", and the log is synced by ``flush_wal``, which does give up the lock. Its key and item iterators end at a
-read error as if the range ended; so ranges use the raw iterator and ask for its status.
+Two properties of the ``rocksdict`` binding (0.3) shape this file. First, ``write`` holds the interpreter lock until
+RocksDB returns, even while RocksDB waits for a sync or for compaction. Batches are therefore written without sync and
+with "no slowdown", and ``flush_wal``, which releases the lock, syncs the log. Second, the key and item iterators treat
+a read error like the end of the range. Ranges therefore use the raw iterator and check its status.
 
-RocksDB keeps any readable prefix of its log after a crash. A missing synced write then shows in the journal's mark,
-which is always older than the index's (J4).
+RocksDB keeps any readable prefix of its log after a crash. A missing synced write can then be detected by the journal's
+mark, which is always older than the index's mark (J4).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from bookie.storage.port import DiskError, DiskFullError, EntryIndex
 _THREADS: Final = 4
 _CACHE_BYTES: Final = 64 << 20
 _WRITE_BUFFER_BYTES: Final = 16 << 20
-"""With up to four of them the memory for writes stays below the block cache's."""
+"""There are up to four of these buffers, in total as large as the block cache."""
 _OPEN_FILES_MAX: Final = 512
 _STALL_S_MAX: Final = 60.0
-"""How long a write may be held up by compaction before it counts as failed."""
+"""Longest delay of a write by compaction, in seconds; after it the write fails."""
 _STALL_PAUSE_S: Final = 0.005
 _STALLED: Final = "Write stall"
 _NO_SPACE: Final = "No space left on device"
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class RocksIndex(EntryIndex):
-    """One RocksDB database. Made by ``open``."""
+    """One RocksDB database. Create it with ``open``."""
 
     def __init__(self, path: Path, database: Any, threads: ThreadPoolExecutor) -> None:
         self._path = path
@@ -60,11 +60,11 @@ class RocksIndex(EntryIndex):
 
     @classmethod
     async def open(cls, path: Path, *, cache_bytes: int = _CACHE_BYTES) -> RocksIndex:
-        """Open the database at ``path``, or make one.
+        """Open the database at ``path``, or create it.
 
         Raises:
-            DirectoryInUseError: another process has it open.
-            DiskError: it cannot be opened.
+            DirectoryInUseError: another process uses the database.
+            DiskError: the database cannot be opened.
         """
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="index")
         try:
@@ -92,7 +92,7 @@ class RocksIndex(EntryIndex):
 
     @override
     async def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
-        """A batch of a thousand pairs holds the interpreter lock for about 0.4 ms."""
+        """Apply all changes or none, durably. A thousand pairs hold the interpreter lock for about 0.4 ms."""
         await self._run("write", self._write, puts, deletes)
 
     @override
@@ -174,7 +174,7 @@ def _below(end_key: bytes) -> ReadOptions:
 def _open(path: Path, cache_bytes: int) -> Any:
     options = _options(cache_bytes)
     try:
-        # Without the second argument a re-opened database would use the options it was made with, and its own cache.
+        # Without the last argument, a re-opened database would use the options of its creation, and its own cache.
         return Rdict(str(path), options, {"default": options})
     except Exception as error:
         if any(text in str(error) for text in _LOCKED):
@@ -188,7 +188,7 @@ def _options(cache_bytes: int) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(Cache(cache_bytes))
     table.set_bloom_filter(10, False)
-    table.set_cache_index_and_filter_blocks(True)  # or they would grow with the data, outside the bound
+    table.set_cache_index_and_filter_blocks(True)  # else they would grow with the data, without bound
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_block_based_table_factory(table)

@@ -1,4 +1,4 @@
-"""Entry logs: the files that hold entries permanently, their garbage collection and compaction.
+"""The entry logs, which store entries permanently, and their garbage collection and compaction.
 
 Start with ``entry_log``.
 """

@@ -1,14 +1,14 @@
-"""Deleting the entries of a ledger that belongs here no more (docs/failure-model.md#collection-and-checkpoints).
+"""The deletion of the entries of a ledger no longer stored here (docs/failure-model.md#collection-and-checkpoints).
 
-A collector marks the ledger, makes sure that its entries are not needed here, and collects with the token of the mark.
-Every event after which a client may rely on the entries clears the mark: an add, from its arrival until it is durable,
-a fence, limbo, and above all a listing, with which a repair finds the existing entries
+The collector marks the ledger, makes sure that its entries are not needed here, and collects with the token of the
+mark. Every event after which a client may rely on the entries clears the mark: an add, from its arrival until it is
+durable, a fence, limbo, and above all a listing, with which a repair finds the existing entries
 (docs/failure-model.md#reservations).
 
-Deletion goes page by page. From the check of the mark to the end of a page no checkpoint runs, so an add during this
-time stays in the write cache, after the deletion; and a listing waits for the page, so it sees all of it or nothing,
-and no further page follows it. A crash may restore entries that are still in the journal, for another pass to collect;
-the ledger's state, with the fence, stays permanently (S17).
+The entries are deleted page by page. No checkpoint runs from the check of the mark to the end of a page, so an add
+during this time stays in the write cache and survives the deletion. A listing waits for the page, so it contains all of
+the page or nothing, and no further page is deleted after it. A crash may restore entries that are still in the journal;
+the next pass collects them. The ledger's state, with the fence, is permanent (S17).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from bookie.storage.port import EntryIndex
 
 
 class Mark:
-    """Token of one mark; equal to itself alone."""
+    """The token of one mark; equal only to itself."""
 
 
 Marks = dict[LedgerId, Mark]
-"""The marks that stand."""
+"""The marks that are set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """Deletions of one store."""
+    """The deletions of one store."""
 
     checkpointer: Checkpointer
     states: LedgerStates
@@ -46,14 +46,14 @@ class Collection:
     page_keys: int
 
     async def delete(self, ledger_id: LedgerId, mark: Mark) -> bool:
-        """Delete all entries of a ledger while ``mark`` stands; False if it does not, and then a part may be deleted.
+        """Delete all entries of a ledger while ``mark`` is set; False if it was cleared: some may be deleted then.
 
         Raises:
             DiskError: the index cannot be read or written.
         """
         is_done: bool | None = None
         while is_done is None:
-            # A page that was begun is finished, or a late deletion could meet entries that were added after it.
+            # Always finish a started page: a delayed deletion could otherwise remove entries added later.
             is_done = await asyncio.shield(guarded("collecting a ledger", self._delete_page(ledger_id, mark)))
         return is_done
 
@@ -63,10 +63,10 @@ class Collection:
             pairs = await self.index.range(*entry_range(ledger_id), limit)
             if self.marks.get(ledger_id) is not mark:
                 return False
-            # Point of no return. Nothing has given way since the check, and what is added from here on stays.
+            # Point of no return: no yield since the check, and entries added from now on are kept.
             self.checkpointer.drop(ledger_id)
             if not pairs:
-                self._buried(state)
+                self._set_collected(state)
                 return True
             state.deleting = asyncio.Event()
             try:
@@ -76,13 +76,13 @@ class Collection:
                 state.deleting = None
             return None
 
-    def _buried(self, state: LedgerState) -> None:
+    def _set_collected(self, state: LedgerState) -> None:
         del self.marks[state.ledger_id]
         state.is_collected = True
         self.states.changed(state)
 
     async def _delete(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
-        """Delete entries and count their bytes as dead in the logs that hold them, in one step."""
+        """Delete entries and count their bytes as dead in their logs, atomically."""
         dead: dict[int, int] = {}
         for _, value in pairs:
             location = unpack_location(value)

@@ -1,12 +1,13 @@
-"""Giving back the space of entry logs that hold mostly what was collected.
+"""Compaction: the removal of entry logs whose entries were mostly collected.
 
-The order is the safety argument, and a crash between any two steps leaves each entry at a place that the index names:
+The order of the steps makes this safe. After a crash between any two steps, each entry is still at its place according
+to the index:
 
-1. copy what is live to a new log, and make that durable;
-2. let the index name the new place of each entry that it still names at the old one;
-3. remove the old log, once nothing in it is named. A reader that comes too late asks the index again.
+1. copy the live entries to a new log, and make it durable;
+2. for each entry that is still at the old place in the index, write the new place to the index;
+3. remove the old log, which the index no longer refers to. A reader with an outdated place asks the index again.
 
-A log that cannot be read to its end is never taken for an empty one: it is kept (apache/bookkeeper #4607).
+A log that cannot be read to its end never counts as empty: it is kept (apache/bookkeeper #4607).
 
 Source: docs/failure-model.md#collection-and-checkpoints.
 """
@@ -54,23 +55,23 @@ _WINDOW_BYTES: Final = 8 << 20
 """Read at a time; several times the largest entry."""
 _PAGE_KEYS: Final = 10_000
 _UNFINISHED: Final = 1 << 62
-"""Dead bytes of a log that is being filled: after a crash it is compacted, whatever it contains."""
+"""Dead bytes of a log that is being filled: after a crash it is compacted, regardless of its content."""
 
 
 @dataclass(slots=True)
 class Compacted:
-    """What one run has done."""
+    """The result of one run."""
 
     removed_logs: int = 0
     freed_bytes: int = 0
     copied_bytes: int = 0
     kept_damaged: int = 0
-    """Logs that should be compacted and cannot be read to their end."""
+    """Logs that should be compacted but cannot be read to their end."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """An entry that the index names in the old log."""
+    """An entry whose place in the index is in the old log."""
 
     key: bytes
     old: bytes
@@ -79,12 +80,12 @@ class _Live:
 
 
 class _DamagedLogError(Exception):
-    """Stays in this module."""
+    """A log cannot be read to its end. Never leaves this module."""
 
 
 @dataclass(slots=True)
 class Compactor:
-    """Compaction of one store's entry logs; one run at a time."""
+    """The compaction of one store's entry logs; one run at a time."""
 
     disk: Disk
     index: EntryIndex
@@ -95,10 +96,10 @@ class Compactor:
     _damaged: set[int] = field(default_factory=set)
 
     async def run(self) -> Compacted:
-        """Remove or compact every log in which too little is live, those with the least first.
+        """Remove or compact every log with too few live bytes, beginning with the fewest, relative to its size.
 
         Raises:
-            DiskFullError: no space for a copy; what was done so far stays.
+            DiskFullError: no space for a copy; logs finished so far stay compacted.
             DiskError: a disk failed.
         """
         done = Compacted()
@@ -144,7 +145,7 @@ class Compactor:
             await file.close()
 
     async def _move_live(self, log_id: int, size: int) -> int:
-        """Copy what is live and rename it in the index; returns the bytes copied."""
+        """Copy the live entries, write their new places to the index, and return the number of bytes copied."""
         target: EntryLogWriter | None = None
         is_named = False
         copied = 0
@@ -156,14 +157,14 @@ class Compactor:
                         await self.index.write([(dead_key(target.log_id), pack_dead(_UNFINISHED))])
                     values = await target.append([(entry.body, entry.crc) for entry in live])
                     await target.sync()
-                    is_named = True  # may be, from here on
+                    is_named = True  # from here on, the index may refer to the target
                     await asyncio.shield(guarded("compaction", self._rename(target.log_id, live, values)))
                     copied += sum(len(entry.body) for entry in live)
             if target is not None:
                 await asyncio.shield(guarded("compaction", self._count_dead(target.log_id, -_UNFINISHED)))
         except DiskFullError:
             if target is not None and not is_named:
-                await self.logs.discard(target)  # or the attempts would add up and leave no space for any
+                await self.logs.discard(target)  # else the failed attempts would fill the disk
             raise
         finally:
             if target is not None:
@@ -171,7 +172,7 @@ class Compactor:
         return copied
 
     async def _live(self, log_id: int, size: int) -> AsyncGenerator[list[_Live], None]:
-        """The live entries of a log, a few at a time."""
+        """Yield the live entries of a log, a page at a time."""
         async with aclosing(self._records(log_id, size)) as windows:
             async for records in windows:
                 step = 1 if fault_point("compaction.tiny_page") else self.settings.flush_page_entries
@@ -202,7 +203,7 @@ class Compactor:
             await file.close()
 
     async def _rename(self, target_id: int, live: Sequence[_Live], values: Sequence[bytes]) -> None:
-        """The index is changed only if it still names the old place; the rest of the copies is dead at once."""
+        """Write the new places of entries still at the old place; count the other copies as dead at once."""
         async with self.checkpointer.exclusive():
             current = await self.index.get_many([entry.key for entry in live])
             puts, dead = [], 0
@@ -220,7 +221,7 @@ class Compactor:
             await self._add_dead(log_id, change)
 
     async def _add_dead(self, log_id: int, change: int) -> None:
-        """To be called under the checkpointer's lock, as all that changes these numbers."""
+        """Change a log's number of dead bytes. The caller must hold the checkpointer's lock."""
         [before] = await self.index.get_many([dead_key(log_id)])
         await self.index.write([(dead_key(log_id), pack_dead(max(unpack_dead(before) + change, 0)))])
 

@@ -1,8 +1,8 @@
-"""Files that hold entries permanently, written at a flush in (ledger, entry) order and never changed.
+"""Entry logs: files with entries, written at a flush in (ledger, entry) order and never changed.
 
-Record: size, CRC32C, entry. The index names an entry only after the file that holds it is durable. Every read is
-verified: the checksum shows rot, the entry's own ids show bytes of another entry (a misdirected write). What fails is
-a value for the caller, not an exception: one bad sector does not end a request.
+Record: size, CRC32C, entry. The index refers to an entry only after its file is durable. Every read is verified: the
+checksum detects bit rot, the entry's own ids detect the bytes of another entry (a misdirected write). A failed read is
+returned as a value, not raised: one bad sector must not fail a whole request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAGIC: Final = b"\x93bkhelog"
 HEADER_SIZE: Final = _HEADER.size + _CRC.size
 RECORD_HEADER_SIZE: Final = _RECORD.size
 _GAP_BYTES_MAX: Final = 16 << 10
-"""Entries this near to each other are read as one range: cheaper than a second request to the device."""
+"""Largest gap between two entries that are read as one range, which is cheaper than a second request to the device."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class EntryLogWriter:
     unsynced_bytes: int = 0
 
     async def append(self, entries: Sequence[tuple[bytes, int]]) -> list[bytes]:
-        """Write (entry, its CRC32C) pairs and return the index value of each, good after ``sync``.
+        """Write (entry, its CRC32C) pairs, and return the index value of each, valid after ``sync``.
 
         Raises:
             DiskFullError: no space left.
@@ -63,10 +63,10 @@ class EntryLogWriter:
         return values
 
     async def sync(self) -> None:
-        """Make everything appended durable.
+        """Make all appended data durable.
 
         Raises:
-            DiskError: it is not.
+            DiskError: the data could not be made durable.
         """
         await self.file.sync()
         self.unsynced_bytes = 0
@@ -87,13 +87,13 @@ class EntryLogs:
         self._open_max = open_max
         self._open: dict[int, _OpenLog] = {}
         self._surplus: list[_OpenLog] = []
-        self._gone: set[int] = set()
+        self._removed: set[int] = set()
 
     async def create(self) -> EntryLogWriter:
-        """Begin a file; its name and header are durable on return.
+        """Create a file; its name and header are durable on return.
 
         Raises:
-            DiskError: it cannot be created.
+            DiskError: the file cannot be created.
         """
         log_id, self.next_id = self.next_id, self.next_id + 1
         file = await self._disk.create(log_path(log_id))
@@ -107,13 +107,13 @@ class EntryLogs:
         return EntryLogWriter(log_id, file, size)
 
     async def discard(self, log: EntryLogWriter) -> None:
-        """Close a file that no index entry names, and remove it if that is possible."""
+        """Close a file that the index does not refer to, and remove it on a best-effort basis."""
         with suppress(DiskError):
             await log.file.close()
             await self._disk.unlink(log_path(log.log_id))
 
     async def read(self, locations: Sequence[Location]) -> list[bytes | DiskError | None]:
-        """Bytes at each location, not yet verified; None if the file was deleted, an error if it is unreadable."""
+        """Return the unverified bytes at each location; None if the file was deleted, an error if it is unreadable."""
         results: list[bytes | DiskError | None] = [None] * len(locations)
         by_log: dict[int, list[int]] = {}
         for index, location in enumerate(locations):
@@ -130,14 +130,14 @@ class EntryLogs:
         return results
 
     async def forget(self, log_id: int) -> None:
-        """Close a file that was removed, once those who read it now are done."""
-        self._gone.add(log_id)
+        """Close a removed file once its present readers have finished."""
+        self._removed.add(log_id)
         if (log := self._open.pop(log_id, None)) is not None:
             self._surplus.append(log)
         await self._close_surplus()
 
     async def close(self) -> None:
-        """Close what is open."""
+        """Close all open files."""
         opened, self._open, self._surplus = [*self._open.values(), *self._surplus], {}, []
         for log in opened:
             await log.file.close()
@@ -156,10 +156,10 @@ class EntryLogs:
         ]
 
     async def _acquire(self, log_id: int) -> _OpenLog:
-        """An open file that stays open until ``uses`` is given back."""
+        """Return an open file, which stays open until the caller decrements ``uses``."""
         if (log := self._open.pop(log_id, None)) is None:
             opened = _OpenLog(await self._disk.open(log_path(log_id)))
-            if log_id in self._gone:  # removed while it was being opened
+            if log_id in self._removed:  # removed while it was being opened
                 self._surplus.append(opened)
                 opened.uses += 1
                 return opened
@@ -182,7 +182,7 @@ class EntryLogs:
 
 
 def decode_log_id(data: bytes) -> int | None:
-    """Log id in a file's header, None if the header is damaged."""
+    """Return the log id in a file's header, or None if the header is damaged."""
     if len(data) < HEADER_SIZE or _CRC.unpack_from(data, _HEADER.size)[0] != crc32c(data[: _HEADER.size]):
         return None
     magic, found_format, log_id = _HEADER.unpack_from(data)
@@ -190,21 +190,21 @@ def decode_log_id(data: bytes) -> int | None:
 
 
 def decode_records(data: bytes) -> list[tuple[Location, bytes]]:
-    """Whole, intact records at the start of ``data``, with their place relative to it (log id 0)."""
+    """Return the complete, intact records at the start of ``data``, with their place relative to it (log id 0)."""
     records, offset = [], 0
     while offset + _RECORD.size <= len(data):
         size, crc = _RECORD.unpack_from(data, offset)
         offset += _RECORD.size
         body = data[offset : offset + size]
         if size < ENTRY_HEADER_SIZE or len(body) < size or crc32c(body) != crc:
-            break  # without the first, a hole of zeros would read as empty records
+            break  # without the first condition, a hole of zeros would read as empty records
         records.append((Location(0, offset, size, crc), body))
         offset += size
     return records
 
 
 def is_entry(location: Location, data: bytes, ledger_id: int, entry_id: int) -> bool:
-    """Whether ``data`` is whole, intact and the entry that was asked for."""
+    """Return whether ``data`` is complete, intact and the requested entry."""
     return (
         len(data) == location.size
         and crc32c(data) == location.crc
@@ -214,17 +214,17 @@ def is_entry(location: Location, data: bytes, ledger_id: int, entry_id: int) -> 
 
 
 async def log_ids(disk: Disk) -> list[int]:
-    """Ids of the files on the disk, ascending."""
+    """Return the ids of the entry logs on the disk, ascending."""
     return sorted(int(name.removesuffix(_SUFFIX), 16) for name in await disk.names(DIRECTORY) if name.endswith(_SUFFIX))
 
 
 def log_path(log_id: int) -> str:
-    """Path of an entry log."""
+    """Return the path of an entry log."""
     return f"{DIRECTORY}/{log_id:016x}{_SUFFIX}"
 
 
 def _coalesce(locations: Sequence[Location]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Ranges that cover all locations, and for each location the range it is in."""
+    """Return ranges that cover all locations, and for each location the index of its range."""
     ranges: list[tuple[int, int]] = []
     places = [0] * len(locations)
     for index in sorted(range(len(locations)), key=lambda index: locations[index].offset):

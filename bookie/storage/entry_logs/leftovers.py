@@ -1,8 +1,8 @@
-"""Entry logs of flushes that a crash cut short.
+"""Entry logs of flushes that were interrupted by a crash.
 
-The entries of such a flush that the index names are permanent: the journal need not have them any more, if they were
-never synced there before the crash (a killed process leaves them in the page cache, and a power loss then takes them
-away). So a file goes only if all of it can be read and the index names nothing in it; else it stays, at the cost of its
+Entries of such a flush that are already in the index must be kept. The journal may have lost them, if they were never
+synced there: a killed process leaves them in the page cache, and a later power loss discards them. A file is therefore
+removed only if all of it can be read and the index refers to no entry in it; otherwise it stays, at the cost of its
 space.
 """
 
@@ -29,7 +29,7 @@ _WINDOW_BYTES: Final = 8 << 20
 
 
 async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]) -> None:
-    """Remove those of ``log_ids`` that hold nothing. For a store that does not write yet.
+    """Remove each of the logs to which the index does not refer. The store must not write yet.
 
     Raises:
         DiskError: a file or the index cannot be read, or a removal cannot be made durable.

@@ -1,5 +1,5 @@
-"""The journal: durable appends with group commit, and reading it back after a restart.
+"""The journal: durable appends with group commit, and the replay after a restart.
 
-``format`` is the byte layout, ``mark`` the second record of how far the journal was durable.
+``format`` is the byte layout, ``mark`` the second record of the durable end.
 Start with ``journal``.
 """

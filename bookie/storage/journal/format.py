@@ -1,8 +1,8 @@
-"""Bytes of a journal file: a file header, then batches of records (rules J2 and J11).
+"""The byte layout of a journal file: a file header, then batches of records (rules J2 and J11).
 
 A batch contains its place (epoch, sequence, offset) and the sequence up to which everything was durable when it was
-written. So a reader can distinguish a torn tail, which no later header contradicts, from damage to acknowledged
-records. Pure functions; which of the two it is, is decided in ``journal_replay``.
+written. A reader can therefore distinguish a torn tail, which no later header contradicts, from damage to acknowledged
+records. All functions are pure; ``replay`` makes this distinction.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bookie.storage.errors import DamagedJournalError, UnsupportedFormatError
 
 FORMAT: Final = 1
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Largest batch a reader accepts; checked before anything is sliced or allocated (J11). A writer stays far below:
-one group is bounded by its settings plus one caller's request."""
+"""Largest batch that a reader accepts; checked before anything is sliced or allocated (J11). A writer stays far below:
+its settings plus one caller's request bound a group."""
 
 _FILE_MAGIC: Final = b"\x93bkhjfil"
 _BATCH_MAGIC: Final = b"\x93bkhjbat"
@@ -35,17 +35,17 @@ RECORD_HEADER_SIZE: Final = _RECORD.size
 
 
 class RecordKind(enum.IntEnum):
-    """What a record's body is. 5 is reserved for explicit last-add-confirmed values."""
+    """The meaning of a record's body. 5 is reserved for explicit last-add-confirmed values."""
 
     ENTRY = 1
-    """A stored-form entry; its own header carries the ids."""
+    """An entry in its stored form; the ids are in its own header."""
     MASTER_KEY = 2
-    """First contact with a ledger: its key."""
+    """The ledger's key, recorded at the first contact with the ledger."""
     FENCE = 3
     LIMBO = 4
-    """Fenced, and what the ledger held here is unknown."""
+    """The ledger is fenced, and the entries stored here earlier are unknown."""
     NO_LIMBO = 6
-    """What the ledger should hold here is known and here again; it stays fenced."""
+    """The ledger's expected entries are known and stored here again; it stays fenced."""
 
 
 _KINDS: Final = frozenset(kind.value for kind in RecordKind)
@@ -53,8 +53,10 @@ _KINDS: Final = frozenset(kind.value for kind in RecordKind)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record. ``crc`` is of the body alone, so that it is computed once per entry and serves the entry log and the
-    index as well; the batch trailer covers the rest.
+    """One record.
+
+    ``crc`` covers the body only, so that it is computed once per entry and can be reused in the entry log and the
+    index; the batch trailer covers the rest.
     """
 
     kind: RecordKind
@@ -65,7 +67,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """Start of a file. ``durable_sequence``: everything up to it was durable before the file existed."""
+    """The start of a file. Everything up to ``durable_sequence`` was durable before the file existed."""
 
     epoch: int
     number: int
@@ -74,7 +76,7 @@ class FileHeader:
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """Place of a batch. ``size`` counts the record bytes, without header and trailer."""
+    """The place of a batch. ``size`` is the number of record bytes, without header and trailer."""
 
     epoch: int
     sequence: int
@@ -85,12 +87,12 @@ class BatchHeader:
 
     @property
     def end(self) -> int:
-        """Offset just after the batch."""
+        """The offset just after the batch."""
         return self.offset + BATCH_HEADER_SIZE + self.size + _CRC.size
 
 
 def encode_entries(ledger_id: int, entries: Iterable[tuple[bytes, int]]) -> list[bytes]:
-    """Record parts of (entry, its CRC32C) pairs: header and body in turn."""
+    """Return the record parts of (entry, its CRC32C) pairs: header and body alternately."""
     pack, kind = _RECORD.pack, int(RecordKind.ENTRY)
     parts: list[bytes] = []
     for body, crc in entries:
@@ -100,17 +102,17 @@ def encode_entries(ledger_id: int, entries: Iterable[tuple[bytes, int]]) -> list
 
 
 def encode_record(kind: RecordKind, ledger_id: int, body: bytes = b"") -> bytes:
-    """One record of any kind."""
+    """Return one encoded record of any kind."""
     return _RECORD.pack(len(body), crc32c(body), kind, ledger_id) + body
 
 
 def encode_file_header(header: FileHeader) -> bytes:
-    """Bytes of a file header."""
+    """Return an encoded file header."""
     return _sealed(_FILE_HEADER.pack(_FILE_MAGIC, FORMAT, header.epoch, header.number, header.durable_sequence))
 
 
 def encode_batch(header: BatchHeader, parts: Sequence[bytes]) -> tuple[bytes, bytes]:
-    """A batch of already encoded record parts, as (header and records, trailer)."""
+    """Return a batch of encoded record parts, as (header and records, trailer)."""
     head = _sealed(
         _BATCH_HEADER.pack(
             _BATCH_MAGIC,
@@ -128,20 +130,20 @@ def encode_batch(header: BatchHeader, parts: Sequence[bytes]) -> tuple[bytes, by
 
 
 def decode_file_header(data: bytes) -> FileHeader | None:
-    """The header at the start of a file; None if there is no whole one.
+    """Return the header at the start of a file, or None if it is incomplete or damaged.
 
     Raises:
-        UnsupportedFormatError: an intact header of another format version.
+        UnsupportedFormatError: the header is intact but has another format version.
     """
     fields = _opened(data, 0, _FILE_HEADER, _FILE_MAGIC)
     return None if fields is None else FileHeader(*fields)
 
 
 def decode_batch_header(data: bytes, offset: int, epoch: int) -> BatchHeader | None:
-    """The header of a batch of ``epoch`` that belongs at ``offset``; None if there is none.
+    """Return the header of a batch of ``epoch`` that belongs at ``offset``, or None if there is none.
 
     Raises:
-        UnsupportedFormatError: an intact header of another format version.
+        UnsupportedFormatError: the header is intact but has another format version.
     """
     fields = _opened(data, offset, _BATCH_HEADER, _BATCH_MAGIC)
     if fields is None:
@@ -152,9 +154,9 @@ def decode_batch_header(data: bytes, offset: int, epoch: int) -> BatchHeader | N
 
 
 def find_batch_header(data: bytes, offset: int, epoch: int) -> BatchHeader | None:
-    """The first batch header of ``epoch`` at or after ``offset`` at its own recorded place.
+    """Return the first batch header of ``epoch`` at or after ``offset`` that is at its own recorded offset, or None.
 
-    The offset inside the header keeps a copy of a journal, stored as a payload, from being taken for one.
+    Because of the recorded offset, a copy of a journal stored as a payload is not mistaken for a batch.
     """
     while (offset := data.find(_BATCH_MAGIC, offset)) >= 0:
         if (header := decode_batch_header(data, offset, epoch)) is not None:
@@ -164,11 +166,11 @@ def find_batch_header(data: bytes, offset: int, epoch: int) -> BatchHeader | Non
 
 
 def decode_records(data: bytes, header: BatchHeader) -> list[Record] | None:
-    """Records of the batch, None if it is not whole and intact.
+    """Return the records of a batch, or None if it is incomplete or damaged.
 
     Raises:
-        UnsupportedFormatError: an intact batch with a record kind that this version does not know.
-        DamagedJournalError: an intact batch whose records contradict each other.
+        UnsupportedFormatError: the batch is intact but has a record kind unknown to this version.
+        DamagedJournalError: the batch is intact but its records are inconsistent.
     """
     trailer_offset = header.end - _CRC.size
     if len(data) < header.end:
@@ -207,7 +209,7 @@ def _sealed(header: bytes) -> bytes:
 
 
 def _opened(data: bytes, offset: int, layout: struct.Struct, magic: bytes) -> tuple[int, ...] | None:
-    """Fields after magic and format of an intact header."""
+    """Return the fields after magic and format of an intact header, or None."""
     end = offset + layout.size
     if len(data) < end + _CRC.size or crc32c(data[offset:end]) != _CRC.unpack_from(data, end)[0]:
         return None

@@ -1,11 +1,11 @@
 """Durable appends with group commit (rules J1, J5, J6, J8, J10).
 
-While one group is being written and synced, arriving records queue; the next group takes them all, so one sync covers
-many callers and a lone caller does not wait. Exactly one batch is in flight at any time: a batch that follows proves
-that those before it were durable. Callbacks run in the order of the journal, before any caller is woken.
+While one group is being written and synced, new records queue; the next group takes them all. One sync thus covers many
+callers, and a single caller does not wait. Only one batch is in flight at any time: each batch proves that the previous
+ones were durable. Callbacks run in the order of the journal, before any caller resumes.
 
-A full disk fails the queued records and closes the file; the next records begin a new file with a higher epoch. Any
-other disk error stops the journal: nothing is acknowledged any more and ``fatal`` makes the process exit.
+If the disk is full, the queued records fail and the file is closed; the next records begin a new file with a higher
+epoch. Any other disk error stops the journal: nothing more is acknowledged, and ``fatal`` makes the process exit.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ _log = logging.getLogger(__name__)
 
 
 class JournalBusyError(TransientError):
-    """Too many bytes wait for the disk."""
+    """The queue for the disk is full."""
 
 
 class JournalStoppedError(FatalError):
-    """The journal was closed or failed."""
+    """The journal was closed or has failed."""
 
 
 @dataclass(slots=True)
 class Records:
-    """Encoded records of one caller; they become durable together, or not at all."""
+    """The encoded records of one caller; they become durable together or not at all."""
 
     parts: list[bytes] = field(default_factory=list, repr=False)
     count: int = 0
     size: int = 0
 
     def add_entries(self, ledger_id: int, entries: Collection[tuple[bytes, int]]) -> int:
-        """Add (entry, its CRC32C) pairs; returns the bytes of the entries alone."""
+        """Add (entry, its CRC32C) pairs, and return the number of bytes of the entries without record headers."""
         self.parts += encode_entries(ledger_id, entries)
         entry_bytes = sum(len(body) for body, _ in entries)
         self.count += len(entries)
@@ -78,7 +78,7 @@ class _Request:
     done: asyncio.Future[FatalError | None]
 
     def finish(self, error: FatalError | None) -> None:
-        """Resolve the caller's future and run the callback; the caller, if not cancelled, wakes after it."""
+        """Resolve the caller's future and run the callback; the caller, if not cancelled, resumes after it."""
         if not self.done.done():
             self.done.set_result(error)
         if error is None:
@@ -88,10 +88,10 @@ class _Request:
 
 
 class Journal:
-    """The writing side. One task owns the file; ``enqueue`` never waits.
+    """The writing side of the journal. One task owns the file; ``enqueue`` never waits.
 
     Attributes:
-        durable_sequence: the last batch that was synced and whose callbacks have run.
+        durable_sequence: sequence of the last synced batch; its callbacks have run too, before any other task.
         fatal: completes with the error when the journal has stopped permanently.
     """
 
@@ -111,7 +111,7 @@ class Journal:
         self._settings = settings
         self._slots = slots
         self._epoch = epoch
-        # One number is left out: a torn batch of the epoch before may have used it.
+        # Skip one number: a torn batch of the previous epoch may have used it.
         self._attempted = sequence + 1
         self._closed_files = list(files)
         self._number = max((file.number for file in files), default=0)
@@ -131,16 +131,17 @@ class Journal:
     def enqueue(
         self, records: Records, on_durable: Callable[[], None], on_failed: Callable[[FatalError], None]
     ) -> asyncio.Future[FatalError | None]:
-        """Queue records; the future completes with None once they are durable, or with the error.
+        """Queue records, and return a future that completes with None once they are durable, or with the error.
 
-        Exactly one callback runs, in journal order, before the future completes, also if the caller has gone.
+        Exactly one of the callbacks runs, in journal order, before the caller resumes, even if the caller was
+        cancelled.
 
         Raises:
-            JournalBusyError: the queue is at its bound; nothing was queued.
-            JournalStoppedError: closed or failed; nothing was queued.
+            JournalBusyError: the queue is full; nothing was queued.
+            JournalStoppedError: the journal was closed or has failed; nothing was queued.
         """
         if self._is_closing or self.fatal.done():
-            raise JournalStoppedError("the journal takes no more records: it is closing or its disk failed")
+            raise JournalStoppedError("the journal accepts no more records: it is closing or its disk failed")
         if self._waiting_bytes and self._waiting_bytes + records.size > self._settings.journal_queue_bytes_max:
             raise JournalBusyError(f"{self._waiting_bytes} bytes wait for the journal disk: try again later")
         done: asyncio.Future[FatalError | None] = asyncio.get_running_loop().create_future()
@@ -150,7 +151,7 @@ class Journal:
         return done
 
     async def trim(self, sequence: int) -> None:
-        """Remove files that a durable checkpoint at ``sequence`` covers. May be called concurrently.
+        """Remove the files covered by a durable checkpoint at ``sequence``. May be called concurrently.
 
         Raises:
             DiskError: the mark or the removal could not be made durable.
@@ -161,20 +162,20 @@ class Journal:
         if covered:
             self._closed_files = [file for file in self._closed_files if file not in covered]
             await self._disk.sync_directory(DIRECTORY)
-        # Last, because on a full disk it needs the space that the files gave back.
+        # Last, because on a full disk it needs the space freed by the removed files.
         await self._slots.write(JournalMark(self.durable_sequence, self._epoch))
 
     def stop(self, error: Exception) -> None:
-        """Acknowledge nothing any more: fail what is queued and complete ``fatal``."""
+        """Acknowledge nothing more: fail the queued records and complete ``fatal``."""
         fatal = error if isinstance(error, FatalError) else JournalStoppedError(f"stopped by a failure: {error!r}")
-        _log.critical("storage stopped, nothing is acknowledged any more", exc_info=error)
+        _log.critical("storage stopped, nothing more is acknowledged", exc_info=error)
         if not self.fatal.done():
             self.fatal.set_result(fatal)
         self._fail(fatal)
         self._wake.set()
 
     async def close(self) -> None:
-        """Take no more, write what is queued, close the file."""
+        """Accept no more records, write the queued ones, close the file."""
         self._is_closing = True
         self._wake.set()
         if self._writer is not None:
@@ -182,7 +183,7 @@ class Journal:
         await self._close_file()
 
     async def abort(self) -> None:
-        """Stop without writing what is queued, as a crash would."""
+        """Stop without writing the queued records, as in a crash."""
         self._is_closing = True
         await cancel(self._writer)
         self._fail(JournalStoppedError("the journal was stopped before this was durable"))
@@ -196,7 +197,7 @@ class Journal:
                     await self._commit(self._group)
                 except DiskFullError as error:
                     await self._abandon_file(error)
-        except Exception as error:  # noqa: BLE001 (task boundary: any end of the writer must end the acknowledgements)
+        except Exception as error:  # noqa: BLE001 (task boundary: without the writer nothing may be acknowledged)
             self.stop(error)
 
     async def _has_work(self) -> bool:
@@ -232,7 +233,7 @@ class Journal:
             await self._close_file()
 
     async def _begin_file(self) -> DiskFile:
-        """Name and header are durable before the first batch is written (J5)."""
+        """Create a file. Its name and header are durable before the first batch is written (J5)."""
         self._number += 1
         file = await self._disk.create(file_path(self._number))
         header = FileHeader(self._epoch, self._number, self.durable_sequence)
@@ -248,9 +249,9 @@ class Journal:
         return file
 
     async def _abandon_file(self, error: DiskFullError) -> None:
-        """Never write after a batch with an unknown end: later records go to a new file and epoch.
+        """Close the file, so that no batch is ever written after an incomplete one; use a new file and epoch.
 
-        Everything queued fails with it, because later records may rely on earlier ones (a ledger's key).
+        All queued records fail as well, because later records may depend on earlier ones (a ledger's key).
         """
         _log.error("journal disk full", extra={"durable_sequence": self.durable_sequence, "error": str(error)})
         self._epoch += 1

@@ -1,8 +1,8 @@
 """The durable end of the journal, recorded a second time outside the journal files (rule J4).
 
-Two slots are written in turn, so that one damaged slot leaves the other. A replay that ends below the mark has lost
-acknowledged records. The mark is renewed at each new file and each checkpoint, not per batch: it narrows what a lost
-tail can hide, at no cost to an add.
+Two slots are written alternately, so that one of them survives damage to the other. A replay that ends before the mark
+has lost acknowledged records. The mark is written at each new file and each checkpoint, not for each batch: it limits
+how much a lost tail can hide, without any cost for adds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class JournalMark:
-    """Everything up to ``durable_sequence`` was durable; ``epoch`` is the last one begun."""
+    """A mark: everything up to ``durable_sequence`` was durable; ``epoch`` is the last epoch begun."""
 
     durable_sequence: int
     epoch: int
@@ -36,7 +36,7 @@ class JournalMark:
 
 @dataclass(slots=True)
 class MarkSlots:
-    """The two slot files of one journal directory. ``mark`` is the greatest known, None for a new journal."""
+    """The two slot files of one journal directory. ``mark`` is the greatest known mark, None for a new journal."""
 
     disk: Disk
     directory: str
@@ -48,8 +48,8 @@ class MarkSlots:
         """Read both slots.
 
         Raises:
-            DamagedJournalError: slots exist and none is readable.
-            DiskError: unreadable device.
+            DamagedJournalError: slots exist, but none is readable.
+            DiskError: the device cannot be read.
         """
         found: dict[int, JournalMark] = {}
         damaged = []
@@ -72,10 +72,10 @@ class MarkSlots:
             self.mark, self._next_slot = found[newest], 1 - newest
 
     async def write(self, mark: JournalMark) -> None:
-        """Make a mark durable; one that is not greater than the present one changes nothing.
+        """Make a mark durable. Do nothing if it is not greater than the present one.
 
         Raises:
-            DiskError: not durable.
+            DiskError: the mark could not be made durable.
         """
         async with self._writing:
             if self.mark is not None and mark <= self.mark:

@@ -1,9 +1,9 @@
-"""Reading a journal back after a start (rules J3, J4, J8).
+"""The replay of a journal at the start (rules J3, J4, J8).
 
-One rule decides between a torn tail and damage: every header, and the mark beside the files, contains the sequence up
-to which everything was durable when it was written. An unreadable part is a torn tail, and is ignored, unless some
-readable header or mark declares it durable; otherwise acknowledged records are lost and the store must not open.
-Nothing here writes: the writer always begins a new file with a higher epoch, so a torn tail is never appended to.
+One rule distinguishes a torn tail from damage. Every header, and the mark beside the files, contains the sequence up to
+which everything was durable when it was written. If a readable header or mark declares an unreadable part durable,
+acknowledged records are lost and the store must not open; otherwise the part is a torn tail and is ignored. Nothing
+here writes: the writer always begins a new file with a higher epoch, so it never appends to a torn tail.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _SUFFIX: Final = ".journal"
 
 @dataclass(frozen=True, slots=True)
 class ClosedFile:
-    """A journal file that is no longer written; it may go once a checkpoint covers ``last_sequence``."""
+    """A journal file that is no longer written; it may be deleted once a checkpoint covers ``last_sequence``."""
 
     number: int
     last_sequence: int
 
     @property
     def path(self) -> str:
-        """Path below the journal disk's root."""
+        """The path below the journal disk's root."""
         return file_path(self.number)
 
 
@@ -50,10 +50,10 @@ class JournalReplay:
 
     Attributes:
         disk: the disk of the journal.
-        reached: greatest sequence that was read or is covered by the checkpoint it starts from.
-        epoch: greatest epoch seen.
-        files: what was found, in order.
-        record_count: records handed out.
+        reached: the greatest sequence read so far, at first that of the checkpoint.
+        epoch: the greatest epoch found.
+        files: the files found, in order.
+        record_count: the number of records yielded.
     """
 
     disk: Disk
@@ -64,11 +64,11 @@ class JournalReplay:
     _damage: str = ""
 
     async def batches(self, mark: JournalMark | None) -> AsyncIterator[list[Record]]:
-        """Records after ``reached``, batch by batch, in the order they were made durable.
+        """Yield the records after ``reached``, batch by batch, in the order in which they became durable.
 
         Raises:
-            DamagedJournalError: something acknowledged cannot be read; named by file and offset.
-            UnsupportedFormatError: written by a newer version.
+            DamagedJournalError: acknowledged records cannot be read; the message names the file and the offset.
+            UnsupportedFormatError: a file was written by a newer version.
             DiskError: a file cannot be read.
         """
         for number in await file_numbers(self.disk):
@@ -87,16 +87,15 @@ class JournalReplay:
             _log.warning("torn journal tail ignored", extra={"place": self._damage, "sequence": self.reached})
 
     def _scan(self, path: str, number: int, data: bytes) -> Iterator[tuple[int, list[Record]]]:
-        """Each intact batch of one file as (sequence, records)."""
+        """Yield each intact batch of one file as (sequence, records)."""
         header = decode_file_header(data)
         if header is None:
             self._torn_file(path, data)
             return
         if header.number != number or header.epoch < self.epoch:
             raise DamagedJournalError(
-                f"{path} has the header of file {header.number} of epoch {header.epoch}, expected file "
-                f"{number} of epoch "
-                f"{self.epoch} or later: it was renamed or belongs to another journal. Take it out and check"
+                f"{path} has the header of file {header.number} of epoch {header.epoch}, expected file {number} of "
+                f"epoch {self.epoch} or later: it was renamed or belongs to another journal. Take it out and check"
             )
         self.epoch = header.epoch
         self._prove(header.durable_sequence, f"{path} offset 0")
@@ -116,8 +115,9 @@ class JournalReplay:
             offset = batch.end
 
     def _torn_file(self, path: str, data: bytes) -> None:
-        """A file without a header is one whose creation was cut short, unless it was used: the header is made durable
-        before the first batch is written.
+        """Ignore a file without a header, whose creation was interrupted; raise if the file was already in use.
+
+        The header is made durable before the first batch is written.
         """
         if len(data) > FILE_HEADER_SIZE:
             raise _lost(f"{path} offset 0", "its header, which was durable before the batches after it")
@@ -129,13 +129,13 @@ class JournalReplay:
 
 
 def check_same_store(has_checkpoint: bool, has_entry_logs: bool, mark: JournalMark | None, file_count: int) -> None:
-    """Refuse an index and a journal of which one was lost or replaced.
+    """Check that neither the index nor the journal was lost or replaced.
 
-    A new store makes the journal's mark first and the index's second, before anything is acknowledged.
+    A new store writes first the journal's mark, then the index's mark, before anything is acknowledged.
 
     Raises:
-        LostIndexError: index without marks beside entry logs or a used journal.
-        DamagedJournalError: index in use, journal without a mark.
+        LostIndexError: the index has no mark, but there are entry logs or a used journal.
+        DamagedJournalError: the index is in use, but the journal has no mark.
     """
     if not has_checkpoint and (has_entry_logs or file_count or (mark is not None and mark.durable_sequence)):
         raise LostIndexError(
@@ -150,12 +150,12 @@ def check_same_store(has_checkpoint: bool, has_entry_logs: bool, mark: JournalMa
 
 
 def file_path(number: int) -> str:
-    """Path of a journal file."""
+    """Return the path of a journal file."""
     return f"{DIRECTORY}/{number:016x}{_SUFFIX}"
 
 
 async def file_numbers(disk: Disk) -> list[int]:
-    """Numbers of the journal files, ascending."""
+    """Return the numbers of the journal files, ascending."""
     names = await disk.names(DIRECTORY)
     return sorted(int(name.removesuffix(_SUFFIX), 16) for name in names if name.endswith(_SUFFIX))
 

@@ -334,6 +334,6 @@ def test_the_rules_of_a_command_look_at_each_of_its_options(words: tuple[str, ..
     RULES[words]("zk://a:1/ledgers", Watched(options))
     elsewhere = {
         *("kind", "wait", "wait_s", "master", "http_port", "http_host", "metrics_file", "pushgateway"),
-        *("cluster_name", "at", "token_file", "ca"),
+        *("cluster_name", "at", "token_file", "ca", "client_cert", "client_key"),
     }
     assert options.keys() - looked_at <= (elsewhere if words[0] == "audit" else set())

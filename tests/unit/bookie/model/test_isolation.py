@@ -28,9 +28,9 @@ from bookie.model.isolation import (
     BookieGroups,
     Isolation,
     UnreadableIsolationError,
+    allowed_bookies,
     isolation_of,
-    not_kept_because,
-    suited,
+    isolation_problem,
 )
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.wire.port import Status
@@ -102,8 +102,8 @@ def test_nonsense_restricts_nothing_and_is_told(data: bytes) -> None:
     custom = ((POLICY_KEY, data),)
     with pytest.raises(UnreadableIsolationError):
         isolation_of(custom)
-    assert suited(custom, TOPOLOGY.groups, names("a x g"), 1) == names("a x g")
-    assert POLICY_KEY in (not_kept_because(custom, TOPOLOGY.groups) or "")
+    assert allowed_bookies(custom, TOPOLOGY.groups, names("a x g"), 1) == names("a x g")
+    assert POLICY_KEY in (isolation_problem(custom, TOPOLOGY.groups) or "")
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda t: st.lists(t) | st.dictionaries(st.text(), t)))
@@ -135,7 +135,7 @@ def test_any_json_is_a_wish_or_the_one_error(content: object) -> None:
 def test_primary_groups_then_secondary_ones_then_what_no_group_has(
     custom: tuple[tuple[str, bytes], ...], bookies: str, ensemble_size: int, expected: str
 ) -> None:
-    assert suited(custom, TOPOLOGY.groups, names(bookies), ensemble_size) == names(expected)
+    assert allowed_bookies(custom, TOPOLOGY.groups, names(bookies), ensemble_size) == names(expected)
 
 
 _GROUPS = st.sampled_from("rstu")
@@ -164,7 +164,7 @@ def test_suited_agrees_with_pulsars_way_of_excluding(
     expected = bookies - excluded if groups else bookies
     custom = wish(",".join(sorted(primary)), ",".join(sorted(secondary)))
     known = BookieGroups({name: frozenset(map(str, members)) for name, members in groups.items()})
-    assert suited(custom, known, bookies, ensemble_size) == expected
+    assert allowed_bookies(custom, known, bookies, ensemble_size) == expected
 
 
 def test_groups_are_read_from_pulsars_topology_and_a_host_stands_for_its_bookies() -> None:
