@@ -133,14 +133,14 @@ def _(stack: ExitStack) -> None:
 
 @plants("fence-forgotten", "#4462", "a collected ledger's fence is forgotten with it")
 def _(stack: ExitStack) -> None:
-    def make(buried: Any) -> Any:
+    def make(set_collected: Any) -> Any:
         def unfenced(self: Collection, state: LedgerState) -> None:
-            buried(self, state)
+            set_collected(self, state)
             state.is_fenced = state.is_fence_durable = state.is_collected = False
 
         return unfenced
 
-    swap(stack, Collection, "_buried", make)
+    swap(stack, Collection, "_set_collected", make)
 
 
 @plants("open-ledgers-collected", "I16", "a ledger is surplus as soon as no fragment names the bookie, closed or not")
