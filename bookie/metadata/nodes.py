@@ -7,13 +7,15 @@ While that cannot be read, the outcome stays unknown: it never turns into "nothi
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from bookie.metadata.port import (
+    ANY_VERSION,
     MULTI_OPS_MAX,
     NODE_DATA_MAX,
     AccessDeniedError,
+    BadVersionError,
     Create,
     Delete,
     MetadataStore,
@@ -26,6 +28,7 @@ from bookie.metadata.port import (
     WriteOutcomeUnknownError,
 )
 from bookie.metadata.request_limits import operation_size
+from bookie.model.ids import LedgerId
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +90,102 @@ async def create_with_parents(
     raise NoNodeError(f"create {path}: its parents are being deleted as fast as they are made")
 
 
+async def find(store: MetadataStore, path: str) -> Node | None:
+    """Return a node, or None if it does not exist.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    try:
+        return await store.get(path)
+    except NoNodeError:
+        return None
+
+
+async def child_names(store: MetadataStore, parent: str) -> tuple[str, ...]:
+    """Return the names of a node's children; a missing node has none.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    try:
+        return (await store.children(parent)).names
+    except NoNodeError:
+        return ()
+
+
+async def put(store: MetadataStore, path: str, data: bytes, root: str = "/") -> None:
+    """Set the content of a persistent node; create it and missing parents below ``root``. The last write wins.
+
+    Raises:
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; calling again is safe.
+    """
+    for _ in range(WRITE_ATTEMPTS_MAX):
+        try:
+            await store.set(path, data, ANY_VERSION)
+            return
+        except NoNodeError:
+            pass
+        try:
+            await create_with_parents(store, path, data, root)
+            return
+        except NodeExistsError:
+            continue
+    raise WriteOutcomeUnknownError(f"{path} is deleted and created as fast as it is written; try again")
+
+
+async def change(store: MetadataStore, path: str, decide: Callable[[bytes | None], bytes | None]) -> bytes | None:
+    """Replace the content of a persistent node by compare-and-set, and return its content afterwards.
+
+    Args:
+        store: the metadata store.
+        path: the node; it and its parents are created if necessary.
+        decide: returns the new content for the present one (None: no node), or None to leave it. It is called again
+            after a conflict or a lost answer, then perhaps with the content that it returned before.
+
+    Raises:
+        StoreUnavailableError: no answer, or other clients change the node all the time; nothing was changed.
+        WriteOutcomeUnknownError: every answer was lost; calling again is safe if ``decide`` is idempotent.
+    """
+    is_unknown = False
+    for _ in range(WRITE_ATTEMPTS_MAX):
+        if is_unknown:
+            node = await reread(store, path)
+        else:
+            await store.sync(path)
+            node = await find(store, path)
+        present = None if node is None else node.data
+        wanted = decide(present)
+        if wanted is None or wanted == present:
+            return present
+        try:
+            if node is None:
+                await create_with_parents(store, path, wanted, "/")
+            else:
+                await store.set(path, wanted, node.stat.version)
+            return wanted
+        except (NodeExistsError, BadVersionError, NoNodeError):
+            continue
+        except WriteOutcomeUnknownError:
+            is_unknown = True
+    if is_unknown:
+        raise WriteOutcomeUnknownError(f"changing {path}: no attempt could be settled; try again")
+    raise StoreUnavailableError(f"{path} changes faster than it can be written; try again")
+
+
+async def remove(store: MetadataStore, path: str) -> None:
+    """Delete a node, if it exists. Idempotent.
+
+    Raises:
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; removing it again is safe.
+        NotEmptyError: it has children.
+    """
+    try:
+        await store.delete(path)
+    except NoNodeError:
+        return
+
+
 async def reread(store: MetadataStore, path: str) -> Node | None:
     """A node after a write with an unknown outcome; None if it does not exist.
 
@@ -100,6 +199,11 @@ async def reread(store: MetadataStore, path: str) -> Node | None:
         return None
     except StoreUnavailableError as error:
         raise WriteOutcomeUnknownError(f"{path} was written with an unknown outcome and cannot be read") from error
+
+
+def ledger_ids(names: Iterable[str]) -> list[LedgerId]:
+    """Return the ids among the names of nodes that are named by the decimal id of a ledger, ascending."""
+    return sorted(LedgerId(int(name)) for name in names if name.isascii() and name.isdigit())
 
 
 async def prune(store: MetadataStore, parents: Sequence[str]) -> None:

@@ -6,14 +6,14 @@ Runs are recorded in ZooKeeper under the project's own root, so that a new leade
 from __future__ import annotations
 
 import enum
-import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from bookie.model.errors import PermanentError
+from bookie.model.records import decode_record, encode_record
+from bookie.model.times import rfc3339_if_known
 
 DETAIL_MAX: Final = 2_000
 """Longest detail that is stored, in characters."""
@@ -58,10 +58,6 @@ class RunCause(enum.StrEnum):
     HTTP = "http"
     GRPC = "grpc"
     SPARK_UI = "spark ui"
-
-
-class DamagedRunRecordError(PermanentError):
-    """A run record that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +114,10 @@ class RunRecord:
             "phase": self.phase,
             "done": self.done,
             "total": self.total or None,
-            "started": _rfc3339(self.started_ms),
-            "updated": _rfc3339(self.updated_ms),
-            "finished": _rfc3339(self.finished_ms),
-            "eta": _rfc3339(self.eta_ms or 0),
+            "started": rfc3339_if_known(self.started_ms),
+            "updated": rfc3339_if_known(self.updated_ms),
+            "finished": rfc3339_if_known(self.finished_ms),
+            "eta": rfc3339_if_known(self.eta_ms or 0),
             "verdict": self.verdict or None,
             "exit_code": None if self.exit_code < 0 else self.exit_code,
             "ledgers": self.ledgers,
@@ -134,30 +130,16 @@ class RunRecord:
 
 def encode_run(record: RunRecord) -> bytes:
     """Return the content of a record's node."""
-    fields = {name: getattr(record, name) for name in RunRecord.__slots__}
-    return json.dumps(fields | {"findings": dict(record.findings), "detail": record.detail[:DETAIL_MAX]}).encode()
+    return encode_record(replace(record, detail=record.detail[:DETAIL_MAX]))
 
 
 def decode_run(data: bytes) -> RunRecord:
-    """Return the record in a node's content. Fields added by a newer version are ignored.
+    """Return the record in a node's content.
 
     Raises:
-        DamagedRunRecordError: the content is not a run record.
+        UnreadableRecordError: the content is not a run record, or a newer release wrote it.
     """
-    try:
-        fields = json.loads(data)
-        known = {name: fields[name] for name in RunRecord.__slots__ if name in fields}
-        known |= {"kind": RunKind(fields["kind"]), "cause": RunCause(fields["cause"])}
-        return RunRecord(**(known | {"state": RunState(fields["state"])}))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DamagedRunRecordError(f"a run record cannot be read: {error!r}") from error
-
-
-def _rfc3339(epoch_ms: int) -> str | None:
-    if not epoch_ms:
-        return None
-    moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return decode_record(data, RunRecord)
 
 
 def new_run_id(started_ms: int, rng: random.Random) -> str:

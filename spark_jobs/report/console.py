@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from bookie.metadata.bookies.registration import BookieState
-from spark_jobs.report.summary import Published, PublishOutcome, RunSummary, rfc3339
+from bookie.model.times import rfc3339
+from spark_jobs.report.summary import Published, PublishOutcome, RunSummary
 from spark_jobs.report.text import plain
 
 _PUBLISHED: Final = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
+from bookie.model.times import rfc3339
 from spark_jobs.settings import ExitCode, FailOn
 
 
@@ -207,7 +207,6 @@ __all__ = [
     "Verdict",
     "WaitingBookie",
     "WorstLedger",
-    "rfc3339",
 ]
 
 API_VERSION: Final = "bkheal/v1"
@@ -352,8 +351,3 @@ def _waiting(bookie: WaitingBookie) -> Mapping[str, Any]:
         "until": rfc3339(bookie.until_ms),
         "ledgers": bookie.ledgers,
     }
-
-
-def rfc3339(epoch_ms: int) -> str:
-    """A time as people and programs write it, in UTC to the millisecond."""
-    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from bookie.metadata.bookies.first_seen_down import Down
 from bookie.model.ids import BookieId
-from spark_jobs.report.summary import FindingSums, WaitingBookie, rfc3339
+from bookie.model.times import rfc3339
+from spark_jobs.report.summary import FindingSums, WaitingBookie
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from bookie.metadata.bookies.registration import BookieState
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.times import rfc3339
 from bookie.runtime.clock import Clock
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.datasource import options, tasks
 from spark_jobs.report.files import FINDINGS, SHADOW, ReportDirError
 from spark_jobs.report.history import reports
-from spark_jobs.report.summary import rfc3339
 from spark_jobs.runs.ledger_scan import ScanFailedError, first_line, store_error
 from spark_jobs.runs.port import Gate, Phase, Progress
 from spark_jobs.runs.run import AuditResult

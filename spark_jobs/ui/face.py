@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from bookie.model.times import utc_text
 from bookie.runtime.clock import Clock
 from spark_jobs.ui.bounded import ActionRate, OneCall, Snapshots
 from spark_jobs.ui.page import TAB_PATH, PageView, render_notice, render_page
@@ -28,7 +29,6 @@ from spark_jobs.ui.routes import (
 from spark_jobs.ui.rules import Refusal, permission_refusal, refusal, safe_base
 from spark_jobs.ui.settings import TabSettings
 from spark_jobs.ui.status_json import status_values
-from spark_jobs.ui.words import moment
 
 _log = logging.getLogger(__name__)
 _audit_log = logging.getLogger("bkheal.audit")
@@ -156,7 +156,7 @@ class TabFace:
         who = request.user or "anonymous"
         fields = {"action": action.verb, "target": action.target, "outcome": result.outcome.value}
         _audit_log.info("spark ui action", extra=_caller(request) | fields | {"run_id": result.run_id})
-        text = f"{action.verb} {action.target}, by {who} at {moment(self._clock.epoch_ms())}: {result.text}"
+        text = f"{action.verb} {action.target}, by {who} at {utc_text(self._clock.epoch_ms())}: {result.text}"
         with self._lock:
             self._last_request = text
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.model.run import RunKind, RunRecord, RunState
+from bookie.model.times import utc_text
 from spark_jobs.ui.port import BacklogRow, Fact, KindRow, RunView, TabState
 from spark_jobs.ui.rules import safe_link
 from spark_jobs.ui.settings import TabSettings
-from spark_jobs.ui.words import moment, size, span
+from spark_jobs.ui.words import size, span
 
 TAB_PATH: Final = "/auditor/"
 API_PATH: Final = "/auditor/api"
@@ -93,7 +94,7 @@ def _parts(view: PageView) -> Iterator[str]:
 
 
 def _facts(state: TabState) -> str:
-    facts = [*state.facts, Fact("As of", moment(state.taken_ms))]
+    facts = [*state.facts, Fact("As of", utc_text(state.taken_ms))]
     items = "".join(
         f"<li><strong>{_text(fact.label)}:</strong> <span{_BAD if fact.is_bad else ''}>{_text(fact.value)}</span></li>"
         for fact in facts
@@ -133,7 +134,7 @@ def _run_row(view: PageView, run: RunView) -> str:
         _text(kind),
         _state_cell(view, record),
         _verdict_cell(record),
-        _text(moment(record.started_ms)),
+        _text(utc_text(record.started_ms)),
         _text(duration),
         _text(asked),
         key=f"run-{record.run_id}",
@@ -196,11 +197,11 @@ def _row(*cells: str, key: str) -> str:
 
 
 def _ago(epoch_ms: int, now_ms: int) -> str:
-    return _text(f"{moment(epoch_ms)} ({span(now_ms - epoch_ms)} ago)") if epoch_ms else "never"
+    return _text(f"{utc_text(epoch_ms)} ({span(now_ms - epoch_ms)} ago)") if epoch_ms else "never"
 
 
 def _next(row: KindRow, now_ms: int) -> str:
-    return _text(f"{moment(row.next_ms)} (in {span(row.next_ms - now_ms)})" if row.next_ms else row.why_no_next)
+    return _text(f"{utc_text(row.next_ms)} (in {span(row.next_ms - now_ms)})" if row.next_ms else row.why_no_next)
 
 
 def _text(value: object) -> str:

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Final
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEP: Final = 1024
-_LAST_MS: Final = 253_402_300_800_000
-"""The end of the year 9999."""
-
-
-def moment(epoch_ms: int) -> str:
-    """``2026-11-20 10:15:00 UTC``; empty for 0, or for a time that no calendar has."""
-    if not 0 < epoch_ms < _LAST_MS:
-        return ""
-    return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def span(milliseconds: int) -> str:

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from auditor.api.control import Backlog, LostBookie, ServiceStatus, SeverityBacklog
 from auditor.api.operations_port import BookieView, TaskPage, TaskView
 from bookie.model.run import RunKind, RunRecord
+from bookie.model.times import rfc3339_if_known
 
 API_VERSION: Final = "bkheal/v1"
 
@@ -19,13 +19,6 @@ API_VERSION: Final = "bkheal/v1"
 def document(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """A document of one kind."""
     return {"apiVersion": API_VERSION, "kind": kind, **fields}
-
-
-def rfc3339(epoch_ms: int) -> str | None:
-    """A time for people and programs; None for 0, which stands for not known."""
-    if epoch_ms <= 0:
-        return None
-    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def run_document(record: RunRecord) -> dict[str, Any]:
@@ -84,8 +77,8 @@ def _check(status: ServiceStatus, kind: RunKind) -> dict[str, Any]:
     return {
         "schedule": status.schedules.get(kind),
         "period_seconds": status.period_s.get(kind),
-        "next_run": rfc3339(status.next_run_ms.get(kind, 0)),
-        "last_success": rfc3339(status.last_success_ms.get(kind, 0)),
+        "next_run": rfc3339_if_known(status.next_run_ms.get(kind, 0)),
+        "last_success": rfc3339_if_known(status.last_success_ms.get(kind, 0)),
         "paused": kind in status.paused_kinds,
         "last": last.to_json() if last else None,
     }
@@ -93,7 +86,7 @@ def _check(status: ServiceStatus, kind: RunKind) -> dict[str, Any]:
 
 def _backlog(backlog: Backlog) -> dict[str, Any]:
     return {
-        "counted": rfc3339(backlog.counted_ms),
+        "counted": rfc3339_if_known(backlog.counted_ms),
         "ledgers": backlog.ledgers,
         "severities": {severity.name.lower(): _part(part) for severity, part in backlog.severities.items()},
         "healthy": _part(backlog.healthy),
@@ -104,14 +97,14 @@ def _backlog(backlog: Backlog) -> dict[str, Any]:
 
 
 def _part(part: SeverityBacklog) -> dict[str, Any]:
-    return {"ledgers": part.ledgers, "bytes_estimate": part.bytes_estimate, "oldest": rfc3339(part.oldest_ms)}
+    return {"ledgers": part.ledgers, "bytes_estimate": part.bytes_estimate, "oldest": rfc3339_if_known(part.oldest_ms)}
 
 
 def _lost(lost: LostBookie) -> dict[str, Any]:
     return {
         "bookie_id": lost.bookie_id,
-        "first_seen_down": rfc3339(lost.first_seen_down_ms),
-        "audit_due": rfc3339(lost.audit_due_ms),
+        "first_seen_down": rfc3339_if_known(lost.first_seen_down_ms),
+        "audit_due": rfc3339_if_known(lost.audit_due_ms),
     }
 
 
@@ -121,7 +114,7 @@ def _task(task: TaskView) -> dict[str, Any]:
         "state": task.state.value,
         "condition": task.condition,
         "missing": list(task.missing),
-        "marked": rfc3339(task.marked_ms),
+        "marked": rfc3339_if_known(task.marked_ms),
         "copies_min": task.copies_min,
         "ledger_bytes": task.ledger_bytes,
         "park_reason": task.park_reason.value if task.park_reason else None,
@@ -139,6 +132,6 @@ def _bookie(view: BookieView, lost: LostBookie | None) -> dict[str, Any]:
         "disk_total_bytes": view.disk_total_bytes,
         "disk_free_bytes": view.disk_free_bytes,
         "ledger_count": view.ledger_count,
-        "first_seen_down": rfc3339(lost.first_seen_down_ms) if lost else None,
-        "audit_due": rfc3339(lost.audit_due_ms) if lost else None,
+        "first_seen_down": rfc3339_if_known(lost.first_seen_down_ms) if lost else None,
+        "audit_due": rfc3339_if_known(lost.audit_due_ms) if lost else None,
     }

@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from auditor.api.http.documents import document, rfc3339
+from auditor.api.http.documents import document
 from auditor.api.http.queries import refuse_unknown
 from auditor.api.http.routes import HTML, JSON, Answer, Call, Route
 from auditor.api.problems import NotFoundError
+from bookie.model.times import rfc3339_if_known
 from spark_jobs.report.files import INDEX, PAGE, SUMMARY, is_run_id
 
 REPORTS_MAX: Final = 500
@@ -129,7 +130,7 @@ def list_reports(report_dir: Path) -> list[dict[str, Any]]:
         found.append(
             {
                 "run_id": name,
-                "modified": rfc3339(summary.stat().st_mtime_ns // 1_000_000),
+                "modified": rfc3339_if_known(summary.stat().st_mtime_ns // 1_000_000),
                 "summary": f"/reports/{name}/{SUMMARY}",
                 "page": f"/reports/{name}/" if page else None,
             }

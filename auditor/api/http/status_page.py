@@ -11,8 +11,8 @@ from typing import Final
 from urllib.parse import quote
 
 from auditor.api.control import ServiceStatus, why_no_next_run
-from auditor.api.http.documents import rfc3339
 from bookie.model.run import RunKind, RunRecord
+from bookie.model.times import rfc3339_if_known
 
 _STYLE: Final = (
     ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;"
@@ -76,8 +76,8 @@ def _facts(status: ServiceStatus) -> list[tuple[str, str]]:
 
 def _check(status: ServiceStatus, kind: RunKind) -> tuple[str, ...]:
     last = status.last.get(kind)
-    upcoming = rfc3339(status.next_run_ms.get(kind, 0)) or why_no_next_run(status, kind)
-    success = rfc3339(status.last_success_ms.get(kind, 0)) or "never"
+    upcoming = rfc3339_if_known(status.next_run_ms.get(kind, 0)) or why_no_next_run(status, kind)
+    success = rfc3339_if_known(status.last_success_ms.get(kind, 0)) or "never"
     verdict = "" if last is None else last.verdict or last.state.value
     paused = " (paused)" if kind in status.paused_kinds else ""
     return (escape(kind.value + paused), escape(upcoming), success, escape(verdict))
@@ -85,7 +85,7 @@ def _check(status: ServiceStatus, kind: RunKind) -> tuple[str, ...]:
 
 def _backlog(status: ServiceStatus) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
-        (severity.name.lower().replace("_", " "), str(part.ledgers), rfc3339(part.oldest_ms) or "")
+        (severity.name.lower().replace("_", " "), str(part.ledgers), rfc3339_if_known(part.oldest_ms) or "")
         for severity, part in sorted(status.backlog.severities.items())
     ]
     rows.append(("healthy again", str(status.backlog.healthy.ledgers), ""))

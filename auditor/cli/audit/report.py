@@ -38,8 +38,8 @@ def list_reports(
     """List the runs that left a report, the newest first."""
     from itertools import islice
 
+    from bookie.model.times import rfc3339
     from spark_jobs.report.history import reports
-    from spark_jobs.report.summary import rfc3339
     from spark_jobs.report.text import duration
 
     runs = tuple(islice(reports(report_dir), limit))

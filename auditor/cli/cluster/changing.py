@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -54,14 +53,6 @@ def show(output: OutputFormat, kind: str, document: dict[str, Any], lines: Seque
         return
     for line in lines:
         print_line(line)
-
-
-def moment(epoch_ms: int) -> str | None:
-    """A time for people and programs, in UTC; None if unknown."""
-    if epoch_ms <= 0:
-        return None
-    at = datetime.datetime.fromtimestamp(epoch_ms / 1000, tz=datetime.UTC)
-    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def age_s(epoch_ms: int) -> int:

@@ -13,7 +13,6 @@ from auditor.cli.cluster.changing import (
     confirm,
     connected,
     duration,
-    moment,
     refuse,
     show,
 )
@@ -21,6 +20,7 @@ from auditor.cli.ledgers.options import LedgerArgument
 from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
+from bookie.model.times import rfc3339_if_known
 
 app = typer.Typer(help="Marked ledgers that cannot be repaired as the cluster is now.", no_args_is_help=True)
 
@@ -122,7 +122,7 @@ def _row(record: ParkedTask, missing: tuple[str, ...]) -> dict[str, Any]:
     return {
         "ledger_id": record.ledger_id,
         "reason": record.reason.value,
-        "since": moment(record.since_ms),
+        "since": rfc3339_if_known(record.since_ms, "seconds"),
         "age_seconds": age_s(record.since_ms),
         "missing": list(missing),
         "detail": record.detail,

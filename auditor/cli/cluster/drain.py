@@ -14,7 +14,6 @@ from auditor.cli.cluster.changing import (
     confirm,
     connected,
     duration,
-    moment,
     refuse,
     show,
     unknown_names,
@@ -29,6 +28,7 @@ from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.service_info import PROTOCOL_GRPC
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
+from bookie.model.times import rfc3339_if_known
 from bookie.runtime.human import size
 
 if TYPE_CHECKING:
@@ -295,7 +295,12 @@ def _document(seen: Watched) -> dict[str, Any]:
     left = seen.left
     return {
         "bookies": [
-            {"bookie_id": bookie, "since": moment(drain.since_ms), "by": drain.by, "state": seen.states[bookie]}
+            {
+                "bookie_id": bookie,
+                "since": rfc3339_if_known(drain.since_ms, "seconds"),
+                "by": drain.by,
+                "state": seen.states[bookie],
+            }
             for bookie, drain in seen.drains.items()
         ],
         "ledgers_left": len(left.holdings.ledgers),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.model.times import rfc3339_if_known
 from bookie.runtime.human import printable
 
 underreplicated_app = typer.Typer(help="Ledgers marked for repair.", no_args_is_help=True)
@@ -113,16 +113,9 @@ async def _tasks(uri: str) -> list[dict[str, Any]]:
             {
                 "ledger_id": task.ledger_id,
                 "state": state,
-                "since": _time(task.ctime_ms),
+                "since": rfc3339_if_known(task.ctime_ms, "seconds"),
                 "missing": list(task.missing),
                 "detail": park.detail if park else "",
             }
         )
     return rows
-
-
-def _time(epoch_ms: int) -> str | None:
-    if epoch_ms < 0:
-        return None
-    moment = datetime.datetime.fromtimestamp(epoch_ms / 1000, tz=datetime.UTC)
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

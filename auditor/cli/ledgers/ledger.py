@@ -16,6 +16,7 @@ from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.model.ids import bookie_id, ledger_id
 from bookie.model.metadata import LedgerState
+from bookie.model.times import utc_text
 from bookie.runtime.human import printable, size
 
 app = typer.Typer(
@@ -230,10 +231,7 @@ def _time_ms(text: str | None) -> int | None:
 def _moment(epoch_ms: int | None) -> str:
     if epoch_ms is None:  # Apache's client does not store it by default
         return "-"
-    try:
-        return datetime.datetime.fromtimestamp(epoch_ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError):  # another client may have stored anything
-        return f"{epoch_ms} ms"
+    return utc_text(epoch_ms) or f"{epoch_ms} ms"  # another client may have stored anything
 
 
 def _or_dash(value: object) -> object:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
-from auditor.api.http.documents import rfc3339
 from auditor.service.runs.gate import RunGate, Stop
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.runs.election import Leadership
 from bookie.metadata.runs.records import RunLease, RunLockedError, Runs, RunTakenError
 from bookie.model.errors import BkhealError, ConflictError, PermanentError, TransientError
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState, new_run_id
+from bookie.model.times import rfc3339_if_known
 from bookie.runtime.clock import Clock
 from bookie.runtime.signal import Signal, waiting_for
 from bookie.runtime.tasks import cancel, guarded
@@ -227,7 +227,7 @@ class RunManager:
         active = await self._own(run_id)
         active.gate.pause()
         active.pause_ends_s = self._clock.monotonic_s() + PAUSE_S
-        until = rfc3339(self._clock.epoch_ms() + int(PAUSE_S * 1000))
+        until = rfc3339_if_known(self._clock.epoch_ms() + int(PAUSE_S * 1000))
         self._update(active, state=RunState.PAUSED, detail=f"paused by {owner} until {until}; another pause extends it")
         await self._write(active)
         return active.record

@@ -10,7 +10,6 @@ together with a check of that version, so that a drain which begins at the same 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from bookie.metadata.port import (
     WriteOutcomeUnknownError,
 )
 from bookie.model.ids import BookieId
+from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Drains:
             StoreUnavailableError: no answer; nothing was changed.
             WriteOutcomeUnknownError: no attempt could be settled; starting again is safe.
         """
-        path, data = self._path(drain.bookie), _encode(drain)
+        path, data = self._path(drain.bookie), encode_record(drain, without=["bookie"])
         for _ in range(WRITE_ATTEMPTS_MAX):
             await ensure_path(self._store, self._parent)
             try:
@@ -162,14 +162,9 @@ class Drains:
         return f"{self._parent}/{bookie}"
 
 
-def _encode(drain: Drain) -> bytes:
-    return json.dumps({"by": drain.by, "since_ms": drain.since_ms}).encode()
-
-
 def _decode(bookie: BookieId, data: bytes) -> Drain:
     try:
-        fields = json.loads(data)
-        return Drain(bookie, str(fields["by"]), int(fields["since_ms"]))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        _log.warning("note of a drain cannot be read", extra={"bookie_id": bookie, "error": repr(error)})
+        return decode_record(data, Drain, bookie=bookie)
+    except UnreadableRecordError as error:
+        _log.warning("note of a drain cannot be read", extra={"bookie_id": bookie, "error": str(error)})
         return Drain(bookie)

@@ -6,25 +6,17 @@ know nothing of each other. Losing a node only restarts a delay: the mark is lat
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bookie.metadata.layout import own_path
-from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, ensure_path, reread
-from bookie.metadata.port import (
-    ANY_VERSION,
-    BadVersionError,
-    MetadataStore,
-    Node,
-    NodeExistsError,
-    NoNodeError,
-    WriteOutcomeUnknownError,
-)
+from bookie.metadata.nodes import change, child_names, find, put, remove
+from bookie.metadata.port import MetadataStore
 from bookie.model.ids import BookieId
+from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
 _log = logging.getLogger(__name__)
 
@@ -62,10 +54,7 @@ class FirstSeenDown:
         Raises:
             StoreUnavailableError: no answer.
         """
-        try:
-            names = (await self._store.children(self._parent)).names
-        except NoNodeError:
-            return {}
+        names = await child_names(self._store, self._parent)
         nodes = await self._store.get_many_data([f"{self._parent}/{name}" for name in names])
         found = {BookieId(name): _decode(name, data) for name, data in zip(names, nodes, strict=True) if data}
         return {bookie: down for bookie, down in found.items() if down is not None}
@@ -109,10 +98,8 @@ class FirstSeenDown:
         Raises:
             StoreUnavailableError: no answer.
         """
-        try:
-            return (await self._store.get(self._parent)).data.decode(errors="replace")
-        except NoNodeError:
-            return ""
+        node = await find(self._store, self._parent)
+        return "" if node is None else node.data.decode(errors="replace")
 
     async def note_watched(self, version: str) -> None:
         """Note that everything up to this version of the registrations was looked at.
@@ -120,8 +107,7 @@ class FirstSeenDown:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
         """
-        await ensure_path(self._store, self._parent)
-        await self._store.set(self._parent, version.encode(), ANY_VERSION)
+        await put(self._store, self._parent, version.encode())
 
     async def note_audited(self, bookie: BookieId, since_ms: int, audited_ms: int) -> None:
         """Note that an audit dealt with the loss that began at ``since_ms``; nothing if the bookie was back since.
@@ -153,46 +139,24 @@ class FirstSeenDown:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; forgetting again is safe.
         """
-        try:
-            await self._store.delete(f"{self._parent}/{bookie}")
-        except NoNodeError:
-            return
+        await remove(self._store, f"{self._parent}/{bookie}")
 
-    async def _change(self, bookie: BookieId, change: Callable[[Down | None], Down | None]) -> Down:
-        path = f"{self._parent}/{bookie}"
-        for _ in range(WRITE_ATTEMPTS_MAX):
-            node = await reread(self._store, path)
-            known = None if node is None else _decode(bookie, node.data)
-            wanted = change(known)
-            if wanted is None or wanted == known:
-                return known or Down(0)
-            try:
-                await self._write(path, node, _encode(wanted))
-                return wanted
-            except (NodeExistsError, BadVersionError, NoNodeError, WriteOutcomeUnknownError):
-                continue
-        raise WriteOutcomeUnknownError(f"noting that {bookie} is down: no attempt could be settled; try again")
+    async def _change(self, bookie: BookieId, decide: Callable[[Down | None], Down | None]) -> Down:
+        def changed(data: bytes | None) -> bytes | None:
+            wanted = decide(None if data is None else _decode(bookie, data))
+            return None if wanted is None else encode_record(wanted)
 
-    async def _write(self, path: str, node: Node | None, data: bytes) -> None:
-        if node is None:
-            await create_with_parents(self._store, path, data, "/")
-        else:
-            await self._store.set(path, data, node.stat.version)
+        data = await change(self._store, f"{self._parent}/{bookie}", changed)
+        return (None if data is None else _decode(bookie, data)) or Down(0)
 
 
 def _no_later(known: Down | None, now_ms: int) -> Down | None:
     return replace(known, since_ms=min(known.since_ms, now_ms)) if known else Down(now_ms)
 
 
-def _encode(down: Down) -> bytes:
-    return json.dumps(asdict(down)).encode()
-
-
 def _decode(name: str, data: bytes) -> Down | None:
     try:
-        fields = json.loads(data)
-        is_waived = fields.get("is_delay_waived") is True
-        return Down(int(fields["since_ms"]), int(fields.get("audited_ms", 0)), is_waived)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        _log.warning("note of a lost bookie cannot be read", extra={"bookie_id": name, "error": repr(error)})
+        return decode_record(data, Down)
+    except UnreadableRecordError as error:
+        _log.warning("note of a lost bookie cannot be read", extra={"bookie_id": name, "error": str(error)})
         return None

@@ -9,23 +9,17 @@ start.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from bookie.metadata.layout import own_path
-from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
-from bookie.metadata.port import (
-    BadVersionError,
-    Check,
-    MetadataStore,
-    Node,
-    NodeExistsError,
-    NoNodeError,
-    WriteOutcomeUnknownError,
-)
+from bookie.metadata.nodes import change, child_names, find
+from bookie.metadata.port import Check, MetadataStore
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId
+from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
 
 class UnreadableHistoryError(PermanentError):
@@ -68,10 +62,7 @@ class Incarnations:
         Raises:
             StoreUnavailableError: no answer.
         """
-        try:
-            return frozenset(BookieId(name) for name in (await self._store.children(self._parent)).names)
-        except NoNodeError:
-            return frozenset()
+        return frozenset(map(BookieId, await child_names(self._store, self._parent)))
 
     async def read(self, bookie: BookieId) -> tuple[Incarnation, ...]:
         """Return the incarnations of a bookie, oldest first; empty for a bookie without a history.
@@ -80,11 +71,8 @@ class Incarnations:
             UnreadableHistoryError: it is damaged.
             StoreUnavailableError: no answer.
         """
-        try:
-            node = await self._store.get(self._path(bookie))
-        except NoNodeError:
-            return ()
-        return _decode(self._path(bookie), node.data)
+        node = await find(self._store, self._path(bookie))
+        return () if node is None else _decode(self._path(bookie), node.data)
 
     async def latest(self, bookies: Sequence[BookieId]) -> dict[BookieId, Latest]:
         """Return the newest incarnation of each of the bookies that has a history, as this session's server knows it.
@@ -107,28 +95,15 @@ class Incarnations:
             WriteOutcomeUnknownError: the answer was lost, and the history cannot be read; calling again is safe.
             StoreUnavailableError: no answer; nothing was changed.
         """
-        node: Node | None = None
-        for attempt in range(WRITE_ATTEMPTS_MAX):
-            if attempt == 0:
-                try:
-                    node = await self._store.get(self._path(bookie))
-                except NoNodeError:
-                    node = None
-            else:
-                node = await reread(self._store, self._path(bookie))
-            history = () if node is None else _decode(self._path(bookie), node.data)
+        path = self._path(bookie)
+
+        def with_incarnation(data: bytes | None) -> bytes | None:
+            history = () if data is None else _decode(path, data)
             if history and history[-1].uuid == uuid:
-                return
-            data = _encode((*history, Incarnation(uuid, since_ms)))
-            try:
-                if node is None:
-                    await create_with_parents(self._store, self._path(bookie), data, "/")
-                else:
-                    await self._store.set(self._path(bookie), data, node.stat.version)
-                return
-            except (NodeExistsError, BadVersionError, NoNodeError, WriteOutcomeUnknownError):
-                continue
-        raise WriteOutcomeUnknownError(f"recording an incarnation of {bookie}: every answer was lost; try again")
+                return None
+            return _encode((*history, Incarnation(uuid, since_ms)))
+
+        await change(self._store, path, with_incarnation)
 
     def _path(self, bookie: BookieId) -> str:
         return f"{self._parent}/{bookie}"
@@ -142,13 +117,16 @@ def _newest(path: str, data: bytes) -> str:
 
 
 def _encode(history: tuple[Incarnation, ...]) -> bytes:
-    return json.dumps([{"uuid": item.uuid, "since_ms": item.since_ms} for item in history]).encode()
+    """A list of records, each with its own format number."""
+    return b"[" + b",".join(map(encode_record, history)) + b"]"
 
 
 def _decode(path: str, data: bytes) -> tuple[Incarnation, ...]:
     try:
-        return tuple(Incarnation(str(item["uuid"]), int(item["since_ms"])) for item in json.loads(data))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        return tuple(
+            decode_record(bytes(item), Incarnation) for item in msgspec.json.decode(data, type=list[msgspec.Raw])
+        )
+    except (ValueError, RecursionError, UnreadableRecordError) as error:
         raise UnreadableHistoryError(
             f"the history of incarnations at {path} is damaged: repair it by hand, it records the disks "
             "of each incarnation"

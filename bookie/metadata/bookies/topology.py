@@ -17,14 +17,10 @@ from typing import Any, Final
 
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import own_path
-from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, parent_of
+from bookie.metadata.nodes import parent_of, put
 from bookie.metadata.port import (
-    ANY_VERSION,
     MetadataStore,
-    NodeExistsError,
-    NoNodeError,
     Stat,
-    WriteOutcomeUnknownError,
 )
 from bookie.model.errors import PermanentError
 from bookie.model.ids import InvalidIdError, bookie_id
@@ -107,19 +103,7 @@ class TopologyStore:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; writing again is safe.
         """
         parse_topology(text)
-        data = text.encode()
-        for _ in range(WRITE_ATTEMPTS_MAX):
-            try:
-                await self._store.set(self.own_path, data, ANY_VERSION)
-                return
-            except NoNodeError:
-                pass
-            try:
-                await create_with_parents(self._store, self.own_path, data, "/")
-                return
-            except NodeExistsError:
-                continue
-        raise WriteOutcomeUnknownError(f"{self.own_path} is being deleted as fast as it is made")
+        await put(self._store, self.own_path, text.encode())
 
     async def _look(self) -> tuple[tuple[Stat | None, ...], str | None, bytes]:
         paths = (self.own_path, self.pulsar_path)

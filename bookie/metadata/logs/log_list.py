@@ -1,8 +1,7 @@
-"""What the node of a log holds: a value, its changes, and its bytes (JSON with a format number)."""
+"""The record of a log: a value and its changes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -10,10 +9,9 @@ from typing import Any, Final
 
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
+from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
 NO_LEDGER: Final = LedgerId(-1)
-FORMAT: Final = 1
-"""Of the node's JSON; a node of another format is not touched."""
 
 
 class LogConflictError(ConflictError):
@@ -21,7 +19,7 @@ class LogConflictError(ConflictError):
 
 
 class UnreadableLogError(PermanentError):
-    """A log's node is damaged, or of a format that this version does not know."""
+    """A log's node is damaged, or of a newer format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,62 +73,41 @@ class LogList:
         return replace(self, trimming=tuple(ledger_id for ledger_id in self.trimming if ledger_id not in deleted))
 
 
+_REQUIRED: Final = ("ledgers", "last_listed", "trimming", "truncated_through", "writer")
+"""Fields whose loss would lose ledgers, or the rule of a single writer."""
+
+
 def encode(log: LogList) -> bytes:
     """Bytes of a log's node."""
-    fields: dict[str, Any] = {
-        "format": FORMAT,
-        "ctime_ms": log.ctime_ms,
-        "last_listed": log.last_listed,
-        "ledgers": log.ledgers,
-        "options": dict(log.options),
-        "trimming": log.trimming,
-        "truncated_through": log.truncated_through,
-        "writer": log.writer,
-    }
-    if log.is_deleted:
-        fields["is_deleted"] = True
-    return json.dumps(fields, separators=(",", ":")).encode()
+    return encode_record(log)
 
 
 def decode(name: str, data: bytes) -> LogList:
     """Read the node of the log ``name``.
 
     Raises:
-        UnreadableLogError: it is damaged, or of another format.
+        UnreadableLogError: it is damaged, or of a newer format.
     """
     try:
-        fields = json.loads(data)
-        if fields["format"] != FORMAT:
-            raise UnreadableLogError(
-                f"log {name!r} is stored in format {fields['format']!r}, this version knows {FORMAT}: use a newer one"
-            )
-        log = LogList(
-            ledgers=_ids(fields["ledgers"]),
-            writer=str(fields["writer"]),
-            trimming=_ids(fields["trimming"]),
-            truncated_through=LedgerId(int(fields["truncated_through"])),
-            last_listed=LedgerId(int(fields["last_listed"])),
-            options=dict(fields["options"]),
-            ctime_ms=int(fields["ctime_ms"]),
-            is_deleted=bool(fields.get("is_deleted", False)),
-        )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise UnreadableLogError(f"the list of log {name!r} is damaged: {error!r}; restore its node by hand") from error
+        log = decode_record(data, LogList, required=_REQUIRED)
+    except UnreadableRecordError as error:
+        raise UnreadableLogError(
+            f"the list of log {name!r} is unreadable: {error}; restore its node by hand"
+        ) from error
+    if not _ascend(log.ledgers) or not _ascend(log.trimming):
+        raise UnreadableLogError(f"the list of log {name!r} is damaged: ledger ids do not ascend")
     if log.ledgers and log.ledgers[-1] > log.last_listed:
         raise UnreadableLogError(f"the list of log {name!r} is damaged: its last ledger was never listed")
     return log
 
 
-def _ids(values: Sequence[int]) -> tuple[LedgerId, ...]:
-    ids = tuple(LedgerId(int(value)) for value in values)
-    if any(not 0 <= value <= LEDGER_ID_MAX for value in ids) or any(a >= b for a, b in pairwise(ids)):
-        raise ValueError("ledger ids do not ascend")
-    return ids
+def _ascend(ids: Sequence[LedgerId]) -> bool:
+    return all(0 <= value <= LEDGER_ID_MAX for value in ids) and all(a < b for a, b in pairwise(ids))
 
 
 def is_tombstone(data: bytes) -> bool:
     """Whether a node is that of a deleted log; a damaged one is not."""
     try:
-        return bool(json.loads(data).get("is_deleted", False))
-    except (ValueError, AttributeError, RecursionError):
+        return decode_record(data, LogList).is_deleted
+    except UnreadableRecordError:
         return False

@@ -8,8 +8,8 @@ from google.protobuf.message import DecodeError
 
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import UNDERREPLICATION
-from bookie.metadata.nodes import create_with_parents
-from bookie.metadata.port import ANY_VERSION, MetadataStore, NodeExistsError, NoNodeError
+from bookie.metadata.nodes import find, put
+from bookie.metadata.port import MetadataStore
 from bookie.metadata.proto.metadata_formats_pb2 import (
     CheckAllLedgersFormat,
     PlacementPolicyCheckFormat,
@@ -39,11 +39,8 @@ class CheckTimes:
         Raises:
             StoreUnavailableError: no answer.
         """
-        try:
-            node = await self._store.get(self._path(kind))
-        except NoNodeError:
-            return NO_TIME
-        return decode_check_time(kind, node.data)
+        node = await find(self._store, self._path(kind))
+        return NO_TIME if node is None else decode_check_time(kind, node.data)
 
     async def write(self, kind: CheckKind, time_ms: int) -> None:
         """Store that the check completed at ``time_ms``. Unconditional, as Apache's.
@@ -52,13 +49,7 @@ class CheckTimes:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; writing again is safe.
         """
         path, data = self._path(kind), encode_check_time(kind, time_ms)
-        try:
-            await self._store.set(path, data, ANY_VERSION)
-        except NoNodeError:
-            try:
-                await create_with_parents(self._store, path, data, self._root)
-            except NodeExistsError:
-                await self._store.set(path, data, ANY_VERSION)
+        await put(self._store, path, data, self._root)
 
     def _path(self, kind: CheckKind) -> str:
         return f"{self._root}/{UNDERREPLICATION}/{kind.value}"

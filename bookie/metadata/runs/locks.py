@@ -7,11 +7,10 @@ mark the same ledgers twice, which changes nothing.
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass
 
 from bookie.metadata.layout import own_path
-from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, find, reread
 from bookie.metadata.port import (
     BadVersionError,
     MetadataStore,
@@ -22,6 +21,7 @@ from bookie.metadata.port import (
     WriteOutcomeUnknownError,
 )
 from bookie.model.errors import ConflictError
+from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 from bookie.model.run import RunKind
 
 
@@ -93,7 +93,7 @@ class RunLocks:
         if (held := self._held.get(kind)) is not None and held.is_held:
             raise RunLockedError(kind, Holder(held.run_id, process))
         path = self._lock_path(kind)
-        data = json.dumps({"run_id": run_id, "process": process}).encode()
+        data = encode_record(Holder(run_id, process))
         for _ in range(WRITE_ATTEMPTS_MAX):
             epoch = self._store.session.epoch
             with contextlib.suppress(NodeExistsError, WriteOutcomeUnknownError):
@@ -133,10 +133,8 @@ class RunLocks:
         Raises:
             StoreUnavailableError: no answer.
         """
-        try:
-            return _holder((await self._store.get(self._lock_path(kind))).data)
-        except NoNodeError:
-            return None
+        node = await find(self._store, self._lock_path(kind))
+        return None if node is None else _holder(node.data)
 
     async def wait_free(self, kind: RunKind) -> None:
         """Return once the lock of a kind is free.
@@ -162,7 +160,6 @@ class RunLocks:
 
 def _holder(data: bytes) -> Holder:
     try:
-        fields = json.loads(data)
-        return Holder(str(fields["run_id"]), str(fields["process"]))
-    except (ValueError, TypeError, KeyError, RecursionError):
+        return decode_record(data, Holder)
+    except UnreadableRecordError:
         return Holder("", "")

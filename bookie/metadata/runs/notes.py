@@ -11,15 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bookie.metadata.layout import own_path
-from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
-from bookie.metadata.port import (
-    ANY_VERSION,
-    BadVersionError,
-    MetadataStore,
-    NodeExistsError,
-    NoNodeError,
-    WriteOutcomeUnknownError,
-)
+from bookie.metadata.nodes import change, find, put, remove
+from bookie.metadata.port import MetadataStore
 from bookie.model.run import RunKind
 
 _TEXT_MAX: Final = 200
@@ -39,20 +32,11 @@ class RunNotes:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; noting it again is safe.
         """
-        path = self._path("last-success", kind.value)
-        for _ in range(WRITE_ATTEMPTS_MAX):
-            node = await reread(self._store, path)
-            if node is not None and _number(node.data) >= started_ms:
-                return
-            try:
-                if node is None:
-                    await create_with_parents(self._store, path, str(started_ms).encode(), "/")
-                else:
-                    await self._store.set(path, str(started_ms).encode(), node.stat.version)
-                return
-            except (NodeExistsError, BadVersionError, NoNodeError, WriteOutcomeUnknownError):
-                continue
-        raise WriteOutcomeUnknownError(f"noting the success of a {kind.value} run: try again")
+
+        def later(data: bytes | None) -> bytes | None:
+            return None if data is not None and _number(data) >= started_ms else str(started_ms).encode()
+
+        await change(self._store, self._path("last-success", kind.value), later)
 
     async def last_success_ms(self) -> Mapping[RunKind, int]:
         """When the last successful run of each kind began, epoch milliseconds; kinds that never had one are absent.
@@ -70,7 +54,7 @@ class RunNotes:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; pausing again is safe.
         """
-        await self._put(self._path("paused", kind.value), owner)
+        await put(self._store, self._path("paused", kind.value), owner.encode()[:_TEXT_MAX])
 
     async def resume_kind(self, kind: RunKind) -> None:
         """Undo ``pause_kind``. Idempotent.
@@ -78,7 +62,7 @@ class RunNotes:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; resuming again is safe.
         """
-        await self._delete(self._path("paused", kind.value))
+        await remove(self._store, self._path("paused", kind.value))
 
     async def paused_kinds(self) -> Sequence[RunKind]:
         """Kinds whose schedule is paused.
@@ -95,7 +79,7 @@ class RunNotes:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; asking again is safe.
         """
-        await self._put(self._path("requests", run_id), owner)
+        await put(self._store, self._path("requests", run_id), owner.encode()[:_TEXT_MAX])
 
     async def cancel_requested_by(self, run_id: str) -> str | None:
         """The caller who asked to end a run; None if there is none.
@@ -103,10 +87,8 @@ class RunNotes:
         Raises:
             StoreUnavailableError: no answer.
         """
-        try:
-            return (await self._store.get(self._path("requests", run_id))).data.decode(errors="replace")[:_TEXT_MAX]
-        except NoNodeError:
-            return None
+        node = await find(self._store, self._path("requests", run_id))
+        return None if node is None else node.data.decode(errors="replace")[:_TEXT_MAX]
 
     async def clear_request(self, run_id: str) -> None:
         """Forget a request. Idempotent.
@@ -114,20 +96,7 @@ class RunNotes:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; pruning clears it.
         """
-        await self._delete(self._path("requests", run_id))
-
-    async def _put(self, path: str, text: str) -> None:
-        data = text.encode()[:_TEXT_MAX]
-        try:
-            await create_with_parents(self._store, path, data, "/")
-        except NodeExistsError:
-            await self._store.set(path, data, ANY_VERSION)
-
-    async def _delete(self, path: str) -> None:
-        try:
-            await self._store.delete(path)
-        except NoNodeError:
-            return
+        await remove(self._store, self._path("requests", run_id))
 
     def _path(self, part: str, name: str) -> str:
         return f"{self._base}/{part}/{name}"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, child_names, create_with_parents, remove, reread
 from bookie.metadata.port import (
     BadVersionError,
     MetadataStore,
@@ -25,7 +25,8 @@ from bookie.metadata.port import (
 from bookie.metadata.runs.locks import Holder, RunLease, RunLockedError, RunLocks
 from bookie.metadata.runs.notes import RunNotes
 from bookie.model.errors import ConflictError
-from bookie.model.run import DamagedRunRecordError, RunRecord, RunState, decode_run, encode_run
+from bookie.model.records import UnreadableRecordError
+from bookie.model.run import RunRecord, RunState, decode_run, encode_run
 
 __all__ = ["Holder", "RunLease", "RunLockedError", "RunTakenError", "Runs"]
 
@@ -155,18 +156,15 @@ class Runs(RunLocks, RunNotes):
         gone = [run_id for run_id in old if run_id not in keep]
         for run_id in gone:
             try:
-                await self._delete(self._path("records", run_id))
-                await self._delete(self._path("requests", run_id))
+                await remove(self._store, self._path("records", run_id))
+                await remove(self._store, self._path("requests", run_id))
             except NotEmptyError as error:  # another client created something below it, which is not ours to remove
                 _log.warning("run record is not removed", extra={"run_id": run_id, "reason": str(error)})
         return len(gone)
 
     async def _ids(self) -> builtins.list[str]:
         """Newest first: ids begin with their time."""
-        try:
-            return sorted((await self._store.children(f"{self._base}/records")).names, reverse=True)
-        except NoNodeError:
-            return []
+        return sorted(await child_names(self._store, f"{self._base}/records"), reverse=True)
 
     async def _put_record(self, path: str, data: bytes, version: int | None) -> int:
         """The version that it has then; None: it is to be created."""
@@ -186,7 +184,7 @@ class Runs(RunLocks, RunNotes):
                     continue
                 try:
                     found[run_id] = (decode_run(node.data), node.stat.version)
-                except DamagedRunRecordError as error:
+                except UnreadableRecordError as error:
                     _log.warning("run record is damaged", extra={"run_id": run_id, "reason": str(error)})
         return found
 

@@ -8,19 +8,22 @@ begins, for every worker and across restarts, until the ledger is closed or noth
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Collection
-from typing import Final
+from dataclasses import dataclass
 
 from bookie.metadata.layout import own_path
-from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents
-from bookie.metadata.port import BadVersionError, MetadataStore, NodeExistsError, NoNodeError, StoreUnavailableError
+from bookie.metadata.nodes import change, child_names, find, ledger_ids, remove
+from bookie.metadata.port import MetadataStore
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
 _log = logging.getLogger(__name__)
 
-_MEMBERS: Final = "members"
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    members: frozenset[BookieId]
 
 
 class DoubtedMembers:
@@ -39,11 +42,9 @@ class DoubtedMembers:
             StoreUnavailableError: no answer.
         """
         path = self.path(ledger_id)
-        try:
-            await self._store.sync(path)
-            return _decode(path, (await self._store.get(path)).data)
-        except NoNodeError:
-            return frozenset()
+        await self._store.sync(path)
+        node = await find(self._store, path)
+        return frozenset() if node is None else _decode(path, node.data)
 
     async def add(self, ledger_id: LedgerId, members: Collection[BookieId]) -> None:
         """Record doubted members beside those recorded before. A damaged record is left as it is.
@@ -52,23 +53,12 @@ class DoubtedMembers:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; adding again is safe.
         """
         path = self.path(ledger_id)
-        for _ in range(WRITE_ATTEMPTS_MAX):
-            try:
-                await self._store.sync(path)
-                node = await self._store.get(path)
-                known = _decode(path, node.data)
-                if known is not None and not known.issuperset(members):
-                    await self._store.set(path, _encode(known.union(members)), node.stat.version)
-                return
-            except NoNodeError:
-                try:
-                    await create_with_parents(self._store, path, _encode(members), "/")
-                except NodeExistsError:
-                    continue
-                return
-            except BadVersionError:
-                continue
-        raise StoreUnavailableError(f"{path} changes faster than it can be written")
+
+        def with_members(data: bytes | None) -> bytes | None:
+            known = frozenset() if data is None else _decode(path, data)
+            return None if known is None else encode_record(_Record(known.union(members)))
+
+        await change(self._store, path, with_members)
 
     async def forget(self, ledger_id: LedgerId) -> None:
         """Delete the record of a ledger. Idempotent.
@@ -76,10 +66,7 @@ class DoubtedMembers:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; forgetting again is safe.
         """
-        try:
-            await self._store.delete(self.path(ledger_id))
-        except NoNodeError:
-            return
+        await remove(self._store, self.path(ledger_id))
 
     async def ledgers(self) -> frozenset[LedgerId]:
         """Return the ledgers that have a record.
@@ -87,27 +74,16 @@ class DoubtedMembers:
         Raises:
             StoreUnavailableError: no answer.
         """
-        try:
-            names = (await self._store.children(self._parent)).names
-        except NoNodeError:
-            return frozenset()
-        return frozenset(LedgerId(int(name)) for name in names if name.isascii() and name.isdigit())
+        return frozenset(ledger_ids(await child_names(self._store, self._parent)))
 
     def path(self, ledger_id: LedgerId) -> str:
         """Return the path of a ledger's record."""
         return f"{self._parent}/{ledger_id}"
 
 
-def _encode(members: Collection[BookieId]) -> bytes:
-    return json.dumps({_MEMBERS: sorted(members)}).encode()
-
-
 def _decode(path: str, data: bytes) -> frozenset[BookieId] | None:
     try:
-        members = json.loads(data)[_MEMBERS]
-        if not isinstance(members, list):
-            raise TypeError(f"{_MEMBERS} is no list")
-        return frozenset(BookieId(str(member)) for member in members)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        _log.warning("record of doubted members cannot be decoded", extra={"path": path, "error": repr(error)})
+        return decode_record(data, _Record).members
+    except UnreadableRecordError as error:
+        _log.warning("record of doubted members cannot be decoded", extra={"path": path, "error": str(error)})
         return None

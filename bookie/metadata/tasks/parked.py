@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import builtins
 import enum
-import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bookie.metadata.layout import own_path
-from bookie.metadata.nodes import create_with_parents
-from bookie.metadata.port import ANY_VERSION, MetadataStore, NodeExistsError, NoNodeError
+from bookie.metadata.nodes import child_names, find, ledger_ids, put, remove
+from bookie.metadata.port import MetadataStore
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
 _log = logging.getLogger(__name__)
 
@@ -65,14 +65,8 @@ class ParkedTasks:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; parking again is safe.
         """
-        path, data = self._path(task.ledger_id), _encode(task)
-        try:
-            await self._store.set(path, data, ANY_VERSION)
-        except NoNodeError:
-            try:
-                await create_with_parents(self._store, path, data, "/")
-            except NodeExistsError:
-                await self._store.set(path, data, ANY_VERSION)
+        record = replace(task, detail=task.detail[:_DETAIL_MAX])
+        await put(self._store, self._path(task.ledger_id), encode_record(record, without=["ledger_id"]))
 
     async def get(self, ledger_id: LedgerId) -> ParkedTask | None:
         """Return a parked task, None if it is not parked or cannot be read.
@@ -80,11 +74,8 @@ class ParkedTasks:
         Raises:
             StoreUnavailableError: no answer.
         """
-        try:
-            node = await self._store.get(self._path(ledger_id))
-        except NoNodeError:
-            return None
-        return _decode(ledger_id, node.data)
+        node = await find(self._store, self._path(ledger_id))
+        return None if node is None else _decode(ledger_id, node.data)
 
     async def list(self) -> builtins.list[ParkedTask]:
         """Return every parked task, by ledger id.
@@ -92,11 +83,7 @@ class ParkedTasks:
         Raises:
             StoreUnavailableError: no answer.
         """
-        try:
-            names = (await self._store.children(self._parent)).names
-        except NoNodeError:
-            return []
-        ids = sorted(LedgerId(int(name)) for name in names if name.isascii() and name.isdigit())
+        ids = ledger_ids(await child_names(self._store, self._parent))
         found = await self._store.get_many_data([self._path(ledger_id) for ledger_id in ids])
         tasks = [_decode(ledger_id, data) for ledger_id, data in zip(ids, found, strict=True) if data is not None]
         return [task for task in tasks if task is not None]
@@ -107,38 +94,15 @@ class ParkedTasks:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; unparking again is safe.
         """
-        try:
-            await self._store.delete(self._path(ledger_id))
-        except NoNodeError:
-            return
+        await remove(self._store, self._path(ledger_id))
 
     def _path(self, ledger_id: LedgerId) -> str:
         return f"{self._parent}/{ledger_id}"
 
 
-def _encode(task: ParkedTask) -> bytes:
-    return json.dumps(
-        {
-            "reason": task.reason.value,
-            "detail": task.detail[:_DETAIL_MAX],
-            "since_ms": task.since_ms,
-            "bookies_seen": sorted(task.bookies_seen),
-            "task_version": task.task_version,
-        }
-    ).encode()
-
-
 def _decode(ledger_id: LedgerId, data: bytes) -> ParkedTask | None:
     try:
-        fields = json.loads(data)
-        return ParkedTask(
-            ledger_id,
-            ParkReason(fields["reason"]),
-            str(fields["detail"]),
-            int(fields["since_ms"]),
-            frozenset(BookieId(str(bookie)) for bookie in fields["bookies_seen"]),
-            int(fields["task_version"]),
-        )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        _log.warning("parked task cannot be read", extra={"ledger_id": ledger_id, "error": repr(error)})
+        return decode_record(data, ParkedTask, ledger_id=ledger_id)
+    except UnreadableRecordError as error:
+        _log.warning("parked task cannot be read", extra={"ledger_id": ledger_id, "error": str(error)})
         return None

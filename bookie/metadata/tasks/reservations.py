@@ -13,13 +13,12 @@ Source: S16, docs/failure-model.md#reservations.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.layout import own_path
-from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, parent_of, reread
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, find, parent_of, reread
 from bookie.metadata.port import (
     Create,
     Delete,
@@ -33,6 +32,7 @@ from bookie.metadata.port import (
 )
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
 _TOKEN_VERSION: Final = 0
 """A token's node never changes."""
@@ -51,6 +51,14 @@ class Reservation:
     target: BookieId
     incarnation: str
     """Storage incarnation of the target that the copy is made to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """The content of a ledger's node."""
+
+    token: str
+    reservations: tuple[Reservation, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +94,8 @@ class Reservations:
             UnreadableReservationError: damaged.
             StoreUnavailableError: no answer.
         """
-        try:
-            node = await self._store.get(self.path(ledger_id))
-        except NoNodeError:
-            return None
-        return self._decode(ledger_id, node.data)
+        node = await find(self._store, self.path(ledger_id))
+        return None if node is None else self._decode(ledger_id, node.data)
 
     async def ensure_parent(self) -> None:
         """Create what reservations are made under. Idempotent; for those who make one in a transaction of their own.
@@ -158,10 +163,7 @@ class Reservations:
     async def _current(self, ledger_id: LedgerId, *, is_unknown: bool) -> Node | None:
         if is_unknown:
             return await reread(self._store, self.path(ledger_id))
-        try:
-            return await self._store.get(self.path(ledger_id))
-        except NoNodeError:
-            return None
+        return await find(self._store, self.path(ledger_id))
 
     async def _replacing(self, ledger_id: LedgerId, node: Node | None, data: bytes) -> list[Operation]:
         """Operations that replace ``node`` by ``data`` and delete the existing tokens."""
@@ -180,32 +182,14 @@ class Reservations:
 
     def _decode(self, ledger_id: LedgerId, data: bytes) -> Reserved:
         try:
-            fields = json.loads(data)
-            token = str(fields["token"])
-            reservations = tuple(
-                Reservation(
-                    EntryId(int(item["first_entry_id"])),
-                    int(item["position"]),
-                    BookieId(str(item["target"])),
-                    str(item["incarnation"]),
-                )
-                for item in fields["reservations"]
-            )
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            record = decode_record(data, _Record)
+        except UnreadableRecordError as error:
             raise UnreadableReservationError(
                 f"the reservation at {self.path(ledger_id)} is damaged: the next repair of the ledger replaces it"
             ) from error
-        return Reserved(ledger_id, token, reservations, _TOKEN_VERSION, self._token_path(ledger_id, token))
+        path = self._token_path(ledger_id, record.token)
+        return Reserved(ledger_id, record.token, record.reservations, _TOKEN_VERSION, path)
 
 
 def _encode(token: str, reservations: Sequence[Reservation]) -> bytes:
-    items = [
-        {
-            "first_entry_id": reservation.first_entry_id,
-            "position": reservation.position,
-            "target": reservation.target,
-            "incarnation": reservation.incarnation,
-        }
-        for reservation in reservations
-    ]
-    return json.dumps({"token": token, "reservations": items}).encode()
+    return encode_record(_Record(token, tuple(reservations)))

@@ -26,9 +26,8 @@ from bookie.metadata.layout import (
     task_path,
     tasks_path,
 )
-from bookie.metadata.nodes import create_with_parents, ensure_path, reread
+from bookie.metadata.nodes import create_with_parents, ensure_path, find, put, reread
 from bookie.metadata.port import (
-    ANY_VERSION,
     Check,
     Children,
     MetadataStore,
@@ -326,9 +325,8 @@ class UnderReplication:
             StoreUnavailableError: no answer.
         """
         path = lost_bookie_delay_path(self._root)
-        try:
-            node = await self._store.get(path)
-        except NoNodeError:
+        node = await find(self._store, path)
+        if node is None:
             return 0
         if not node.data.isdigit() or len(node.data) > 10:
             raise InvalidDelayError(f"{path} says {node.data[:40]!r}, not a number of seconds: set the delay again")
@@ -344,13 +342,7 @@ class UnderReplication:
         if not 0 <= seconds < 1 << 31:
             raise InvalidDelayError(f"not a delay in seconds: {seconds} (0 to 2147483647)")
         path, data = lost_bookie_delay_path(self._root), str(seconds).encode()
-        try:
-            await self._store.set(path, data, ANY_VERSION)
-        except NoNodeError:
-            try:
-                await create_with_parents(self._store, path, data, self._root)
-            except NodeExistsError:
-                await self._store.set(path, data, ANY_VERSION)
+        await put(self._store, path, data, self._root)
 
     async def _scan(self) -> builtins.list[Task | UnreadableTask]:
         paths = [tasks_path(self._root)]

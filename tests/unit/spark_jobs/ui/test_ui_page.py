@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.model.times import utc_text
 from spark_jobs.ui.page import PageView, render_notice, render_page
 from spark_jobs.ui.port import BacklogRow, Fact, KindRow, RunView, TabState
 from spark_jobs.ui.settings import TabSettings
-from spark_jobs.ui.words import moment, size, span
+from spark_jobs.ui.words import size, span
 
 NOW_MS = 1_795_200_000_000
 RECORD = RunRecord(
@@ -172,8 +173,8 @@ def test_a_notice_is_escaped() -> None:
 
 
 def test_times_spans_and_sizes_read_well() -> None:
-    assert moment(0) == moment(1 << 60) == ""
-    assert moment(1_795_200_000_000) == "2026-11-20 18:40:00 UTC"
+    assert utc_text(0) == utc_text(1 << 60) == ""
+    assert utc_text(1_795_200_000_000) == "2026-11-20 18:40:00 UTC"
     assert [span(ms) for ms in (-1, 400, 12_000, 200_000, 7_500_000, 360_000_000)] == [
         "0.0 s",
         "0.4 s",

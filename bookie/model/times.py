@@ -1,0 +1,26 @@
+"""Times as text. Everywhere else a time is a number of epoch milliseconds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+_LAST_MS: Final = 253_402_300_800_000
+"""The end of the year 9999, exclusive: the last that ``datetime`` can represent."""
+
+
+def rfc3339(epoch_ms: float, timespec: Literal["seconds", "milliseconds"] = "milliseconds") -> str:
+    """Return a time in the form of RFC 3339, in UTC: ``2026-11-20T10:15:00.000Z``."""
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
+def rfc3339_if_known(epoch_ms: int, timespec: Literal["seconds", "milliseconds"] = "milliseconds") -> str | None:
+    """Return ``rfc3339`` of a time, or None for 0 and below, which mean that the time is unknown."""
+    return rfc3339(epoch_ms, timespec) if epoch_ms > 0 else None
+
+
+def utc_text(epoch_ms: int) -> str:
+    """Return ``2026-11-20 10:15:00 UTC``; empty for 0 and below, and for a time after the year 9999."""
+    if not 0 < epoch_ms < _LAST_MS:
+        return ""
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,133 @@
+"""Records of our own that another release wrote, or that are damaged (docs/failure-model.md#state-under-bkheal)."""
+
+from collections.abc import Callable
+
+import pytest
+
+from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, UnreadableHistoryError
+from bookie.metadata.layout import own_path
+from bookie.metadata.logs.log_list import LogList, UnreadableLogError
+from bookie.metadata.logs.log_store import LogLists
+from bookie.metadata.nodes import put
+from bookie.metadata.runs.records import Holder, Runs
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.tasks.doubts import DoubtedMembers
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
+from bookie.metadata.tasks.reservations import Reservation, Reservations, UnreadableReservationError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+
+ROOT = "/ledgers"
+B1, B2, B3 = BookieId("b1:3181"), BookieId("b2:3181"), BookieId("b3:3181")
+LEDGER = LedgerId(7)
+SINCE_MS = 1_763_900_000_000
+RUN_ID = "20261120T101500Z-0a1b2c"
+
+# As the first releases wrote them.
+PARKED = (
+    b'{"reason": "no_live_copy", "detail": "all copies are lost", "since_ms": 1763900000000, '
+    b'"bookies_seen": ["b1:3181", "b2:3181"], "task_version": 3}'
+)
+RESERVATION = (
+    b'{"token": "t-1", "reservations": [{"first_entry_id": 0, "position": 2, "target": "b3:3181", '
+    b'"incarnation": "7d0c"}]}'
+)
+DOUBTS = b'{"members": ["b1:3181", "b2:3181"]}'
+DRAIN = b'{"by": "ops", "since_ms": 1763900000000}'
+DOWN = b'{"since_ms": 1763900000000, "audited_ms": 1763900060000, "is_delay_waived": true}'
+INCARNATIONS = b'[{"uuid": "7d0c", "since_ms": 1763900000000}, {"uuid": "99aa", "since_ms": 1763900000001}]'
+LOG = (
+    b'{"format":1,"ctime_ms":1763900000000,"last_listed":5,"ledgers":[3,5],"options":{"ensemble_size":3},'
+    b'"trimming":[2],"truncated_through":2,"writer":"w1"}'
+)
+LOCK = b'{"run_id": "20261120T101500Z-0a1b2c", "process": "host:12"}'
+RUN = (
+    b'{"run_id": "20261120T101500Z-0a1b2c", "kind": "bookies", "cause": "schedule", "owner": "cron", "process": '
+    b'"host:12", "state": "abandoned", "is_dry_run": false, "phase": "", "done": 0, "total": 0, "started_ms": 0, '
+    b'"updated_ms": 0, "finished_ms": 0, "verdict": "", "exit_code": -1, "ledgers": 9, "findings": {"CRITICAL": 2}, '
+    b'"tasks_changed": 0, "report": "", "detail": ""}'
+)
+
+PATHS = {
+    PARKED: own_path("parked", ROOT) + f"/{LEDGER}",
+    RESERVATION: own_path("reservations", ROOT) + f"/{LEDGER}",
+    DOUBTS: own_path("doubts", ROOT) + f"/{LEDGER}",
+    DRAIN: own_path("drains", ROOT) + f"/{B1}",
+    DOWN: own_path("first-seen-down", ROOT) + f"/{B1}",
+    INCARNATIONS: own_path("incarnations", ROOT) + f"/{B1}",
+    LOG: own_path("logs", ROOT) + "/a",
+    LOCK: own_path("runs", ROOT) + "/locks/bookies",
+    RUN: own_path("runs", ROOT) + f"/records/{RUN_ID}",
+}
+
+
+async def store_with(written: Callable[[bytes], bytes]) -> MemoryStore:
+    store = MemoryStore(MemoryCell())
+    for data, path in PATHS.items():
+        await put(store, path, written(data))
+    return store
+
+
+async def test_records_of_the_first_releases_are_read() -> None:
+    store = await store_with(lambda data: data)
+    parked = ParkedTask(LEDGER, ParkReason.NO_LIVE_COPY, "all copies are lost", SINCE_MS, frozenset({B1, B2}), 3)
+    assert await ParkedTasks(store, ROOT).get(LEDGER) == parked
+    reserved = await Reservations(store, ROOT).read(LEDGER)
+    assert reserved is not None
+    assert (reserved.token, reserved.reservations) == ("t-1", (Reservation(EntryId(0), 2, B3, "7d0c"),))
+    assert await DoubtedMembers(store, ROOT).get(LEDGER) == {B1, B2}
+    assert await Drains(store, ROOT).read() == {B1: Drain(B1, "ops", SINCE_MS)}
+    assert await FirstSeenDown(store, ROOT).read() == {B1: Down(SINCE_MS, SINCE_MS + 60_000, True)}
+    history = (Incarnation("7d0c", SINCE_MS), Incarnation("99aa", SINCE_MS + 1))
+    assert await Incarnations(store, ROOT).read(B1) == history
+    ids = (LedgerId(3), LedgerId(5)), (LedgerId(2),)
+    log = LogList(ids[0], "w1", ids[1], LedgerId(2), LedgerId(5), {"ensemble_size": 3}, SINCE_MS)
+    assert (await LogLists(store, ROOT).read("a")).list == log
+    runs = Runs(store, ROOT)
+    run = RunRecord(
+        RUN_ID,
+        RunKind.BOOKIES,
+        RunCause.SCHEDULE,
+        "cron",
+        "host:12",
+        RunState.ABANDONED,
+        ledgers=9,
+        findings={"CRITICAL": 2},
+    )
+    assert await runs.get(RUN_ID) == run
+    assert await runs.holder(RunKind.BOOKIES) == Holder(RUN_ID, "host:12")
+
+
+def of_a_newer_format(data: bytes) -> bytes:
+    return data.replace(b'"format":1,', b"").replace(b"{", b'{"format": 2, ', 1)
+
+
+def cut_off(data: bytes) -> bytes:
+    return data[:-1]
+
+
+@pytest.mark.parametrize("written", [of_a_newer_format, cut_off])
+async def test_a_record_of_a_newer_format_is_as_safe_as_a_damaged_one(written: Callable[[bytes], bytes]) -> None:
+    store = await store_with(written)
+    assert await ParkedTasks(store, ROOT).get(LEDGER) is None
+    with pytest.raises(UnreadableReservationError):
+        await Reservations(store, ROOT).read(LEDGER)
+    doubts = DoubtedMembers(store, ROOT)
+    assert await doubts.get(LEDGER) is None
+    await doubts.add(LEDGER, [B3])
+    assert (await store.get(PATHS[DOUBTS])).data == written(DOUBTS)
+    drains = Drains(store, ROOT)
+    assert (await drains.draining()).bookies == {B1}
+    assert await FirstSeenDown(store, ROOT).read() == {}
+    incarnations = Incarnations(store, ROOT)
+    with pytest.raises(UnreadableHistoryError):
+        await incarnations.record(B1, "7d0c", SINCE_MS)
+    assert (await incarnations.latest([B1]))[B1].uuid == ""
+    assert (await store.get(PATHS[INCARNATIONS])).data == written(INCARNATIONS)
+    with pytest.raises(UnreadableLogError):
+        await LogLists(store, ROOT).read("a")
+    runs = Runs(store, ROOT)
+    assert await runs.get(RUN_ID) is None
+    assert await runs.holder(RunKind.BOOKIES) == Holder("", "")
