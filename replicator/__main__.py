@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from bookie.model.exit_codes import ExitCode
 from bookie.model.spread import InvalidPolicyError, PlacementPolicy
 from bookie.runtime.configuration.settings import ConfigurationError, read_config, resolve_metadata_uri
 from bookie.runtime.logs import setup_logging
 from bookie.runtime.telemetry.http_options import add_http_options, http_settings
 from bookie.wire.security import SaslMechanism, SecurityFiles
-from replicator.main import ExitCode, run_replicator
+from replicator.main import run_replicator
 from replicator.settings import ReplicatorSettings
 
 _log = logging.getLogger(__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import json
 import logging
 import random
@@ -27,6 +26,7 @@ from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.metadata.uri import MetadataUri, parse_uri
 from bookie.model.errors import BkhealError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.model.exit_codes import ExitCode
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.configuration.file_watch import following
 from bookie.runtime.configuration.reload import ConfigSource
@@ -45,21 +45,6 @@ from replicator.telemetry.status import JsonEvents, LogEvents, Progress, Snapsho
 from replicator.worker import RunEnd, Worker
 
 _log = logging.getLogger(__name__)
-
-
-class ExitCode(enum.IntEnum):
-    """How a replicator process ends."""
-
-    OK = 0
-    """Stopped as asked; with ``once``: every task is repaired or parked."""
-    STORE_UNAVAILABLE = 3
-    """The metadata store did not answer at the start: try again."""
-    BROKEN = 70
-    """A rule that our own code must keep was broken; look at the log."""
-    UNSETTLED = 75
-    """Only with ``once``: tasks are left that neither worked nor could be parked, or repair is disabled."""
-    CONFIGURATION = 78
-    """Settings do not fit: a person must change something."""
 
 
 async def run_replicator(settings: ReplicatorSettings, config: ConfigSource | None = None) -> int:
@@ -86,10 +71,10 @@ async def run_replicator(settings: ReplicatorSettings, config: ConfigSource | No
         return ExitCode.CONFIGURATION
     except (TransientError, OutcomeUnknownError) as error:
         _log.error("metadata store is not available", extra={"error": str(error)})
-        return ExitCode.STORE_UNAVAILABLE
+        return ExitCode.STORE_UNREACHABLE
     except BkhealError:
         _log.exception("replicator stopped")
-        return ExitCode.BROKEN
+        return ExitCode.INTERNAL
 
 
 class _Telemetry:
@@ -155,7 +140,7 @@ async def _run_on(
         await cancel(feeding)
         await ports.transport.close()
         _log.info("replicator ended", extra=_totals(progress.snapshot()))
-    return ExitCode.UNSETTLED if end is RunEnd.UNSETTLED else ExitCode.OK
+    return ExitCode.BUSY if end is RunEnd.UNSETTLED else ExitCode.OK
 
 
 async def _ports(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSettings) -> RepairPorts:

@@ -9,10 +9,11 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from bookie.model.exit_codes import ExitCode
 from bookie.runtime.logs import setup_logging
 from spark_jobs.one_shot.command import run_command
 from spark_jobs.runs.run import AuditResult, run_audit, run_check
-from spark_jobs.settings import AuditSettings, ExitCode, FailOn
+from spark_jobs.settings import AuditSettings, FailOn
 
 __all__ = ["AuditResult", "AuditSettings", "ExitCode", "FailOn", "main", "run_audit", "run_check"]
 

@@ -27,28 +27,6 @@ class InvalidSettingError(PermanentError):
         self.problems = tuple(problems)
 
 
-class ExitCode(enum.IntEnum):
-    """The exit codes of a one-shot audit."""
-
-    OK = 0
-    FINDINGS = 1
-    """Findings at or above ``--fail-on``."""
-    USAGE = 2
-    STORE_UNREACHABLE = 3
-    PARTIAL = 5
-    """Not every ledger was checked. What was found is published all the same."""
-    HELD = 6
-    """The mass-loss brake holds: nothing was published, a person has to look."""
-    CANCELLED = 7
-    """The run was cancelled. Earlier marks stay. What was marked before stays."""
-    INTERNAL = 70
-    """Spark or this program failed; the log has the cause."""
-    BUSY = 75
-    """Another run of the same kind is under way; nothing was done."""
-    CONFIGURATION = 78
-    """A setting is wrong, or there is no cluster at the metadata URI."""
-
-
 class FailOn(enum.Enum):
     """From which findings on an audit exits with ``FINDINGS``. Unreadable metadata counts at every level but NEVER."""
 

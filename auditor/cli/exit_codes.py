@@ -1,8 +1,6 @@
-"""Exit codes of ``bkheal``, the same in every command; documented in the README."""
+"""The exit code of each error that can end a command."""
 
 from __future__ import annotations
-
-import enum
 
 from bookie.client.errors import EntryLostError, LedgerDeletedError, LedgerFencedError, WrongPasswordError
 from bookie.client.log.values import LogDeposedError
@@ -11,34 +9,10 @@ from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.uri import InvalidUriError
 from bookie.model.errors import BkhealError, ConflictError, FatalError, OutcomeUnknownError, TransientError
+from bookie.model.exit_codes import ExitCode
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.listening import AddressInUseError
 from bookie.wire.security import SecurityFilesError
-
-
-class ExitCode(enum.IntEnum):
-    """What a script can rely on."""
-
-    OK = 0
-    FAILED = 1
-    """The command could not do its work; or ``--fail-on`` found one of its conditions."""
-    USAGE = 2
-    STORE_UNREACHABLE = 3
-    DATA_LOSS = 4
-    PARTIAL = 5
-    """A run ended without having seen everything."""
-    BRAKE = 6
-    """So many bookies are missing that nothing was published."""
-    CANCELLED = 7
-    """The run was cancelled."""
-    UNAVAILABLE = 69
-    """A service that the command needs did not answer, or its answer was lost; try again."""
-    INTERNAL = 70
-    """Spark, a child process or this program failed; the log has the cause."""
-    BUSY = 75
-    """Another run of the same kind is under way; nothing was done."""
-    CONFIGURATION = 78
-    INTERRUPTED = 130
 
 
 def exit_code_of(error: BkhealError) -> ExitCode:

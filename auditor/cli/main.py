@@ -20,11 +20,12 @@ from auditor.cli.audit import remote, report
 from auditor.cli.cluster import bookies, dead_letters, decommission, drain, ok_to_stop, recovery, status
 from auditor.cli.configuration import command as config
 from auditor.cli.configuration.security_options import FRAME_HELP, set_for_this_call
-from auditor.cli.exit_codes import ExitCode, exit_code_of
+from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.ledgers import ledger, log, simpletest
 from auditor.cli.output import print_error, print_line
 from auditor.cli.services import auditor, processes
 from bookie.model.errors import BkhealError
+from bookie.model.exit_codes import ExitCode
 from bookie.runtime.grpc_environment import prepare_grpc
 from bookie.runtime.logs import setup_logging
 from bookie.wire.apache.framing import FRAME_BYTES_MAX

@@ -12,9 +12,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from auditor.cli.configuration.sources import load_defaults
-from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat
 from bookie.model.errors import BkhealError
+from bookie.model.exit_codes import ExitCode
 from bookie.runtime.configuration.settings import resolve_metadata_uri
 
 T = TypeVar("T")

@@ -18,6 +18,7 @@ from auditor.api.control import Backlog, ServiceStatus, SeverityBacklog
 from auditor.metrics import definitions as names
 from auditor.metrics.apache import ApacheNames
 from auditor.metrics.definitions import BACKLOG, COMPONENT, EVENTS, STATE
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunRecord, RunState
 from bookie.runtime.clock import Clock
 from bookie.runtime.telemetry.metric_definitions import Definition
@@ -26,8 +27,6 @@ from bookie.runtime.telemetry.metrics import SESSION, MetricSet
 Key = tuple[str, ...]
 """Name of a metric and the values of its labels, in their order."""
 
-_EXIT_PARTIAL: Final = 5
-_EXIT_HELD: Final = 6
 _UNSUCCESSFUL: Final = frozenset({"failed", "cancelled"})
 
 
@@ -86,9 +85,9 @@ def result_of(record: RunRecord) -> str:
         return "cancelled"
     if record.state is not RunState.DONE:
         return "failed"
-    if record.exit_code == _EXIT_HELD or record.verdict == "held":
+    if record.exit_code == ExitCode.HELD or record.verdict == "held":
         return "held"
-    if record.exit_code == _EXIT_PARTIAL or record.verdict == "incomplete":
+    if record.exit_code == ExitCode.PARTIAL or record.verdict == "incomplete":
         return "partial"
     return "findings" if any(record.findings.values()) else "clean"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import logging
 import os
 import random
@@ -27,6 +26,7 @@ from auditor.service.watch.backlog import CountsApart, Open
 from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunRecord, RunState
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.configuration.file_watch import following
@@ -41,17 +41,6 @@ _SPARK_STOP_DEADLINE_S: Final = 8.0
 """With that for runs within the 30 s that Kubernetes leaves a process; the JVM ends with this process anyway."""
 SPARK_LOOK_INTERVAL_S: Final = 10.0
 """So long at most does a leader lead that can run nothing."""
-
-
-class ExitCode(enum.IntEnum):
-    """How an auditor process ends."""
-
-    OK = 0
-    """Stopped as asked."""
-    BROKEN = 70
-    """Spark's process is dead, or a defect: the supervisor restarts this process, and another auditor leads."""
-    CONFIGURATION = 78
-    """There is no cluster at the metadata URI: a person must change something."""
 
 
 async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = None) -> int:
@@ -93,7 +82,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SPARK_STOP_DEADLINE_S):
                 await asyncio.gather(holder.stop(), counter.close())
-    return ExitCode.BROKEN if spark_watch.is_gone else code
+    return ExitCode.INTERNAL if spark_watch.is_gone else code
 
 
 async def _serve(
@@ -107,7 +96,7 @@ async def _serve(
         return ExitCode.CONFIGURATION
     except Exception:  # noqa: BLE001  # the boundary of the process: a defect of ours, which belongs in the log
         _log.exception("auditor failed")
-        return ExitCode.BROKEN
+        return ExitCode.INTERNAL
     return ExitCode.OK
 
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 from auditor.api.control import Backlog, Control, NotLeaderError, RunBusyError, ServiceStatus, UnknownRunError
 from auditor.service.events import ServiceEvents
 from auditor.service.runs.gate import Stop
-from auditor.service.runs.manager import CONFIGURATION_EXIT, CheckRunner, RunManager, RunOutcome
+from auditor.service.runs.manager import CheckRunner, RunManager, RunOutcome
 from auditor.service.runs.schedule import Schedule, Scheduler, period_s
 from auditor.service.settings import ServiceSettings
 from auditor.service.watch.backlog import backlog_counter
@@ -34,6 +34,7 @@ from bookie.metadata.runs.election import Election, Leadership
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
@@ -384,7 +385,7 @@ class AuditorService(Control):
                 await self._there().manager.wait_ended(kind)
         while not record.state.is_final:
             record = await self.wait_changed(record.run_id, record)
-        if record.state is not RunState.FAILED or record.exit_code == CONFIGURATION_EXIT:
+        if record.state is not RunState.FAILED or record.exit_code == ExitCode.CONFIGURATION:
             return None
         return record.detail or "the run failed"
 

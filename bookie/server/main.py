@@ -1,7 +1,7 @@
 """A bookie process from start to end: who it is, its storage, its server, its registration, and how it stops.
 
 Standard output has one line, once clients can find the bookie; if metrics are served, or Apache's protocol is spoken,
-an earlier line has the address. What goes wrong is one sentence on standard error and an exit code (``exit_codes``).
+an earlier line has the address. What goes wrong is one sentence on standard error and an exit code.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bookie.metadata.cluster import Cluster, open_cluster
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
+from bookie.model.exit_codes import ExitCode, bookie_exit_code
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.configuration.file_watch import following
 from bookie.runtime.configuration.reload import ConfigSource
@@ -31,7 +32,6 @@ from bookie.runtime.telemetry.telemetry import observable
 from bookie.runtime.version import installed_version
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.listener import ApacheListener
-from bookie.server.exit_codes import ExitCode, exit_code_of
 from bookie.server.grpc.server import GrpcServer
 from bookie.server.joining.admission import Place, admit
 from bookie.server.joining.directories import CURRENT, Role
@@ -78,7 +78,7 @@ async def run_bookie(settings: BookieSettings, config: ConfigSource | None = Non
                 raise running.storage.fatal.result()
     except BkhealError as error:
         sys.stderr.write(f"bookie: {error}\n")
-        return exit_code_of(error)
+        return bookie_exit_code(error)
     return ExitCode.OK
 
 

@@ -6,8 +6,8 @@ import threading
 
 from typing_extensions import override
 
+from bookie.model.exit_codes import ExitCode
 from spark_jobs.runs.port import Gate, RunStoppedError
-from spark_jobs.settings import ExitCode
 
 SIGNAL_BASE = 128
 

@@ -18,11 +18,12 @@ from bookie.metadata.runs.records import RunLease, RunLockedError, Runs, RunTake
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError, OutcomeUnknownError, TransientError
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunRecord
 from bookie.runtime.clock import Clock
 from spark_jobs.one_shot.gate import StopGate
 from spark_jobs.runs.port import Phase, Progress, ProgressEvent
-from spark_jobs.settings import AuditSettings, ExitCode
+from spark_jobs.settings import AuditSettings
 
 _log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.records import RunLockedError
-from bookie.model.errors import BkhealError, PermanentError, TransientError
+from bookie.model.errors import BkhealError
+from bookie.model.exit_codes import ExitCode, audit_exit_code
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState, new_run_id
 from bookie.runtime.clock import SystemClock
 from spark_jobs.one_shot.gate import SIGNAL_BASE, OneShotStoppedError, StopGate
@@ -30,7 +30,7 @@ from spark_jobs.one_shot.keeper import RunKeeper
 from spark_jobs.report.summary import PublishOutcome, RunSummary
 from spark_jobs.runs.port import Gate, Progress, ProgressEvent, RunStoppedError
 from spark_jobs.session import SessionSettings, spark_session
-from spark_jobs.settings import AuditSettings, ExitCode
+from spark_jobs.settings import AuditSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,12 +130,8 @@ def exit_code_of(error: BkhealError) -> int:
             return error.exit_code
         case RunLockedError():
             return ExitCode.BUSY
-        case StoreUnavailableError() | TransientError():
-            return ExitCode.STORE_UNREACHABLE
-        case PermanentError():
-            return ExitCode.CONFIGURATION
         case _:
-            return ExitCode.INTERNAL
+            return audit_exit_code(error)
 
 
 def _done(started: RunRecord, result: AuditResult) -> RunRecord:

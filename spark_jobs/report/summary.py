@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from bookie.metadata.bookies.registration import BookieState
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from bookie.model.times import rfc3339
-from spark_jobs.settings import ExitCode, FailOn
+from spark_jobs.settings import FailOn
 
 
 class PublishOutcome(enum.Enum):

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from bookie.metadata.runs.check_times import CheckKind
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind, new_run_id
 from bookie.model.topology import Topology
@@ -33,7 +34,7 @@ from spark_jobs.runs.outcome import Outcome, RunName, assemble
 from spark_jobs.runs.placement_run import PlacementRun
 from spark_jobs.runs.port import Gate, OpenGate, Phase, Progress, ProgressEvent
 from spark_jobs.runs.replica_run import ReplicaRun
-from spark_jobs.settings import AuditSettings, ExitCode, FailOn
+from spark_jobs.settings import AuditSettings, FailOn
 
 _log = logging.getLogger(__name__)
 

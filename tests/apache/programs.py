@@ -15,12 +15,13 @@ import pytest
 
 from auditor.cli.audit.shadow import exit_code
 from bookie.embedded.process import ManagedProcess
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
 from spark_jobs.one_shot import run as one_shot
 from spark_jobs.one_shot.run import OneShot
 from spark_jobs.session import SessionSettings
-from spark_jobs.settings import AuditSettings, ExitCode, FailOn
+from spark_jobs.settings import AuditSettings, FailOn
 from tests.deadlines import PROGRAM_S, STATE_S
 
 if TYPE_CHECKING:

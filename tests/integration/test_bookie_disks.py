@@ -12,10 +12,10 @@ import pytest
 from bookie.embedded.process import ManagedProcess
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.clock import SystemClock
-from bookie.server.exit_codes import ExitCode
 from bookie.wire.port import Status
 from tests.deadlines import STATE_S
 from tests.integration.test_bookie_process import LEDGER, READY, Machine, entry, machine
@@ -51,7 +51,7 @@ async def test_lost_disks_need_the_flag_and_then_nothing_counts_as_never_written
     await process.stop()
     for name in ("journal", "ledgers"):
         shutil.rmtree(machine.home / name)
-    assert "--new-incarnation" in await machine.refused(ExitCode.REFUSED, bookie_id="disks")
+    assert "--new-incarnation" in await machine.refused(ExitCode.CONFIGURATION, bookie_id="disks")
     uri = f"zk+hierarchical://{machine.hosts}{machine.root}"
     words = [
         "--metadata-uri",

@@ -19,17 +19,17 @@ from pyspark.sql import SparkSession
 from bookie.client.errors import RecoveryImpossibleNowError
 from bookie.embedded.cluster import EmbeddedBookie
 from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
+from bookie.model.exit_codes import ExitCode
+from bookie.model.exit_codes import ExitCode as AuditExitCode
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.model.run import RunKind
-from bookie.server.exit_codes import ExitCode
 from bookie.server.joining.directories import CURRENT
 from bookie.storage.disks.index_format import pack_entry_key
 from bookie.wire.port import Status
 from spark_jobs.report.summary import Verdict
 from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.settings import AuditSettings
-from spark_jobs.settings import ExitCode as AuditExitCode
 from tests.deadlines import PROGRAM_S, STATE_S
 from tests.integration.damaged_world import ENTRIES, World, current, damage_entry, flip, forget_entry, payload
 
@@ -190,7 +190,7 @@ def test_a_bookie_does_not_start_on_directories_whose_owner_is_unreadable(world:
             path = second.directory / directory / CURRENT / name
             place = path.stat().st_size // 2
             flip(path, place)
-            assert world.do(refused(second)) == ExitCode.REFUSED, path
+            assert world.do(refused(second)) == ExitCode.CONFIGURATION, path
             flip(path, place)
     world.do(world.start_again(second))
     assert world.do(world.statuses(second, world.indexed, 0)) == (Status.OK, (Status.OK,))

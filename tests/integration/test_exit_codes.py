@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from auditor.cli.audit import command as audit_cli
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.model.exit_codes import ExitCode
+from bookie.model.exit_codes import ExitCode as ReplicatorExitCode
 from bookie.model.ids import BookieId, LedgerId
-from replicator.main import ExitCode as ReplicatorExitCode
 from spark_jobs.one_shot import run as one_shot
-from spark_jobs.settings import ExitCode
 from tests.deadlines import PROGRAM_S
 from tests.spark.audit_world import Place, closed, opened
 
@@ -64,7 +64,7 @@ def test_a_replicator_touches_nothing_while_repair_is_disabled_and_says_that_wor
     place.do(place.tasks.initialize())
     place.do(place.tasks.mark(deleted, [BookieId("x:1")]))
     place.do(place.tasks.disable())
-    assert place.do(replicate_once(place, tmp_path, "disabled")) == ReplicatorExitCode.UNSETTLED
+    assert place.do(replicate_once(place, tmp_path, "disabled")) == ReplicatorExitCode.BUSY
     assert place.marked() == {deleted: ["x:1"]}
     place.do(place.tasks.enable())
     assert place.do(replicate_once(place, tmp_path, "enabled")) == ReplicatorExitCode.OK

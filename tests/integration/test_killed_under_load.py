@@ -11,9 +11,9 @@ import pytest
 
 from bookie.client.connect import connect
 from bookie.embedded.cluster import EmbeddedCluster
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.tasks import cancel
-from bookie.server.exit_codes import ExitCode
 from tests.deadlines import STATE_S
 from tests.integration.writer_child import WriterProcess, payload
 from tests.sessions import LONG_SESSION_S, kill9

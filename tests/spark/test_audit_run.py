@@ -17,6 +17,7 @@ from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import StoreUnavailableError
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity
@@ -28,7 +29,7 @@ from spark_jobs.runs import bookie_run
 from spark_jobs.runs.cluster_view import ClusterView
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.run import run_audit
-from spark_jobs.settings import AuditSettings, ExitCode, FailOn
+from spark_jobs.settings import AuditSettings, FailOn
 from tests.spark.audit_world import Place, after_listing, closed, opened
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]

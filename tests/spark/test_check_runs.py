@@ -20,6 +20,7 @@ from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.layout import bookie_path
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.run import RunKind
@@ -34,7 +35,7 @@ from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.runs.publish import publish
 from spark_jobs.runs.run import run_check
 from spark_jobs.runs.spark_tasks import spark_tasks
-from spark_jobs.settings import AuditSettings, ExitCode, FailOn
+from spark_jobs.settings import AuditSettings, FailOn
 from tests.spark.audit_world import Place, closed, opened
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]

@@ -9,10 +9,11 @@ from pyspark.sql import SparkSession
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.model.severity import Severity
 from spark_jobs.report.summary import Verdict
-from spark_jobs.settings import ExitCode, FailOn
+from spark_jobs.settings import FailOn
 from tests.spark.audit_world import after_listing, closed, opened
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]

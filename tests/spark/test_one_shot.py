@@ -20,6 +20,7 @@ from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.layout import own_path
 from bookie.metadata.runs.records import RunLockedError, Runs
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import SystemClock
 from spark_jobs import audit as audit_module
@@ -29,7 +30,7 @@ from spark_jobs.one_shot.keeper import RunKeeper
 from spark_jobs.one_shot.run import OneShot, exit_code_of, run_one_shot
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.session import SessionSettings
-from spark_jobs.settings import AuditSettings, ExitCode
+from spark_jobs.settings import AuditSettings
 from tests.deadlines import STATE_S
 from tests.spark.audit_world import Place, closed, opened
 

@@ -15,6 +15,7 @@ from bookie.client.connect import connect
 from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
@@ -23,7 +24,7 @@ from bookie.storage.disks.index_format import pack_entry_key
 from bookie.storage.disks.rocks import RocksIndex
 from spark_jobs.report.summary import Verdict
 from spark_jobs.runs.run import AuditResult, run_check
-from spark_jobs.settings import AuditSettings, ExitCode
+from spark_jobs.settings import AuditSettings
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S
 

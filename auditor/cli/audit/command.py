@@ -16,10 +16,10 @@ from auditor.cli.audit import runs as audit_runs
 from auditor.cli.audit import shadow as audit_shadow
 from auditor.cli.configuration import security_options as sec
 from auditor.cli.configuration.settings import Options, audit_settings
-from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat, print_error, print_line, print_note, shown_progress
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from bookie.model.errors import BkhealError
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind, RunRecord
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.user import user_name

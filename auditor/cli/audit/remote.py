@@ -21,15 +21,14 @@ import typer
 
 from auditor.api.access.tokens import Role, make_token
 from auditor.api.settings import is_loopback
-from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat, print_json, print_line, print_note
 from auditor.cli.running import OutputOption
 from bookie.model.errors import ConflictError, PermanentError, TransientError
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind, RunState
 from bookie.runtime.configuration.settings import ConfigurationError
 
 TOKEN_VARIABLE: Final = "BKHEAL_TOKEN"  # noqa: S105  # a name
-EXIT_CANCELLED: Final = 7
 _ANSWER_BYTES_MAX: Final = 64 << 20
 _NOT_LEADER: Final = "urn:bkheal:problem:not-leader"
 _RUN_BUSY: Final = "urn:bkheal:problem:run-busy"
@@ -103,7 +102,7 @@ class RemoteRun:
         code = self.fields.get("exit_code")
         if isinstance(code, int):
             return code
-        return EXIT_CANCELLED if self.state is RunState.CANCELLED else int(ExitCode.INTERNAL)
+        return ExitCode.CANCELLED if self.state is RunState.CANCELLED else int(ExitCode.INTERNAL)
 
     def progress(self) -> str:
         """One line for people."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from auditor.cli.audit import options as opt
-from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat, print_error, print_json, print_line, print_note, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from auditor.cli.running import run as run_to_end
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.human import printable

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from auditor.cli.audit import options as opt
-from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat, print_error, print_json, print_line, print_table, shown_progress
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from bookie.model.errors import BkhealError
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
 from bookie.runtime.human import printable
 from bookie.runtime.user import user_name

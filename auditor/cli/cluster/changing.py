@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from auditor.cli.configuration.security_options import bookie_security
-from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat, print_error, print_json, print_line
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, bookie_id
 from bookie.runtime.user import user_name
 

@@ -14,9 +14,9 @@ from auditor.cli.cluster.changing import (
     refuse,
     show,
 )
-from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat, counting
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 
 if TYPE_CHECKING:

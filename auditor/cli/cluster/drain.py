@@ -21,11 +21,11 @@ from auditor.cli.cluster.changing import (
 )
 from auditor.cli.cluster.drain_watch import Watched, watch
 from auditor.cli.cluster.recovery import ForceOption
-from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat, counting, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.service_info import PROTOCOL_GRPC
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.times import rfc3339_if_known

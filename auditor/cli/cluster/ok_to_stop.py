@@ -8,9 +8,9 @@ import typer
 
 from auditor.cli.audit.options import MinRacksOption, MinRegionsOption, MinZonesOption, TopologyFileOption
 from auditor.cli.cluster.changing import BookiesArgument, bookie_ids, connected, show, unknown_names
-from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat, counting
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.spread import PlacementPolicy

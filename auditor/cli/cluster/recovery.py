@@ -17,9 +17,9 @@ from auditor.cli.cluster.changing import (
     show,
     unknown_names,
 )
-from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat, counting, print_json, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.runtime.human import size
 
@@ -181,7 +181,7 @@ async def _recover(
         if (reason := refusal(bookies, registered)) is not None:
             refuse(reason)
         if not is_forced and (reason := brake(known | set(bookies), registered, missing_share_max)) is not None:
-            refuse(reason, ExitCode.BRAKE)
+            refuse(reason, ExitCode.HELD)
         if not is_dry_run and found.ledgers:
             confirm(f"Mark {len(found.ledgers)} ledgers of {', '.join(bookies)} for repair now?", is_sure=is_sure)
             if (reason := refusal(bookies, await ports.registrations.list())) is not None:

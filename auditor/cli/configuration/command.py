@@ -12,10 +12,10 @@ from typer.core import TyperGroup
 
 from auditor.cli.configuration.settings import RULES
 from auditor.cli.configuration.sources import Setting, TakesEffect, has_options, options_of, problems_in, settings_of
-from auditor.cli.exit_codes import ExitCode
 from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import OutputOption
 from bookie.metadata.uri import InvalidUriError, parse_uri
+from bookie.model.exit_codes import ExitCode
 from bookie.runtime.configuration.settings import (
     URI_KEY,
     URI_VARIABLE,

@@ -20,6 +20,7 @@ from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.runs.election import Leadership
 from bookie.metadata.runs.records import RunLease, RunLockedError, Runs, RunTakenError
 from bookie.model.errors import BkhealError, ConflictError, PermanentError, TransientError
+from bookie.model.exit_codes import ExitCode, audit_exit_code
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState, new_run_id
 from bookie.model.times import rfc3339_if_known
 from bookie.runtime.clock import Clock
@@ -36,10 +37,6 @@ REPORT_INTERVAL_S: Final = 2.0
 _FINISH_ATTEMPTS: Final = 3
 """To write the end of a run whose session has ended; otherwise the next leader marks it abandoned."""
 _FINISH_RETRY_S: Final = 1.0
-CANCELLED_EXIT: Final = 7
-STORE_EXIT: Final = 3
-FAILED_EXIT: Final = 70
-CONFIGURATION_EXIT: Final = 78
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,13 +359,13 @@ class RunManager:
         except Exception as error:  # noqa: BLE001  # the boundary of a run: it ends, the service goes on
             # A job that is cancelled inside Spark comes out as Spark's own error.
             if (stop := active.gate.stopped) is not None:
-                return {"state": stop.state, "exit_code": CANCELLED_EXIT, "detail": stop.reason}
+                return {"state": stop.state, "exit_code": ExitCode.CANCELLED, "detail": stop.reason}
             if isinstance(error, RunStoppedError):
-                return {"state": RunState.CANCELLED, "exit_code": CANCELLED_EXIT, "detail": str(error)}
+                return {"state": RunState.CANCELLED, "exit_code": ExitCode.CANCELLED, "detail": str(error)}
             unforeseen = None if isinstance(error, BkhealError) else error
             _log.error("run failed", extra={"run_id": request.run_id, "reason": str(error)}, exc_info=unforeseen)
             detail = f"{type(error).__name__}: {error}"
-            return {"state": RunState.FAILED, "exit_code": exit_code_of(error), "detail": detail}
+            return {"state": RunState.FAILED, "exit_code": audit_exit_code(error), "detail": detail}
 
     async def _report(self, active: _Active) -> None:
         """Keep the record current, at a bounded rate, and look for requests of others."""
@@ -459,10 +456,3 @@ class RunManager:
         if record != active.record:
             active.record = replace(record, updated_ms=self._clock.epoch_ms())
             self._changed.fire()
-
-
-def exit_code_of(error: Exception) -> int:
-    """What a one-shot run that failed so would have exited with."""
-    if isinstance(error, TransientError):
-        return STORE_EXIT
-    return CONFIGURATION_EXIT if isinstance(error, PermanentError) else FAILED_EXIT

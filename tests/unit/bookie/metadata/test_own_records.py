@@ -77,7 +77,7 @@ async def test_records_of_the_first_releases_are_read() -> None:
     reserved = await Reservations(store, ROOT).read(LEDGER)
     assert reserved is not None
     assert (reserved.token, reserved.reservations) == ("t-1", (Reservation(EntryId(0), 2, B3, "7d0c"),))
-    assert await DoubtedMembers(store, ROOT).get(LEDGER) == {B1, B2}
+    assert await DoubtedMembers(store, ROOT).get(LEDGER) == frozenset({B1, B2})
     assert await Drains(store, ROOT).read() == {B1: Drain(B1, "ops", SINCE_MS)}
     assert await FirstSeenDown(store, ROOT).read() == {B1: Down(SINCE_MS, SINCE_MS + 60_000, True)}
     history = (Incarnation("7d0c", SINCE_MS), Incarnation("99aa", SINCE_MS + 1))

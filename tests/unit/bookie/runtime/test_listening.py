@@ -13,11 +13,11 @@ import pytest
 from auditor.api.grpc.server import GrpcFace
 from auditor.api.http.server import HttpFace
 from auditor.cli.exit_codes import exit_code_of as command_exit_code_of
+from bookie.model.exit_codes import bookie_exit_code
 from bookie.runtime.listening import AddressInUseError
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.runtime.telemetry.status_pages import Health
 from bookie.runtime.telemetry.status_server import StatusServer, StatusServerSettings
-from bookie.server.exit_codes import exit_code_of as bookie_exit_code_of
 from bookie.server.grpc.server import GrpcServer
 from replicator.main import run_replicator
 from replicator.settings import ReplicatorSettings
@@ -88,7 +88,7 @@ async def test_a_taken_port_is_told_alike(
     told = WHY.fullmatch(str(caught.value))
     assert told is not None, str(caught.value)
     assert told.groups() == (f"{HERE}:{taken}", what, "Address already in use", port_option, host_option)
-    assert int(command_exit_code_of(caught.value)) == int(bookie_exit_code_of(caught.value)) == 78
+    assert int(command_exit_code_of(caught.value)) == int(bookie_exit_code(caught.value)) == 78
 
 
 @pytest.mark.parametrize("listen", [row[0] for row in LISTENERS])

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bookie.metadata.bookies.registration import Bookies, BookieState
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
@@ -29,7 +30,7 @@ from spark_jobs.report.summary import (
 )
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.outcome import Checked, Outcome, RunName, Scanned, assemble
-from spark_jobs.settings import AuditSettings, ExitCode, FailOn, InvalidSettingError
+from spark_jobs.settings import AuditSettings, FailOn, InvalidSettingError
 
 CRITICAL = SeverityCount(Severity.CRITICAL, 3, 4, 1000)
 METADATA_ONLY = SeverityCount(Severity.METADATA_ONLY, 1, 1, 0)
