@@ -74,7 +74,7 @@ async def test_each_connection_finds_its_version_and_keeps_version_2_for_good() 
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [
-        (b"\x7f\xff\xff\xff", "over the limit"),
+        (b"\x7f\xff\xff\xff", "2147483651"),
         (b"\xff\xff\xff\xff", "means nothing"),
         (b"\x00\x00\x00\x00", "means nothing"),
         (framed(b"\x09\x09\x09\x09\x09"), "no request"),

@@ -168,7 +168,7 @@ async def test_bytes_smuggled_in_before_tls_end_the_connection(certificates: dic
         bookie.react = react
         reply = await info(bookie, BookieSecurity(certificates["client"]))
         assert reply.status is Status.UNREACHABLE
-        assert "in the clear" in reply.detail
+        assert "plaintext" in reply.detail
 
 
 def late_refusal(received: Received) -> None:
