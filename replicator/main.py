@@ -131,7 +131,7 @@ async def _run_on(
         events = _sinks(settings, (progress, *telemetry.sinks), sys.stdout)
         worker = Worker(ports, settings, events, owner=socket.gethostname())
         telemetry.watch_worker(worker)
-        live = {"bytes_per_second": worker.throttle.set_rate}
+        live = {"bytes_per_second": worker.set_rate}
         async with following(config, live, ports.clock, worker.stop):
             with _stopping_on_signals(worker):
                 _say({"event": "ready"}, "replicator ready", settings, sys.stdout)

@@ -64,11 +64,15 @@ class Worker:
         self._settings = settings
         self._events = events
         self._owner = owner
-        self.throttle = Throttle(ports.clock, settings.copy_bytes_per_second)
-        self._copier = Copier(ports.transport, ports.clock, self.throttle, ByteBudget(IN_FLIGHT_BYTES))
+        self._throttle = Throttle(ports.clock, settings.copy_bytes_per_second)
+        self._reads = Throttle(ports.clock, settings.copy_bytes_per_second)
+        budget = ByteBudget(IN_FLIGHT_BYTES)
+        self._copier = Copier(ports.transport, ports.clock, self._throttle, self._reads, budget)
         self._delays = Delays(ports.clock, settings.open_ledger_grace_s)
         self._queue = TaskQueue(ports, settings.poll_interval_s, self._delays)
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
+        self._ranks: dict[LedgerId, int] = {}
+        """The rank of each ledger in ``_running``."""
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
         self._unreleased: list[Lease] = []
@@ -80,10 +84,10 @@ class Worker:
         return Load(
             len(self._running),
             self._copier.budget.held_bytes,
-            self.throttle.bytes_per_second,
+            self._throttle.bytes_per_second,
             self._copier.copied_entries,
             self._copier.copied_bytes,
-            self.throttle.waited_s,
+            max(self._throttle.waited_s, self._reads.waited_s),
         )
 
     @property
@@ -93,6 +97,15 @@ class Worker:
         For any thread.
         """
         return "; ".join(f"{what}: {why}" for what, why in self._refused.items())
+
+    def set_rate(self, bytes_per_second: int) -> None:
+        """Change the rate of copying (0: unlimited), from the next batch on. Reads have a bucket of their own.
+
+        Raises:
+            ValueError: negative.
+        """
+        self._throttle.set_rate(bytes_per_second)
+        self._reads.set_rate(bytes_per_second)
 
     def stop(self) -> None:
         """Take no more tasks; what is in flight may end within the grace period, the rest is let go. Idempotent."""
@@ -178,23 +191,34 @@ class Worker:
         return None
 
     def _start_turns(self) -> None:
-        while len(self._running) < self._settings.ledgers_in_flight and not self._stop.is_set():
+        while self._has_place() and not self._stop.is_set():
             turn = self._queue.take()
             if turn is None:
                 return
             if turn.ledger_id not in self._running:
+                self._ranks[turn.ledger_id] = turn.rank
                 work = guarded(f"repair of ledger {turn.ledger_id}", self._work(turn))
                 self._running[turn.ledger_id] = work
                 work.add_done_callback(partial(self._ended, turn.ledger_id))
 
+    def _has_place(self) -> bool:
+        """Whether the next task may start: a place is free, or it is more urgent than everything in flight.
+
+        Urgent tasks may use as many places again. They also pass the others where copies wait for the rate and memory.
+        """
+        limit = self._settings.ledgers_in_flight
+        if len(self._running) < limit:
+            return True
+        return len(self._running) < 2 * limit and self._queue.next_rank < min(self._ranks.values())
+
     def _ended(self, ledger_id: LedgerId, work: asyncio.Task[None]) -> None:
-        del self._running[ledger_id]
+        del self._running[ledger_id], self._ranks[ledger_id]
 
     async def _work(self, turn: Turn) -> None:
         """One task's turn, from lock to release. Its failure is its own."""
         started_s = self._ports.clock.monotonic_s()
         try:
-            result = await self._repair(turn.ledger_id)
+            result = await self._repair(turn)
         except FatalError as error:
             self._fatal = error
             self.stop()
@@ -206,12 +230,12 @@ class Worker:
         self._queue.settle(turn, result.ending)
         self._events.task_ended(replace(result, seconds=self._ports.clock.monotonic_s() - started_s))
 
-    async def _repair(self, ledger_id: LedgerId) -> TaskResult:
-        lease = await self._lock(ledger_id)
+    async def _repair(self, turn: Turn) -> TaskResult:
+        lease = await self._lock(turn.ledger_id)
         if lease is None:
-            return TaskResult(ledger_id, Ending.BUSY)
+            return TaskResult(turn.ledger_id, Ending.BUSY)
         try:
-            return await LedgerRepair(self._ports, self._copier, lease, self._events, self._delays).run()
+            return await LedgerRepair(self._ports, self._copier, lease, self._events, self._delays, turn.rank).run()
         finally:
             await self._give_back(lease)
 

@@ -76,10 +76,14 @@ class CopyOutcome:
 class Copier:
     """Copies positions. One for the whole process, because the bounds are shared."""
 
-    def __init__(self, transport: Transport, clock: Clock, throttle: Throttle, budget: ByteBudget) -> None:
+    def __init__(
+        self, transport: Transport, clock: Clock, throttle: Throttle, reads: Throttle, budget: ByteBudget
+    ) -> None:
+        """Prepare copying; ``throttle`` bounds what targets are sent, and ``reads`` what sources are asked for."""
         self.transport = transport
         self.clock = clock
         self.throttle = throttle
+        self.reads = reads
         self.budget = budget
         self.copied_entries = 0
         """Entries that targets have acknowledged, over all copies."""
@@ -92,15 +96,18 @@ class Copier:
         may_continue: MayContinue,
         held: EntryRuns = NOTHING_HELD,
         incarnation: str = "",
+        rank: int = 0,
     ) -> CopyOutcome:
         """Copy the entries of ``step`` that ``held`` (what the target has) does not name, to that ``incarnation``.
+
+        Copies of a smaller ``rank`` pass where copies wait for the rate or for memory.
 
         The target must still be asked for its list afterwards: an outcome is what it acknowledged.
 
         Raises:
             BkhealError: what ``may_continue`` raised.
         """
-        run = _CopyRun(self, ledger, step, may_continue, held, incarnation)
+        run = _CopyRun(self, ledger, step, may_continue, held, incarnation, rank)
         outcome = await run.run()
         expected = step.entry_count - _held_count(step, held)
         if outcome.is_complete and outcome.entries != expected:
@@ -119,7 +126,9 @@ class _CopyRun:
         may_continue: MayContinue,
         held: EntryRuns,
         incarnation: str,
+        rank: int,
     ) -> None:
+        self._rank = rank
         digest = stored_digest(ledger)
         self._copier = copier
         self._ledger_id = ledger.ledger_id
@@ -132,7 +141,7 @@ class _CopyRun:
         self._turn = int(ledger.ledger_id)
         self._holders = [step.holders(start) for start in range(len(step.sources))]
         self._suspects: set[BookieId] = set()
-        self._target = Target(copier.transport, copier.clock, copier.throttle, step.target, ledger, incarnation)
+        self._target = Target(copier.transport, copier.clock, copier.throttle, step.target, ledger, incarnation, rank)
         self._unreadable: list[UnreadableEntry] = []
         self._unreadable_count = 0
         self._corrupt: list[CorruptCopy] = []
@@ -173,7 +182,7 @@ class _CopyRun:
             if self._is_over():
                 return
             self._turn += 1
-            async with self._copier.budget.hold(len(chunk) * self._entry_bytes):
+            async with self._copier.budget.hold(len(chunk) * self._entry_bytes, self._rank):
                 await self._copy_chunk(chunk, self._turn)
 
     def _chunk_entries(self) -> int:
@@ -197,18 +206,26 @@ class _CopyRun:
 
     async def _fetch(self, entry_ids: Sequence[EntryId], turn: int) -> Fetched:
         """Read the entries; those whose holders did not answer are asked for again a few times."""
-        fetched = await self._source.fetch(self._orders(entry_ids, turn))
+        fetched = await self._read(self._orders(entry_ids, turn))
         for pause_s in _SOURCE_PAUSES_S:
             self._suspects.update(fetched.silent)
             if not fetched.unreadable or any(entry.is_final for entry in fetched.unreadable):
                 break
             await self._copier.clock.sleep(pause_s)
             silent = [entry.entry_id for entry in fetched.unreadable]
-            again = await self._source.fetch(self._orders(silent, turn))
+            again = await self._read(self._orders(silent, turn))
             fetched.packets.update(again.packets)
             fetched.rest = sorted((*fetched.rest, *again.rest))
             fetched.corrupt.extend(again.corrupt)
             fetched.unreadable = again.unreadable
+        return fetched
+
+    async def _read(self, orders: Orders) -> Fetched:
+        """Ask the holders once, within the rate for reads; every attempt counts."""
+        estimated_bytes = len(orders) * self._entry_bytes
+        await self._copier.reads.take(estimated_bytes, self._rank)
+        fetched = await self._source.fetch(orders)
+        self._copier.reads.charge(sum(map(len, fetched.packets.values())) - estimated_bytes)
         return fetched
 
     def _orders(self, entry_ids: Sequence[EntryId], turn: int) -> Orders:

@@ -34,8 +34,10 @@ class Target:
         bookie: BookieId,
         ledger: Versioned,
         incarnation: str = "",
+        rank: int = 0,
     ) -> None:
         """Prepare a target; other disks under its name than those of ``incarnation`` refuse (R30)."""
+        self._rank = rank
         self._transport = transport
         self._clock = clock
         self._throttle = throttle
@@ -51,17 +53,17 @@ class Target:
         """Store copies, as they are and with the recovery flag (S3, S10); the refusal, if there was one."""
         for batch in batches(packets):
             size = sum(map(len, batch))
-            await self._throttle.take(size)
-            reply = await self._add(batch)
+            reply = await self._add(batch, size)
             if reply.status is not Status.OK:
                 return Answer(self._bookie, reply.status, reply.detail)
             self.entries += len(batch)
             self.bytes += size
         return None
 
-    async def _add(self, packets: Sequence[bytes]) -> AddReply:
+    async def _add(self, packets: Sequence[bytes], size_bytes: int) -> AddReply:
         batch = AddBatch(self._ledger_id, self._master_key, packets, is_recovery=True, incarnation=self._incarnation)
         for attempt in itertools.count(1):
+            await self._throttle.take(size_bytes, self._rank)  # each attempt is traffic, also a refused one
             reply = await self._transport.add(self._bookie, batch, ADD_TIMEOUT_S)
             if attempt >= _attempts_max(reply.status):
                 return reply

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -17,8 +19,43 @@ _NAP_S: Final = 0.001
 """Shortest one: a debt of a rounding error must not become a sleep that does not move the clock."""
 
 
+class _Turn:
+    """A lock whose waiters enter by rank, the smallest first, then in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._arrivals = itertools.count()
+
+    @asynccontextmanager
+    async def held(self, rank: int) -> AsyncIterator[None]:
+        """Hold the lock while the context lasts."""
+        if self._is_held:
+            entered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiting, (rank, next(self._arrivals), entered))
+            try:
+                await entered
+            except asyncio.CancelledError:
+                if entered.done() and not entered.cancelled():  # it was handed over at the same moment
+                    self._hand_over()
+                raise
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        while self._waiting:
+            *_, entered = heapq.heappop(self._waiting)
+            if not entered.done():
+                entered.set_result(None)
+                return
+        self._is_held = False
+
+
 class Throttle:
-    """A token bucket of bytes. First come, first served; safe to share between tasks of one loop.
+    """A token bucket of bytes. The smallest rank is served first; safe to share between tasks of one loop.
 
     Over any span of ``t`` seconds at most ``rate * (t + BURST_S)`` bytes plus one request pass. A request larger than
     the bucket passes once the bucket is not empty and leaves a debt that later ones wait out.
@@ -29,7 +66,7 @@ class Throttle:
         self._rate = _checked(bytes_per_second)
         self._tokens = bytes_per_second * BURST_S
         self._filled_at_s = clock.monotonic_s()
-        self._turn = asyncio.Lock()
+        self._turn = _Turn()
         self.waited_s = 0.0
         """Time spent waiting for the rate limit; grows by at most one second per second."""
 
@@ -51,17 +88,22 @@ class Throttle:
         if self._rate == 0:
             self._tokens = 0.0
 
-    async def take(self, size_bytes: int) -> None:
-        """Wait until ``size_bytes`` more may be sent. Cancelled while waiting, it takes nothing."""
+    async def take(self, size_bytes: int, rank: int = 0) -> None:
+        """Wait until ``size_bytes`` more may pass. Cancelled while waiting, it takes nothing."""
         if self._rate == 0:
             return
-        async with self._turn:
+        async with self._turn.held(rank):
             while self._rate and (wait_s := self._wait_s()) > 0:
                 begun_s = self._clock.monotonic_s()
                 await self._clock.sleep(max(_NAP_S, min(wait_s, _SLICE_S)))
                 self.waited_s += self._clock.monotonic_s() - begun_s
             if self._rate:
                 self._tokens -= size_bytes
+
+    def charge(self, size_bytes: int) -> None:
+        """Correct an earlier ``take`` that was too small, or (if negative) too large. Does not wait."""
+        if self._rate:
+            self._tokens -= size_bytes
 
     def _wait_s(self) -> float:
         self._fill()
@@ -75,12 +117,12 @@ class Throttle:
 
 
 class ByteBudget:
-    """At most ``limit`` bytes held at a time; first come, first served. One request above the limit counts as it."""
+    """At most ``limit`` bytes held at a time, by the smallest rank first. One request above the limit counts as it."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._held = 0
-        self._turn = asyncio.Lock()
+        self._turn = _Turn()
         self._freed = asyncio.Event()
 
     @property
@@ -89,10 +131,10 @@ class ByteBudget:
         return self._held
 
     @asynccontextmanager
-    async def hold(self, size_bytes: int) -> AsyncIterator[None]:
+    async def hold(self, size_bytes: int, rank: int = 0) -> AsyncIterator[None]:
         """Hold ``size_bytes`` while the context lasts, waiting for them first."""
         size = min(size_bytes, self._limit)
-        async with self._turn:
+        async with self._turn.held(rank):
             while self._held + size > self._limit:
                 self._freed.clear()
                 await self._freed.wait()

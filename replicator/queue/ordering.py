@@ -1,26 +1,30 @@
 """Which task comes first: the one closest to losing data, then the one that has waited longest.
 
-A task that failed sinks below all that did not, by one step per failure, so that one poisoned ledger never delays the
-rest. Tasks of equal rank come in random order: workers that look at the same list then rarely reach for the same lock.
+A failure delays a task (``parking``) and does not change its rank: after the delay it comes before every task with more
+copies left. Two kinds of tasks come last, because an attempt seldom changes anything: those that have lost every copy
+of some entries and nothing else, and parked ones that are tried again only because of the time that has passed.
+Tasks of equal rank come in random order: workers that look at the same list then rarely reach for the same lock.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
-from bookie.model.ids import LedgerId
+from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
-from bookie.model.severity import fragment_health
+from bookie.model.schedule import occurring_starts, write_set
 
 AGE_STEP_MS: Final = 60_000
 """Ages within one minute count as equal: marks of one audit have no order among themselves."""
-COPIES_UNKNOWN: Final = 1 << 30
+NOTHING_LOST: Final = 1 << 30
 """Rank of a ledger that is deleted, unreadable or whole: quick to clear, and waiting costs nothing."""
+NO_COPY_LEFT: Final = 1 << 31
+"""Rank of a ledger whose only losses are entries without any copy: nothing can be repaired until a bookie returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +32,50 @@ class Candidate:
     """What the order depends on."""
 
     ledger_id: LedgerId
-    copies_min: int
+    rank: int
+    """Smaller comes first; see ``rank``."""
     ctime_ms: int
     """When it was marked; -1 (not stored) counts as the oldest."""
-    failures: int = 0
+    is_recheck: bool = False
+    """Parked, and tried again although nothing has changed."""
 
 
-def surviving_copies(ledger: Versioned | Unreadable | None, bookies: Bookies) -> int:
-    """Copies left of the entry that has the fewest, over the fragments with an unregistered member."""
+def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], bookies: Bookies) -> int:
+    """Return how many copies are left of the repairable entry that has the fewest.
+
+    A copy is left on a registered member, unless the task names the member: then the bookie lost its copies, and has
+    perhaps returned without them. A bookie that is being drained is named as well, and has its copies.
+
+    Args:
+        ledger: its metadata; None if it was deleted.
+        named: the bookies that its task names as missing.
+        bookies: who is registered, and who is being drained.
+
+    Returns:
+        The number of copies, 1 or more, or one of the ranks above.
+    """
     if not isinstance(ledger, Versioned):
-        return COPIES_UNKNOWN
-    return min(_fragment_copies(ledger.metadata, bookies), default=COPIES_UNKNOWN)
+        return NOTHING_LOST
+    live = bookies.registered.difference(set(named) - bookies.draining)
+    counts = set(_copies_of_short_write_sets(ledger.metadata, live))
+    return min(counts - {0}, default=NO_COPY_LEFT if counts else NOTHING_LOST)
 
 
-def in_order(candidates: Iterable[Candidate], rng: random.Random) -> list[LedgerId]:
-    """Ledger ids in the order in which they should be repaired."""
-    ranked = [(c.failures, c.copies_min, c.ctime_ms // AGE_STEP_MS, rng.random(), c.ledger_id) for c in candidates]
-    ranked.sort()
-    return [ledger_id for *_, ledger_id in ranked]
+def in_order(candidates: Iterable[Candidate], rng: random.Random) -> list[Candidate]:
+    """Return the candidates in the order in which they should be repaired."""
+    ranked = [(c.is_recheck, c.rank, c.ctime_ms // AGE_STEP_MS, rng.random(), c.ledger_id, c) for c in candidates]
+    ranked.sort(key=lambda each: each[:-1])
+    return [candidate for *_, candidate in ranked]
 
 
-def _fragment_copies(metadata: LedgerMetadata, bookies: Bookies) -> Iterable[int]:
-    registered = bookies.registered
+def _copies_of_short_write_sets(metadata: LedgerMetadata, live: Collection[BookieId]) -> Iterator[int]:
+    size, quorum = metadata.ensemble_size, metadata.write_quorum
     for index, fragment in enumerate(metadata.fragments):
-        is_live = [member in registered for member in fragment.members]
-        if not all(is_live):
-            last = metadata.fragment_last_entry_id(index)
-            health = fragment_health(is_live, metadata.write_quorum, metadata.ack_quorum, fragment.first_entry_id, last)
-            yield health.copies_min
+        is_live = [member in live for member in fragment.members]
+        if all(is_live):
+            continue
+        last = metadata.fragment_last_entry_id(index)
+        for start in occurring_starts(fragment.first_entry_id, last, size):
+            copies = sum(is_live[position] for position in write_set(start, size, quorum))
+            if copies < quorum:
+                yield copies

@@ -25,7 +25,7 @@ from replicator.knowledge.draining import with_draining
 from replicator.plan.planner import growing_losses, target_chooser
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
-from replicator.queue.ordering import Candidate, in_order, surviving_copies
+from replicator.queue.ordering import NO_COPY_LEFT, Candidate, in_order, rank
 from replicator.queue.parking import Memory, Seen, seen, would_act
 from replicator.telemetry.events import Ending, Outlook
 
@@ -45,11 +45,16 @@ _UNCHANGED: Final = frozenset({Ending.BUSY, Ending.STOPPED, Ending.FAILED})
 
 class _Verdict(enum.Enum):
     ELIGIBLE = enum.auto()
+    RECHECK = enum.auto()
+    """Parked long ago, and tried again although nothing has changed that the store would show."""
     LOCKED = enum.auto()
     BACKING_OFF = enum.auto()
     DELAYED = enum.auto()
     PARKED = enum.auto()
     LEFT = enum.auto()
+
+
+_TRIED: Final = frozenset({_Verdict.ELIGIBLE, _Verdict.RECHECK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class Turn:
     ledger_id: LedgerId
     seen: Seen
     """The circumstances as listed."""
+    rank: int = NO_COPY_LEFT
+    """Smaller is more urgent (``ordering.rank``)."""
 
 
 class TaskQueue:
@@ -72,7 +79,7 @@ class TaskQueue:
         self._delays = delays
         self._poll_interval_s = poll_interval_s
         self._memory = Memory(ports.clock, ports.rng)
-        self._order: deque[LedgerId] = deque()
+        self._order: deque[Candidate] = deque()
         self._seen: dict[LedgerId, Seen] = {}
         self._bookies = Bookies(frozenset(), frozenset())
         self._unsettled_locks: set[LedgerId] = set()
@@ -124,8 +131,13 @@ class TaskQueue:
         """The next task to work on, or None."""
         if not self._order:
             return None
-        ledger_id = self._order.pop() if fault_point("queue.take_last") else self._order.popleft()
-        return Turn(ledger_id, self._seen.pop(ledger_id))
+        candidate = self._order.pop() if fault_point("queue.take_last") else self._order.popleft()
+        return Turn(candidate.ledger_id, self._seen.pop(candidate.ledger_id), candidate.rank)
+
+    @property
+    def next_rank(self) -> int:
+        """The rank of the next task; greater than any other if there is none."""
+        return self._order[0].rank if self._order else NO_COPY_LEFT + 1
 
     def settle(self, turn: Turn, ending: Ending) -> None:
         """Note how a turn ended."""
@@ -172,9 +184,11 @@ class TaskQueue:
                 self._observe(task, ledger, bookies)
                 verdict = self._judge(task, ledger, bookies, task.ledger_id in locked, parked.get(task.ledger_id))
                 verdicts[task.ledger_id] = verdict
-                if verdict is _Verdict.ELIGIBLE:
+                if verdict in _TRIED:
                     circumstances[task.ledger_id] = seen(task, ledger, bookies)
-                    candidates.append(self._candidate(task, ledger, bookies))
+                    is_recheck = verdict is _Verdict.RECHECK
+                    urgency = rank(ledger, task.missing, bookies)
+                    candidates.append(Candidate(task.ledger_id, urgency, task.ctime_ms, is_recheck))
         self._order, self._seen = deque(in_order(candidates, self._ports.rng)), circumstances
         self._memory.keep_only(verdicts.keys())
         self._delays.keep_only(verdicts.keys())
@@ -216,19 +230,17 @@ class TaskQueue:
         choose = target_chooser(ledger_id, write_quorum, self._ports.placement)
         if self._delays.is_resting(ledger_id, seen(task, ledger, bookies), ledger, choose):
             return _Verdict.DELAYED
-        if parked is None or self._memory.is_rested(ledger_id):
+        if parked is None:
             return _Verdict.ELIGIBLE
         circumstances = seen(task, ledger, bookies)
         if self._memory.is_resting(ledger_id, circumstances):
             return _Verdict.PARKED
         if would_act(task, ledger, bookies, parked, choose):
             return _Verdict.ELIGIBLE
+        if self._memory.is_rested(ledger_id):
+            return _Verdict.RECHECK
         self._memory.parked(ledger_id, circumstances)
         return _Verdict.PARKED
-
-    def _candidate(self, task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> Candidate:
-        failures = self._memory.failures(task.ledger_id)
-        return Candidate(task.ledger_id, surviving_copies(ledger, bookies), task.ctime_ms, failures)
 
     def _sum_up(self, verdicts: Mapping[LedgerId, _Verdict]) -> None:
         counts = dict.fromkeys(_Verdict, 0)
@@ -236,7 +248,7 @@ class TaskQueue:
             counts[verdict] += 1
         backing_off = [i for i, verdict in verdicts.items() if verdict is _Verdict.BACKING_OFF]
         self.outlook = Outlook(
-            counts[_Verdict.ELIGIBLE],
+            counts[_Verdict.ELIGIBLE] + counts[_Verdict.RECHECK],
             counts[_Verdict.LOCKED],
             len(backing_off),
             sum(self._memory.failures(ledger_id) >= ATTEMPTS_MAX for ledger_id in backing_off),

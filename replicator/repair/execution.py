@@ -44,7 +44,9 @@ class Execution:
         events: EventSink,
         holdings: Holdings,
         reserving: Reserving,
+        rank: int,
     ) -> None:
+        self._rank = rank
         self._placement = ports.placement
         self._copier = copier
         self._lease = lease
@@ -121,7 +123,7 @@ class Execution:
         if before is not None and before.incarnation == incarnation:
             return replace(before, step=step)  # copied by an earlier round whose write met a conflict
         held = shortfall.held_by(step.target)
-        outcome = await self._copier.copy(ledger, step, self._lease.may_continue, held, incarnation)
+        outcome = await self._copier.copy(ledger, step, self._lease.may_continue, held, incarnation, self._rank)
         for corrupt in outcome.corrupt:
             self._events.copy_corrupt(ledger.ledger_id, corrupt)
         if outcome.is_complete:

@@ -71,14 +71,17 @@ _WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER
 class LedgerRepair:
     """One turn of one task. Made for the turn, used once."""
 
-    def __init__(self, ports: RepairPorts, copier: Copier, lease: Lease, events: EventSink, delays: Delays) -> None:
+    def __init__(
+        self, ports: RepairPorts, copier: Copier, lease: Lease, events: EventSink, delays: Delays, rank: int
+    ) -> None:
+        """Prepare a turn; its copies pass those of a greater ``rank`` (``replicator.queue.ordering``)."""
         self._ports = ports
         self._lease = lease
         self._task = lease.held.task
         self._holdings = Holdings(ports.transport, ports.clock)
         self._reserving = Reserving(ports, lease)
         self._unclosed = Unclosed(ports, lease, delays, self._holdings)
-        self._execution = Execution(ports, copier, lease, events, self._holdings, self._reserving)
+        self._execution = Execution(ports, copier, lease, events, self._holdings, self._reserving, rank)
 
     async def run(self) -> TaskResult:
         """Work on the task until its turn ends. The result contains the answers of the store and the bookies."""

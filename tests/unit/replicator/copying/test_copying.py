@@ -99,8 +99,8 @@ async def scene(
         write_quorum=quorum,
         sources=(ensemble[0], None, *ensemble[2:]),
     )
-    throttle = Throttle(bookies.clock, bytes_per_second)
-    copier = Copier(bookies.transport, bookies.clock, throttle, ByteBudget(64 * MIB))
+    throttle, reads = (Throttle(bookies.clock, bytes_per_second) for _ in range(2))
+    copier = Copier(bookies.transport, bookies.clock, throttle, reads, ByteBudget(64 * MIB))
     try:
         yield Scene(bookies, ledger, packets, copier, step)
     finally:
@@ -413,3 +413,28 @@ def test_evidence_reads_well() -> None:
     entry = UnreadableEntry(EntryId(7), (Answer(BookieId("a"), Status.NO_ENTRY), Answer(BookieId("b"), Status.TIMEOUT)))
     assert str(entry) == "entry 7: a=NO_ENTRY, b=TIMEOUT"
     assert not entry.is_final
+
+
+@in_virtual_time
+async def test_the_rate_holds_for_batches_that_are_offered_again() -> None:
+    async with scene(members="a b c", quorum=3, count=400, payload_bytes=1000, bytes_per_second=100_000) as at:
+        at.bookies["t"].add_replies = [Status.TOO_MANY_REQUESTS] * 5
+        started_s = at.bookies.clock.monotonic_s()
+        outcome = await at.copy()
+        took_s = at.bookies.clock.monotonic_s() - started_s
+        sent = sum(len(packet) for batch in at.bookies["t"].adds for packet in batch.entries)
+        assert sent > 3 * outcome.bytes
+        assert sent <= 100_000 * (took_s + 0.25) + outcome.bytes
+
+
+@in_virtual_time
+async def test_the_rate_holds_for_reads_that_lead_to_no_copy() -> None:
+    async with scene(members="a b", quorum=2, count=400, payload_bytes=1000, bytes_per_second=100_000) as at:
+        at.bookies["t"].add_replies = [Status.IO_ERROR] * 3
+        started_s = at.bookies.clock.monotonic_s()
+        for _ in range(3):
+            assert (await at.copy()).target_failure is not None
+        took_s = at.bookies.clock.monotonic_s() - started_s
+        read = sum(len(entry_ids) for entry_ids in at.bookies["a"].reads) * 1000
+        assert read >= 3 * 300_000
+        assert read <= 100_000 * (took_s + 0.25) + 420_000

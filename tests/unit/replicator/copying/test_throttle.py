@@ -181,3 +181,60 @@ async def test_a_budget_waiter_that_is_cancelled_holds_nothing() -> None:
         await asyncio.wait([waiting])
     async with budget.hold(10):
         assert budget.held_bytes == 10
+
+
+@pytest.mark.parametrize("ranks", [[2, 3, 1, 2, 1]])
+async def test_the_smallest_rank_passes_first(ranks: list[int]) -> None:
+    clock = SteppingClock(turns=1, start_s=100.0)
+    throttle, budget = Throttle(clock, MIB), ByteBudget(10)
+    await throttle.take(MIB)
+    passed: list[tuple[str, int]] = []
+
+    async def send(rank: int) -> None:
+        await throttle.take(MIB, rank)
+        passed.append(("rate", rank))
+
+    async def hold(rank: int) -> None:
+        async with budget.hold(10, rank):
+            passed.append(("memory", rank))
+
+    async with budget.hold(10), asyncio.TaskGroup() as group:
+        group.create_task(throttle.take(MIB))  # the one whose turn it is keeps it
+        for rank in ranks:
+            group.create_task(send(rank))
+        waiting = [asyncio.create_task(hold(rank)) for rank in [0, *ranks]]
+        await asyncio.sleep(0)
+    await asyncio.gather(*waiting)
+    assert [rank for what, rank in passed if what == "rate"] == sorted(ranks)
+    assert [rank for what, rank in passed if what == "memory"] == [0, *sorted(ranks)]
+
+
+async def test_a_waiter_that_is_cancelled_as_its_turn_comes_hands_it_on() -> None:
+    budget = ByteBudget(10)
+    whole, *holds = (budget.hold(size) for size in (10, 5, 5, 5))
+    await whole.__aenter__()
+    behind: list[asyncio.Task[None]] = []
+
+    async def queue_up_behind_and_free() -> None:
+        behind.extend(asyncio.create_task(hold.__aenter__()) for hold in holds[1:])
+        await asyncio.sleep(0)
+        await whole.__aexit__(None, None, None)
+
+    freeing = asyncio.create_task(queue_up_behind_and_free())
+    await holds[0].__aenter__()  # returns in the step in which it hands the turn to the next one
+    behind[0].cancel()
+    await asyncio.wait([freeing, *behind])
+    assert [task.cancelled() for task in behind] == [True, False]
+    assert budget.held_bytes == 10
+    for hold in (holds[0], holds[2]):
+        await hold.__aexit__(None, None, None)
+
+
+async def test_a_correction_is_a_debt_of_those_who_come_later() -> None:
+    clock = SteppingClock(turns=1, start_s=100.0)
+    throttle = Throttle(clock, MIB)
+    await throttle.take(1)
+    throttle.charge(2 * MIB)
+    started_s = clock.monotonic_s()
+    await throttle.take(1)
+    assert clock.monotonic_s() - started_s >= 1.5

@@ -10,21 +10,21 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from replicator.queue.ordering import AGE_STEP_MS, COPIES_UNKNOWN, Candidate, in_order, surviving_copies
+from replicator.queue.ordering import AGE_STEP_MS, NO_COPY_LEFT, NOTHING_LOST, Candidate, in_order, rank
 
 HOUR_MS = 3_600_000
 
 
-def candidate(ledger_id: int, copies: int = 1, ctime_ms: int = HOUR_MS, failures: int = 0) -> Candidate:
-    return Candidate(LedgerId(ledger_id), copies, ctime_ms, failures)
+def candidate(ledger_id: int, copies: int = 1, ctime_ms: int = HOUR_MS, *, is_recheck: bool = False) -> Candidate:
+    return Candidate(LedgerId(ledger_id), copies, ctime_ms, is_recheck)
 
 
 def order(*candidates: Candidate, seed: int = 0) -> list[LedgerId]:
-    return in_order(candidates, random.Random(seed))
+    return [each.ledger_id for each in in_order(candidates, random.Random(seed))]
 
 
 def test_fewer_copies_come_first() -> None:
-    assert order(candidate(1, copies=2), candidate(2, copies=0), candidate(3, copies=1)) == [2, 3, 1]
+    assert order(candidate(1, copies=2), candidate(2, copies=1), candidate(3, copies=3)) == [2, 1, 3]
 
 
 def test_older_tasks_come_first_among_equals() -> None:
@@ -35,8 +35,9 @@ def test_older_tasks_come_first_among_equals() -> None:
     ]
 
 
-def test_a_failed_task_sinks_below_every_other_however_urgent() -> None:
-    assert order(candidate(1, copies=0, failures=1), candidate(2, copies=4), candidate(3, failures=2)) == [2, 1, 3]
+def test_what_cannot_be_repaired_comes_after_everything_that_can() -> None:
+    tasks = [candidate(1, NO_COPY_LEFT), candidate(2, 1, is_recheck=True), candidate(3, NOTHING_LOST), candidate(4, 2)]
+    assert order(*tasks) == [4, 3, 1, 2]
 
 
 def test_workers_with_the_same_list_do_not_reach_for_the_same_task() -> None:
@@ -50,22 +51,36 @@ def names(text: str) -> tuple[BookieId, ...]:
 
 
 @pytest.mark.parametrize(
-    ("registered", "copies"),
+    ("registered", "named", "draining", "expected"),
     [
-        ("a b c d e", COPIES_UNKNOWN),  # nothing is missing
-        ("a b c d", 2),
-        ("a c d", 1),
-        ("a e", 0),
+        ("a b c d e", "", "", NOTHING_LOST),
+        ("a b c d", "e", "", 2),
+        ("a c d", "b e", "", 1),
+        ("a e", "b c d", "", 1),  # of some entries one copy is left, of others none
+        ("", "a b c d e", "", NO_COPY_LEFT),
+        ("a b c d e", "e", "", 2),  # it is registered, and has perhaps lost its disks
+        ("a b c d e", "b c", "", 1),
+        ("a b c d e", "b c", "b c", NOTHING_LOST),
+        ("a c d e", "b c", "c", 2),
     ],
 )
-def test_copies_are_those_of_the_entry_that_has_the_fewest(registered: str, copies: int) -> None:
+def test_copies_are_those_of_the_repairable_entry_that_has_the_fewest(
+    registered: str, named: str, draining: str, expected: int
+) -> None:
     fragments = (Fragment(EntryId(0), names("a b c d e")),)
     metadata = LedgerMetadata(5, 3, 2, fragments).closed(EntryId(99), 100)
-    bookies = Bookies(frozenset(names(registered)), frozenset())
-    assert surviving_copies(Versioned(LedgerId(1), metadata, 0), bookies) == copies
+    bookies = Bookies(frozenset(names(registered)), frozenset()).with_draining(frozenset(names(draining)))
+    assert rank(Versioned(LedgerId(1), metadata, 0), names(named), bookies) == expected
 
 
-def test_ledgers_that_cannot_be_judged_come_last() -> None:
+def test_a_ledger_with_a_repairable_fragment_is_ranked_by_that_fragment() -> None:
+    fragments = (Fragment(EntryId(0), names("a b")), Fragment(EntryId(10), names("c d")))
+    metadata = LedgerMetadata(2, 2, 2, fragments).closed(EntryId(19), 100)
+    bookies = Bookies(frozenset(names("c")), frozenset())
+    assert rank(Versioned(LedgerId(1), metadata, 0), names("a b d"), bookies) == 1
+
+
+def test_ledgers_without_readable_metadata_have_lost_nothing_that_is_known() -> None:
     bookies = Bookies(frozenset(), frozenset())
-    assert surviving_copies(None, bookies) == COPIES_UNKNOWN
-    assert surviving_copies(Unreadable(LedgerId(1), "cut"), bookies) == COPIES_UNKNOWN
+    assert rank(None, (), bookies) == NOTHING_LOST
+    assert rank(Unreadable(LedgerId(1), "cut"), (), bookies) == NOTHING_LOST

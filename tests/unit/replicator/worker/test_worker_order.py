@@ -1,0 +1,94 @@
+"""The order of repair: what is closest to being lost comes first, whatever failed before and whoever is registered."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bookie.model.ids import LedgerId
+from bookie.wire.port import Status
+from replicator.telemetry.events import Ending
+from tests.worlds.repair import World, a_world, make_metadata, names
+from tests.worlds.virtual_time import in_virtual_time, until
+
+MANY = 60
+
+
+async def _true(value: bool) -> bool:
+    return value
+
+
+async def ledgers_on(world: World, members: str, ledger_ids: range, *, count: int = 4) -> None:
+    for ledger_id in ledger_ids:
+        metadata = make_metadata((0, members), quorum=(len(members.split()), 1), last=count - 1)
+        await world.ledger(ledger_id, metadata, count)
+
+
+@in_virtual_time
+async def test_a_critical_ledger_that_failed_waits_for_its_delay_and_for_no_other_ledger() -> None:
+    async with a_world("a b c d e s t") as world:
+        await ledgers_on(world, "a b c", range(1, MANY))
+        await ledgers_on(world, "s d", range(99, 100))
+        await world.kill("c", "d")
+        for ledger_id in range(1, MANY):
+            await world.tasks.mark(LedgerId(ledger_id), names("c"))
+        await world.tasks.mark(LedgerId(99), names("d"))
+        world.bookies["s"].read_status = Status.TIMEOUT
+        running = world.worker(ledgers_in_flight=1, copy_bytes_per_second=240)  # about a ledger in a second
+        results = running.recorder.results
+        async with asyncio.TaskGroup() as group:
+            group.create_task(running.worker.run())
+            await until(lambda: _true(any(result.ending is Ending.FAILED for result in results)))
+            world.bookies["s"].read_status = None
+        order = [result.ledger_id for result in results if result.ending is Ending.REPAIRED]
+        assert len(order) == MANY
+        assert order.index(LedgerId(99)) < MANY // 2
+
+
+@in_virtual_time
+async def test_a_wiped_bookie_that_is_registered_leaves_its_ledgers_as_urgent_as_a_lost_one() -> None:
+    async with a_world("a b c d e t") as world:
+        await ledgers_on(world, "a b c", range(1, MANY))
+        await ledgers_on(world, "a d", range(99, 100))
+        await world.kill("c", "d")
+        await world.add_bookies("d", incarnation="2")  # empty disks under the same name
+        for ledger_id in range(1, MANY):
+            await world.tasks.mark(LedgerId(ledger_id), names("c"))
+        await world.tasks.mark(LedgerId(99), names("d"))
+        recorder = await world.heal(ledgers_in_flight=1)
+        assert recorder.results[0].ledger_id == 99
+
+
+@in_virtual_time
+async def test_ledgers_without_a_copy_come_last_when_they_are_marked_and_when_they_are_tried_again() -> None:
+    async with a_world("a b c d e t") as world:
+        await ledgers_on(world, "d e", range(1, 10))
+        await ledgers_on(world, "a b c", range(10, 20))
+        await world.kill("c", "d", "e")
+        for ledger_id in range(1, 10):
+            await world.tasks.mark(LedgerId(ledger_id), names("d e"))
+        for ledger_id in range(10, 20):
+            await world.tasks.mark(LedgerId(ledger_id), names("c"))
+        recorder = await world.heal(ledgers_in_flight=1)
+        endings = recorder.endings()
+        assert endings[:10] == [Ending.REPAIRED] * 10
+        assert set(endings[10:]) == {Ending.PARKED}
+
+
+@in_virtual_time
+async def test_a_ledger_that_becomes_critical_does_not_wait_for_a_place() -> None:
+    async with a_world("a b c d t") as world:
+        await ledgers_on(world, "a b c", range(1, 7), count=400)
+        await ledgers_on(world, "b d", range(9, 10))
+        await world.kill("c")
+        for ledger_id in range(1, 7):
+            await world.tasks.mark(LedgerId(ledger_id), names("c"))
+        running = world.worker(once=False, ledgers_in_flight=4, copy_bytes_per_second=1000)
+        results = running.recorder.results
+        async with asyncio.TaskGroup() as group:
+            group.create_task(running.worker.run())
+            await until(lambda: _true(running.worker.load().ledgers_in_flight == 4))
+            await world.kill("d")
+            await world.tasks.mark(LedgerId(9), names("d"))
+            await until(lambda: _true(len(results) >= 7))
+            running.worker.stop()
+        assert [result.ledger_id for result in results].index(LedgerId(9)) <= 2  # two batches were under way
