@@ -23,6 +23,7 @@ from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.waiting import all_completed, first_of
 from replicator.copying.copier import Copier
 from replicator.copying.throttle import ByteBudget, Throttle
+from replicator.knowledge.absence import Absences
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
 from replicator.queue.task_queue import TaskQueue, Turn
@@ -69,7 +70,8 @@ class Worker:
         budget = ByteBudget(IN_FLIGHT_BYTES)
         self._copier = Copier(ports.transport, ports.clock, self._throttle, self._reads, budget)
         self._delays = Delays(ports.clock, settings.open_ledger_grace_s)
-        self._queue = TaskQueue(ports, settings.poll_interval_s, self._delays)
+        self._absences = Absences(ports)
+        self._queue = TaskQueue(ports, settings.poll_interval_s, self._delays, self._absences)
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
         self._ranks: dict[LedgerId, int] = {}
         """The rank of each ledger in ``_running``."""
@@ -235,7 +237,9 @@ class Worker:
         if lease is None:
             return TaskResult(turn.ledger_id, Ending.BUSY)
         try:
-            return await LedgerRepair(self._ports, self._copier, lease, self._events, self._delays, turn.rank).run()
+            absences, delays = self._absences, self._delays
+            repair = LedgerRepair(self._ports, self._copier, lease, self._events, delays, absences, turn.rank)
+            return await repair.run()
         finally:
             await self._give_back(lease)
 
@@ -264,6 +268,7 @@ class Worker:
         known: Session = store.session
         while True:
             session = await store.wait_session_changed(known)
+            self._absences.note_outage()
             if session.state is SessionState.LOST or session.epoch != known.epoch:
                 _log.warning("session with the store ended, letting go of all work", extra={"epoch": known.epoch})
                 self._abandon()

@@ -6,17 +6,14 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
+from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import PermanentError
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.wire.security import NO_FILES, SecurityFiles
 from spark_jobs.connect import CONNECT_TIMEOUT_S
-
-MISSING_SHARE_MAX: Final = 0.5
-"""Default limit: losing more than half of the bookies at once is an outage or a mistake, nothing to repair around."""
 
 
 class InvalidSettingError(PermanentError):

@@ -9,12 +9,12 @@ from typing import Final
 
 from auditor.api.settings import anonymous_write_problems
 from auditor.service.runs.schedule import InvalidScheduleError, Schedule, parse_schedule
+from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.uri import InvalidUriError, parse_uri
 from bookie.model.run import RunKind
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.security import SaslMechanism, SecurityFiles
-from spark_jobs.settings import MISSING_SHARE_MAX
 
 LOOPBACK: Final = "127.0.0.1"
 

@@ -5,7 +5,8 @@ member of the fragment (S9) and not planned for another position of it; position
 sources and never targets, and not missing (S8); a ledger that asks for groups of bookies gets no others. A fragment
 that cannot be repaired now becomes a ``Blocked`` with its reason, beside the steps for the others. The
 under-replication task is a hint that made us look, never an instruction (R1), so it is no argument here: every
-unregistered member counts, and every one that is being drained, and an empty plan means that nothing is missing.
+unregistered member counts unless it is awaited (``replicator.knowledge.absence``), and every one that is being drained,
+and an empty plan means that nothing is missing.
 
 Not decided here: whether copies can really be read. Copying determines this and reports it through ``Knowledge``.
 """
@@ -136,11 +137,11 @@ def growing_losses(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[Posit
 
 
 def lost_positions(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[tuple[int, int]]:
-    """(fragment index, position) of every unregistered member."""
-    registered = bookies.registered
+    """(fragment index, position) of every unregistered member that is not awaited."""
+    whole = bookies.registered | bookies.awaited
     for index, fragment in enumerate(metadata.fragments):
         for position, member in enumerate(fragment.members):
-            if member not in registered:
+            if member not in whole:
                 yield index, position
 
 
@@ -193,6 +194,8 @@ class _FragmentPlan:
                 yield self._filled_up(position, up_to)
 
     def _cause(self, position: int, member: BookieId, last: EntryId | None) -> Cause | None:
+        if member in self.bookies.awaited:
+            return None
         if member not in self.bookies.registered:
             return Cause.UNREGISTERED
         if member in self.bookies.draining:

@@ -19,8 +19,9 @@ from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.port import Children
 from bookie.metadata.tasks.parked import ParkedTask
 from bookie.metadata.tasks.underreplication import Task
-from bookie.model.ids import LedgerId
+from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point
+from replicator.knowledge.absence import Absences, awaiting, unnamed_absent
 from replicator.knowledge.draining import with_draining
 from replicator.plan.planner import growing_losses, target_chooser
 from replicator.ports import RepairPorts
@@ -74,8 +75,9 @@ class TaskQueue:
     Used by one worker; ``refresh`` must not run concurrently with itself.
     """
 
-    def __init__(self, ports: RepairPorts, poll_interval_s: float, delays: Delays) -> None:
+    def __init__(self, ports: RepairPorts, poll_interval_s: float, delays: Delays, absences: Absences) -> None:
         self._ports = ports
+        self._absences = absences
         self._delays = delays
         self._poll_interval_s = poll_interval_s
         self._memory = Memory(ports.clock, ports.rng)
@@ -179,8 +181,11 @@ class TaskQueue:
         for part in _parts(tasks):
             ledgers = await self._ports.ledgers.read_many([task.ledger_id for task in part])
             registered, _ = await with_draining(self._ports, await self._ports.registrations.list(), named)
-            bookies = self._same_if_equal(registered)
-            for task, ledger in zip(part, ledgers, strict=True):
+            listed = self._same_if_equal(registered)
+            absent = [_absent(task, ledger, listed) for task, ledger in zip(part, ledgers, strict=True)]
+            lost = await self._absences.lost(listed, frozenset().union(*absent))
+            for task, ledger, missing in zip(part, ledgers, absent, strict=True):
+                bookies = awaiting(listed, missing, lost) if missing else listed
                 self._observe(task, ledger, bookies)
                 verdict = self._judge(task, ledger, bookies, task.ledger_id in locked, parked.get(task.ledger_id))
                 verdicts[task.ledger_id] = verdict
@@ -296,7 +301,13 @@ def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookie
 
     Source: docs/formats.md#auditor-checks.
     """
-    return not task.missing and isinstance(ledger, Versioned) and ledger.metadata.members() <= bookies.registered
+    if task.missing or not isinstance(ledger, Versioned):
+        return False
+    return ledger.metadata.members() <= bookies.registered | bookies.awaited
+
+
+def _absent(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> frozenset[BookieId]:
+    return unnamed_absent(ledger.metadata, task.missing, bookies) if isinstance(ledger, Versioned) else frozenset()
 
 
 def _parts(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:

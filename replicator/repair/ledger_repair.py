@@ -27,6 +27,7 @@ from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
 from bookie.wire.port import Status
 from replicator.copying.copier import Copier
+from replicator.knowledge.absence import Absences, awaiting, unnamed_absent
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.evidence import SHOWN_MAX
 from replicator.knowledge.holdings import Holdings, Shortfall
@@ -72,9 +73,17 @@ class LedgerRepair:
     """One turn of one task. Made for the turn, used once."""
 
     def __init__(
-        self, ports: RepairPorts, copier: Copier, lease: Lease, events: EventSink, delays: Delays, rank: int
+        self,
+        ports: RepairPorts,
+        copier: Copier,
+        lease: Lease,
+        events: EventSink,
+        delays: Delays,
+        absences: Absences,
+        rank: int,
     ) -> None:
         """Prepare a turn; its copies pass those of a greater ``rank`` (``replicator.queue.ordering``)."""
+        self._absences = absences
         self._ports = ports
         self._lease = lease
         self._task = lease.held.task
@@ -117,6 +126,8 @@ class LedgerRepair:
             bookies, drain_checks = await with_draining(
                 self._ports, await self._ports.registrations.list(), ledger.metadata.members() & set(self._task.missing)
             )
+            absent = unnamed_absent(ledger.metadata, self._task.missing, bookies)
+            bookies = awaiting(bookies, absent, await self._absences.lost(bookies, absent))
             checks = [*await grounds(self._ports, ledger, self._task, bookies), *drain_checks]
             shortfall = await self._holdings.shortfall(ledger, self._task.missing, bookies)
             if not ledger.metadata.is_closed:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.model.errors import BkhealError
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.run import RunKind
@@ -21,7 +22,7 @@ from spark_jobs.report.console import table
 from spark_jobs.runs.port import Phase, Progress, ProgressEvent
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.session import SessionSettings
-from spark_jobs.settings import MISSING_SHARE_MAX, AuditSettings, FailOn
+from spark_jobs.settings import AuditSettings, FailOn
 
 _EXIT_CODES: Final = """
 exit codes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.parked import ParkedTasks
@@ -23,7 +24,6 @@ from replicator.telemetry.events import Outlook, TaskResult
 from replicator.worker import Worker
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.publish import Publisher
-from spark_jobs.settings import MISSING_SHARE_MAX
 from tests.simulation.nodes import SimClient
 from tests.simulation.world import World
 

@@ -324,6 +324,14 @@ class World:
         chosen = ReplicatorSettings("memory", once=once, **settings)
         return Running(Worker(self.ports(store, seed), chosen, recorder, f"worker-{seed}"), store, recorder)
 
+    @asynccontextmanager
+    async def running(self, running: Running) -> AsyncIterator[None]:
+        """Let a worker run during the block, and stop it at the end."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(running.worker.run())
+            yield
+            running.worker.stop()
+
     async def heal(self, **settings: Any) -> Recorder:
         """Run one worker until everything is repaired or parked."""
         running = self.worker(**settings)

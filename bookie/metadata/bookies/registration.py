@@ -50,6 +50,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+MISSING_SHARE_MAX: Final = 0.5
+"""Largest share of the known bookies that may be missing. If more are, ZooKeeper or the network is the cause (S12)."""
 _STABLE_LISTING_ATTEMPTS: Final = 5
 
 
@@ -67,6 +69,8 @@ class Bookies:
     """Read-only ones whose copies are to be replaced; a listing of registrations alone knows of none."""
     groups: BookieGroups = NO_GROUPS
     """Pulsar's groups of bookies; a listing of registrations alone knows of none."""
+    awaited: frozenset[BookieId] = frozenset()
+    """Unregistered ones that are expected to return: neither lost nor sources. A listing alone knows of none."""
 
     @property
     def registered(self) -> frozenset[BookieId]:

@@ -1,0 +1,136 @@
+"""Members that are down and that no task names: a restart must not cost a copy, and a real loss is not forgotten."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bookie.metadata.bookies.cookies import Cookie, CookieStore
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerState
+from replicator.knowledge.absence import SETTLE_S
+from replicator.telemetry.events import Ending
+from tests.worlds.repair import LEDGER, ROOT, World, a_world, make_metadata, names
+from tests.worlds.virtual_time import in_virtual_time, until
+
+DELAY_S = 600
+
+
+async def with_cookies(world: World, bookies: str, delay_s: int = DELAY_S) -> FirstSeenDown:
+    cookies = CookieStore(world.store, world.cluster)
+    for name in bookies.split():
+        await cookies.create(Cookie(BookieId(name), ("/journal",), ("/ledgers",), world.cluster.instance_id))
+    if delay_s:
+        await world.tasks.set_lost_bookie_delay_s(delay_s)
+    return FirstSeenDown(world.store, ROOT)
+
+
+@pytest.mark.parametrize("delay_s", [0, DELAY_S])
+@in_virtual_time
+async def test_a_bookie_that_restarts_during_a_repair_costs_no_copy(delay_s: int) -> None:
+    async with a_world("a b c d e f g") as world:
+        await with_cookies(world, "a b c d e f g", delay_s)
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
+        await world.kill("c")
+        await world.tasks.mark(LEDGER, names("c"))
+        await world.kill("b")
+        recorder = await world.heal()
+        (result,) = recorder.results
+        assert (result.ending, result.entries) == (Ending.REPAIRED, 100)
+        members = (await world.metadata(LEDGER)).last_fragment.members
+        assert members[:2] == names("a b")
+        await world.register("b")
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_bookie_that_restarts_costs_no_recovery_of_an_unclosed_ledger() -> None:
+    async with a_world("a b c d e") as world:
+        await with_cookies(world, "a b c d e")
+        await world.ledger(LEDGER, make_metadata((0, "d b"), (50, "a b"), quorum=(2, 2), last=None), 100)
+        await world.kill("d")
+        await world.tasks.mark(LEDGER, names("d"))
+        await world.kill("b")
+        running = world.worker(once=False)
+        async with world.running(running):
+            await world.clock.sleep(2 * SETTLE_S)
+        assert (await world.metadata(LEDGER)).state is LedgerState.OPEN
+
+
+@in_virtual_time
+async def test_a_member_is_replaced_once_its_delay_is_over() -> None:
+    async with a_world("a b c d e f g") as world:
+        down = await with_cookies(world, "a b c d e f g")
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
+        await world.kill("b", "c")
+        await down.reconcile({BookieId("b")}, world.clock.epoch_ms() - DELAY_S * 1000)
+        await world.tasks.mark(LEDGER, names("c"))
+        world.bookies["a"].read_status = None
+        running = world.worker(once=False)
+        async with world.running(running):
+            await world.clock.sleep(SETTLE_S + 1)  # a worker that has just started concludes nothing from an absence
+            await world.tasks.mark(LEDGER, names("z"))
+            await until(lambda: _is_without(world, "b", "c"))
+
+
+@in_virtual_time
+async def test_a_bookie_without_a_cookie_never_returns() -> None:
+    async with a_world("a b c d e f g") as world:
+        await with_cookies(world, "a c d e f g")
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
+        await world.kill("b", "c")
+        await world.tasks.mark(LEDGER, names("c"))
+        await world.heal()
+        assert await _is_without(world, "b", "c")
+
+
+@in_virtual_time
+async def test_nothing_is_concluded_while_most_bookies_are_missing() -> None:
+    async with a_world("a b c d e f g") as world:
+        down = await with_cookies(world, "a b c d e f g")
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
+        await world.kill("b", "c", "e", "f")
+        lost = {BookieId(name) for name in "bcef"}
+        await down.reconcile(lost, world.clock.epoch_ms() - DELAY_S * 1000)
+        await world.tasks.mark(LEDGER, names("c"))
+        running = world.worker(once=False)
+        async with world.running(running):
+            await world.clock.sleep(SETTLE_S + 1)
+            await world.tasks.mark(LEDGER, names("z"))
+            await until(lambda: _is_done(world))
+        assert (await world.metadata(LEDGER)).last_fragment.members[:2] == names("a b")
+
+
+@in_virtual_time
+async def test_a_rolling_restart_during_the_repair_of_many_ledgers_copies_only_what_was_lost() -> None:
+    async with a_world("a b c d e f g") as world:
+        await with_cookies(world, "a b c d e f g")
+        rng = random.Random(0)
+        for ledger_id in range(1, 31):
+            members = " ".join(rng.sample("abdefg", 2))
+            await world.ledger(ledger_id, make_metadata((0, f"{members} c"), quorum=(3, 2), last=9), 10)
+        await world.kill("c")
+        for ledger_id in range(1, 31):
+            await world.tasks.mark(LedgerId(ledger_id), names("c"))
+        running = world.worker(once=False, copy_bytes_per_second=1000, ledgers_in_flight=2)
+        async with world.running(running):
+            for name in "abdefg":
+                await world.kill(name)
+                await world.clock.sleep(3)
+                await world.register(name)
+            await until(lambda: _is_done(world))
+        copied = sum(result.entries for result in running.recorder.results if result.ending is Ending.REPAIRED)
+        assert copied <= 30 * 10
+        for ledger_id in range(1, 31):
+            assert BookieId("c") not in (await world.metadata(ledger_id)).members()
+
+
+async def _is_without(world: World, *bookies: str) -> bool:
+    return (await world.metadata(LEDGER)).members().isdisjoint(map(BookieId, bookies))
+
+
+async def _is_done(world: World) -> bool:
+    return await world.is_clean()
