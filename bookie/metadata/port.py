@@ -15,6 +15,7 @@ into another session: once its own is lost, it fails.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -165,6 +166,8 @@ class Session:
     state: SessionState
     epoch: int
     session_id: int
+    timeout_s: float = math.inf
+    """The timeout that the server granted, which may be less than requested; infinite if it is not known."""
 
     @property
     def is_connected(self) -> bool:

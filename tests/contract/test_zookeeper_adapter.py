@@ -113,6 +113,15 @@ async def test_session_survives_a_restart_of_the_server(own_server: EmbeddedZooK
     await store.close()
 
 
+@pytest.mark.parametrize(("requested_s", "granted_s"), [(30, 30), (1, 2), (600, 60)])
+async def test_the_session_has_the_timeout_that_the_server_grants(
+    own_server: EmbeddedZooKeeper, requested_s: float, granted_s: float
+) -> None:
+    store = await ZooKeeperStore.connect(own_server.connect_string, session_timeout_s=requested_s)
+    assert store.session.timeout_s == granted_s  # the embedded server grants 2 s to 60 s
+    await store.close()
+
+
 async def test_an_outage_of_the_server_is_told_by_its_reasons_and_its_end(
     own_server: EmbeddedZooKeeper, caplog: pytest.LogCaptureFixture
 ) -> None:

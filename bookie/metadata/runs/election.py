@@ -41,8 +41,9 @@ from bookie.runtime.signal import Signal, waiting_for
 _log = logging.getLogger(__name__)
 
 FRESH_SHARE: Final = 0.6
-"""Of the session's timeout. The server hands leadership on no earlier than a whole timeout after the last request that
-it answered, and the rest covers what was begun while the leadership was fresh."""
+"""Of the session's timeout. ZooKeeper ends a session no earlier than a whole timeout after the last ``sync`` that it
+answered in it, less the half tick after which a server reports its live sessions. The rest covers this, and what was
+begun while the leadership was fresh."""
 _CONFIRM_SHARE: Final = 0.15
 """Of the session's timeout: four looks fit into the time that one of them lasts."""
 _RETRY_S: Final = 1.0
@@ -81,8 +82,7 @@ class Election:
         self._base = election_path(ledgers_root)
         self._name = name
         self._clock = clock
-        self._fresh_s = session_timeout_s * FRESH_SHARE
-        self._confirm_interval_s = session_timeout_s * _CONFIRM_SHARE
+        self._requested_s = session_timeout_s
         self._state = Leadership()
         self._changed = Signal()
         self._vote: _Vote | None = None
@@ -107,6 +107,15 @@ class Election:
             return False
         is_same_session = session.epoch == vote.session.epoch and session.state is not SessionState.LOST
         return is_same_session and self._clock.monotonic_s() - self._confirmed_s < self._fresh_s
+
+    @property
+    def _timeout_s(self) -> float:
+        """Of the present session: the server may have granted less than was requested."""
+        return min(self._requested_s, self._store.session.timeout_s)
+
+    @property
+    def _fresh_s(self) -> float:
+        return self._timeout_s * FRESH_SHARE
 
     async def wait_changed(self, seen: Leadership) -> Leadership:
         """Return the state once it differs from ``seen``. Changes in quick succession may be folded into one."""
@@ -210,7 +219,7 @@ class Election:
         ):  # read by people alone
             await self._store.set(self._base, encode_vote(self._name), ANY_VERSION)
         while self._is_session(vote.session):
-            await self._pause(vote.session, self._confirm_interval_s)
+            await self._pause(vote.session, self._timeout_s * _CONFIRM_SHARE)
             if not await self._look(vote):
                 return
 
@@ -234,7 +243,12 @@ class Election:
             looking.cancel()
 
     async def _confirm(self, vote: _Vote, asked_s: float) -> bool:
-        """Look at the own vote, and lead from then on; the time that counts is that before the request."""
+        """Look at the own vote, and lead from then on; the time that counts is that before the request.
+
+        The ``sync`` makes the server ask the ZooKeeper leader. A server that has lost the leader would go on answering
+        reads for a while, although the leader may let the session expire and another auditor lead.
+        """
+        await self._store.sync(vote.path)
         stat = await self._store.stat(vote.path)
         if stat is None or stat.czxid != vote.czxid or not self._is_session(vote.session):
             return False

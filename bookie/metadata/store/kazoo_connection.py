@@ -16,11 +16,12 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.protocol.serialization import Create, Delete, Exists, GetChildren2, GetData, SetData, Sync
+from kazoo.protocol.serialization import Connect, Create, Delete, Exists, GetChildren2, GetData, SetData, Sync
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import OPEN_ACL_UNSAFE
@@ -198,6 +199,8 @@ class KazooConnection:
             hosts, timeout=session_timeout_s, handler=handler, connection_retry=retry, logger=self._outage
         )
         self._client.add_listener(self._listen)
+        self._granted_s = session_timeout_s
+        self._keep_granted_timeout()
 
     async def start(self) -> None:
         """Connect; returns with the first session. The caller gives it a deadline, and calls ``stop`` if it passes."""
@@ -283,22 +286,37 @@ class KazooConnection:
         self._client._call(request, answer)
         return await answer.future
 
+    def _keep_granted_timeout(self) -> None:
+        """Keep the session timeout that the server grants with each connection: kazoo does not publish it."""
+        connection = self._client._connection
+        invoke = connection._invoke
+
+        def invoke_and_keep(timeout_s: float, request: _Request, *rest: Any) -> Any:
+            result = invoke(timeout_s, request, *rest)
+            if isinstance(request, Connect):
+                self._granted_s = result[0].time_out / 1000
+            return result
+
+        connection._invoke = invoke_and_keep
+
     def _listen(self, state: str) -> None:
         # In kazoo's thread. Through the bridge, so that the loop sees it in order with the answers.
-        self.bridge.push(self._on_state, state, self._client._session_id or 0, self._client.client_state)
+        session_id = self._client._session_id or 0
+        self.bridge.push(self._on_state, state, session_id, self._granted_s, self._client.client_state)
         if state == KazooState.CONNECTED:
             self._outage.connected()
 
-    def _on_state(self, state: str, session_id: int, keeper_state: str) -> None:
+    def _on_state(self, state: str, session_id: int, timeout_s: float, keeper_state: str) -> None:
         if self.tracker.is_closed:
             return
         known = self.tracker.current
-        session = Session(SessionState.SUSPENDED, known.epoch, known.session_id)
+        session = replace(known, state=SessionState.SUSPENDED)
         if state == KazooState.CONNECTED:
             is_same = session_id == known.session_id and known.state is not SessionState.LOST
-            session = Session(SessionState.CONNECTED, known.epoch if is_same else known.epoch + 1, session_id)
+            epoch = known.epoch if is_same else known.epoch + 1
+            session = Session(SessionState.CONNECTED, epoch, session_id, timeout_s)
         elif state == KazooState.LOST:
-            session = Session(SessionState.LOST, known.epoch, known.session_id)
+            session = replace(known, state=SessionState.LOST)
             if keeper_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED):
                 guarded("restart of the zookeeper connection", self._restart())
         self.tracker.update(session)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from typing_extensions import override
@@ -77,12 +79,17 @@ class MemoryStore(MetadataStore):
     """One session on a ``MemoryCell``. ``suspend``, ``resume`` and ``expire`` stand for the network and the server."""
 
     def __init__(
-        self, cell: MemoryCell, *, fault_hook: FaultHook | None = None, operation_timeout_s: float = 30.0
+        self,
+        cell: MemoryCell,
+        *,
+        fault_hook: FaultHook | None = None,
+        operation_timeout_s: float = 30.0,
+        session_timeout_s: float = math.inf,
     ) -> None:
         self.cell = cell
         self.fault_hook = fault_hook
         self._timeout_s = operation_timeout_s
-        self._tracker = SessionTracker(Session(SessionState.CONNECTED, 1, cell.open_session()))
+        self._tracker = SessionTracker(Session(SessionState.CONNECTED, 1, cell.open_session(), session_timeout_s))
 
     def suspend(self) -> None:
         """Interrupt the connection; the session lives on."""
@@ -98,8 +105,10 @@ class MemoryStore(MetadataStore):
         if self._tracker.is_closed:
             return
         if self.session.state is SessionState.LOST:
-            session = Session(SessionState.CONNECTED, self.session.epoch + 1, self.cell.open_session())
-            self._tracker.update(session)
+            epoch, session_id = self.session.epoch + 1, self.cell.open_session()
+            self._tracker.update(
+                replace(self.session, state=SessionState.CONNECTED, epoch=epoch, session_id=session_id)
+            )
         else:
             self._become(SessionState.CONNECTED)
 
@@ -221,7 +230,7 @@ class MemoryStore(MetadataStore):
 
     def _become(self, state: SessionState) -> None:
         if not self._tracker.is_closed and self.session.state is not SessionState.LOST:
-            self._tracker.update(Session(state, self.session.epoch, self.session.session_id))
+            self._tracker.update(replace(self.session, state=state))
 
     async def _read(self, operation: str, path: str, action: Callable[[], T]) -> T:
         return await self._request(operation, path, lambda _: action(), StoreUnavailableError)

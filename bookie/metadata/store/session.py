@@ -6,6 +6,8 @@ connection, and fails it once its session is lost, so that nothing decided in on
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bookie.metadata.port import Session, SessionState, StoreUnavailableError
 from bookie.runtime.signal import Signal, waiting_for
 
@@ -27,7 +29,7 @@ class SessionTracker:
     def close(self) -> None:
         """The session has ended and no other will follow."""
         self.is_closed = True
-        self.update(Session(SessionState.LOST, self.current.epoch, self.current.session_id))
+        self.update(replace(self.current, state=SessionState.LOST))
         self.changed.fire()
 
     async def wait_changed(self, seen: Session) -> Session:

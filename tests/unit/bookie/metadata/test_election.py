@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.runs.election import FRESH_SHARE, Election, current_auditor, election_path
@@ -15,9 +16,9 @@ TIMEOUT_S = 10.0
 
 
 class Candidate:
-    def __init__(self, cell: MemoryCell, name: str, hook: Hook | None = None) -> None:
+    def __init__(self, cell: MemoryCell, name: str, hook: Hook | None = None, *, granted_s: float = math.inf) -> None:
         self.hook = hook or Hook()
-        self.store = MemoryStore(cell, fault_hook=self.hook)
+        self.store = MemoryStore(cell, fault_hook=self.hook, session_timeout_s=granted_s)
         self.clock = SkippingClock()
         self.election = Election(self.store, ROOT, name, self.clock, session_timeout_s=TIMEOUT_S)
         self.task = guarded(name, self.election.run())
@@ -129,6 +130,29 @@ async def test_a_late_answer_confirms_only_from_when_it_was_asked_for() -> None:
     assert candidate.election.state.term == 1
     async with asyncio.timeout(TIMEOUT_S * FRESH_SHARE * 0.5):
         await candidate.election.wait_changed(candidate.election.state)
+    assert not candidate.election.is_leader()
+    candidate.hook.hanging = None
+    await cancel(candidate.task)
+
+
+@in_virtual_time
+async def test_the_leadership_lasts_no_longer_than_the_server_grants_the_session() -> None:
+    candidate = Candidate(await cluster(), "a", granted_s=TIMEOUT_S / 2)
+    await until(candidate.leads)
+    candidate.hook.hanging = "stat"
+    async with asyncio.timeout(TIMEOUT_S / 2):
+        await candidate.election.wait_changed(candidate.election.state)
+    assert not candidate.election.is_leader()
+    candidate.hook.hanging = None
+    await cancel(candidate.task)
+
+
+@in_virtual_time
+async def test_a_server_that_answers_without_its_leader_confirms_nothing() -> None:
+    candidate = Candidate(await cluster(), "a")
+    await until(candidate.leads)
+    candidate.hook.hanging = "sync"  # reads go on
+    await asyncio.sleep(TIMEOUT_S * (FRESH_SHARE + 0.2))
     assert not candidate.election.is_leader()
     candidate.hook.hanging = None
     await cancel(candidate.task)
