@@ -238,8 +238,9 @@ class Worker:
             return TaskResult(turn.ledger_id, Ending.BUSY)
         try:
             absences, delays = self._absences, self._delays
-            repair = LedgerRepair(self._ports, self._copier, lease, self._events, delays, absences, turn.rank)
-            return await repair.run()
+            return await LedgerRepair(
+                self._ports, self._copier, lease, self._events, delays, absences, turn.rank, turn.failures
+            ).run()
         finally:
             await self._give_back(lease)
 

@@ -24,8 +24,16 @@ from replicator.plan.planner import Choose, Plan, plan_repair
 
 RECHECK_S: Final = 1800.0
 """How long a parked task rests while nothing has changed that the store would show."""
+SOON_S: Final = 300.0
+"""The same if the cause often ends without a trace in the store: a bookie answers again, or accepts copies again."""
+ATTEMPTS_MAX: Final = 5
+"""Failures in a row after which a task is parked if the cause has a name, and after which a run that should end
+(``once``) does not wait for it any more."""
 _BACKOFF_S: Final = 5.0
 _BACKOFF_S_MAX: Final = 300.0
+
+
+_MAY_END_UNSEEN: Final = frozenset({ParkReason.SILENT_BOOKIES, ParkReason.TARGETS_REFUSE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,12 @@ def would_act(
         return True
     if isinstance(ledger, Unreadable):
         return parked.reason is not ParkReason.UNREADABLE_METADATA
+    if parked.reason is ParkReason.INTERNAL_ERROR:
+        return False
+    if parked.reason is ParkReason.SILENT_BOOKIES:
+        return not (bookies.registered ^ parked.bookies_seen).isdisjoint(ledger.metadata.members())
+    if parked.reason is ParkReason.TARGETS_REFUSE:
+        return bool(bookies.writable - parked.bookies_seen)
     plan = plan_repair(ledger, bookies, choose)
     if parked.reason is ParkReason.OPEN_LEDGER:
         return plan.is_nothing_missing or bool(plan.steps) or _may_be_left(ledger, plan)
@@ -114,17 +128,16 @@ class Memory:
         known = self._failures.get(ledger_id)
         return known.until_s - self._clock.monotonic_s() if known is not None else 0.0
 
-    def is_resting(self, ledger_id: LedgerId, circumstances: Seen) -> bool:
-        """Whether the task was noted as parked under the same circumstances, less than ``RECHECK_S`` ago."""
+    def is_resting(self, ledger_id: LedgerId, circumstances: Seen, reason: ParkReason) -> bool:
+        """Whether the task was noted as parked under the same circumstances, and its rest is not over."""
         known = self._resting.get(ledger_id)
-        return (
-            known is not None and known.seen == circumstances and self._clock.monotonic_s() - known.since_s < RECHECK_S
-        )
+        return known is not None and known.seen == circumstances and not self.is_rested(ledger_id, reason)
 
-    def is_rested(self, ledger_id: LedgerId) -> bool:
-        """Whether the task was noted as parked ``RECHECK_S`` ago, so that it may be tried for that reason alone."""
+    def is_rested(self, ledger_id: LedgerId, reason: ParkReason) -> bool:
+        """Whether the task was noted as parked so long ago that it may be tried for that reason alone."""
         known = self._resting.get(ledger_id)
-        return known is not None and self._clock.monotonic_s() - known.since_s >= RECHECK_S
+        rest_s = SOON_S if reason in _MAY_END_UNSEEN else RECHECK_S
+        return known is not None and self._clock.monotonic_s() - known.since_s >= rest_s
 
     def keep_only(self, ledger_ids: Collection[LedgerId]) -> None:
         """Forget every ledger that has no task any more."""

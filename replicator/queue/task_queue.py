@@ -27,15 +27,13 @@ from replicator.plan.planner import growing_losses, target_chooser
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
 from replicator.queue.ordering import NO_COPY_LEFT, Candidate, in_order, rank
-from replicator.queue.parking import Memory, Seen, seen, would_act
+from replicator.queue.parking import ATTEMPTS_MAX, Memory, Seen, seen, would_act
 from replicator.telemetry.events import Ending, Outlook
 
 _log = logging.getLogger(__name__)
 
 READ_LEDGERS: Final = 1000
 """Ledgers whose metadata is read and judged at a time: bounds memory, and how long the loop is kept from other work."""
-ATTEMPTS_MAX: Final = 5
-"""Failures in a row after which a run that should end (``once``) does not wait for a task any more."""
 REFRESH_SHARE: Final = 0.05
 """Largest share of time spent on renewing the list while there is other work."""
 _NAP_S: Final = 0.01
@@ -67,6 +65,8 @@ class Turn:
     """The circumstances as listed."""
     rank: int = NO_COPY_LEFT
     """Smaller is more urgent (``ordering.rank``)."""
+    failures: int = 0
+    """Failed turns before this one, in a row."""
 
 
 class TaskQueue:
@@ -134,7 +134,8 @@ class TaskQueue:
         if not self._order:
             return None
         candidate = self._order.pop() if fault_point("queue.take_last") else self._order.popleft()
-        return Turn(candidate.ledger_id, self._seen.pop(candidate.ledger_id), candidate.rank)
+        ledger_id = candidate.ledger_id
+        return Turn(ledger_id, self._seen.pop(ledger_id), candidate.rank, self._memory.failures(ledger_id))
 
     @property
     def next_rank(self) -> int:
@@ -238,11 +239,11 @@ class TaskQueue:
         if parked is None:
             return _Verdict.ELIGIBLE
         circumstances = seen(task, ledger, bookies)
-        if self._memory.is_resting(ledger_id, circumstances):
+        if self._memory.is_resting(ledger_id, circumstances, parked.reason):
             return _Verdict.PARKED
         if would_act(task, ledger, bookies, parked, choose):
             return _Verdict.ELIGIBLE
-        if self._memory.is_rested(ledger_id):
+        if self._memory.is_rested(ledger_id, parked.reason):
             return _Verdict.RECHECK
         self._memory.parked(ledger_id, circumstances)
         return _Verdict.PARKED

@@ -9,6 +9,7 @@ names no bookie requests better placement, not repair: it is left to Apache's wo
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Sequence
 from typing import Final
 
@@ -22,7 +23,7 @@ from bookie.metadata.ledgers.ledgers import (
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.metadata.port import Check
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
-from bookie.model.errors import OutcomeUnknownError, TransientError
+from bookie.model.errors import InvariantError, OutcomeUnknownError, TransientError
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
 from bookie.wire.port import Status
@@ -41,6 +42,7 @@ from replicator.plan.planner import (
 )
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
+from replicator.queue.parking import ATTEMPTS_MAX
 from replicator.repair.execution import Execution
 from replicator.repair.lease import Lease, LeaseLostError, grounds
 from replicator.repair.reserving import Reserving
@@ -65,6 +67,10 @@ _WORST_FIRST: Final = (
 )
 
 
+_ANY_BOOKIE_HELPS: Final = (ParkReason.NEEDS_RECOVERY, ParkReason.SILENT_BOOKIES)
+"""What a bookie may end that is registered, writable or not."""
+_EVIDENCE_MAX: Final = 2_000
+"""Characters of a traceback that are kept."""
 _WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER)
 """What a bookie would end that takes copies again."""
 
@@ -81,8 +87,21 @@ class LedgerRepair:
         delays: Delays,
         absences: Absences,
         rank: int,
+        failures: int,
     ) -> None:
-        """Prepare a turn; its copies pass those of a greater ``rank`` (``replicator.queue.ordering``)."""
+        """Prepare a turn.
+
+        Args:
+            ports: see ``RepairPorts``.
+            copier: of the process.
+            lease: the lock of the task.
+            events: receives what happens.
+            delays: of the process.
+            absences: of the process.
+            rank: copies of this turn pass those of a greater rank (``replicator.queue.ordering``).
+            failures: failed turns of this task before this one, in a row.
+        """
+        self._failures = failures
         self._absences = absences
         self._ports = ports
         self._lease = lease
@@ -96,8 +115,16 @@ class LedgerRepair:
         """Work on the task until its turn ends. The result contains the answers of the store and the bookies."""
         try:
             return await self._rounds()
+        except InvariantError as error:  # this ledger alone is set aside: a restart would only meet it again
+            _log.critical("repair broke one of our rules", extra={"ledger_id": self._task.ledger_id}, exc_info=error)
+            return await self._set_aside(error)
         finally:
             await self._reserving.release_quietly()
+
+    async def _set_aside(self, error: InvariantError) -> TaskResult:
+        evidence = "".join(traceback.format_exception(error)).strip()
+        bookies = await self._ports.registrations.list()
+        return await self._park(ParkReason.INTERNAL_ERROR, f"{error}\n{evidence[-_EVIDENCE_MAX:]}", bookies)
 
     async def _rounds(self) -> TaskResult:
         pauses = STORE_PAUSES.delays(self._ports.rng)
@@ -139,7 +166,7 @@ class LedgerRepair:
             if is_due and self._unclosed.failure is None and await self._unclosed.recover(ledger, bookies):
                 return None
             if plan.steps:
-                return await self._execute(plan, shortfall)
+                return await self._execute(plan, shortfall, bookies)
         except NoSuchLedgerError:
             return await self._complete(Ending.LEDGER_DELETED)
         except UnreadableMetadataError as error:
@@ -156,18 +183,19 @@ class LedgerRepair:
             return await self._give_up(plan.blocked, bookies)
         if shortfall.silent:
             who = ", ".join(map(str, shortfall.silent))
-            return self._ended(Ending.FAILED, detail=f"registered, but does not list its entries: {who}")
+            detail = f"registered, but does not list its entries: {who}"
+            return await self._fail_or_park(ParkReason.SILENT_BOOKIES, detail, bookies)
         if not self._task.missing:
             return self._ended(Ending.LEFT, detail="a placement mark, which is left to Apache's workers")
         is_repaired = self._execution.fragments or self._unclosed.is_recovered
         return await self._complete(Ending.REPAIRED if is_repaired else Ending.NOTHING_MISSING, checks)
 
-    async def _execute(self, plan: Plan, shortfall: Shortfall) -> TaskResult | None:
+    async def _execute(self, plan: Plan, shortfall: Shortfall, bookies: Bookies) -> TaskResult | None:
         """Copy and install what can be. None: look again."""
         if not await self._execution.run(plan, shortfall):
             return self._stopped()
         silence = self._execution.silence
-        return self._ended(Ending.FAILED, detail="; ".join(silence)) if silence else None
+        return await self._fail_or_park(ParkReason.SILENT_BOOKIES, "; ".join(silence), bookies) if silence else None
 
     async def _knowledge(self, ledger: Versioned, bookies: Bookies, shortfall: Shortfall) -> Knowledge:
         is_asked = needs_tail_evidence(ledger.metadata, bookies, shortfall.doubtful | shortfall.positions)
@@ -189,14 +217,20 @@ class LedgerRepair:
         if failed and any(block.reason in _WANTS_A_TARGET for block in blocked):
             detail += f"; refusals: {', '.join(map(str, failed.values()))}"
             if any(answer.status is not Status.BAD_REQUEST for answer in failed.values()):
-                return self._ended(Ending.FAILED, detail=detail)
+                return await self._fail_or_park(ParkReason.TARGETS_REFUSE, detail, bookies)
+        return await self._park(reason, detail, bookies)
+
+    async def _fail_or_park(self, reason: ParkReason, detail: str, bookies: Bookies) -> TaskResult:
+        """The cause may end soon, so the first attempts end as failures and are repeated after short delays."""
+        if self._failures + 1 < ATTEMPTS_MAX:
+            return self._ended(Ending.FAILED, detail=detail)
         return await self._park(reason, detail, bookies)
 
     async def _park(self, reason: ParkReason, detail: str, bookies: Bookies) -> TaskResult:
         before = await self._ports.parked.get(self._task.ledger_id)
         is_same = before is not None and before.reason is reason
         since_ms = before.since_ms if before is not None and is_same else self._ports.clock.epoch_ms()
-        known = bookies.registered if reason is ParkReason.NEEDS_RECOVERY else bookies.writable
+        known = bookies.registered if reason in _ANY_BOOKIE_HELPS else bookies.writable
         record = ParkedTask(self._task.ledger_id, reason, detail, since_ms, known, self._task.version)
         await self._lease.ensure_ours()
         await self._ports.parked.park(record)

@@ -36,6 +36,12 @@ class ParkReason(enum.Enum):
     UNREADABLE_METADATA = "unreadable_metadata"
     OPEN_LEDGER = "open_ledger"
     """A bookie is drained that a writer may still write to: it is left to the writer to leave it."""
+    TARGETS_REFUSE = "targets_refuse"
+    """Every candidate refuses copies of the ledger, several attempts in a row."""
+    SILENT_BOOKIES = "silent_bookies"
+    """Registered bookies that are needed do not answer, several attempts in a row."""
+    INTERNAL_ERROR = "internal_error"
+    """The repair broke one of our own rules; the detail says where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +53,8 @@ class ParkedTask:
     detail: str
     since_ms: int
     bookies_seen: frozenset[BookieId]
-    """Writable bookies when it was parked (all registered ones, if a recovery was not possible): a new one is a reason
-    to try again."""
+    """Writable bookies when it was parked (all registered ones, if a recovery was not possible or bookies were silent):
+    a new one is a reason to try again."""
     task_version: int
 
 

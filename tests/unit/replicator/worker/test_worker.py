@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import ListReply, Status
 from replicator.repair import execution
 from replicator.telemetry.events import Ending
-from replicator.worker import RunEnd
-from tests.worlds.repair import LEDGER, Tampering, a_world, flipped, make_metadata, names
+from tests.worlds.repair import LEDGER, Tampering, World, a_world, flipped, make_metadata, names
 from tests.worlds.virtual_time import in_virtual_time, until
 
 
@@ -155,11 +155,42 @@ async def test_a_registered_bookie_that_does_not_answer_is_neither_whole_nor_los
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.mark(LEDGER, names("b"))
         world.bookies.hang_up("b")
-        running = world.worker()
-        assert await running.worker.run() is RunEnd.UNSETTLED
-        assert set(running.recorder.endings()) == {Ending.FAILED}
+        recorder = await world.heal()
+        assert recorder.endings() == [*[Ending.FAILED] * 4, Ending.PARKED]
+        assert recorder.results[-1].reason is ParkReason.SILENT_BOOKIES
         assert world.version(LEDGER) == 0
         assert await world.task(LEDGER) is not None
+
+
+@in_virtual_time
+async def test_a_parked_task_with_a_silent_bookie_is_repaired_minutes_after_it_answers() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.tasks.mark(LEDGER, names("b"))
+        world.bookies.hang_up("b")
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(lambda: is_parked(world))
+            world.network_up("b")
+            await until(world.is_clean, seconds=400)
+
+
+@in_virtual_time
+async def test_a_silent_bookie_that_goes_for_good_is_replaced_at_once() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.tasks.mark(LEDGER, names("b"))
+        world.bookies.hang_up("b")
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(lambda: is_parked(world))
+            await world.kill("b")
+            await until(world.is_clean, seconds=10)
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+async def is_parked(world: World) -> bool:
+    return bool(await world.parked.list())
 
 
 @in_virtual_time

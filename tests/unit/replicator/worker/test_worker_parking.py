@@ -82,17 +82,17 @@ async def test_a_bookie_that_lost_entries_nobody_else_has_is_not_asked_again_and
 
 
 @in_virtual_time
-async def test_a_target_that_refuses_is_no_reason_to_park() -> None:
+async def test_targets_that_go_on_refusing_are_a_reason_to_park() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
         await world.tasks.mark(LEDGER, names("b"))
         world.bookies["t"].add_replies = [Status.UNAUTHORIZED] * 100
-        running = world.worker()
-        assert await running.worker.run() is RunEnd.UNSETTLED
-        assert set(running.recorder.endings()) == {Ending.FAILED}
-        assert "t=UNAUTHORIZED (as the test wants)" in running.recorder.results[0].detail
-        assert await world.parked.list() == []
+        recorder = await world.heal()
+        assert recorder.endings() == [*[Ending.FAILED] * 4, Ending.PARKED]
+        (parked,) = await world.parked.list()
+        assert parked.reason is ParkReason.TARGETS_REFUSE
+        assert "t=UNAUTHORIZED" in parked.detail
 
 
 @in_virtual_time

@@ -9,6 +9,7 @@ import pytest
 
 from bookie.metadata.layout import lock_path
 from bookie.metadata.store.memory import Fault, MemoryStore
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.errors import InvariantError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import Fragment
@@ -267,21 +268,27 @@ async def test_a_run_that_should_end_does_not_wait_for_repair_to_be_enabled() ->
 
 
 @in_virtual_time
-async def test_a_broken_rule_of_our_own_ends_the_worker() -> None:
+async def test_a_broken_rule_of_our_own_sets_one_ledger_aside_and_ends_no_worker() -> None:
     async with a_world("a b t") as world:
-        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.tasks.mark(LEDGER, names("b"))
+        for ledger_id in (LEDGER, 8, 9):
+            await world.ledger(ledger_id, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+            await world.tasks.mark(LedgerId(ledger_id), names("b"))
+        await world.kill("b")
 
         async def broken(operation: str, path: str) -> Fault | None:
             if path == world.ledgers.path(LEDGER) and operation == "get":
                 raise InvariantError("two and two are five")
             return None
 
-        running = world.worker(once=False)
+        running = world.worker()
         running.store.fault_hook = broken
-        with pytest.raises(InvariantError):
-            await running.worker.run()
+        assert await running.worker.run() is RunEnd.SETTLED
         assert await world.tasks.locked() == frozenset()
+        assert [task.ledger_id for task in await world.tasks.list()] == [LEDGER]
+        (parked,) = await world.parked.list()
+        assert parked.reason is ParkReason.INTERNAL_ERROR
+        assert "two and two are five" in parked.detail
+        assert "test_worker_races" in parked.detail
 
 
 @in_virtual_time

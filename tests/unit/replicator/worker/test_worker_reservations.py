@@ -150,8 +150,8 @@ async def test_a_repair_that_ends_without_success_leaves_no_reservation() -> Non
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await lose(world, "b")
         world.bookies["t"].add_replies = [Status.UNAUTHORIZED] * 100
-        running = world.worker()
-        assert await running.worker.run() is RunEnd.UNSETTLED
+        await world.heal()
+        assert await world.parked.get(LEDGER) is not None
         assert await world.reserved() == []
 
 

@@ -172,7 +172,7 @@ async def test_while_a_member_cannot_say_what_was_written_the_task_stays() -> No
         running = world.worker(once=False)
         run = asyncio.create_task(running.worker.run())
         await asyncio.sleep(5 * GRACE_S)
-        assert set(running.recorder.endings()) == {Ending.FAILED}
+        assert set(running.recorder.endings()) <= {Ending.FAILED, Ending.PARKED}
         assert await world.task(LEDGER) is not None
         world.network_up("a")
         await until(world.is_clean, seconds=600)
