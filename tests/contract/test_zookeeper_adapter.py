@@ -30,7 +30,7 @@ from bookie.runtime.ports import free_loopback_port
 from bookie.runtime.retry import Backoff, retry_transient
 from tests.deadlines import STATE_S
 
-PATIENT: Final[dict[str, float]] = {"session_timeout_s": 40, "operation_timeout_s": STATE_S}
+PATIENT: Final[dict[str, Any]] = {"session_timeout_s": 40, "operation_timeout_s": STATE_S}
 """For servers that are started again: on a busy machine that takes longer than an operation usually may."""
 
 
