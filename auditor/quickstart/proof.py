@@ -18,7 +18,6 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.errors import FatalError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, unpack
-from bookie.model.schedule import write_set
 from bookie.model.severity import Severity, fragment_health
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, Status
 
@@ -69,7 +68,7 @@ def _lost_payload(ledger: Versioned, known: WrittenLedger, registered: frozenset
     total = 0
     for entry_id, size in enumerate(known.spec.sizes[: len(known.hashes)]):
         members = metadata.fragments[metadata.fragment_index(EntryId(entry_id))].members
-        positions = write_set(entry_id, metadata.ensemble_size, metadata.write_quorum)
+        positions = metadata.stripe.write_set(entry_id)
         total += size * sum(members[position] not in registered for position in positions)
     return total
 
@@ -156,7 +155,7 @@ async def _prove_ledger(client: BookKeeper, ledger: Versioned, known: WrittenLed
     by_bookie: dict[BookieId, list[EntryId]] = defaultdict(list)
     for entry_id in map(EntryId, range(len(known.hashes))):
         members = metadata.fragments[metadata.fragment_index(entry_id)].members
-        for position in write_set(entry_id, metadata.ensemble_size, metadata.write_quorum):
+        for position in metadata.stripe.write_set(entry_id):
             by_bookie[members[position]].append(entry_id)
     answers = await asyncio.gather(*(_ask(client, ledger, bookie, ids) for bookie, ids in by_bookie.items()))
     for bookie, results in zip(by_bookie, answers, strict=True):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
-from bookie.model.schedule import stored_count
 
 
 @dataclass(slots=True)
@@ -47,6 +46,5 @@ def _bytes_on(metadata: LedgerMetadata, bookies: AbstractSet[BookieId]) -> int:
             continue
         for position, member in enumerate(fragment.members):
             if member in bookies:
-                size, quorum = metadata.ensemble_size, metadata.write_quorum
-                entries += stored_count(position, fragment.first_entry_id, last, size, quorum)
+                entries += metadata.stripe.count(position, fragment.first_entry_id, last)
     return round(metadata.length / (metadata.last_entry_id + 1) * entries)

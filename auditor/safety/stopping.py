@@ -20,7 +20,6 @@ from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
-from bookie.model.schedule import occurring_starts, write_set
 
 _CHOICES: Final = 0
 """Seed of the ensembles that are tried out: the same question gets the same answer."""
@@ -149,10 +148,9 @@ def _copies_left(
     """Copies left of the entry that has the fewest, of those with a copy on a bookie to stop; None without any."""
     fragment = metadata.fragments[index]
     last = metadata.fragment_last_entry_id(index)
-    size, quorum = metadata.ensemble_size, metadata.write_quorum
     left: list[int] = []
-    for start in occurring_starts(fragment.first_entry_id, last, size):
-        holders = {fragment.members[position] for position in write_set(start, size, quorum)} & live
+    for start in metadata.stripe.starts(fragment.first_entry_id, last):
+        holders = {fragment.members[position] for position in metadata.stripe.write_set(start)} & live
         if not holders.isdisjoint(stopping):
             left.append(len(holders - stopping))
     return min(left, default=None)

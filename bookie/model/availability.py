@@ -5,6 +5,7 @@ Source: docs/formats.md#entry-lists.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -58,6 +59,15 @@ class EntryRuns:
 
     def __len__(self) -> int:
         return sum(last - first + 1 for first, last in self.runs)
+
+    def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Yield the runs of the set that lie in ``first..last`` (inclusive), cut at both ends."""
+        start = max(0, bisect_right(self.runs, first, key=lambda run: run[0]) - 1)
+        for run_first, run_last in itertools.islice(self.runs, start, None):
+            if run_first > last:
+                return
+            if run_last >= first:
+                yield max(run_first, first), min(run_last, last)
 
     def encode(self) -> bytes:
         """Return Apache's encoding, one group per run as Apache's own encoder writes it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bookie.model.schedule import write_set
+from bookie.model.schedule import Stripe
 
 
 def negative_quorum(write_quorum: int, ack_quorum: int) -> int:
@@ -18,15 +18,15 @@ def negative_quorum(write_quorum: int, ack_quorum: int) -> int:
     return write_quorum - ack_quorum + 1
 
 
-def is_covered(known: Collection[int], ensemble_size: int, write_quorum: int, ack_quorum: int) -> bool:
+def is_covered(known: Collection[int], stripe: Stripe, ack_quorum: int) -> bool:
     """Return whether the ensemble positions in ``known`` include a holder of every acknowledged entry.
 
     This holds if each of the ``E`` write sets has at least ``negative_quorum`` known positions, that is, fewer than
     ``Qa`` unknown ones. A position that answered with an error is not known (docs/formats.md#coverage, #2333).
     """
-    needed = negative_quorum(write_quorum, ack_quorum)
+    needed = negative_quorum(stripe.write_quorum, ack_quorum)
     answered = frozenset(known)
     return all(
-        sum(position in answered for position in write_set(start, ensemble_size, write_quorum)) >= needed
-        for start in range(ensemble_size)
+        sum(position in answered for position in stripe.write_set(start)) >= needed
+        for start in range(stripe.ensemble_size)
     )

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
-from bookie.model.schedule import stored_count, stored_entries
 
 
 def holds_all(metadata: LedgerMetadata, bookie: BookieId, held: EntryRuns) -> bool:
@@ -20,13 +19,11 @@ def holds_all(metadata: LedgerMetadata, bookie: BookieId, held: EntryRuns) -> bo
         last = metadata.fragment_last_entry_id(index)
         assert last is not None, "each fragment of a closed ledger has an end"
         last = min(last, end_of_ledger)  # fragments beyond the ledger's end hold nothing (BK-623)
-        size, quorum = len(fragment.members), metadata.write_quorum
         for position, member in enumerate(fragment.members):
             if member != bookie:
                 continue
-            expected = stored_count(position, fragment.first_entry_id, last, size, quorum)
-            parts = ((max(first, fragment.first_entry_id), min(end, last)) for first, end in held.runs)
-            if sum(stored_count(position, first, end, size, quorum) for first, end in parts) < expected:
+            where = fragment.first_entry_id, last
+            if metadata.stripe.held_count(position, held, *where) < metadata.stripe.count(position, *where):
                 return False
     return True
 
@@ -43,9 +40,9 @@ def placed_entries(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[Entry
 
 def fragment_entries(metadata: LedgerMetadata, index: int, last: EntryId, bookie: BookieId) -> Iterator[EntryId]:
     """Yield the bookie's entries of one fragment up to ``last`` (inclusive), ascending, each once."""
-    fragment, size = metadata.fragments[index], metadata.ensemble_size
+    fragment = metadata.fragments[index]
     stored = [
-        stored_entries(position, fragment.first_entry_id, last, size, metadata.write_quorum)
+        metadata.stripe.entries(position, fragment.first_entry_id, last)
         for position, member in enumerate(fragment.members)
         if member == bookie
     ]

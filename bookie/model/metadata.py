@@ -16,6 +16,7 @@ from typing import Final
 
 from bookie.model.errors import PermanentError
 from bookie.model.ids import NO_ENTRY, BookieId, EntryId
+from bookie.model.schedule import Stripe
 
 METADATA_VERSION: Final = 3
 """Metadata format that new ledgers are written with (docs/formats.md#field-rules)."""
@@ -101,6 +102,11 @@ class LedgerMetadata:
     def is_closed(self) -> bool:
         """True if the ledger's end is final."""
         return self.state is LedgerState.CLOSED
+
+    @property
+    def stripe(self) -> Stripe:
+        """How every fragment spreads its entries over its ensemble."""
+        return Stripe(self.ensemble_size, self.write_quorum)
 
     @property
     def last_fragment(self) -> Fragment:

@@ -1,64 +1,73 @@
 """Round-robin placement of entries: the positions that store an entry, and the entries that a position stores.
 
 Entry ``n`` goes to ensemble positions ``(n + i) mod E`` for ``i < Qw``, with absolute entry ids
-(docs/formats.md#schedule). Ranges are inclusive. All functions compute with runs and never loop over entries, except
-``stored_entries``.
+(docs/formats.md#schedule). Ranges are inclusive. All methods compute with runs and never loop over entries, except
+``Stripe.entries``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from bookie.model.availability import EntryRuns
 from bookie.model.ids import EntryId
 
 
-def write_set(entry_id: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
-    """Return the ensemble positions that store ``entry_id``, in the order in which a reader asks them."""
-    return tuple((entry_id + i) % ensemble_size for i in range(write_quorum))
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """How a fragment spreads its entries over the positions of its ensemble."""
 
+    ensemble_size: int
+    write_quorum: int
 
-def stores(position: int, entry_id: int, ensemble_size: int, write_quorum: int) -> bool:
-    """Return whether the bookie at ``position`` is in the write set of ``entry_id``."""
-    return (position - entry_id) % ensemble_size < write_quorum
+    def write_set(self, entry_id: int) -> tuple[int, ...]:
+        """Return the ensemble positions that store ``entry_id``, in the order in which a reader asks them."""
+        return tuple((entry_id + i) % self.ensemble_size for i in range(self.write_quorum))
 
+    def write_sets(self) -> list[tuple[int, ...]]:
+        """Return the distinct write sets: one if the quorum equals the ensemble, else ``E``."""
+        if self.write_quorum >= self.ensemble_size:
+            return [tuple(range(self.ensemble_size))] if self.ensemble_size else []
+        return [self.write_set(start) for start in range(self.ensemble_size)]
 
-def stored_count(position: int, first: int, last: int, ensemble_size: int, write_quorum: int) -> int:
-    """Return how many entries of ``first..last`` (inclusive) the bookie at ``position`` stores."""
-    if last < first:
-        return 0
-    whole, rest = divmod(last - first + 1, ensemble_size)
-    tail = sum(stores(position, first + offset, ensemble_size, write_quorum) for offset in range(rest))
-    return whole * write_quorum + tail
+    def starts(self, first: int, last: int | None) -> frozenset[int]:
+        """Return the first positions of the write sets that occur in ``first..last``; all if ``last`` is None.
 
+        A write set is named by its first position, ``entry_id mod E``. An empty range has no write sets.
+        """
+        if last is None or last - first + 1 >= self.ensemble_size:
+            return frozenset(range(self.ensemble_size))
+        return frozenset(entry_id % self.ensemble_size for entry_id in range(first, last + 1))
 
-def first_stored(position: int, first: int, last: int, ensemble_size: int, write_quorum: int) -> EntryId | None:
-    """Return the first entry of ``first..last`` that ``position`` stores, or None."""
-    for entry_id in range(first, min(last, first + ensemble_size - 1) + 1):
-        if stores(position, entry_id, ensemble_size, write_quorum):
-            return EntryId(entry_id)
-    return None
+    def stores(self, position: int, entry_id: int) -> bool:
+        """Return whether the bookie at ``position`` is in the write set of ``entry_id``."""
+        return (position - entry_id) % self.ensemble_size < self.write_quorum
 
+    def count(self, position: int, first: int, last: int) -> int:
+        """Return how many entries of ``first..last`` the bookie at ``position`` stores."""
+        if last < first:
+            return 0
+        whole, rest = divmod(last - first + 1, self.ensemble_size)
+        tail = sum(self.stores(position, first + offset) for offset in range(rest))
+        return whole * self.write_quorum + tail
 
-def last_stored(position: int, first: int, last: int, ensemble_size: int, write_quorum: int) -> EntryId | None:
-    """Return the last entry of ``first..last`` that ``position`` stores, or None."""
-    for entry_id in range(last, max(first, last - ensemble_size + 1) - 1, -1):
-        if stores(position, entry_id, ensemble_size, write_quorum):
-            return EntryId(entry_id)
-    return None
+    def held_count(self, position: int, held: EntryRuns, first: int, last: int) -> int:
+        """Return how many entries of ``first..last`` that the bookie at ``position`` stores are in ``held``."""
+        return sum(self.count(position, *run) for run in held.within(first, last))
 
+    def first_entry(self, position: int, first: int, last: int) -> EntryId | None:
+        """Return the first entry of ``first..last`` that ``position`` stores, or None."""
+        candidates = range(first, min(last, first + self.ensemble_size - 1) + 1)
+        return next((EntryId(entry_id) for entry_id in candidates if self.stores(position, entry_id)), None)
 
-def stored_entries(position: int, first: int, last: int, ensemble_size: int, write_quorum: int) -> Iterator[EntryId]:
-    """Yield the entries of ``first..last`` (inclusive) that ``position`` stores, ascending."""
-    for entry_id in range(first, last + 1):
-        if stores(position, entry_id, ensemble_size, write_quorum):
-            yield EntryId(entry_id)
+    def last_entry(self, position: int, first: int, last: int) -> EntryId | None:
+        """Return the last entry of ``first..last`` that ``position`` stores, or None."""
+        candidates = range(last, max(first, last - self.ensemble_size + 1) - 1, -1)
+        return next((EntryId(entry_id) for entry_id in candidates if self.stores(position, entry_id)), None)
 
-
-def occurring_starts(first: int, last: int | None, ensemble_size: int) -> frozenset[int]:
-    """Return the first positions of the write sets that occur in ``first..last``; all positions if ``last`` is None.
-
-    A write set is named by its first position, ``entry_id mod E``. An empty range has no write sets.
-    """
-    if last is None or last - first + 1 >= ensemble_size:
-        return frozenset(range(ensemble_size))
-    return frozenset(entry_id % ensemble_size for entry_id in range(first, last + 1))
+    def entries(self, position: int, first: int, last: int) -> Iterator[EntryId]:
+        """Yield the entries of ``first..last`` that ``position`` stores, ascending."""
+        for entry_id in range(first, last + 1):
+            if self.stores(position, entry_id):
+                yield EntryId(entry_id)

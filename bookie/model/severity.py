@@ -10,7 +10,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bookie.model.schedule import occurring_starts
+from bookie.model.schedule import Stripe
 
 
 class Severity(enum.IntEnum):
@@ -62,13 +62,13 @@ def fragment_health(
         is_draining: per ensemble position, True if its bookie is being drained; empty if none is. Copies on a draining
             bookie count while it is registered.
     """
-    ensemble_size = len(is_live)
-    leaving = is_draining or (False,) * ensemble_size
+    stripe = Stripe(len(is_live), write_quorum)
+    leaving = is_draining or (False,) * len(is_live)
     missing = tuple(position for position, live in enumerate(is_live) if not live or leaving[position])
     copies_min = min(
         (
-            sum(is_live[(start + i) % ensemble_size] for i in range(write_quorum))
-            for start in occurring_starts(first_entry_id, last_entry_id, ensemble_size)
+            sum(is_live[position] for position in stripe.write_set(start))
+            for start in stripe.starts(first_entry_id, last_entry_id)
         ),
         default=write_quorum,
     )

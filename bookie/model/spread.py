@@ -13,7 +13,7 @@ from typing import Final
 
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId
-from bookie.model.schedule import write_set
+from bookie.model.schedule import Stripe
 from bookie.model.topology import Level, Topology, domain
 
 
@@ -93,15 +93,8 @@ def adherence(members: Sequence[BookieId], write_quorum: int, policy: PlacementP
     thin: list[ThinWriteSet] = []
     places = [topology.location_of(member) for member in members]
     for level, needed in policy.needs(min(write_quorum, len(members))):
-        for positions in write_sets(len(members), write_quorum):
+        for positions in Stripe(len(members), write_quorum).write_sets():
             domains = dict.fromkeys(domain(places[position], level) for position in positions)
             if len(domains) < needed:
                 thin.append(ThinWriteSet(positions, level, tuple(domains), needed))
     return Adherence(tuple(thin), tuple(member for member in members if topology.known(member) is None))
-
-
-def write_sets(ensemble_size: int, write_quorum: int) -> list[tuple[int, ...]]:
-    """Return the distinct write sets of an ensemble as positions: one if the quorum equals the ensemble, else ``E``."""
-    if write_quorum >= ensemble_size:
-        return [tuple(range(ensemble_size))] if ensemble_size else []
-    return [write_set(start, ensemble_size, write_quorum) for start in range(ensemble_size)]

@@ -24,7 +24,6 @@ from bookie.model.errors import BkhealError, InvariantError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import HEADER_SIZE
-from bookie.model.schedule import stored_count, stored_entries
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Transport
@@ -109,7 +108,7 @@ class Copier:
         """
         run = _CopyRun(self, ledger, step, may_continue, held, incarnation, rank)
         outcome = await run.run()
-        expected = step.entry_count - _held_count(step, held)
+        expected = step.entry_count - step.stripe.held_count(step.position, held, step.first, step.last)
         if outcome.is_complete and outcome.entries != expected:
             raise InvariantError(f"copied {outcome.entries} entries of ledger {ledger.ledger_id}, not {expected}")
         return outcome
@@ -246,21 +245,13 @@ class _CopyRun:
 
 def entries_without(step: CopyPosition, held: EntryRuns) -> Iterator[EntryId]:
     """The entries of ``step`` that are not held. Passes over runs, not over what they hold: 10^8 entries, maybe."""
-    size, quorum = len(step.sources), step.write_quorum
     first = step.first
     for run_first, run_last in held.runs:
         if run_first > step.last:
             break
-        yield from stored_entries(step.position, first, run_first - 1, size, quorum)
+        yield from step.stripe.entries(step.position, first, run_first - 1)
         first = EntryId(max(first, run_last + 1))
-    yield from stored_entries(step.position, first, step.last, size, quorum)
-
-
-def _held_count(step: CopyPosition, held: EntryRuns) -> int:
-    """How many entries of ``step`` are held."""
-    size, quorum = len(step.sources), step.write_quorum
-    parts = ((max(first, step.first), min(last, step.last)) for first, last in held.runs)
-    return sum(stored_count(step.position, first, last, size, quorum) for first, last in parts)
+    yield from step.stripe.entries(step.position, first, step.last)
 
 
 def _average_payload(metadata: LedgerMetadata) -> int:

@@ -23,7 +23,6 @@ from bookie.model.digest import digest_for
 from bookie.model.ids import NO_ENTRY, BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import DamagedEntry, Entry, unpack
-from bookie.model.schedule import stores
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, Status, Transport
 from replicator.knowledge.evidence import Answer
 
@@ -114,8 +113,7 @@ class Frontier:
 def _write_set(metadata: LedgerMetadata, entry_id: EntryId) -> set[BookieId]:
     """Who stores an entry. What others have of it was given up with them, and never acknowledged through them."""
     members = metadata.fragments[metadata.fragment_index(entry_id)].members
-    size, quorum = metadata.ensemble_size, metadata.write_quorum
-    return {member for position, member in enumerate(members) if stores(position, entry_id, size, quorum)}
+    return {members[position] for position in metadata.stripe.write_set(entry_id)}
 
 
 def _serves(reply: ListReply, entry_id: EntryId) -> bool:

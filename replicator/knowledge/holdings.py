@@ -22,7 +22,7 @@ from bookie.model.availability import EntryRuns
 from bookie.model.holdings import fragment_entries
 from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
-from bookie.model.schedule import stored_count
+from bookie.model.schedule import Stripe
 from bookie.runtime.clock import Clock
 from bookie.wire.port import Status, Transport
 from replicator.knowledge.evidence import Answer
@@ -96,11 +96,10 @@ class Holdings:
     async def missing_on_target(self, ledger_id: LedgerId, step: CopyPosition) -> Answer | None:
         """None if the target lists every entry of ``step``, or serves each if it has no lists; else its answer."""
         reply = await self._held.held(step.target, ledger_id, step.entries())
-        size = len(step.sources)
         if reply.status in _LISTS:
-            held = _held_count(reply.entries, step.position, step.first, step.last, size, step.write_quorum)
-            if held == step.entry_count:
+            if not _lacks(step.stripe, step.position, reply.entries, step.first, step.last):
                 return None
+            held = step.stripe.held_count(step.position, reply.entries, step.first, step.last)
             return Answer(step.target, reply.status, f"lists {held} of {step.entry_count} entries")
         return Answer(step.target, reply.status, reply.detail)
 
@@ -204,7 +203,7 @@ def _behind_positions(
     for key in _growing_positions(metadata, bookie):
         end = metadata.fragment_last_entry_id(metadata.fragment_index(key.first_entry_id))
         last = frontier if end is None else EntryId(min(frontier, end))
-        if last >= key.first_entry_id and _lacks(metadata, key, listed, last):
+        if last >= key.first_entry_id and _lacks(metadata.stripe, key.position, listed, key.first_entry_id, last):
             yield key, last
 
 
@@ -223,20 +222,14 @@ def _short_positions(metadata: LedgerMetadata, bookie: BookieId, listed: EntryRu
         last = closed_fragment_last(metadata, index, is_tail_written=True)
         for position, member in enumerate(fragment.members):
             key = PositionKey(fragment.first_entry_id, position, bookie)
-            if last is not None and member == bookie and _lacks(metadata, key, listed, last):
+            if (
+                last is not None
+                and member == bookie
+                and _lacks(metadata.stripe, key.position, listed, key.first_entry_id, last)
+            ):
                 yield key
 
 
-def _lacks(metadata: LedgerMetadata, key: PositionKey, listed: EntryRuns, last: EntryId) -> bool:
-    size, quorum, first = metadata.ensemble_size, metadata.write_quorum, key.first_entry_id
-    return _held_count(listed, key.position, first, last, size, quorum) < stored_count(
-        key.position, first, last, size, quorum
-    )
-
-
-def _held_count(listed: EntryRuns, position: int, first: EntryId, last: EntryId, size: int, quorum: int) -> int:
-    """How many of the entries that ``position`` stores are listed: arithmetic on runs, not a walk over entries."""
-    return sum(
-        stored_count(position, max(run_first, first), min(run_last, last), size, quorum)
-        for run_first, run_last in listed.runs
-    )
+def _lacks(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:
+    """Whether an entry of ``first..last`` that the position stores is not listed: every id counts (R24)."""
+    return stripe.held_count(position, listed, first, last) < stripe.count(position, first, last)

@@ -14,7 +14,6 @@ from typing import Final
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
-from bookie.model.schedule import stores
 
 _FRAGMENTS_AT_AN_END: Final = 2
 _ENTRIES_AT_AN_END: Final = 8
@@ -57,9 +56,8 @@ def _ends(metadata: LedgerMetadata, index: int, bookie: BookieId, last: EntryId)
 
 def _stored(metadata: LedgerMetadata, index: int, bookie: BookieId, entry_ids: Iterable[int]) -> list[EntryId]:
     positions = [position for position, member in enumerate(metadata.fragments[index].members) if member == bookie]
-    size, quorum = metadata.ensemble_size, metadata.write_quorum
     return [
         EntryId(entry_id)
         for entry_id in entry_ids
-        if any(stores(position, EntryId(entry_id), size, quorum) for position in positions)
+        if any(metadata.stripe.stores(position, entry_id) for position in positions)
     ]

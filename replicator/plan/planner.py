@@ -27,7 +27,6 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.isolation import allowed_bookies, isolation_of
 from bookie.model.metadata import LedgerMetadata, LedgerState
-from bookie.model.schedule import occurring_starts, stored_count
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 
 
@@ -208,8 +207,7 @@ class _FragmentPlan:
         old = self.metadata.fragments[self.index].members[position]
         if last is None:
             return self._may_grow(position, cause)
-        size, quorum = self.metadata.ensemble_size, self.metadata.write_quorum
-        has_entries = stored_count(position, first, last, size, quorum) > 0
+        has_entries = self.metadata.stripe.count(position, first, last) > 0
         if has_entries:
             refusal = self._unreadable(position, first, last)
             if refusal is not None:
@@ -221,7 +219,15 @@ class _FragmentPlan:
         if not has_entries:
             return SwapMember(self.index, position, old, target)
         return CopyPosition(
-            self.index, position, old, target, cause, first, last, quorum, sources=self._sources(position)
+            self.index,
+            position,
+            old,
+            target,
+            cause,
+            first,
+            last,
+            self.metadata.write_quorum,
+            sources=self._sources(position),
         )
 
     def _filled_up(self, position: int, last: EntryId) -> Step | Blocked:
@@ -255,10 +261,9 @@ class _FragmentPlan:
         if self.metadata.password is None and not self.metadata.is_closed:  # its writer has a key, and we may not guess
             detail = "the metadata carries no password, and the ledger is not closed: recover it by hand, with its own"
             return self._blocked(position, ParkReason.UNREADABLE_METADATA, detail)
-        size, quorum = self.metadata.ensemble_size, self.metadata.write_quorum
         sources = self._sources(position)
-        for start in sorted(occurring_starts(first, last, size)):
-            write_set = [(start + i) % size for i in range(quorum)]
+        for start in sorted(self.metadata.stripe.starts(first, last)):
+            write_set = list(self.metadata.stripe.write_set(start))
             if position in write_set and all(sources[p] is None for p in write_set):
                 detail = f"no registered bookie holds entries of positions {write_set} in entries {first}..{last}"
                 return self._blocked(position, ParkReason.NO_LIVE_COPY, detail)

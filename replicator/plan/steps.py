@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bookie.model.ids import BookieId, EntryId
-from bookie.model.schedule import stored_count, stored_entries, stores
+from bookie.model.schedule import Stripe
 
 
 class Cause(enum.Enum):
@@ -41,7 +41,12 @@ class CopyPosition:
     @property
     def entry_count(self) -> int:
         """How many entries the position stores."""
-        return stored_count(self.position, self.first, self.last, len(self.sources), self.write_quorum)
+        return self.stripe.count(self.position, self.first, self.last)
+
+    @property
+    def stripe(self) -> Stripe:
+        """How the fragment spreads its entries."""
+        return Stripe(len(self.sources), self.write_quorum)
 
     @property
     def is_in_place(self) -> bool:
@@ -50,7 +55,7 @@ class CopyPosition:
 
     def entries(self) -> Iterator[EntryId]:
         """The entries that the position stores, ascending."""
-        return stored_entries(self.position, self.first, self.last, len(self.sources), self.write_quorum)
+        return self.stripe.entries(self.position, self.first, self.last)
 
     def holders(self, start: int) -> tuple[BookieId, ...]:
         """Who may be read for entries with ``entry_id mod E == start``: distinct, nearest position above ours first.
@@ -59,9 +64,9 @@ class CopyPosition:
         the same first holder if possible, and one request covers a run of entries. Our own position comes last: a
         draining bookie is read only if no other bookie has the entry.
         """
-        size = len(self.sources)
+        stripe, size = self.stripe, len(self.sources)
         around = ((self.position + step) % size for step in range(1, size + 1))
-        named = (self.sources[p] for p in around if stores(p, start, size, self.write_quorum))
+        named = (self.sources[p] for p in around if stripe.stores(p, start))
         return tuple(dict.fromkeys(bookie for bookie in named if bookie is not None and bookie != self.target))
 
 

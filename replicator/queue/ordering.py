@@ -17,7 +17,6 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
-from bookie.model.schedule import occurring_starts, write_set
 
 AGE_STEP_MS: Final = 60_000
 """Ages within one minute count as equal: marks of one audit have no order among themselves."""
@@ -69,13 +68,13 @@ def in_order(candidates: Iterable[Candidate], rng: random.Random) -> list[Candid
 
 
 def _copies_of_short_write_sets(metadata: LedgerMetadata, live: Collection[BookieId]) -> Iterator[int]:
-    size, quorum = metadata.ensemble_size, metadata.write_quorum
+    stripe = metadata.stripe
     for index, fragment in enumerate(metadata.fragments):
         is_live = [member in live for member in fragment.members]
         if all(is_live):
             continue
         last = metadata.fragment_last_entry_id(index)
-        for start in occurring_starts(fragment.first_entry_id, last, size):
-            copies = sum(is_live[position] for position in write_set(start, size, quorum))
-            if copies < quorum:
+        for start in stripe.starts(fragment.first_entry_id, last):
+            copies = sum(is_live[position] for position in stripe.write_set(start))
+            if copies < stripe.write_quorum:
                 yield copies

@@ -23,7 +23,6 @@ from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.coverage import is_covered
 from bookie.model.ids import BookieId
-from bookie.model.schedule import write_set
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Status
 from replicator.knowledge.doubts import Doubting
@@ -152,12 +151,12 @@ def _may_work_later(ledger: Versioned, bookies: Bookies, error: RecoveryImpossib
         left = {bookie for bookie, status in error.evidence.items() if not (status in _NEVER_KNOWS or status.is_absent)}
         return not left.isdisjoint(bookies.registered)
     metadata, evidence = ledger.metadata, error.evidence
-    size, quorum, ack_quorum = metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
+    stripe, ack_quorum = metadata.stripe, metadata.ack_quorum
     members = metadata.last_fragment.members
     there = [position for position, member in enumerate(members) if member in bookies.registered]
     able = [position for position in there if evidence.get(members[position]) not in _NEVER_KNOWS]
     writable = [position for position, member in enumerate(members) if member in bookies.writable]
     has_room = bool(bookies.writable - set(members)) or all(
-        len(set(write_set(start, size, quorum)) & set(writable)) >= ack_quorum for start in range(size)
+        len(set(stripe.write_set(start)) & set(writable)) >= ack_quorum for start in range(stripe.ensemble_size)
     )
-    return has_room and is_covered(able, size, quorum, ack_quorum)
+    return has_room and is_covered(able, stripe, ack_quorum)

@@ -14,7 +14,6 @@ import pytest
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import ApacheBookie, ApacheCluster
 from bookie.model.ids import BookieId, LedgerId
-from bookie.model.schedule import stored_count
 from tests.apache.conftest import OwnCluster
 from tests.apache.driver import JavaDriver, JavaHandle, expected, payloads
 from tests.apache.programs import Audit, Replicator, bkheal
@@ -161,14 +160,13 @@ async def check_copies(
     """Each member holds all that its position stores; those that took over hold nothing else."""
     found = (await client.ports.ledgers.read(LedgerId(ledger.ledger_id))).metadata
     assert found.last_entry_id == ledger.entries - 1
-    size, quorum = found.ensemble_size, found.write_quorum
     stored: Counter[str] = Counter()
     for index, fragment in enumerate(found.fragments):
         assert lost not in fragment.members
         is_last = index + 1 == len(found.fragments)
         last = ledger.entries - 1 if is_last else found.fragments[index + 1].first_entry_id - 1
         for position, name in enumerate(fragment.members):
-            stored[name] += stored_count(position, fragment.first_entry_id, last, size, quorum)
+            stored[name] += found.stripe.count(position, fragment.first_entry_id, last)
     for member, count in stored.items():
         if count:
             listed = await java.call("available_entries", bookie=member, ledger=ledger.ledger_id)

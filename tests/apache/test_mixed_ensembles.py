@@ -23,7 +23,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import pack
 from bookie.model.run import RunKind
-from bookie.model.schedule import first_stored, write_set
+from bookie.model.schedule import Stripe
 from bookie.wire.port import AddBatch, Status
 from tests.apache.driver import JavaDriver, JavaError, expected
 from tests.apache.programs import Audit, Replicator, bkheal
@@ -236,13 +236,13 @@ async def with_a_hole(client: ConnectedBookKeeper, kind: set[BookieId]) -> tuple
     found = await client.ports.ledgers.read(writer.ledger_id)
     members = found.metadata.last_fragment.members
     place, lacking = next((place, member) for place, member in enumerate(members) if member in kind)
-    hole = first_stored(place, 5, ledger.entries - 1, 4, 3)
+    hole = Stripe(4, 3).first_entry(place, 5, ledger.entries - 1)
     digest, length = digest_for(DigestType.CRC32C, PASSWORD), 0
     for entry_id, content in enumerate(ledger.contents):
         length += len(content)
         packet = pack(digest, writer.ledger_id, EntryId(entry_id), entry_id - 1, length, content)
         batch = AddBatch(writer.ledger_id, master_key(PASSWORD), [packet])
-        for member in (members[each] for each in write_set(EntryId(entry_id), 4, 3)):
+        for member in (members[each] for each in Stripe(4, 3).write_set(EntryId(entry_id))):
             if (entry_id, member) != (hole, lacking):
                 assert (await client.ports.transport.add(member, batch, STATE_S)).status is Status.OK
     await client.ports.ledgers.write(

@@ -17,7 +17,7 @@ from bookie.embedded.apache_jars import ApacheJvm
 from bookie.metadata.layout import cookie_path
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import EntryId, LedgerId
-from bookie.model.schedule import stored_count
+from bookie.model.schedule import Stripe
 from bookie.runtime.ports import free_loopback_port
 from bookie.wire.port import Status
 from tests.apache.driver import JavaDriver
@@ -134,7 +134,7 @@ async def test_a_bookie_without_its_cookie_and_its_disks_is_filled_up_in_place(
     for number, ledger in enumerate(filled):
         size, quorum, _ = SHAPES[number % len(SHAPES)]
         position = before[ledger.ledger_id].ensembles["0"].index(wiped.bookie_id)
-        stored = stored_count(position, EntryId(0), EntryId(ledger.entries - 1), size, quorum)
+        stored = Stripe(size, quorum).count(position, EntryId(0), EntryId(ledger.entries - 1))
         assert await held(java, wiped.bookie_id, ledger.ledger_id) == stored
     await no_work_left(here, client)
     await all_is_well(java, ledgers)

@@ -22,7 +22,6 @@ from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.model.errors import BkhealError
 from bookie.model.ids import LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
-from bookie.model.schedule import stored_entries
 from bookie.runtime.fault_points import deciding_by
 from bookie.runtime.tasks import _running as guarded_tasks
 from tests.simulation import apps, services
@@ -349,8 +348,7 @@ class History:
             last = metadata.fragment_last_entry_id(index)
             assert last is not None
             for position, bookie in enumerate(fragment.members):
-                size, quorum = metadata.ensemble_size, metadata.write_quorum
-                wanted = list(stored_entries(position, fragment.first_entry_id, last, size, quorum))
+                wanted = list(metadata.stripe.entries(position, fragment.first_entry_id, last))
                 if not wanted or bookie in truth.rotten:
                     continue
                 reply = await world.bookies[bookie].storage.read(ledger_id, wanted)

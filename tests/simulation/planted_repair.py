@@ -13,7 +13,7 @@ from bookie.metadata.tasks.reservations import Reserved
 from bookie.model.digest import digest_for
 from bookie.model.ids import EntryId
 from bookie.model.packet import pack, unpack
-from bookie.model.schedule import first_stored, last_stored, stored_count
+from bookie.model.schedule import Stripe
 from bookie.wire.port import AddBatch
 from replicator.copying import target
 from replicator.copying.target import Target
@@ -105,13 +105,11 @@ def _(stack: ExitStack) -> None:
 
 @plants("first-and-last-probe", "R24", "a bookie with the first and the last entry of a fragment counts as whole")
 def _(stack: ExitStack) -> None:
-    def careless(listed: Any, position: int, first: int, last: int, size: int, quorum: int) -> int:
-        ends = (first_stored(position, first, last, size, quorum), last_stored(position, first, last, size, quorum))
-        if all(end is None or end in listed for end in ends):
-            return stored_count(position, first, last, size, quorum)
-        return 0
+    def careless(stripe: Stripe, position: int, listed: Any, first: int, last: int) -> bool:
+        ends = (stripe.first_entry(position, first, last), stripe.last_entry(position, first, last))
+        return any(end is not None and end not in listed for end in ends)
 
-    swap(stack, holdings, "_held_count", lambda _: careless)
+    swap(stack, holdings, "_lacks", lambda _: careless)
 
 
 @plants("member-twice", "R10", "a bookie that is a member already takes another position of the fragment")

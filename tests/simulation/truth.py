@@ -20,7 +20,6 @@ from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import packet_ids
-from bookie.model.schedule import stored_entries, write_set
 from bookie.wire.port import AddBatch, EntryResult, ListReply, Status
 from tests.simulation.store import SimCell
 from tests.simulation.trace import Trace
@@ -359,7 +358,7 @@ class Truth:
             for position, bookie in enumerate(after.members):
                 if bookie == before.members[position] or last is None:
                     continue
-                wanted = stored_entries(position, before.first_entry_id, last, old.ensemble_size, old.write_quorum)
+                wanted = old.stripe.entries(position, before.first_entry_id, last)
                 missing = self.lacks(bookie, ledger_id, wanted)
                 if missing:
                     self.fail("I17", f"{who} named {bookie} in {ledger_id}, which lacks {sorted(missing)}")
@@ -384,8 +383,7 @@ class Truth:
             for position, bookie in enumerate(fragment.members):
                 if bookie not in named or last is None or bookie in self.rotten:
                     continue
-                size, quorum = metadata.ensemble_size, metadata.write_quorum
-                wanted = stored_entries(position, fragment.first_entry_id, last, size, quorum)
+                wanted = metadata.stripe.entries(position, fragment.first_entry_id, last)
                 missing = self.lacks(bookie, ledger_id, wanted)
                 if missing:
                     self.fail("I18", f"{who} completed {ledger_id}, {bookie} still lacks {sorted(missing)}")
@@ -413,7 +411,7 @@ class Truth:
 def _write_set(metadata: LedgerMetadata, entry_id: EntryId) -> list[BookieId]:
     """The bookies that should hold an entry."""
     members = metadata.fragments[metadata.fragment_index(entry_id)].members
-    return [members[position] for position in write_set(entry_id, metadata.ensemble_size, metadata.write_quorum)]
+    return [members[position] for position in metadata.stripe.write_set(entry_id)]
 
 
 def describe(metadata: LedgerMetadata) -> str:

@@ -25,7 +25,6 @@ from bookie.model.digest import digest_for, master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata
 from bookie.model.packet import pack
-from bookie.model.schedule import stores
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
@@ -401,12 +400,11 @@ async def a_world(bookies: str) -> AsyncIterator[World]:
 
 def should_hold(metadata: LedgerMetadata, bookie: str, packets: Iterable[EntryId]) -> list[EntryId]:
     """Entries that the metadata places on a bookie, ascending."""
-    size, quorum = metadata.ensemble_size, metadata.write_quorum
     return [
         entry_id
         for entry_id in sorted(packets)
         if any(
-            member == bookie and stores(position, entry_id, size, quorum)
+            member == bookie and metadata.stripe.stores(position, entry_id)
             for position, member in enumerate(metadata.fragments[metadata.fragment_index(entry_id)].members)
         )
     ]

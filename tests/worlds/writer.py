@@ -26,7 +26,6 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.packet import packet_ids
-from bookie.model.schedule import write_set
 from bookie.wire.port import AddBatch, AddReply, Status, Transport
 from tests.worlds.virtual_time import VirtualClock, run_virtual
 
@@ -161,7 +160,7 @@ class WriterWorld:
             self.acknowledged[entry_id] = payload
             metadata = self.stored(writer)
             members = metadata.fragments[metadata.fragment_index(entry_id)].members
-            positions = write_set(entry_id, metadata.ensemble_size, metadata.write_quorum)
+            positions = metadata.stripe.write_set(entry_id)
             copies = [self.bookies[members[p]].stored.get((writer.ledger_id, entry_id)) for p in positions]
             if sum(copy is not None and copy.endswith(payload) for copy in copies) < metadata.ack_quorum:
                 self.violations.append(f"entry {entry_id} acknowledged with too few copies in {members}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bookie.model.ids import BookieId
-from bookie.model.spread import write_sets
+from bookie.model.schedule import Stripe
 from bookie.model.topology import Level, Location, domain
 from bookie.runtime.fault_points import fault_point
 
@@ -86,7 +86,7 @@ class Search:
         self._sets_at: list[list[_WriteSet]] = [[] for _ in places]
         self._unavoidable = 0
         """Shortfall that no choice of the open positions avoids, beyond what the others cause by themselves."""
-        for positions in write_sets(len(places), write_quorum):
+        for positions in Stripe(len(places), write_quorum).write_sets():
             for level, needed in needs:
                 self._add_set(places, positions, level, max(0, len(positions) - needed))
         self._kinds = _Kinds([place for _, place in order], {level for level, _ in needs}, len(self._open))

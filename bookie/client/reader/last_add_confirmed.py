@@ -119,7 +119,7 @@ class _Tally:
     @property
     def is_covered(self) -> bool:
         metadata = self._ledger.metadata
-        return is_covered(self._known, metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+        return is_covered(self._known, metadata.stripe, metadata.ack_quorum)
 
     def count(self, position: int, reply: LacReply) -> None:
         status, found = told(reply, self._digest, self._ledger.ledger_id)

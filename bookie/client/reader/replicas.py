@@ -17,7 +17,6 @@ from bookie.model.digest import Digest
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import DamagedEntry, Entry, unpack
-from bookie.model.schedule import write_set
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import Status
@@ -59,7 +58,7 @@ class ReplicaReads:
     def replicas(self, metadata: LedgerMetadata, entry_id: EntryId) -> list[BookieId]:
         """Who stores an entry, in the order to ask: quick before slow, near before far, else by the write set."""
         members = metadata.fragments[metadata.fragment_index(entry_id)].members
-        positions = write_set(entry_id, metadata.ensemble_size, metadata.write_quorum)
+        positions = metadata.stripe.write_set(entry_id)
         found = list(dict.fromkeys(members[position] for position in positions))
         near, now_s = self.ports.near, self.ports.clock.monotonic_s()
         if fault_point("reader.last_replica_first"):

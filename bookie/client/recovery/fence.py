@@ -99,7 +99,7 @@ async def fence_last_ensemble(ports: ClientPorts, ledger: Versioned, access: Led
 
 def _covers(known: dict[int, Entry | None], ledger: Versioned) -> bool:
     metadata = ledger.metadata
-    return is_covered(known, metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+    return is_covered(known, metadata.stripe, metadata.ack_quorum)
 
 
 def _known(reply: FenceReply, digest: Digest, ledger_id: LedgerId) -> Entry | Status | None:

@@ -20,7 +20,6 @@ from bookie.model.coverage import negative_quorum
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment
 from bookie.model.packet import DamagedEntry, unpack
-from bookie.model.schedule import write_set
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import ReadReply, Status
@@ -85,7 +84,7 @@ class RecoveryReader:
     def votes(self, entry_id: EntryId) -> Votes:
         """A new count for one entry."""
         metadata = self._metadata
-        positions = write_set(entry_id, metadata.ensemble_size, metadata.write_quorum)
+        positions = metadata.stripe.write_set(entry_id)
         return Votes(positions, negative_quorum(metadata.write_quorum, metadata.ack_quorum))
 
     def _judged(self, asked: EntryId, answered: EntryId, status: Status, packet: bytes) -> FoundEntry | Status:

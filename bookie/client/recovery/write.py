@@ -20,7 +20,6 @@ from bookie.client.ports import ClientPorts
 from bookie.client.recovery.tail import LedgerTail
 from bookie.client.recovery.votes import FoundEntry
 from bookie.model.ids import BookieId
-from bookie.model.schedule import stores
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, AddBatch, AddReply, Status
@@ -76,9 +75,9 @@ class RecoveryWriter:
         self.short.update(self._tail.members[part.position] for part in parts if not part.is_whole)
 
     def _parts(self, block: Sequence[FoundEntry]) -> Iterator[_Part]:
-        size, quorum = self._shape.ensemble_size, self._shape.write_quorum
-        for position in range(size):
-            yield _Part(position, [one.packet for one in block if stores(position, one.entry.entry_id, size, quorum)])
+        stripe = self._shape.stripe
+        for position in range(stripe.ensemble_size):
+            yield _Part(position, [one.packet for one in block if stripe.stores(position, one.entry.entry_id)])
 
     async def _send(self, parts: Sequence[_Part]) -> None:
         """Offer each part to its bookie, side by side; those that are not whole afterwards have failed."""

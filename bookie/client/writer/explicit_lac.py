@@ -14,7 +14,7 @@ from bookie.client.writer.pipeline import Pipeline
 from bookie.model.digest import Digest
 from bookie.model.ids import NO_ENTRY, EntryId
 from bookie.model.packet import pack_lac
-from bookie.model.schedule import write_set
+from bookie.model.schedule import Stripe
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import Status
@@ -57,7 +57,7 @@ class ExplicitLac:
         ledger = self._pipeline.ledger
         packet = pack_lac(self._digest, ledger.ledger_id, last_add_confirmed)
         deadline_s, lanes = self._ports.settings.add_timeout_s, self._pipeline.state.lanes
-        positions = write_set(last_add_confirmed, len(lanes), ledger.metadata.write_quorum)
+        positions = Stripe(len(lanes), ledger.metadata.write_quorum).write_set(last_add_confirmed)
         replies = await asyncio.gather(
             *(
                 self._ports.transport.write_lac(lanes[p].bookie, ledger.ledger_id, self._key, packet, deadline_s)

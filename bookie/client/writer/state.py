@@ -23,7 +23,7 @@ from typing import Generic, TypeVar
 
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import InvalidMetadataError
-from bookie.model.schedule import stores
+from bookie.model.schedule import Stripe
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 
 WaiterT = TypeVar("WaiterT")
@@ -99,8 +99,7 @@ class WriterState(Generic[WaiterT]):
             is_patient: see the module docstring; may be changed at any time.
         """
         pins = incarnations or {}
-        self._ensemble_size = len(members)
-        self._write_quorum = write_quorum
+        self._stripe = Stripe(len(members), write_quorum)
         self._ack_quorum = ack_quorum
         self.lanes: list[Lane[WaiterT]] = [
             Lane(position, bookie, pins.get(bookie, "")) for position, bookie in enumerate(members)
@@ -109,7 +108,7 @@ class WriterState(Generic[WaiterT]):
         self._failed_mask = 0
         self._is_change_due = False
         self._unconfirmed: deque[PendingAdd[WaiterT]] = deque()
-        self._masks = [self._write_set_mask(start) for start in range(self._ensemble_size)]
+        self._masks = [self._write_set_mask(start) for start in range(len(members))]
         self.is_changing = False
         self.last_add_confirmed = EntryId(-1)
         self.confirmed_length = 0
@@ -123,7 +122,7 @@ class WriterState(Generic[WaiterT]):
     def admit(self, packet: bytes, payload_bytes: int, waiter: WaiterT) -> PendingAdd[WaiterT]:
         """Take the next entry, packed with ``next_entry_id``, and queue it to its write set."""
         entry_id = self.next_entry_id
-        mask = self._masks[entry_id % self._ensemble_size]
+        mask = self._masks[entry_id % len(self._masks)]
         self.next_length += payload_bytes
         pending = PendingAdd(entry_id, packet, self.next_length, mask, waiter)
         self.next_entry_id = EntryId(entry_id + 1)
@@ -216,7 +215,7 @@ class WriterState(Generic[WaiterT]):
         if self.is_patient and not self._is_change_due:
             if self.is_quorum_reachable:
                 return False
-            dispensable = self._write_quorum - self._ack_quorum
+            dispensable = self._stripe.write_quorum - self._ack_quorum
         return any((pending.unsettled & failed).bit_count() > dispensable for pending in self._unconfirmed)
 
     def go_on_short(self) -> None:
@@ -229,8 +228,8 @@ class WriterState(Generic[WaiterT]):
 
         Each changed position gets a new lane that carries every unconfirmed entry of its write set.
         """
-        if len(members) != self._ensemble_size:
-            raise InvalidMetadataError(f"an ensemble of {len(members)} cannot replace one of {self._ensemble_size}")
+        if len(members) != len(self.lanes):
+            raise InvalidMetadataError(f"an ensemble of {len(members)} cannot replace one of {len(self.lanes)}")
         for position, bookie in enumerate(members):
             if self.lanes[position].bookie != bookie:
                 # A kept member that failed during the change stays failed: the next round of the change handles it.
@@ -272,7 +271,7 @@ class WriterState(Generic[WaiterT]):
         if not self._failed_mask:
             self._is_change_due = False
         for pending in self._unconfirmed:
-            if stores(lane.position, pending.entry_id, self._ensemble_size, self._write_quorum):
+            if self._stripe.stores(lane.position, pending.entry_id):
                 self._unsettle(pending, bit)
                 lane.queue.append(pending)
 
@@ -297,4 +296,4 @@ class WriterState(Generic[WaiterT]):
                 self.short.add(lane.bookie)
 
     def _write_set_mask(self, start: int) -> int:
-        return sum(1 << ((start + i) % self._ensemble_size) for i in range(self._write_quorum))
+        return sum(1 << position for position in self._stripe.write_set(start))

@@ -13,7 +13,7 @@ from typing import Any, Final
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
-from bookie.model.schedule import first_stored, last_stored, stored_count
+from bookie.model.schedule import Stripe
 
 _STILL_GROWING: Final = 2
 
@@ -48,19 +48,14 @@ class SettledLedger:
     def expected(self, bookie: BookieId) -> int:
         """How many copies the bookie should hold, by position."""
         return sum(
-            stored_count(position, part.first, part.last, len(part.members), self.write_quorum)
-            for part, position in self._positions(bookie)
+            self._stripe(part).count(position, part.first, part.last) for part, position in self._positions(bookie)
         )
 
     def is_whole(self, bookie: BookieId, held: EntryRuns) -> bool:
         """Whether ``held`` has every entry that the bookie should hold: arithmetic on runs, no walk over entries."""
         for part, position in self._positions(bookie):
-            size = len(part.members)
-            count = sum(
-                stored_count(position, max(first, part.first), min(last, part.last), size, self.write_quorum)
-                for first, last in held.runs
-            )
-            if count < stored_count(position, part.first, part.last, size, self.write_quorum):
+            stripe, where = self._stripe(part), (part.first, part.last)
+            if stripe.held_count(position, held, *where) < stripe.count(position, *where):
                 return False
         return True
 
@@ -68,8 +63,8 @@ class SettledLedger:
         """The first and the last entry of each position that the bookie has, ascending (docs/formats.md#sampling)."""
         ends: set[EntryId] = set()
         for part, position in self._positions(bookie):
-            where = (position, part.first, part.last, len(part.members), self.write_quorum)
-            ends.update(entry for entry in (first_stored(*where), last_stored(*where)) if entry is not None)
+            stripe, where = self._stripe(part), (position, part.first, part.last)
+            ends.update(entry for entry in (stripe.first_entry(*where), stripe.last_entry(*where)) if entry is not None)
         return sorted(ends)
 
     def everything_but(self, missing: Iterable[EntryId]) -> EntryRuns:
@@ -87,6 +82,9 @@ class SettledLedger:
             runs.append((first, part.last))
         return EntryRuns.of_runs(run for run in runs if run[0] <= run[1])
 
+    def _stripe(self, part: SettledFragment) -> Stripe:
+        return Stripe(len(part.members), self.write_quorum)
+
     def _positions(self, bookie: BookieId) -> Iterator[tuple[SettledFragment, int]]:
         for part in self.fragments:
             for position, member in enumerate(part.members):
@@ -95,7 +93,7 @@ class SettledLedger:
 
     def _storing(self, part: SettledFragment) -> Iterator[BookieId]:
         for position, member in enumerate(part.members):
-            if stored_count(position, part.first, part.last, len(part.members), self.write_quorum):
+            if self._stripe(part).count(position, part.first, part.last):
                 yield member
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId
-from bookie.model.schedule import first_stored, occurring_starts, stored_count
+from bookie.model.schedule import Stripe
 from bookie.model.severity import Severity
 from spark_jobs.checks.replicas.expected import SettledFragment, SettledLedger
 
@@ -97,11 +97,15 @@ class _Fragment:
     def _size(self) -> int:
         return len(self.fragment.members)
 
+    @property
+    def _stripe(self) -> Stripe:
+        return Stripe(self._size, self.ledger.write_quorum)
+
     def _of(self, position: int) -> Holdings:
         return self.holdings.get(self.fragment.members[position], NOT_REGISTERED)
 
     def _stored(self, position: int, first: int, last: int) -> int:
-        return stored_count(position, first, last, self._size, self.ledger.write_quorum)
+        return self._stripe.count(position, first, last)
 
     def _gaps(self, position: int) -> Iterator[tuple[int, int]]:
         """Runs of the fragment that a bookie which is sure does not list; some of them are not its to store."""
@@ -126,8 +130,8 @@ class _Fragment:
         """Copies and level of each kind of entry that some bookie lacks, over the stretches between two changes."""
         for first, last in self._stretches():
             listed = [first in self._of(position).entries for position in range(self._size)]
-            for start in occurring_starts(first, last, self._size):
-                where = [(start + offset) % self._size for offset in range(self.ledger.write_quorum)]
+            for start in self._stripe.starts(first, last):
+                where = self._stripe.write_set(start)
                 absent = sum(not listed[each] and self._of(each).is_sure for each in where)
                 if absent:
                     away = sum(not listed[each] and not self._of(each).is_registered for each in where)
@@ -156,7 +160,6 @@ class _Fragment:
 
     def _detail(self, position: int, count: int) -> str:
         expected = self._stored(position, self.fragment.first, self.fragment.last)
-        quorum = self.ledger.write_quorum
-        firsts = (first_stored(position, first, last, self._size, quorum) for first, last in self._gaps(position))
+        firsts = (self._stripe.first_entry(position, first, last) for first, last in self._gaps(position))
         first = next(entry for entry in firsts if entry is not None)
         return f"{self.fragment.members[position]} lacks {count} of {expected} entries, the first is {first}"

@@ -41,7 +41,7 @@ from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerState
 from bookie.model.packet import ENTRY_PAYLOAD_MAX
-from bookie.model.schedule import write_set
+from bookie.model.schedule import Stripe
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.loop_thread import LoopThread
 from bookie.server.service import BookieIdentity, BookieService
@@ -152,7 +152,7 @@ async def test_each_entry_is_on_exactly_its_write_set_after_close(world: World) 
     members = writer.metadata.last_fragment.members
     for position, bookie in enumerate(members):
         held = await world.storages[bookie].list_entries(writer.ledger_id)
-        assert list(held.entries) == [n for n in range(23) if position in write_set(n, 5, 3)]
+        assert list(held.entries) == [n for n in range(23) if position in Stripe(5, 3).write_set(n)]
 
 
 async def test_an_empty_ledger_closes_at_minus_one(world: World) -> None:

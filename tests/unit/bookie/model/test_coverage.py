@@ -8,6 +8,7 @@ from itertools import combinations
 import pytest
 
 from bookie.model.coverage import is_covered, negative_quorum
+from bookie.model.schedule import Stripe
 
 SIZE_MAX = 7
 
@@ -57,7 +58,7 @@ def test_four_definitions_agree(size: int) -> None:
         if shape[0] != size:
             continue
         for known in subsets(size):
-            expected = is_covered(known, *shape)
+            expected = is_covered(known, Stripe(*shape[:2]), shape[2])
             assert every_ack_set_is_hit(known, *shape) is expected, (known, shape)
             assert too_few_are_unknown(known, *shape) is expected, (known, shape)
             assert no_ack_set_is_unsatisfied(known, *shape) is expected, (known, shape)
@@ -82,7 +83,7 @@ def test_numbers_of_answers_that_suffice(shape: tuple[int, int, int], fewest: in
     """The table of docs/formats.md#coverage."""
     by_count: dict[int, set[bool]] = {}
     for known in subsets(shape[0]):
-        by_count.setdefault(len(known), set()).add(is_covered(known, *shape))
+        by_count.setdefault(len(known), set()).add(is_covered(known, Stripe(*shape[:2]), shape[2]))
     assert min(count for count, covered in by_count.items() if True in covered) == fewest
     assert min(count for count, covered in by_count.items() if covered == {True}) == always
 
@@ -103,5 +104,5 @@ def test_one_write_set_is_ruled_out_by_the_smallest_set_that_meets_every_ack_set
 
 
 def test_order_and_repetition_do_not_matter() -> None:
-    assert is_covered([2, 0, 2], 3, 3, 2)
-    assert not is_covered([2, 2, 2], 3, 3, 2)
+    assert is_covered([2, 0, 2], Stripe(3, 3), 2)
+    assert not is_covered([2, 2, 2], Stripe(3, 3), 2)

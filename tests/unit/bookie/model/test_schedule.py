@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.model.schedule import (
-    first_stored,
-    last_stored,
-    occurring_starts,
-    stored_count,
-    stored_entries,
-    stores,
-    write_set,
-)
+from bookie.model.availability import EntryRuns
+from bookie.model.schedule import Stripe
 
 
 @dataclass(frozen=True)
@@ -28,8 +21,12 @@ class Case:
     last: int
 
     @property
-    def arguments(self) -> tuple[int, int, int, int, int]:
-        return self.position, self.first, self.last, self.ensemble_size, self.write_quorum
+    def stripe(self) -> Stripe:
+        return Stripe(self.ensemble_size, self.write_quorum)
+
+    @property
+    def arguments(self) -> tuple[int, int, int]:
+        return self.position, self.first, self.last
 
     @property
     def entries(self) -> list[int]:
@@ -72,19 +69,19 @@ def cases(draw: st.DrawFn) -> Case:
 def test_the_write_set_is_round_robin_on_absolute_ids(
     entry_id: int, ensemble_size: int, write_quorum: int, positions: tuple[int, ...]
 ) -> None:
-    assert write_set(entry_id, ensemble_size, write_quorum) == positions
+    assert Stripe(ensemble_size, write_quorum).write_set(entry_id) == positions
 
 
 @given(cases())
 def test_a_position_stores_exactly_the_entries_whose_write_set_names_it(case: Case) -> None:
     for entry_id in range(case.first, case.last + 1):
-        in_write_set = case.position in write_set(entry_id, case.ensemble_size, case.write_quorum)
-        assert stores(case.position, entry_id, case.ensemble_size, case.write_quorum) is in_write_set
+        in_write_set = case.position in case.stripe.write_set(entry_id)
+        assert case.stripe.stores(case.position, entry_id) is in_write_set
 
 
 @given(cases())
 def test_a_write_set_names_as_many_different_positions_as_the_write_quorum(case: Case) -> None:
-    positions = write_set(case.first, case.ensemble_size, case.write_quorum)
+    positions = case.stripe.write_set(case.first)
     assert len(set(positions)) == len(positions) == case.write_quorum
     assert all(0 <= position < case.ensemble_size for position in positions)
 
@@ -92,35 +89,38 @@ def test_a_write_set_names_as_many_different_positions_as_the_write_quorum(case:
 @given(cases())
 def test_range_arithmetic_equals_counting(case: Case) -> None:
     entries = case.entries
-    assert list(stored_entries(*case.arguments)) == entries
-    assert stored_count(*case.arguments) == len(entries)
-    assert first_stored(*case.arguments) == (entries[0] if entries else None)
-    assert last_stored(*case.arguments) == (entries[-1] if entries else None)
+    assert list(case.stripe.entries(*case.arguments)) == entries
+    assert case.stripe.count(*case.arguments) == len(entries)
+    assert case.stripe.first_entry(*case.arguments) == (entries[0] if entries else None)
+    assert case.stripe.last_entry(*case.arguments) == (entries[-1] if entries else None)
 
 
 @given(cases())
 def test_every_entry_is_stored_as_often_as_the_write_quorum_says(case: Case) -> None:
-    counts = [
-        stored_count(position, case.first, case.last, case.ensemble_size, case.write_quorum)
-        for position in range(case.ensemble_size)
-    ]
+    counts = [case.stripe.count(position, case.first, case.last) for position in range(case.ensemble_size)]
     assert sum(counts) == case.write_quorum * max(0, case.last - case.first + 1)
 
 
 @given(cases())
 def test_occurring_write_sets_are_those_of_the_entries(case: Case) -> None:
-    starts = {write_set(entry_id, case.ensemble_size, 1)[0] for entry_id in range(case.first, case.last + 1)}
-    assert occurring_starts(case.first, case.last, case.ensemble_size) == starts
+    starts = {Stripe(case.ensemble_size, 1).write_set(entry_id)[0] for entry_id in range(case.first, case.last + 1)}
+    assert case.stripe.starts(case.first, case.last) == starts
 
 
 @given(cases())
 def test_every_write_set_may_occur_where_the_end_is_unknown(case: Case) -> None:
-    assert occurring_starts(case.first, None, case.ensemble_size) == set(range(case.ensemble_size))
+    assert case.stripe.starts(case.first, None) == set(range(case.ensemble_size))
+
+
+@given(cases(), st.sets(st.integers(-5, 60)))
+def test_held_entries_are_counted_by_runs_as_they_would_be_one_by_one(case: Case, offsets: set[int]) -> None:
+    held = EntryRuns.of(sorted(entry_id for offset in offsets if (entry_id := case.first + offset) >= 0))
+    assert case.stripe.held_count(case.position, held, case.first, case.last) == sum(e in held for e in case.entries)
 
 
 def test_huge_ranges_cost_no_more_than_small_ones() -> None:
     last = 2**62
-    assert stored_count(0, 0, last - 1, 4, 2) == last // 2
-    assert first_stored(3, 0, last, 4, 1) == 3
-    assert last_stored(3, 0, last, 4, 1) == last - 1
-    assert occurring_starts(0, last, 4) == {0, 1, 2, 3}
+    assert Stripe(4, 2).count(0, 0, last - 1) == last // 2
+    assert Stripe(4, 1).first_entry(3, 0, last) == 3
+    assert Stripe(4, 1).last_entry(3, 0, last) == last - 1
+    assert Stripe(4, 1).starts(0, last) == {0, 1, 2, 3}

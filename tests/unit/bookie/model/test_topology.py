@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bookie.metadata.bookies.topology import InvalidTopologyError, parse_topology
 from bookie.model.ids import BookieId
-from bookie.model.spread import InvalidPolicyError, PlacementPolicy, adherence, write_sets
+from bookie.model.schedule import Stripe
+from bookie.model.spread import InvalidPolicyError, PlacementPolicy, adherence
 from bookie.model.topology import InvalidLocationError, Level, Topology, domain, hops, location
 
 A, B, C, D = (BookieId(f"bk{i}:3181") for i in range(1, 5))
@@ -126,7 +127,7 @@ def test_a_write_set_never_needs_more_domains_than_it_has_bookies() -> None:
 
 @given(st.integers(1, 9), st.integers(1, 9))
 def test_write_sets_are_those_of_some_entry(ensemble_size: int, write_quorum: int) -> None:
-    sets = write_sets(ensemble_size, write_quorum)
+    sets = Stripe(ensemble_size, write_quorum).write_sets()
     positions = {frozenset((n + i) % ensemble_size for i in range(write_quorum)) for n in range(ensemble_size)}
     assert {frozenset(each) for each in sets} == positions
     assert len(sets) == len(positions)

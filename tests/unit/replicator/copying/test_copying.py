@@ -15,7 +15,6 @@ from bookie.model.availability import EntryRuns
 from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
-from bookie.model.schedule import write_set
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, EntryResult, Status
 from replicator.copying.copier import NOTHING_HELD, Copier, CopyOutcome, entries_without
 from replicator.copying.target import batches
@@ -61,8 +60,11 @@ class Scene:
         return stored
 
     def expected(self) -> dict[EntryId, bytes]:
-        size, quorum = self.ledger.metadata.ensemble_size, self.ledger.metadata.write_quorum
-        return {i: packet for i, packet in self.packets.items() if self.step.position in write_set(i, size, quorum)}
+        return {
+            i: packet
+            for i, packet in self.packets.items()
+            if self.step.position in self.ledger.metadata.stripe.write_set(i)
+        }
 
 
 async def always() -> bool:

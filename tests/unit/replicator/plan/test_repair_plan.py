@@ -14,7 +14,6 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
-from bookie.model.schedule import write_set
 from replicator.plan.planner import (
     Blocked,
     Knowledge,
@@ -224,7 +223,6 @@ def test_a_plan_keeps_every_rule(situation: tuple[Versioned, Bookies, Knowledge]
     rng = random.Random(seed)
     result = plan_repair(of, registered, lambda key, members, candidates: rng.choice(candidates), knowledge)
     metadata = of.metadata
-    size, quorum = metadata.ensemble_size, metadata.write_quorum
 
     lost = {
         (index, position)
@@ -240,7 +238,7 @@ def test_a_plan_keeps_every_rule(situation: tuple[Versioned, Bookies, Knowledge]
         assert entries is not None
         assert step.target in registered.writable - knowledge.failed_targets
         assert step.target not in metadata.fragments[step.fragment_index].members
-        stored = [e for e in entries if step.position in write_set(e, size, quorum)]
+        stored = [e for e in entries if step.position in metadata.stripe.write_set(e)]
         if isinstance(step, SwapMember):
             assert stored == []
             continue
@@ -248,14 +246,14 @@ def test_a_plan_keeps_every_rule(situation: tuple[Versioned, Bookies, Knowledge]
         assert step.entry_count == len(stored) > 0
         members = metadata.fragments[step.fragment_index].members
         for entry in stored:
-            live = {members[p] for p in write_set(entry, size, quorum)} & registered.registered
-            assert set(step.holders(entry % size)) == live
+            live = {members[p] for p in metadata.stripe.write_set(entry)} & registered.registered
+            assert set(step.holders(entry % metadata.ensemble_size)) == live
             assert live
 
     repaired = with_steps(metadata, result.steps)
     for before, after in zip(metadata.fragments, repaired.fragments, strict=True):
         assert before.first_entry_id == after.first_entry_id
-        assert len(set(after.members)) == size
+        assert len(set(after.members)) == metadata.ensemble_size
     changed = {(step.fragment_index, step.position) for step in result.steps}
     for index, fragment in enumerate(metadata.fragments):
         for position, member in enumerate(fragment.members):
@@ -273,7 +271,7 @@ def test_blocked_positions_have_the_right_reason(situation: tuple[Versioned, Boo
         if entries is None:
             assert blocked.reason is ParkReason.NEEDS_RECOVERY
             continue
-        write_sets = [write_set(e, metadata.ensemble_size, metadata.write_quorum) for e in entries]
+        write_sets = [metadata.stripe.write_set(e) for e in entries]
         is_lost = any(
             blocked.position in positions and not {members[p] for p in positions} & registered.registered
             for positions in write_sets

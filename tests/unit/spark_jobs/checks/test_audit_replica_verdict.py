@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from bookie.model.schedule import write_set
 from bookie.model.severity import Severity
 from spark_jobs.checks.replicas.expected import settled_metadata
 from spark_jobs.checks.replicas.verdict import NOT_REGISTERED, Holdings, findings
@@ -73,7 +72,7 @@ def expected(
         absent = 0
         worst: list[tuple[Severity, int]] = []
         for entry in range(fragment.first_entry_id, last + 1):
-            where = write_set(entry, metadata.ensemble_size, metadata.write_quorum)
+            where = metadata.stripe.write_set(entry)
             said = [holdings[fragment.members[position]] for position in where]
             denied = [
                 position

@@ -19,7 +19,6 @@ from bookie.metadata.store.memory import Fault
 from bookie.model.errors import BkhealError
 from bookie.model.ids import EntryId
 from bookie.model.metadata import LedgerMetadata
-from bookie.model.schedule import write_set
 from bookie.runtime.fault_points import deciding_by
 from bookie.wire.port import Status
 from tests.worlds.virtual_time import run_virtual
@@ -84,7 +83,7 @@ async def check_end(world: WriterWorld, writer: LedgerWriter, metadata: LedgerMe
     assert metadata.length == sum(map(len, world.acknowledged.values()))
     for n in world.acknowledged:
         members = metadata.fragments[metadata.fragment_index(n)].members
-        positions = write_set(n, metadata.ensemble_size, metadata.write_quorum)
+        positions = metadata.stripe.write_set(n)
         lacking = {members[p] for p in positions if (writer.ledger_id, n) not in world.bookies[members[p]].stored}
         assert len(lacking) <= metadata.write_quorum - metadata.ack_quorum
         assert lacking <= marked, "a copy is missing and nobody will make it"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bookie.client.writer.state import Lane, PendingAdd, WriterState
 from bookie.model.ids import BookieId
-from bookie.model.schedule import write_set
+from bookie.model.schedule import Stripe
 
 MEMBERS = tuple(BookieId(f"b{i}:1") for i in range(5))
 
@@ -152,7 +152,7 @@ def test_confirmed_is_the_longest_prefix_with_enough_acks(
         if not batch:
             continue
         for pending in batch:
-            assert lane.position in write_set(pending.entry_id, ensemble, write)
+            assert lane.position in Stripe(ensemble, write).write_set(pending.entry_id)
             acked[pending.entry_id].add(lane.position)
         writer.acknowledge(lane, batch)
         prefix = 0

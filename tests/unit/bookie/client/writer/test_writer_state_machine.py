@@ -15,7 +15,7 @@ from bookie.client.writer.ensemble_change import with_new_ensemble
 from bookie.client.writer.state import Lane, PendingAdd, WriterState
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
-from bookie.model.schedule import write_set
+from bookie.model.schedule import Stripe
 
 SHAPES = [(e, w, a) for e in range(1, 6) for w in range(1, e + 1) for a in range(1, w + 1)]
 
@@ -52,7 +52,7 @@ class WriterMachine(RuleBasedStateMachine):
         return BookieId(f"b{self.names}")
 
     def positions(self, entry: int) -> tuple[int, ...]:
-        return write_set(entry, self.ensemble, self.write)
+        return Stripe(self.ensemble, self.write).write_set(entry)
 
     def has_quorum(self, entry: int) -> bool:
         return sum(entry in self.members[p].acked for p in self.positions(entry)) >= self.ack
