@@ -57,7 +57,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
+class RepairResult:
     """One contestant's repair."""
 
     seconds: float
@@ -137,7 +137,7 @@ class RepairComparison:
 
     async def _repair(
         self, who: str, command: Sequence[str], where: Path, site: _Site, sets: Sequence[_Set]
-    ) -> Repaired:
+    ) -> RepairResult:
         tasks = site.client.ports.tasks
         await tasks.disable()
         async with await Contestant.start(who, command, where / who.replace(" ", "-")) as contestant:
@@ -181,7 +181,7 @@ class _Site:
         if left := [task.ledger_id for task in await tasks.list_all()]:
             raise ContestantError(f"{who} has not repaired {left} after {_REPAIR_DEADLINE_S:g} s")
 
-    async def outcome(self, who: str, repaired: _Set, seconds: float) -> Repaired:
+    async def outcome(self, who: str, repaired: _Set, seconds: float) -> RepairResult:
         """Count what the target holds now; no metadata may name the lost bookie."""
         written = 0
         for ledger_id in repaired.ids:
@@ -193,7 +193,7 @@ class _Site:
                 raise ContestantError(f"{self.spare} does not list ledger {ledger_id}: {reply.status} {reply.detail}")
             written += sum(last - first + 1 for first, last in reply.entries.runs)
         lost = round(repaired.entries * repaired.share)
-        return Repaired(seconds, len(repaired.ids), lost * repaired.packet_bytes, lost, written)
+        return RepairResult(seconds, len(repaired.ids), lost * repaired.packet_bytes, lost, written)
 
 
 async def _write_both(client: ConnectedBookKeeper, shape: Shape, lost_bytes: int) -> tuple[_Set, _Set]:

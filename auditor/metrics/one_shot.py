@@ -36,7 +36,7 @@ class OneShotMetrics(Collector):
         self.metrics = MetricSet(COMPONENT, version, ())
         self.metrics.registry.register(self)
 
-    def told(self, event: ProgressEvent) -> None:
+    def on_progress(self, event: ProgressEvent) -> None:
         """A phase began, or moved on; from the first one on there is a session."""
         self.metrics.gauge(SESSION).set(1)
         self._ratio = min(1.0, event.done / event.total) if event.total else 0.0

@@ -23,7 +23,7 @@ from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.storage.add_request import check_add, check_ledger
 from bookie.storage.entry_logs.collection import Collection, Mark, Marks
-from bookie.storage.entry_logs.compaction import Compacted, Compactor
+from bookie.storage.entry_logs.compaction import CompactionResult, Compactor
 from bookie.storage.errors import UnsupportedFormatError
 from bookie.storage.journal.journal import JournalBusyError, JournalStoppedError
 from bookie.storage.opening import Parts, open_parts
@@ -254,7 +254,7 @@ class LedgerStorage:
                 raise error
         return await self._noting_full(self._collection.delete(ledger_id, mark))
 
-    async def compact(self) -> Compacted:
+    async def compact(self) -> CompactionResult:
         """Free the space of collected entries. One call at a time.
 
         Raises:

@@ -27,7 +27,7 @@ from bookie.model.packet import HEADER_SIZE
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Transport
-from replicator.copying.sources import EntrySource, Fetched, Orders
+from replicator.copying.sources import EntrySource, FetchedEntries, Orders
 from replicator.copying.target import Target
 from replicator.copying.throttle import ByteBudget, Throttle
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
@@ -203,7 +203,7 @@ class _CopyRun:
             await self._send([fetched.packets[entry_id] for entry_id in sorted(fetched.packets)])
             waiting = fetched.rest
 
-    async def _fetch(self, entry_ids: Sequence[EntryId], turn: int) -> Fetched:
+    async def _fetch(self, entry_ids: Sequence[EntryId], turn: int) -> FetchedEntries:
         """Read the entries; those whose holders did not answer are asked for again a few times."""
         fetched = await self._read(self._orders(entry_ids, turn))
         for pause_s in _SOURCE_PAUSES_S:
@@ -219,7 +219,7 @@ class _CopyRun:
             fetched.unreadable = again.unreadable
         return fetched
 
-    async def _read(self, orders: Orders) -> Fetched:
+    async def _read(self, orders: Orders) -> FetchedEntries:
         """Ask the holders once, within the rate for reads; every attempt counts."""
         estimated_bytes = len(orders) * self._entry_bytes
         await self._copier.reads.take(estimated_bytes, self._rank)

@@ -32,7 +32,7 @@ Answers = tuple[Answer, ...]
 
 
 @dataclass(slots=True)
-class Fetched:
+class FetchedEntries:
     """What a round of reading brought. Every entry asked for is in exactly one of the first three."""
 
     packets: dict[EntryId, bytes] = field(default_factory=dict, repr=False)
@@ -53,8 +53,8 @@ class EntrySource:
         self._ledger_id = ledger_id
         self._digest = digest
 
-    async def fetch(self, orders: Orders) -> Fetched:
-        """Read every entry of ``orders``; see ``Fetched``. Never raises for what bookies do."""
+    async def fetch(self, orders: Orders) -> FetchedEntries:
+        """Read every entry of ``orders``; see ``FetchedEntries``. Never raises for what bookies do."""
         fetched = await _Round(self, orders).run()
         if self._digest.type is DigestType.DUMMY:
             await self._compare(fetched, orders)
@@ -74,7 +74,7 @@ class EntrySource:
             return f"ledger length {entry.length} in the header is below the payload's {len(entry.payload)} bytes"
         return None
 
-    async def _compare(self, fetched: Fetched, orders: Orders) -> None:
+    async def _compare(self, fetched: FetchedEntries, orders: Orders) -> None:
         """Hold each copy against another holder's; a third decides between two that differ."""
         others = {
             entry_id: [bookie for bookie in orders[entry_id] if bookie != served_by]
@@ -99,7 +99,12 @@ class EntrySource:
             self._settle(fetched, entry_id, _Copy(second.served_by[entry_id], packet), witness, unknown)
 
     def _settle(
-        self, fetched: Fetched, entry_id: EntryId, other: _Copy, witness: bytes, unknown: Mapping[EntryId, Answers]
+        self,
+        fetched: FetchedEntries,
+        entry_id: EntryId,
+        other: _Copy,
+        witness: bytes,
+        unknown: Mapping[EntryId, Answers],
     ) -> None:
         first = _Copy(fetched.served_by[entry_id], fetched.packets[entry_id])
         for good, bad in ((first, other), (other, first)):
@@ -125,9 +130,9 @@ class _Round:
         self._source = source
         self._orders = orders
         self._answers: dict[EntryId, list[Answer]] = {}
-        self._result = Fetched()
+        self._result = FetchedEntries()
 
-    async def run(self) -> Fetched:
+    async def run(self) -> FetchedEntries:
         waiting = sorted(self._orders)
         while waiting:
             waiting = await self._ask_next_holders(waiting)

@@ -16,7 +16,7 @@ from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from bookie.wire.port import EntryResult, FenceReply, LacReply, ReadReply, Status, Transport
 
 
-class Doubting:
+class DoubtingTransport:
     """``Transport``, but for the denials of ``doubted``."""
 
     def __init__(self, transport: Transport, doubted: Collection[BookieId]) -> None:

@@ -46,7 +46,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _MemberAnswer:
     entry_id: int = NO_ENTRY
     confirmed: int = NO_ENTRY
 
@@ -79,16 +79,16 @@ class Frontier:
             confirmed = last
         return Written(EntryId(confirmed), tuple(silent), acknowledged)
 
-    async def _last(self, ledger: Versioned, bookie: BookieId) -> _Told | Answer:
+    async def _last(self, ledger: Versioned, bookie: BookieId) -> _MemberAnswer | Answer:
         """Evaluate the last entry of a member; a damaged one was written as well."""
         reply = await self._transport.read_last(bookie, ledger.ledger_id, _TIMEOUT_S)
         result = reply.results[0] if reply.results else EntryResult(EntryId(NO_ENTRY), reply.status)
         if result.status.is_absent or result.status is Status.LIMBO:
-            return _Told()
+            return _MemberAnswer()
         if (entry := proven(ledger, result)) is not None:
-            return _Told(entry.entry_id, min(entry.last_add_confirmed, entry.entry_id - 1))
+            return _MemberAnswer(entry.entry_id, min(entry.last_add_confirmed, entry.entry_id - 1))
         if result.entry_id >= 0:
-            return _Told(result.entry_id)
+            return _MemberAnswer(result.entry_id)
         status = Status.IO_ERROR if result.status is Status.OK else result.status
         return Answer(bookie, status, reply.detail or "its last entry cannot be read")
 

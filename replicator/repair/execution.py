@@ -21,9 +21,9 @@ from replicator.knowledge.holdings import Holdings, Shortfall
 from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
-from replicator.repair.install import Copied, Installer
+from replicator.repair.install import CopiedStep, Installer
 from replicator.repair.lease import Lease
-from replicator.repair.reserving import Reserving
+from replicator.repair.reservation_holder import ReservationHolder
 from replicator.telemetry.events import EventSink
 
 INSTALL_BYTES: Final = 64 << 20
@@ -43,7 +43,7 @@ class Execution:
         lease: Lease,
         events: EventSink,
         holdings: Holdings,
-        reserving: Reserving,
+        reserving: ReservationHolder,
         rank: int,
     ) -> None:
         self._rank = rank
@@ -54,7 +54,7 @@ class Execution:
         self._holdings = holdings
         self._reserving = reserving
         self._installer = Installer(ports, holdings, lease)
-        self._copied: dict[tuple[PositionKey, BookieId, EntryId], Copied] = {}
+        self._copied: dict[tuple[PositionKey, BookieId, EntryId], CopiedStep] = {}
         self.failed_targets: dict[BookieId, Answer] = {}
         """Bookies that did not accept copies, with their last answers."""
         self.unreadable: dict[PositionKey, str] = {}
@@ -79,7 +79,7 @@ class Execution:
         note_targets(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
         swaps = [step for step in steps if isinstance(step, SwapMember) and step.target not in self.failed_targets]
-        ready = [Copied(step) for step in swaps]
+        ready = [CopiedStep(step) for step in swaps]
         for step in steps:
             if isinstance(step, SwapMember) or step.target in self.failed_targets:
                 continue
@@ -116,7 +116,7 @@ class Execution:
 
     async def _copy(
         self, ledger: Versioned, step: CopyPosition, shortfall: Shortfall, incarnation: str
-    ) -> Copied | None:
+    ) -> CopiedStep | None:
         """Copy one position; None if it did not work, with the reason noted for the next plan."""
         key = _key(ledger, step)
         before = self._copied.get((key, step.target, step.last))
@@ -127,7 +127,7 @@ class Execution:
         for corrupt in outcome.corrupt:
             self._events.copy_corrupt(ledger.ledger_id, corrupt)
         if outcome.is_complete:
-            copied = Copied(step, incarnation, outcome.entries, outcome.bytes)
+            copied = CopiedStep(step, incarnation, outcome.entries, outcome.bytes)
             self._copied[key, step.target, step.last] = copied
             return copied
         if outcome.target_failure is not None:
@@ -140,7 +140,7 @@ class Execution:
                 self.silence.append(f"fragment {step.fragment_index} position {step.position}: {evidence}")
         return None
 
-    async def _install(self, ledger: Versioned, ready: Sequence[Copied]) -> Versioned:
+    async def _install(self, ledger: Versioned, ready: Sequence[CopiedStep]) -> Versioned:
         installed = await self._installer.install(ledger, ready, self._reserving.current)
         for refusal in installed.refusals:
             self.failed_targets[refusal.bookie] = refusal

@@ -19,7 +19,7 @@ from bookie.metadata.bookies.incarnations import Latest
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import Check
-from bookie.metadata.tasks.reservations import Reserved
+from bookie.metadata.tasks.reservations import LedgerReservations
 from bookie.model.errors import InvariantError
 from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
@@ -36,7 +36,7 @@ _TARGETS_MAX: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopiedStep:
     """A step whose entries the target acknowledged, and the target's incarnation ("" if it has none)."""
 
     step: Step
@@ -46,12 +46,12 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class InstallResult:
     """What came of an installation."""
 
     ledger: Versioned
     """The metadata now."""
-    done: tuple[Copied, ...]
+    done: tuple[CopiedStep, ...]
     """Steps that count: named by the metadata, or filled up in place."""
     refusals: tuple[Answer, ...] = ()
     """Targets that turned out not to hold everything, or not to be there any more."""
@@ -65,7 +65,9 @@ class Installer:
         self._holdings = holdings
         self._lease = lease
 
-    async def install(self, ledger: Versioned, copied: Sequence[Copied], reserved: Reserved | None) -> Installed:
+    async def install(
+        self, ledger: Versioned, copied: Sequence[CopiedStep], reserved: LedgerReservations | None
+    ) -> InstallResult:
         """Make ``copied`` count, all in one write of the metadata that checks that ``reserved`` still stands (S16).
 
         ``reserved`` may be None if everything was filled in place.
@@ -79,7 +81,7 @@ class Installer:
             TransientError: the store did not answer; nothing was changed.
             OutcomeUnknownError: the write was sent and its outcome is unknown.
         """
-        whole: list[Copied] = []
+        whole: list[CopiedStep] = []
         refusals: list[Answer] = []
         for copy in copied:
             refusal = await self._lacking(ledger, copy)
@@ -105,19 +107,21 @@ class Installer:
             named = sorted({step.target for step in changes} & latest.keys())
             checks = [Check(reserved.path, reserved.version), *(latest[target].check for target in named)]
             ledger = await self._ports.ledgers.write(ledger.ledger_id, wanted, ledger.version, checks=checks)
-        return Installed(ledger, tuple(done), tuple(refusals))
+        return InstallResult(ledger, tuple(done), tuple(refusals))
 
     async def incarnation(self, bookie: BookieId) -> str | None:
         """Incarnation that a bookie is registered with; None if it is not registered."""
         info = await self._ports.registrations.service_info(bookie)
         return None if info is None else info.incarnation
 
-    async def _lacking(self, ledger: Versioned, copy: Copied) -> Answer | None:
+    async def _lacking(self, ledger: Versioned, copy: CopiedStep) -> Answer | None:
         if isinstance(copy.step, SwapMember):
             return None
         return await self._holdings.missing_on_target(ledger.ledger_id, copy.step)
 
-    async def _dead_disks(self, copied: Iterable[Copied], latest: Mapping[BookieId, Latest]) -> AsyncIterator[Answer]:
+    async def _dead_disks(
+        self, copied: Iterable[CopiedStep], latest: Mapping[BookieId, Latest]
+    ) -> AsyncIterator[Answer]:
         """Targets whose registration is all that is left of them. One that is back on new disks gets a new copy."""
         for copy in copied:
             known, target = latest.get(copy.step.target), copy.step.target
@@ -126,7 +130,7 @@ class Installer:
                     target, Status.WRONG_INCARNATION, "its disks were replaced, and the new ones do not serve yet"
                 )
 
-    async def _is_still_wanted(self, copy: Copied, bookies: Bookies, latest: Mapping[BookieId, Latest]) -> bool:
+    async def _is_still_wanted(self, copy: CopiedStep, bookies: Bookies, latest: Mapping[BookieId, Latest]) -> bool:
         step = copy.step
         if _replaces(copy) and step.old in bookies.staying:
             return False  # R5: it came back, with its copies; or its drain was withdrawn
@@ -153,12 +157,12 @@ def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadat
     return metadata
 
 
-def _replaces(copy: Copied) -> bool:
+def _replaces(copy: CopiedStep) -> bool:
     """True if it replaces a bookie that was lost or that is being drained."""
     return isinstance(copy.step, SwapMember) or copy.step.cause is not Cause.INCOMPLETE
 
 
-def _gone_targets(copied: Iterable[Copied], bookies: Bookies) -> Iterable[Answer]:
+def _gone_targets(copied: Iterable[CopiedStep], bookies: Bookies) -> Iterable[Answer]:
     return (
         Answer(copy.step.target, Status.UNRESOLVED, "not registered as writable any more")
         for copy in copied
@@ -166,7 +170,7 @@ def _gone_targets(copied: Iterable[Copied], bookies: Bookies) -> Iterable[Answer
     )
 
 
-def _with_few_targets(copied: Sequence[Copied]) -> list[Copied]:
+def _with_few_targets(copied: Sequence[CopiedStep]) -> list[CopiedStep]:
     targets = list(dict.fromkeys(copy.step.target for copy in copied))
     few = frozenset(targets[:_TARGETS_MAX])
     return [copy for copy in copied if copy.step.target in few]

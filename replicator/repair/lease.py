@@ -22,7 +22,7 @@ from bookie.runtime.retry import Backoff, retry_transient
 from replicator.ports import RepairPorts
 
 
-async def grounds(ports: RepairPorts, ledger: Versioned, task: Task, bookies: Bookies) -> list[Check]:
+async def verdict_checks(ports: RepairPorts, ledger: Versioned, task: Task, bookies: Bookies) -> list[Check]:
     """Checks that hold as long as nothing of this has changed. To be called before the bookies are asked.
 
     Bookies that are being drained need none: as long as a member is, something is left to do.

@@ -44,9 +44,9 @@ from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
 from replicator.queue.parking import ATTEMPTS_MAX
 from replicator.repair.execution import Execution
-from replicator.repair.lease import Lease, LeaseLostError, grounds
-from replicator.repair.reserving import Reserving
-from replicator.repair.unclosed import Unclosed
+from replicator.repair.lease import Lease, LeaseLostError, verdict_checks
+from replicator.repair.reservation_holder import ReservationHolder
+from replicator.repair.unclosed_ledger import UnclosedLedgerRepair
 from replicator.telemetry.events import Ending, EventSink, TaskResult
 
 _log = logging.getLogger(__name__)
@@ -107,8 +107,8 @@ class LedgerRepair:
         self._lease = lease
         self._task = lease.held.task
         self._holdings = Holdings(ports.transport, ports.clock)
-        self._reserving = Reserving(ports, lease)
-        self._unclosed = Unclosed(ports, lease, delays, self._holdings)
+        self._reserving = ReservationHolder(ports, lease)
+        self._unclosed = UnclosedLedgerRepair(ports, lease, delays, self._holdings)
         self._execution = Execution(ports, copier, lease, events, self._holdings, self._reserving, rank)
 
     async def run(self) -> TaskResult:
@@ -155,7 +155,7 @@ class LedgerRepair:
             )
             absent = unnamed_absent(ledger.metadata, self._task.missing, bookies)
             bookies = awaiting(bookies, absent, await self._absences.lost(bookies, absent))
-            checks = [*await grounds(self._ports, ledger, self._task, bookies), *drain_checks]
+            checks = [*await verdict_checks(self._ports, ledger, self._task, bookies), *drain_checks]
             shortfall = await self._holdings.shortfall(ledger, self._task.missing, bookies)
             if not ledger.metadata.is_closed:
                 await self._unclosed.doubt(shortfall.short_members())

@@ -66,7 +66,7 @@ class RunKeeper:
         self._thread.start()
         self._begun.result()
 
-    def told(self, event: ProgressEvent) -> None:
+    def on_progress(self, event: ProgressEvent) -> None:
         """Take the progress for the record."""
         self._record = replace(
             self._record,

@@ -90,8 +90,8 @@ def run_one_shot(
     )
     keeper = RunKeeper(shot.settings, started, gate, clock, progress)
 
-    def told(event: ProgressEvent) -> None:
-        keeper.told(event)
+    def on_progress(event: ProgressEvent) -> None:
+        keeper.on_progress(event)
         if progress is not None:
             progress(event)
 
@@ -103,7 +103,7 @@ def run_one_shot(
                 take_over()  # Spark's own handler of SIGINT is installed by now
                 from spark_jobs.runs.run import run_check
 
-                result = run_check(spark, shot.kind, shot.settings, told, gate=gate, run_id=run_id)
+                result = run_check(spark, shot.kind, shot.settings, on_progress, gate=gate, run_id=run_id)
                 if then is not None:
                     then(spark, result, gate)
             record, is_success = _done(started, result), _is_success(result.summary)

@@ -7,7 +7,7 @@ from typing import Final
 
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.times import rfc3339
-from spark_jobs.report.summary import Published, PublishOutcome, RunSummary
+from spark_jobs.report.summary import PublishOutcome, PublishResult, RunSummary
 from spark_jobs.report.text import plain
 
 _PUBLISHED: Final = {
@@ -25,7 +25,7 @@ def table(summary: RunSummary) -> str:
     return "\n".join(map(plain, _lines(summary)))
 
 
-def published_text(published: Published) -> str:
+def published_text(published: PublishResult) -> str:
     """One line on what was published."""
     return _PUBLISHED[published.outcome].format(ledgers=published.ledgers, tasks_changed=published.tasks_changed)
 

@@ -22,8 +22,8 @@ from spark_jobs.report.summary import (
     ClusterName,
     LedgerCounts,
     PlacementCounts,
-    Published,
     PublishOutcome,
+    PublishResult,
     ReplicaCounts,
     RunSummary,
     SampledBookie,
@@ -64,7 +64,7 @@ def decode_summary(document: Mapping[str, Any]) -> RunSummary:
 
 
 def _summary(document: Mapping[str, Any]) -> RunSummary:
-    published = _made(Published, document["published"], outcome=PublishOutcome(document["published"]["outcome"]))
+    published = _made(PublishResult, document["published"], outcome=PublishOutcome(document["published"]["outcome"]))
     return RunSummary(
         run_id=_text(document["run_id"]),
         cluster=_made(ClusterName, document["cluster"]),

@@ -30,7 +30,7 @@ class PublishOutcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishResult:
     """Result of publishing."""
 
     outcome: PublishOutcome
@@ -256,7 +256,7 @@ class RunSummary:
     bookies: tuple[BookieCount, ...]
     """Every bookie that is registered, has a cookie or is named in metadata; by id."""
     worst_ledgers: tuple[WorstLedger, ...]
-    published: Published
+    published: PublishResult
     problems: tuple[str, ...] = ()
     """Why the run is not complete, one sentence each."""
     held_because: str | None = None

@@ -23,14 +23,14 @@ from bookie.model.ids import BookieId
 from spark_jobs.checks.bookie_check import bookie_check_by_ledger
 from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.report import writing as report
-from spark_jobs.report.summary import FindingSums, Published, PublishOutcome
+from spark_jobs.report.summary import FindingSums, PublishOutcome, PublishResult
 from spark_jobs.runs import findings as report_sink
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers
 from spark_jobs.runs.lost_bookies import LostBookies
-from spark_jobs.runs.outcome import Checked, Outcome, Scanned
+from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.publish import BATCH, Marking, publish
 
@@ -39,7 +39,7 @@ SCANS_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _JudgedLedgers:
     """What the check found."""
 
     ledgers: DataFrame
@@ -95,7 +95,7 @@ class BookieRun:
         limit = self._settings.missing_share_max
         held = held_because(cookies | bookies.registered, bookies.registered, 0, None, limit)
         if held is not None:
-            return Outcome(None, Checked(bookies), held)
+            return Outcome(None, CheckResult(bookies), held)
         scan, scanned = self._scan(bookies)
         try:
             totals = scanned.totals
@@ -103,12 +103,12 @@ class BookieRun:
             earlier = report.earlier_ledgers(self._settings.report_dir, self._cluster.cluster.instance_id)
             listed = totals.ledgers + totals.unreadable
             held = held_because(known, scanned.bookies.registered, listed, earlier, limit)
-            checked = self._check(scan, scanned.bookies, cookies) if held is None else Checked(scanned.bookies)
+            checked = self._check(scan, scanned.bookies, cookies) if held is None else CheckResult(scanned.bookies)
         finally:
             scan.release()
         return Outcome(scanned, checked, held)
 
-    def _scan(self, before: Bookies) -> tuple[LedgerScan, Scanned]:
+    def _scan(self, before: Bookies) -> tuple[LedgerScan, ScanResult]:
         """Scan until no member of any ledger has left during the scan: the scan passed over its ledgers."""
         for attempt in range(1, SCANS_MAX + 1):
             plan = self._cluster.leaf_parents()
@@ -124,9 +124,9 @@ class BookieRun:
         found = problems(plan, scan.totals, recount)
         if gone:
             found += (f"{', '.join(sorted(gone))} left while ledgers were read; a later audit finds all they held",)
-        return scan, Scanned(scan.totals, after, found)
+        return scan, ScanResult(scan.totals, after, found)
 
-    def _check(self, scan: LedgerScan, bookies: Bookies, cookies: AbstractSet[BookieId]) -> Checked:
+    def _check(self, scan: LedgerScan, bookies: Bookies, cookies: AbstractSet[BookieId]) -> CheckResult:
         judged = self._judge(scan.suspects, bookies.registered, bookies.draining)
         latest = self._cluster.bookies()
         if latest.staying & judged.sums.by_bookie.keys():
@@ -146,13 +146,13 @@ class BookieRun:
                 report_sink.write_findings(judged.ledgers, others, self._context.directory, self.lost.waiting_until)
         finally:
             judged.release()
-        return Checked(latest, judged.sums, worst, published, self.lost.in_report(judged.sums))
+        return CheckResult(latest, judged.sums, worst, published, self.lost.in_report(judged.sums))
 
-    def _judge(self, suspects: DataFrame, live: AbstractSet[str], draining: AbstractSet[str]) -> _Judged:
+    def _judge(self, suspects: DataFrame, live: AbstractSet[str], draining: AbstractSet[str]) -> _JudgedLedgers:
         found = bookie_check_by_ledger(suspects, sorted(live), draining)
         ledgers = report_sink.ledgers_judged(found).persist(StorageLevel.MEMORY_AND_DISK)
         with self._context.tasks(Phase.CHECK):
-            return _Judged(ledgers, report_sink.sums(ledgers))
+            return _JudgedLedgers(ledgers, report_sink.sums(ledgers))
 
     def _lost_bookies(self, lost: AbstractSet[BookieId]) -> LostBookies:
         """A dry run records nothing, so for it a loss without a record begins now."""
@@ -160,12 +160,12 @@ class BookieRun:
         noted = self._cluster.lost_since(lost, now_ms, is_noted=not self._settings.is_dry_run)
         return LostBookies(noted, self._cluster.lost_bookie_delay_s(), now_ms)
 
-    def _publish(self, judged: _Judged) -> Published:
+    def _publish(self, judged: _JudgedLedgers) -> PublishResult:
         total = sum(count.ledgers for count in judged.sums.severities)
         if total == 0:
-            return Published(PublishOutcome.NOTHING_TO_PUBLISH)
+            return PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
         if self._settings.is_dry_run:
-            return Published(PublishOutcome.DRY_RUN)
+            return PublishResult(PublishOutcome.DRY_RUN)
         due_only = _DueOnly(self.lost.waiting.keys())
         with self._context.tasks(Phase.PUBLISH, is_told=False):
             due = due_only.of(report_sink.markings(judged.ledgers))

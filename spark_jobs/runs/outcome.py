@@ -18,8 +18,8 @@ from spark_jobs.report.summary import (
     FindingSums,
     LedgerCounts,
     PlacementCounts,
-    Published,
     PublishOutcome,
+    PublishResult,
     ReplicaCounts,
     RunSummary,
     SeverityCount,
@@ -28,12 +28,12 @@ from spark_jobs.report.summary import (
 )
 from spark_jobs.runs.completeness import ScanTotals
 
-_HELD = Published(PublishOutcome.HELD)
+_HELD = PublishResult(PublishOutcome.HELD)
 _NOT_SCANNED = "no ledger was read, because the brake holds"
 
 
 @dataclass(frozen=True, slots=True)
-class Scanned:
+class ScanResult:
     """What reading the metadata gave."""
 
     totals: ScanTotals
@@ -43,14 +43,14 @@ class Scanned:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckResult:
     """What the check found, and what became of it."""
 
     bookies: Bookies
     """The latest listing."""
     sums: FindingSums = field(default_factory=FindingSums)
     worst: tuple[WorstLedger, ...] = ()
-    published: Published = _HELD
+    published: PublishResult = _HELD
     waiting: tuple[WaitingBookie, ...] = ()
     placement: PlacementCounts | None = None
     replicas: ReplicaCounts | None = None
@@ -72,9 +72,9 @@ class RunName:
 class Outcome:
     """Everything of a run but its name."""
 
-    scanned: Scanned | None
+    scanned: ScanResult | None
     """None if the brake held before anything was read."""
-    checked: Checked
+    checked: CheckResult
     held_because: str | None = None
     """Why the brake holds."""
 
@@ -102,7 +102,7 @@ def assemble(run: RunName, cookies: AbstractSet[BookieId], outcome: Outcome) -> 
     )
 
 
-def _counts(scanned: Scanned | None) -> LedgerCounts:
+def _counts(scanned: ScanResult | None) -> LedgerCounts:
     if scanned is None:
         return LedgerCounts(0, 0, 0, 0, 0, 0, 0)
     totals = scanned.totals
@@ -117,7 +117,9 @@ def _counts(scanned: Scanned | None) -> LedgerCounts:
     )
 
 
-def _bookies(cookies: AbstractSet[BookieId], scanned: Scanned | None, checked: Checked) -> tuple[BookieCount, ...]:
+def _bookies(
+    cookies: AbstractSet[BookieId], scanned: ScanResult | None, checked: CheckResult
+) -> tuple[BookieCount, ...]:
     ledgers = {} if scanned is None else scanned.totals.ledgers_by_bookie
     fragments = {} if scanned is None else scanned.totals.fragments_by_bookie
     known = cookies | checked.bookies.registered | {BookieId(bookie) for bookie in ledgers}
@@ -145,16 +147,18 @@ _OUTCOMES: Final = (
 
 
 @dataclass(slots=True)
-class Gathering:
+class FindingTotals:
     """What the chunks of a run found, summed up as they end."""
 
     worst_max: int
     totals: ScanTotals = field(default_factory=lambda: ScanTotals(0, 0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}))
     sums: FindingSums = field(default_factory=FindingSums)
     worst: tuple[WorstLedger, ...] = ()
-    published: Published = field(default_factory=lambda: Published(PublishOutcome.NOTHING_TO_PUBLISH))
+    published: PublishResult = field(default_factory=lambda: PublishResult(PublishOutcome.NOTHING_TO_PUBLISH))
 
-    def add(self, totals: ScanTotals, sums: FindingSums, worst: Iterable[WorstLedger], published: Published) -> None:
+    def add(
+        self, totals: ScanTotals, sums: FindingSums, worst: Iterable[WorstLedger], published: PublishResult
+    ) -> None:
         """Add a chunk. A ledger is in one chunk only."""
         self.totals = _totals(self.totals, totals)
         self.sums = _sums(self.sums, sums)
@@ -200,6 +204,6 @@ def _sums(one: FindingSums, other: FindingSums) -> FindingSums:
     return FindingSums(tuple(counts[severity] for severity in sorted(counts)), by_bookie)
 
 
-def _published(one: Published, other: Published) -> Published:
+def _published(one: PublishResult, other: PublishResult) -> PublishResult:
     outcome = next(each for each in _OUTCOMES if each in (one.outcome, other.outcome))
-    return Published(outcome, one.ledgers + other.ledgers, one.tasks_changed + other.tasks_changed)
+    return PublishResult(outcome, one.ledgers + other.ledgers, one.tasks_changed + other.tasks_changed)

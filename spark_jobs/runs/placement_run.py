@@ -28,14 +28,14 @@ from spark_jobs.checks.placement_check import ensemble_verdicts, placed_fragment
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
 from spark_jobs.checks.sql_text import literal
 from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.report.summary import FindingSums, PlacementCounts, Published, PublishOutcome
+from spark_jobs.report.summary import FindingSums, PlacementCounts, PublishOutcome, PublishResult
 from spark_jobs.runs import findings as report_sink
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.chunks import chunks
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers
-from spark_jobs.runs.outcome import Checked, Gathering, Outcome, Scanned
+from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.publish import publish
 
@@ -85,21 +85,21 @@ class PlacementRun:
         if self._settings.mark_misplaced:
             held = held_because(known, bookies.registered, 0, None, self._settings.missing_share_max)
             if held is not None:
-                return Outcome(None, Checked(bookies), held)
+                return Outcome(None, CheckResult(bookies), held)
         rules = PlacementRules.of(self._settings.placement_policy, topology, known, bookies.writable)
         plan = self._cluster.leaf_parents()
         found, spreads, ensembles = self._chunks(plan, rules)
         recount = self._cluster.count_ledgers([parent.path for parent in short_parents(plan, found.totals)])
         counts = self._counts(source, found, spreads, ensembles)
         counts = replace(counts, unknown_bookies=tuple(_unknown_bookies(found, topology)))
-        scanned = Scanned(found.totals, bookies, problems(plan, found.totals, recount) + _not_judged(counts))
-        return Outcome(scanned, Checked(bookies, found.sums, found.worst, found.published, placement=counts))
+        scanned = ScanResult(found.totals, bookies, problems(plan, found.totals, recount) + _not_judged(counts))
+        return Outcome(scanned, CheckResult(bookies, found.sums, found.worst, found.published, placement=counts))
 
     def _chunks(
         self, plan: Sequence[LeafParent], rules: PlacementRules
-    ) -> tuple[Gathering, Counter[Spread], Counter[Spread]]:
+    ) -> tuple[FindingTotals, Counter[Spread], Counter[Spread]]:
         """Judge everything; what was found, and fragments and ensembles by how they stand."""
-        gathering = Gathering(self._settings.worst_ledgers_max)
+        gathering = FindingTotals(self._settings.worst_ledgers_max)
         fragments: Counter[Spread] = Counter()
         ensembles: Counter[Spread] = Counter()
         total, done = sum(parent.planned for parent in plan), 0
@@ -136,18 +136,18 @@ class PlacementRun:
                 kept.unpersist()
             scan.release()
 
-    def _publish(self, chunk: _Chunk, sums: FindingSums) -> Published:
+    def _publish(self, chunk: _Chunk, sums: FindingSums) -> PublishResult:
         if not self._settings.mark_misplaced or not sums.severities:
-            return Published(PublishOutcome.NOTHING_TO_PUBLISH)
+            return PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
         if self._settings.is_dry_run:
-            return Published(PublishOutcome.DRY_RUN)
+            return PublishResult(PublishOutcome.DRY_RUN)
         fixable = chunk.findings.where("is_fixable AND state = 'CLOSED'").select("ledger_id").distinct()
         with self._context.tasks(Phase.PUBLISH, is_told=False):
             ids = (LedgerId(row["ledger_id"]) for row in fixable.orderBy("ledger_id").toLocalIterator())
             return publish(((ledger_id, ()) for ledger_id in ids), self._cluster, gate=self._context.gate)
 
     def _counts(
-        self, source: str, found: Gathering, fragments: Counter[Spread], ensembles: Counter[Spread]
+        self, source: str, found: FindingTotals, fragments: Counter[Spread], ensembles: Counter[Spread]
     ) -> PlacementCounts:
         policy = self._settings.placement_policy
         misplaced = {count.severity: count.ledgers for count in found.sums.severities}
@@ -166,7 +166,7 @@ class PlacementRun:
         )
 
 
-def _unknown_bookies(found: Gathering, topology: Topology) -> list[BookieId]:
+def _unknown_bookies(found: FindingTotals, topology: Topology) -> list[BookieId]:
     named = map(BookieId, sorted(found.totals.ledgers_by_bookie))
     return [bookie for bookie in named if topology.known(bookie) is None]
 

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId, LedgerId
-from spark_jobs.report.summary import Published, PublishOutcome
+from spark_jobs.report.summary import PublishOutcome, PublishResult
 from spark_jobs.runs.port import Gate, OpenGate
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class MarksLedgers(Protocol):
 
 def publish(
     markings: Iterable[Marking], target: MarksLedgers, batch_size: int = BATCH, *, gate: Gate | None = None
-) -> Published:
+) -> PublishResult:
     """Publish ``markings`` in their order, in bounded batches, until all are done or auto-recovery gets disabled.
 
     If the store stops answering, the result is ``INTERRUPTED``: marking is idempotent, and the next run repeats it.
@@ -75,10 +75,10 @@ def publish(
             marked = target.mark(batch)
         except (TransientError, ConflictError, OutcomeUnknownError) as error:
             _log.error("publishing interrupted", extra={"ledgers_marked": ledgers, "reason": str(error)})
-            return Published(PublishOutcome.INTERRUPTED, ledgers, changed)
+            return PublishResult(PublishOutcome.INTERRUPTED, ledgers, changed)
         if marked is None:
             _log.warning("publishing stopped, auto-recovery is disabled", extra={"ledgers_marked": ledgers})
-            return Published(PublishOutcome.DISABLED, ledgers, changed)
+            return PublishResult(PublishOutcome.DISABLED, ledgers, changed)
         ledgers += len(batch)
         changed += marked
-    return Published(PublishOutcome.PUBLISHED if ledgers else PublishOutcome.NOTHING_TO_PUBLISH, ledgers, changed)
+    return PublishResult(PublishOutcome.PUBLISHED if ledgers else PublishOutcome.NOTHING_TO_PUBLISH, ledgers, changed)

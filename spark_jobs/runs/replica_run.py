@@ -36,8 +36,8 @@ from spark_jobs.checks.replicas.task import COUNTS_DDL, TaskSettings, asking
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.report.summary import (
     FindingSums,
-    Published,
     PublishOutcome,
+    PublishResult,
     ReplicaCounts,
     SampledBookie,
     UnknownAnswers,
@@ -48,7 +48,7 @@ from spark_jobs.runs.chunks import chunks, in_range, is_sampled
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.ledger_scan import LedgerScan, ScanFailedError, first_line, scan_ledgers, store_error
-from spark_jobs.runs.outcome import Checked, Gathering, Outcome, Scanned
+from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.publish import publish
 
@@ -59,7 +59,7 @@ _NAMED_MAX: Final = 5
 
 
 @dataclass(slots=True)
-class _Asked:
+class _AnswerCounts:
     """Counts over all tasks."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -89,7 +89,7 @@ class ReplicaRun:
         self._cluster = context.cluster
         seed = self._settings.sample_seed
         self._seed = rng.getrandbits(32) if seed is None else seed
-        self._asked = _Asked()
+        self._asked = _AnswerCounts()
 
     def execute(self, cookies: AbstractSet[BookieId]) -> Outcome:
         """Do everything but the summary."""
@@ -99,10 +99,10 @@ class ReplicaRun:
         limit = self._settings.missing_share_max
         held = held_because(cookies | bookies.registered, bookies.registered, 0, None, limit)
         if held is not None:
-            return Outcome(None, Checked(bookies), held)
+            return Outcome(None, CheckResult(bookies), held)
         every = self._cluster.leaf_parents()
         plan = in_range(every, self._cluster.cluster, self._settings.ledger_min, self._settings.ledger_max)
-        found = Gathering(self._settings.worst_ledgers_max)
+        found = FindingTotals(self._settings.worst_ledgers_max)
         total, done = sum(parent.planned for parent in plan), 0
         for parents in chunks(plan, CHUNK_LEDGERS):
             self._context.progress(ProgressEvent(Phase.ASK, done, total))
@@ -111,10 +111,10 @@ class ReplicaRun:
         recount = self._cluster.count_ledgers([parent.path for parent in short_parents(plan, found.totals)])
         took_s = self._context.clock.monotonic_s() - started_s
         counts = self._counts(took_s, sum(parent.planned for parent in every))
-        scanned = Scanned(found.totals, bookies, problems(plan, found.totals, recount) + _not_known(counts))
-        return Outcome(scanned, Checked(bookies, found.sums, found.worst, found.published, replicas=counts))
+        scanned = ScanResult(found.totals, bookies, problems(plan, found.totals, recount) + _not_known(counts))
+        return Outcome(scanned, CheckResult(bookies, found.sums, found.worst, found.published, replicas=counts))
 
-    def _chunk(self, parents: Sequence[LeafParent], found: Gathering) -> Bookies:
+    def _chunk(self, parents: Sequence[LeafParent], found: FindingTotals) -> Bookies:
         context = self._context
         ids = (self._settings.ledger_min, self._settings.ledger_max)
         with context.tasks(Phase.SCAN, is_told=False):
@@ -148,11 +148,11 @@ class ReplicaRun:
         tasks = max(1, self._context.spark.sparkContext.defaultParallelism - 1)
         return rows.repartition(tasks, "ledger_id").mapInArrow(asking(task), f"{FINDING_DDL}, {COUNTS_DDL}")
 
-    def _publish(self, ledgers: DataFrame, sums: FindingSums) -> Published:
+    def _publish(self, ledgers: DataFrame, sums: FindingSums) -> PublishResult:
         if not sums.severities:
-            return Published(PublishOutcome.NOTHING_TO_PUBLISH)
+            return PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
         if self._settings.is_dry_run:
-            return Published(PublishOutcome.DRY_RUN)
+            return PublishResult(PublishOutcome.DRY_RUN)
         with self._context.tasks(Phase.PUBLISH, is_told=False):
             return publish(report_sink.markings(ledgers), self._cluster, gate=self._context.gate)
 

@@ -73,7 +73,7 @@ class Reason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class ClusterLook:
     """The cluster at the second look. The bookies were listed after the metadata was read, and before the tasks."""
 
     bookies: Bookies
@@ -91,7 +91,7 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
-class Second:
+class LedgerAtSecondLook:
     """One ledger at the second look; None: not there."""
 
     ledger_id: LedgerId
@@ -114,7 +114,7 @@ class Difference:
     """Time of the last mark, epoch milliseconds, if the task has one."""
 
 
-def judged(first: Outcome, second: Second, around: Around) -> Difference | None:
+def present_difference(first: Outcome, second: LedgerAtSecondLook, around: ClusterLook) -> Difference | None:
     """The present difference; None if there is none any more.
 
     Args:
@@ -147,12 +147,12 @@ def judged(first: Outcome, second: Second, around: Around) -> Difference | None:
 
 
 def _undone(
-    second: Second,
+    second: LedgerAtSecondLook,
     outcome: Outcome,
     lost: AbstractSet[BookieId],
     drained: AbstractSet[BookieId],
     named: AbstractSet[BookieId],
-    around: Around,
+    around: ClusterLook,
 ) -> Difference | None:
     """Bookies to mark that no task names; none: everything is well."""
     undone = lost - named
@@ -173,7 +173,7 @@ def _undone(
     return _difference(second, outcome, reason, lost or drained)
 
 
-def _why_marked(task: Task, members: AbstractSet[BookieId], around: Around) -> Reason:
+def _why_marked(task: Task, members: AbstractSet[BookieId], around: ClusterLook) -> Reason:
     """The reason for a task although every bookie of the ledger is registered, and none of those in it is drained."""
     if not task.missing:
         return Reason.PLACEMENT_MARK
@@ -186,11 +186,13 @@ def _why_marked(task: Task, members: AbstractSet[BookieId], around: Around) -> R
     return Reason.MISSING_ENTRIES
 
 
-def _there(second: Second, reason: Reason, lost: AbstractSet[BookieId] = frozenset()) -> Difference:
+def _there(second: LedgerAtSecondLook, reason: Reason, lost: AbstractSet[BookieId] = frozenset()) -> Difference:
     return _difference(second, Outcome.DIFFER if lost else Outcome.ONLY_THERE, reason, lost)
 
 
-def _difference(second: Second, outcome: Outcome, reason: Reason, found: AbstractSet[BookieId]) -> Difference:
+def _difference(
+    second: LedgerAtSecondLook, outcome: Outcome, reason: Reason, found: AbstractSet[BookieId]
+) -> Difference:
     task = second.task
     marked = task.missing if isinstance(task, Task) else None
     marked_ms = task.ctime_ms if isinstance(task, Task) and task.ctime_ms >= 0 else None

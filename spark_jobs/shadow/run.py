@@ -36,7 +36,7 @@ from spark_jobs.runs.run import AuditResult
 from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings
 from spark_jobs.shadow import compare as shadow
-from spark_jobs.shadow.reasons import Difference, Outcome, Reason, judged
+from spark_jobs.shadow.reasons import Difference, Outcome, Reason, present_difference
 from spark_jobs.shadow.second_look import SecondLook, losses, opened_look
 
 T = TypeVar("T")
@@ -238,7 +238,7 @@ def _differences(
         seconds, around = look.look([LedgerId(row["ledger_id"]) for row in batch])
         kept: list[Mapping[str, Any]] = []
         for row, second in zip(batch, seconds, strict=True):
-            difference = judged(Outcome(row["outcome"]), second, around)
+            difference = present_difference(Outcome(row["outcome"]), second, around)
             found.add(difference)
             if difference is not None:
                 kept.append(_item(difference) | {"run_id": run_id, "severity": row["severity"]})

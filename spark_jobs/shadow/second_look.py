@@ -28,7 +28,7 @@ from spark_jobs.connect import Connection, connected
 from spark_jobs.report.history import is_whole
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.lost_bookies import LostBookies
-from spark_jobs.shadow.reasons import Around, Second
+from spark_jobs.shadow.reasons import ClusterLook, LedgerAtSecondLook
 
 REPORTS_MAX: Final = 100
 """Earlier reports that are asked since when a bookie is down."""
@@ -93,7 +93,7 @@ class SecondLook:
         self._drains = Drains(store, cluster.root)
         self._down = FirstSeenDown(store, cluster.root)
 
-    def around(self) -> Around:
+    def around(self) -> ClusterLook:
         """The cluster now."""
         return self._runner.run(self._around())
 
@@ -113,7 +113,7 @@ class SecondLook:
         """
         return self._runner.run(self._tasks.lost_bookie_delay_s())
 
-    def look(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[Second], Around]:
+    def look(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[LedgerAtSecondLook], ClusterLook]:
         """Each of the ledgers, and the cluster: registrations were read after the metadata, tasks last."""
         return self._runner.run(self._look(ledger_ids))
 
@@ -121,18 +121,18 @@ class SecondLook:
         with contextlib.suppress(NoNodeError):
             await self._store.children(tasks_path(self._root))
 
-    async def _look(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[Second], Around]:
+    async def _look(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[LedgerAtSecondLook], ClusterLook]:
         await self._store.sync(self._root)
         ledgers = await self._ledgers.read_many(ledger_ids)
         around = await self._around()
         await self._store.sync(tasks_path(self._root))
         tasks = await self._tasks.read_many(ledger_ids)
-        return [Second(*each) for each in zip(ledger_ids, ledgers, tasks, strict=True)], around
+        return [LedgerAtSecondLook(*each) for each in zip(ledger_ids, ledgers, tasks, strict=True)], around
 
-    async def _around(self) -> Around:
+    async def _around(self) -> ClusterLook:
         known = await self._registrations.known()
         bookies = (await self._registrations.list()).with_draining((await self._drains.draining()).bookies)
-        return Around(
+        return ClusterLook(
             bookies,
             await self._registered_ms(bookies),
             await self._waiting(known - bookies.registered),
@@ -187,7 +187,7 @@ def opened_look(
         uri: of the cluster.
         clock: measures delays.
         known: see ``losses``.
-        lost_in_run: see ``Around``.
+        lost_in_run: see ``ClusterLook``.
         settle_s: how long after a loss the other auditor may be under way.
         connect_timeout_s: how long to try.
 

@@ -9,7 +9,7 @@ from typing import Any
 from bookie.metadata.layout import task_path
 from bookie.metadata.port import Delete, MultiFailedError, NoNodeError
 from bookie.metadata.tasks.locks import HeldTask, TaskLocks
-from bookie.metadata.tasks.reservations import Reserved
+from bookie.metadata.tasks.reservations import LedgerReservations
 from bookie.model.digest import digest_for
 from bookie.model.ids import EntryId
 from bookie.model.packet import pack, unpack
@@ -24,7 +24,7 @@ from replicator.repair import execution, install
 from replicator.repair import ledger_repair as repair
 from replicator.repair.install import Installer
 from replicator.repair.lease import Lease
-from replicator.repair.reserving import Reserving
+from replicator.repair.reservation_holder import ReservationHolder
 from replicator.telemetry.events import Ending
 from tests.simulation import services
 from tests.simulation.planting import Registry, swap
@@ -141,7 +141,7 @@ def _(stack: ExitStack) -> None:
 @plants("copies-not-waited-for", "R29, S11", "the metadata names a target before it has acknowledged its copies")
 def _(stack: ExitStack) -> None:
     async def at_once(self: Any, ledger: Any, step: Any, shortfall: Any, incarnation: str) -> Any:
-        return install.Copied(step, incarnation, 0, 0)
+        return install.CopiedStep(step, incarnation, 0, 0)
 
     async def whole(self: Installer, ledger: Any, copy: Any) -> None:
         return None
@@ -179,8 +179,8 @@ def _(stack: ExitStack) -> None:
             await self._store.multi([*checks, Delete(task_path(self._root, held.task.ledger_id), held.task.version)])
         return True
 
-    async def reserve(self: Reserving, ledger: Any, steps: Any) -> None:
-        self.current = Reserved(ledger.ledger_id, "none", (), 0, "/")
+    async def reserve(self: ReservationHolder, ledger: Any, steps: Any) -> None:
+        self.current = LedgerReservations(ledger.ledger_id, "none", (), 0, "/")
 
     async def nothing(*arguments: Any) -> None:
         return None
@@ -188,7 +188,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, TaskLocks, "_lock", make)
     swap(stack, TaskLocks, "_delete_task", lambda _: without_lock)
     swap(stack, Lease, "ensure_ours", lambda _: nothing)
-    swap(stack, Reserving, "reserve", lambda _: reserve)
-    swap(stack, Reserving, "release", lambda _: nothing)
+    swap(stack, ReservationHolder, "reserve", lambda _: reserve)
+    swap(stack, ReservationHolder, "release", lambda _: nothing)
     swap(stack, Holdings, "pin", lambda _: nothing)
     swap(stack, Installer, "_lacking", lambda _: nothing)

@@ -160,7 +160,7 @@ def test_a_run_that_somebody_called_abandoned_ends(place: Place) -> None:
     keeper.begin(0)
     place.do(place.store.delete(f"{own_path('runs', place.cluster.root)}/locks/replicas"))
     place.do(runs.abandon_orphans(5))
-    keeper.told(ProgressEvent(Phase.ASK, 1, 2))
+    keeper.on_progress(ProgressEvent(Phase.ASK, 1, 2))
     assert gate.stopped.wait(STATE_S)
     assert gate.error().exit_code == ExitCode.STORE_UNREACHABLE
     keeper.end(a_record(place), is_success=False)

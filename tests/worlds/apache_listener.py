@@ -9,7 +9,7 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import pack
 from bookie.runtime.clock import SystemClock
-from bookie.server.apache.answering import Answering
+from bookie.server.apache.answering import RequestAnswerer
 from bookie.server.apache.dialect_v2 import DialectV2
 from bookie.server.apache.dialect_v3 import DialectV3
 from bookie.server.apache.grouping import AddGroups
@@ -74,7 +74,7 @@ class World:
 
     def __init__(self, storage: LedgerStorage, service: BookieService, index: MemoryIndex) -> None:
         self.storage, self.service, self.index = storage, service, index
-        self.answering = Answering(service, SystemClock())
+        self.answering = RequestAnswerer(service, SystemClock())
         self.v3, self.v2 = DialectV3(), DialectV2()
 
     @classmethod

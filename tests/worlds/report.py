@@ -17,8 +17,8 @@ from spark_jobs.report.summary import (
     ClusterName,
     LedgerCounts,
     PlacementCounts,
-    Published,
     PublishOutcome,
+    PublishResult,
     ReplicaCounts,
     RunSummary,
     SampledBookie,
@@ -85,7 +85,7 @@ CLEAN = RunSummary(
     severities=(),
     bookies=bookies(9),
     worst_ledgers=(),
-    published=Published(PublishOutcome.NOTHING_TO_PUBLISH),
+    published=PublishResult(PublishOutcome.NOTHING_TO_PUBLISH),
 )
 
 UNDER_REPLICATED = replace(
@@ -107,7 +107,7 @@ UNDER_REPLICATED = replace(
         )
         for number in range(20)
     ),
-    published=Published(PublishOutcome.PUBLISHED, 452, 448),
+    published=PublishResult(PublishOutcome.PUBLISHED, 452, 448),
 )
 
 NO_LIVE_COPY = replace(
@@ -125,7 +125,7 @@ HELD = replace(
     CLEAN,
     counts=LedgerCounts(0, 0, 0, 0, 0, 0, 0),
     bookies=tuple(replace(bookie, ledgers=0, fragments=0, ledgers_found=0) for bookie in bookies(9, lost=7)),
-    published=Published(PublishOutcome.HELD),
+    published=PublishResult(PublishOutcome.HELD),
     problems=("no ledger was read, because the brake holds",),
     held_because="7 of 9 known bookies are not registered, more than the limit of 50%; bring them back, or raise the "
     "limit if they are gone for good",
@@ -134,12 +134,12 @@ HELD = replace(
 INCOMPLETE = replace(
     UNDER_REPLICATED,
     problems=("318 ledgers exist and were not listed, under /ledgers/00/0000, /ledgers/00/0001 and 2 more",),
-    published=Published(PublishOutcome.INTERRUPTED, 100, 100),
+    published=PublishResult(PublishOutcome.INTERRUPTED, 100, 100),
 )
 
 WAITING = replace(
     UNDER_REPLICATED,
-    published=Published(PublishOutcome.NOTHING_TO_PUBLISH, 0, 0, 452),
+    published=PublishResult(PublishOutcome.NOTHING_TO_PUBLISH, 0, 0, 452),
     waiting=(WaitingBookie(bookie_name(0), START_MS - 4 * MINUTE_MS, START_MS + 6 * MINUTE_MS, 452),),
 )
 
@@ -170,7 +170,7 @@ REPLICAS = replace(
     is_dry_run=True,
     severities=(SeverityCount(Severity.LOST, 1, 1, 1 << 20), SeverityCount(Severity.BELOW_WRITE_QUORUM, 5, 6, 9 << 20)),
     worst_ledgers=(WorstLedger(11, Severity.LOST, 1, 1 << 20, (bookie_name(1),)),),
-    published=Published(PublishOutcome.DRY_RUN),
+    published=PublishResult(PublishOutcome.DRY_RUN),
     replicas=ASKED,
 )
 

@@ -139,8 +139,8 @@ def run(
         raise typer.Exit(code)
     settings = _settings(metadata_uri(uri, config), context.params)
     exported = _exporting(metrics_file, pushgateway, cluster_name)
-    with _scraped(kind, http_port, http_host) as told:
-        _here(_shot(kind, settings, master=master, wait_s=patience_s), fail_on, output, exported, told)
+    with _scraped(kind, http_port, http_host) as on_progress:
+        _here(_shot(kind, settings, master=master, wait_s=patience_s), fail_on, output, exported, on_progress)
 
 
 app.command("shadow", help=audit_shadow.HELP, epilog=audit_shadow.EPILOG)(audit_shadow.shadow)
@@ -223,7 +223,7 @@ def _scraped(kind: RunKind, port: int | None, host: str) -> Iterator[Callable[[P
     with served(metrics, None if port is None else StatusServerSettings(port, host)) as bound:
         if bound is not None:
             sys.stderr.write(f"metrics on http://{host}:{bound}/metrics\n")
-        yield metrics.told
+        yield metrics.on_progress
 
 
 def _here(
@@ -231,7 +231,7 @@ def _here(
     fail_on: str,
     output: OutputFormat,
     ended: Callable[[RunRecord], None] | None = None,
-    told: Callable[[ProgressEvent], None] | None = None,
+    on_progress: Callable[[ProgressEvent], None] | None = None,
 ) -> None:
     """Run in this process, and exit."""
     from spark_jobs.one_shot.run import exit_code_of, run_one_shot
@@ -243,8 +243,8 @@ def _here(
 
             def progress(event: ProgressEvent) -> None:
                 shown(event)
-                if told is not None:
-                    told(event)
+                if on_progress is not None:
+                    on_progress(event)
 
             result = run_one_shot(shot, progress, ended)
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from auditor.cli.cluster.changing import (
     unknown_names,
     whoami,
 )
-from auditor.cli.cluster.drain_watch import Watched, watch
+from auditor.cli.cluster.drain_watch import DrainLook, watch
 from auditor.cli.cluster.recovery import ForceOption
 from auditor.cli.output import OutputFormat, counting, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
@@ -281,7 +281,7 @@ async def _stop(uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool) -> li
         return [bookie for bookie in bookies if await drains.stop(bookie)]
 
 
-async def _status(uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, timeout_s: float | None) -> Watched:
+async def _status(uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, timeout_s: float | None) -> DrainLook:
     async with connected(uri) as client:
         drains = await Drains(client.store, client.cluster.root).read()
         chosen = bookies or tuple(sorted(drains))
@@ -291,7 +291,7 @@ async def _status(uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, tim
         return await watch(client, chosen, drains, is_waiting=is_waiting, timeout_s=timeout_s)
 
 
-def _document(seen: Watched) -> dict[str, Any]:
+def _document(seen: DrainLook) -> dict[str, Any]:
     left = seen.left
     return {
         "bookies": [

@@ -24,7 +24,7 @@ REMARK_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class DrainLook:
     """What was seen last."""
 
     drains: Mapping[BookieId, Drain]
@@ -49,7 +49,7 @@ async def watch(
     *,
     is_waiting: bool,
     timeout_s: float | None,
-) -> Watched:
+) -> DrainLook:
     """Look what is left on ``bookies``; if ``is_waiting``, again and again until that is nothing, or time is up.
 
     Raises:
@@ -92,7 +92,7 @@ async def watch(
     moved = at_start - len(left.holdings.ledgers)
     rate = moved / passed_s if is_waiting and moved > 0 and passed_s > 0 else None
     registered = await ports.registrations.list()
-    return Watched(
+    return DrainLook(
         {bookie: drains.get(bookie, Drain(bookie)) for bookie in bookies},
         {bookie: _state(bookie, registered) for bookie in bookies},
         left,

@@ -78,7 +78,7 @@ class CheckRunner(Protocol):
         ...
 
 
-class Leads(Protocol):
+class ElectionView(Protocol):
     """The part of ``Election`` that runs depend on."""
 
     @property
@@ -116,7 +116,7 @@ class RunManager:
     """The runs of this process. Used on one loop."""
 
     def __init__(
-        self, runs: Runs, leads: Leads, runner: CheckRunner, *, process: str, clock: Clock, rng: random.Random
+        self, runs: Runs, leads: ElectionView, runner: CheckRunner, *, process: str, clock: Clock, rng: random.Random
     ) -> None:
         self._runs = runs
         self._leads = leads

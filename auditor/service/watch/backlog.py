@@ -35,7 +35,7 @@ READ_LEDGERS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class LedgerVerdict:
     """One marked ledger."""
 
     severity: Severity | None
@@ -50,7 +50,7 @@ class _Sum:
     bytes_estimate: int = 0
     oldest_ms: int = 0
 
-    def add(self, judged: Judged, ctime_ms: int) -> None:
+    def add(self, judged: LedgerVerdict, ctime_ms: int) -> None:
         self.ledgers += 1
         self.bytes_estimate += judged.bytes_estimate
         if ctime_ms > 0:
@@ -73,7 +73,7 @@ class _Tally:
             return
         judged = judge(ledger, bookies.registered, bookies.draining)
         if judged.severity is None and not task.missing:  # a repair of the placement names no bookie
-            judged = Judged(Severity.MISPLACED, judged.bytes_estimate)
+            judged = LedgerVerdict(Severity.MISPLACED, judged.bytes_estimate)
         self.by_severity.setdefault(judged.severity, _Sum()).add(judged, task.ctime_ms)
 
 
@@ -131,14 +131,14 @@ class BacklogCounter:
         )
 
 
-def judge(ledger: LedgerMetadata, live: _Live, draining: _Live = frozenset()) -> Judged:
+def judge(ledger: LedgerMetadata, live: _Live, draining: _Live = frozenset()) -> LedgerVerdict:
     """The worst fragment's severity, and what all of them lack, or have to move. Pure."""
     worst: Severity | None = None
     lacking = 0.0
     for severity, share in _fragments(ledger, live, draining):
         worst = severity if worst is None else min(worst, severity)
         lacking += share
-    return Judged(worst, round(lacking))
+    return LedgerVerdict(worst, round(lacking))
 
 
 def _fragments(ledger: LedgerMetadata, live: _Live, draining: _Live) -> Iterable[tuple[Severity, float]]:

@@ -19,7 +19,7 @@ from typing import Final
 
 from auditor.api.control import LostBookie, NotLeaderError, RunBusyError
 from auditor.service.events import ServiceEvents
-from auditor.service.watch.lost_bookies import Decision, Watched, decide, lost_now
+from auditor.service.watch.lost_bookies import BookieLook, Decision, decide, lost_now
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster, NotAClusterError
@@ -176,12 +176,12 @@ class BookieWatch:
         now_ms = self._ports.clock.epoch_ms()
         lost = lost_now(known, bookies.registered)
         noted = await self._note(lost, now_ms, switches, version)
-        watched = Watched(known, bookies.registered, noted, switches.delay_s, self._settled_ms(now_ms))
+        watched = BookieLook(known, bookies.registered, noted, switches.delay_s, self._settled_ms(now_ms))
         decision = decide(watched, now_ms, self._missing_share_max)
         if self.seen.held_because and not decision.held_because:
             _log.warning("the mass-loss brake is released")
             self._settle()
-            watched = Watched(known, bookies.registered, noted, switches.delay_s, self._settled_ms(now_ms))
+            watched = BookieLook(known, bookies.registered, noted, switches.delay_s, self._settled_ms(now_ms))
             decision = decide(watched, now_ms, self._missing_share_max)
         if decision.held_because and decision.held_because != self.seen.held_because:
             _log.error("the mass-loss brake holds, nothing is marked", extra={"reason": decision.held_because})

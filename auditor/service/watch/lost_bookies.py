@@ -23,7 +23,7 @@ from spark_jobs.runs.brake import held_because
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class BookieLook:
     """What the leader sees."""
 
     known: AbstractSet[BookieId]
@@ -60,7 +60,7 @@ def lost_now(known: AbstractSet[BookieId], registered: AbstractSet[BookieId]) ->
     return frozenset(known - registered)
 
 
-def decide(watched: Watched, now_ms: int, missing_share_max: float) -> Decision:
+def decide(watched: BookieLook, now_ms: int, missing_share_max: float) -> Decision:
     """Decide. ``missing_share_max`` is the largest share of the known bookies that may be missing, 0 to 1."""
     lost = lost_now(watched.known, watched.registered)
     everyone = watched.known | watched.registered

@@ -39,8 +39,8 @@ def note_not_kept(placement: Placement, ledger_id: LedgerId, metadata: LedgerMet
     """Log that the groups a ledger asks for do not count, and why: once for what is unreadable, once without groups."""
     why = isolation_problem(metadata.custom, placement.topology.groups)
     kind = "groups" if placement.topology.groups.names else "no groups"
-    if why is not None and kind not in placement.told:
-        placement.told.add(kind)
+    if why is not None and kind not in placement.reported:
+        placement.reported.add(kind)
         extra = {"ledger_id": ledger_id, "reason": why}
         _log.warning("bookie groups of a ledger are ignored, any bookie may take its copies; logged once", extra=extra)
 

@@ -15,13 +15,13 @@ from statistics import median
 from typing import Final
 
 from bookie.client.errors import NotEnoughBookiesError
-from bookie.client.placement.search import Filled, Search
+from bookie.client.placement.search import FilledEnsemble, Search
 from bookie.model.ids import BookieId
 from bookie.model.spread import STANDARD, Adherence, PlacementPolicy, adherence
 from bookie.model.topology import Level, Topology, domain
 from bookie.runtime.fault_points import fault_point
 
-__all__ = ["Placed", "Placement", "PlacementPolicy"]
+__all__ = ["PlacedEnsemble", "Placement", "PlacementPolicy"]
 
 _WEIGHT_MIN: Final = 0.001
 """Weight of a bookie without free space, in medians: chosen only if no other is left, because it is still writable."""
@@ -30,7 +30,7 @@ _SHOWN_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedEnsemble:
     """A new ensemble, and how far it falls short of the policy."""
 
     members: tuple[BookieId, ...]
@@ -51,7 +51,7 @@ class Placement:
     """Free bytes of the bookies that report them; the others count as the median."""
     draining: frozenset[BookieId] = frozenset()
     """Never chosen, whatever their registration: they are to leave the cluster."""
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     """Which kinds of wishes that cannot be kept were logged."""
 
     def place(
@@ -61,7 +61,7 @@ class Placement:
         write_quorum: int,
         exclude: Collection[BookieId],
         rng: random.Random,
-    ) -> Placed:
+    ) -> PlacedEnsemble:
         """As ``ensemble``, with the verdict on what was chosen."""
         usable = sorted(set(candidates) - set(exclude) - self.draining)
         if len(usable) < ensemble_size:
@@ -70,7 +70,7 @@ class Placement:
         found = self._fill(members, write_quorum, usable, rng)
         if found is None:
             raise NotEnoughBookiesError(self._too_close(usable, ensemble_size, write_quorum))
-        return Placed(found.bookies, self.adherence(found.bookies, write_quorum))
+        return PlacedEnsemble(found.bookies, self.adherence(found.bookies, write_quorum))
 
     def ensemble(
         self,
@@ -147,7 +147,7 @@ class Placement:
 
     def _fill(
         self, slots: Sequence[BookieId | None], write_quorum: int, usable: Sequence[BookieId], rng: random.Random
-    ) -> Filled | None:
+    ) -> FilledEnsemble | None:
         places = [None if member is None else self.topology.location_of(member) for member in slots]
         order = [(bookie, self.topology.location_of(bookie)) for bookie in self._shuffled(usable, rng)]
         needs = self.policy.needs(min(write_quorum, len(slots)))

@@ -28,7 +28,7 @@ EAGER_STEPS_MAX: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class FilledEnsemble:
     """Bookies for the open positions, in their order."""
 
     bookies: tuple[BookieId, ...]
@@ -98,7 +98,7 @@ class Search:
                 self._taken.update(self._kinds.path(place))
         self._steps = 0
 
-    def run(self, *, is_strict: bool) -> Filled | None:
+    def run(self, *, is_strict: bool) -> FilledEnsemble | None:
         """Fill the open positions; None if the result falls short and ``is_strict``."""
         if self._unavoidable and is_strict:
             return None
@@ -119,10 +119,10 @@ class Search:
         surely = made.duplicates + max(0, open_count - len(new))
         self._unavoidable += max(0, surely - affordable) - max(0, made.duplicates - affordable)
 
-    def _best(self, cost_max: int | None, *, is_eager: bool) -> Filled | None:
+    def _best(self, cost_max: int | None, *, is_eager: bool) -> FilledEnsemble | None:
         """The cheapest of at most ``cost_max``: the first that costs that (eager), else the best of all."""
         chosen: list[tuple[BookieId, Location, int]] = []
-        best: Filled | None = None
+        best: FilledEnsemble | None = None
         cost = 0
         steps_max = EAGER_STEPS_MAX if is_eager else STEPS_MAX
         rounds = [self._choices(0, cost_max, is_eager=is_eager)]
@@ -143,7 +143,7 @@ class Search:
                 left = None if cost_max is None else cost_max - cost
                 rounds.append(self._choices(len(chosen), left, is_eager=is_eager))
                 continue
-            best = Filled(tuple(bookie for bookie, _, _ in chosen), cost)
+            best = FilledEnsemble(tuple(bookie for bookie, _, _ in chosen), cost)
             if cost <= self._unavoidable:
                 break
             cost_max = cost - 1

@@ -26,7 +26,7 @@ from bookie.wire.port import EntryResult, LacReply, Status
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
+class ConfirmedEnd:
     """What the bookies that answered know."""
 
     entry_id: EntryId
@@ -47,7 +47,7 @@ class ConfirmedReads:
         self._ports = ports
         self._digest = digest
 
-    async def read(self, ledger: Versioned) -> Confirmed:
+    async def read(self, ledger: Versioned) -> ConfirmedEnd:
         """Ask every member, until the ensemble is covered or all have answered or timed out."""
         timeout_s, ledger_id = self._ports.settings.read_timeout_s, ledger.ledger_id
 
@@ -56,7 +56,7 @@ class ConfirmedReads:
 
         return await self._gather(ledger, ask, lambda tally: tally.is_covered, None)
 
-    async def wait(self, ledger: Versioned, beyond: EntryId, wait_s: float) -> Confirmed:
+    async def wait(self, ledger: Versioned, beyond: EntryId, wait_s: float) -> ConfirmedEnd:
         """Ask every member to answer as soon as its value exceeds ``beyond``; the first such answer completes the call.
 
         Takes at least ``wait_s`` if no member has more, even if every bookie refuses at once.
@@ -81,7 +81,7 @@ class ConfirmedReads:
         is_enough: Callable[[_Tally], bool],
         beyond: EntryId | None,
         patience_s: float | None = None,
-    ) -> Confirmed:
+    ) -> ConfirmedEnd:
         tally = _Tally(ledger, self._digest, beyond)
         asking = {
             guarded("last add confirmed", ask(bookie)): position
@@ -122,7 +122,7 @@ class _Tally:
         return is_covered(self._known, metadata.stripe, metadata.ack_quorum)
 
     def count(self, position: int, reply: LacReply) -> None:
-        status, found = told(reply, self._digest, self._ledger.ledger_id)
+        status, found = confirmed_in(reply, self._digest, self._ledger.ledger_id)
         self._evidence[self._ledger.metadata.last_fragment.members[position]] = status
         if status is Status.OK or status.is_absent:
             self._known.add(position)
@@ -130,9 +130,9 @@ class _Tally:
         if self._beyond is not None and reply.entry is not None and found > self._beyond:
             self._piggybacked = self._piggybacked or self._entry(EntryId(self._beyond + 1), reply.entry)
 
-    def result(self) -> Confirmed:
+    def result(self) -> ConfirmedEnd:
         is_answered = bool(self._known)
-        return Confirmed(self.best, self.is_covered, is_answered, self._evidence, self._piggybacked)
+        return ConfirmedEnd(self.best, self.is_covered, is_answered, self._evidence, self._piggybacked)
 
     def _entry(self, entry_id: EntryId, result: EntryResult) -> Entry | None:
         if result.status is not Status.OK:
@@ -143,7 +143,7 @@ class _Tally:
             return None
 
 
-def told(reply: LacReply, digest: Digest, ledger_id: LedgerId) -> tuple[Status, EntryId]:
+def confirmed_in(reply: LacReply, digest: Digest, ledger_id: LedgerId) -> tuple[Status, EntryId]:
     """The evidence in one bookie's answer: its status (CORRUPT if a part does not verify) and the greatest LAC."""
     status, best = reply.status, EntryId(-1)
     if reply.explicit:

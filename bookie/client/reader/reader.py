@@ -21,7 +21,7 @@ from bookie.client.errors import (
     WrongDigestTypeError,
 )
 from bookie.client.ports import ClientPorts
-from bookie.client.reader.last_add_confirmed import Confirmed, ConfirmedReads
+from bookie.client.reader.last_add_confirmed import ConfirmedEnd, ConfirmedReads
 from bookie.client.reader.replicas import Evidence, ReplicaReads
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.model.digest import Digest
@@ -158,7 +158,7 @@ class LedgerReader:
                 yield news.piggybacked
                 start = EntryId(start + 1)
 
-    async def _look_beyond(self, last: EntryId, wait_s: float) -> Confirmed | None:
+    async def _look_beyond(self, last: EntryId, wait_s: float) -> ConfirmedEnd | None:
         """Move ``_last``, after ``wait_s`` at most if there is nothing new."""
         if not self.metadata.is_closed:
             confirmed = await self._confirmed.wait(self._ledger, last, wait_s)

@@ -50,7 +50,7 @@ async def try_key(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
+class FencedEnd:
     """The start of the recovery's reads: everything up to ``last_add_confirmed`` is part of the ledger."""
 
     last_add_confirmed: EntryId
@@ -58,7 +58,7 @@ class Fenced:
     """The ledger's payload bytes up to that entry; None if no answer contains them."""
 
 
-async def fence_last_ensemble(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> Fenced:
+async def fence_last_ensemble(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> FencedEnd:
     """Fence the members of the last fragment until every write set is covered.
 
     From then on no entry can be acknowledged to a writer without one of the answered bookies, and those refuse. The
@@ -126,13 +126,13 @@ def last_entry_of(result: EntryResult, digest: Digest, ledger_id: LedgerId) -> E
     return entry if -1 <= entry.last_add_confirmed < entry.entry_id else Status.CORRUPT
 
 
-def _fenced(first_entry_id: EntryId, entries: Sequence[Entry]) -> Fenced:
+def _fenced(first_entry_id: EntryId, entries: Sequence[Entry]) -> FencedEnd:
     confirmed = max([first_entry_id - 1, *(entry.last_add_confirmed for entry in entries)])
     if confirmed < 0:
-        return Fenced(EntryId(-1), 0)
+        return FencedEnd(EntryId(-1), 0)
     for entry in entries:
         if entry.entry_id == confirmed:
-            return Fenced(EntryId(confirmed), entry.length)
+            return FencedEnd(EntryId(confirmed), entry.length)
         if entry.entry_id == confirmed + 1:
-            return Fenced(EntryId(confirmed), entry.length - len(entry.payload))
-    return Fenced(EntryId(confirmed), None)
+            return FencedEnd(EntryId(confirmed), entry.length - len(entry.payload))
+    return FencedEnd(EntryId(confirmed), None)

@@ -32,8 +32,8 @@ _log: Final = logging.getLogger(__name__)
 _Waiter = asyncio.Future[EntryId]
 
 
-class Host(Protocol):
-    """The pipeline, as far as this module needs it."""
+class FailingPipeline(Protocol):
+    """The part of the pipeline that a failover changes."""
 
     @property
     def error(self) -> BkhealError | None:
@@ -61,7 +61,12 @@ class Failover:
     """
 
     def __init__(
-        self, ports: ClientPorts, state: WriterState[_Waiter], ledger: Versioned, options: WriterOptions, host: Host
+        self,
+        ports: ClientPorts,
+        state: WriterState[_Waiter],
+        ledger: Versioned,
+        options: WriterOptions,
+        host: FailingPipeline,
     ) -> None:
         self.ledger = ledger
         self._ports = ports

@@ -46,7 +46,7 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Draining:
+class DrainListing:
     """The bookies that are being drained, as listed."""
 
     bookies: frozenset[BookieId] = frozenset()
@@ -123,7 +123,7 @@ class Drains:
         found = await self._store.get_many_data([self._path(bookie) for bookie in names])
         return {name: _decode(name, data) for name, data in zip(names, found, strict=True) if data is not None}
 
-    async def draining(self) -> Draining:
+    async def draining(self) -> DrainListing:
         """Return which bookies are being drained, with a check that it stays so.
 
         Raises:
@@ -131,8 +131,8 @@ class Drains:
         """
         stat = await self._store.stat(self._parent)
         if stat is None:
-            return Draining()
-        return Draining((await self.see()).bookies, Check(self._parent, stat.version))
+            return DrainListing()
+        return DrainListing((await self.see()).bookies, Check(self._parent, stat.version))
 
     async def see(self) -> SeenDrains:
         """Return which bookies are being drained, as this session's server knows it, to wait for a change of that.

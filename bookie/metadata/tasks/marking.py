@@ -54,7 +54,7 @@ Findings = Mapping[LedgerId, tuple[BookieId, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Decided:
+class _MarkDecision:
     """What one look at the tasks led to."""
 
     operations: list[Operation]
@@ -181,7 +181,7 @@ class TaskMarking:
                 return count
         return count + await self._mark_singly(findings)
 
-    async def _decide(self, findings: Findings, sent: Mapping[str, bytes]) -> _Decided:
+    async def _decide(self, findings: Findings, sent: Mapping[str, bytes]) -> _MarkDecision:
         paths = [task_path(self._root, ledger_id) for ledger_id in findings]
         nodes = await self._store.get_many(paths)
         now_ms = self._clock.epoch_ms()
@@ -194,7 +194,7 @@ class TaskMarking:
                 done_count += 1
             elif (merged := _merged(ledger_id, node, missing, now_ms)) is not None:
                 operations.append(SetData(path, encode_task(merged), node.stat.version))
-        return _Decided(operations, done_count)
+        return _MarkDecision(operations, done_count)
 
     async def _send(self, operations: Sequence[Operation], sent: dict[str, bytes], refused: set[str]) -> None:
         """Carry out a batch, or put all of it into ``refused``."""

@@ -62,7 +62,7 @@ class _Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class LedgerReservations:
     """The reservations of a ledger as written or read. ``Check(path, version)`` holds while they stand."""
 
     ledger_id: LedgerId
@@ -87,7 +87,7 @@ class Reservations:
         """The node that holds a ledger's reservations."""
         return f"{self._parent}/{ledger_id}"
 
-    async def read(self, ledger_id: LedgerId) -> Reserved | None:
+    async def read(self, ledger_id: LedgerId) -> LedgerReservations | None:
         """Return the reservations of a ledger as this session's server knows them; None if there are none.
 
         Raises:
@@ -105,7 +105,7 @@ class Reservations:
         """
         await ensure_path(self._store, self._parent)
 
-    async def reserve(self, ledger_id: LedgerId, token: str, reservations: Sequence[Reservation]) -> Reserved:
+    async def reserve(self, ledger_id: LedgerId, token: str, reservations: Sequence[Reservation]) -> LedgerReservations:
         """Replace every reservation of a ledger; durable on return.
 
         For the holder of the ledger's lock only.
@@ -118,7 +118,9 @@ class Reservations:
             StoreUnavailableError: no answer; nothing was changed.
         """
         data = _encode(token, reservations)
-        reserved = Reserved(ledger_id, token, tuple(reservations), _TOKEN_VERSION, self._token_path(ledger_id, token))
+        reserved = LedgerReservations(
+            ledger_id, token, tuple(reservations), _TOKEN_VERSION, self._token_path(ledger_id, token)
+        )
         is_unknown = False
         for _ in range(WRITE_ATTEMPTS_MAX):
             node = await self._current(ledger_id, is_unknown=is_unknown)
@@ -134,7 +136,7 @@ class Reservations:
                 is_unknown = True
         raise WriteOutcomeUnknownError(f"reserving ledger {ledger_id}: no attempt could be settled; try again")
 
-    async def release(self, reserved: Reserved) -> bool:
+    async def release(self, reserved: LedgerReservations) -> bool:
         """Delete the reservations if they are unchanged; False if they were deleted or replaced.
 
         Idempotent.
@@ -156,7 +158,7 @@ class Reservations:
                     return True
         raise WriteOutcomeUnknownError(f"releasing ledger {reserved.ledger_id}: every answer was lost; try again")
 
-    def deletes(self, reserved: Reserved) -> list[Operation]:
+    def deletes(self, reserved: LedgerReservations) -> list[Operation]:
         """What releases ``reserved`` as part of a transaction; it fails unless they still stand."""
         return [Delete(reserved.path, reserved.version), Delete(self.path(reserved.ledger_id))]
 
@@ -173,14 +175,14 @@ class Reservations:
         tokens = sorted((await self._store.children(path)).names)
         return [SetData(path, data, node.stat.version), *(Delete(f"{path}/{token}") for token in tokens)]
 
-    async def _is_gone(self, reserved: Reserved) -> bool:
+    async def _is_gone(self, reserved: LedgerReservations) -> bool:
         node = await reread(self._store, self.path(reserved.ledger_id))
         return node is None or node.data != _encode(reserved.token, reserved.reservations)
 
     def _token_path(self, ledger_id: LedgerId, token: str) -> str:
         return f"{self.path(ledger_id)}/{token}"
 
-    def _decode(self, ledger_id: LedgerId, data: bytes) -> Reserved:
+    def _decode(self, ledger_id: LedgerId, data: bytes) -> LedgerReservations:
         try:
             record = decode_record(data, _Record)
         except UnreadableRecordError as error:
@@ -188,7 +190,7 @@ class Reservations:
                 f"the reservation at {self.path(ledger_id)} is damaged: the next repair of the ledger replaces it"
             ) from error
         path = self._token_path(ledger_id, record.token)
-        return Reserved(ledger_id, record.token, record.reservations, _TOKEN_VERSION, path)
+        return LedgerReservations(ledger_id, record.token, record.reservations, _TOKEN_VERSION, path)
 
 
 def _encode(token: str, reservations: Sequence[Reservation]) -> bytes:

@@ -51,7 +51,7 @@ _THESE_DISKS: Final = ""
 _ANSWERED_POLL: Final = frozenset((Status.OK, Status.NO_ENTRY))
 
 
-class Answering:
+class RequestAnswerer:
     """Answers the requests of every connection of one listener."""
 
     def __init__(self, handler: BookieHandler, clock: Clock) -> None:

@@ -19,12 +19,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from bookie.runtime.tasks import guarded
-from bookie.server.apache.answering import Answering
+from bookie.server.apache.answering import RequestAnswerer
 from bookie.server.apache.grouping import AddGroup, group_others
-from bookie.server.apache.incoming import Fresh, Incoming
+from bookie.server.apache.incoming import Fresh, IncomingRequests
 from bookie.server.apache.large_frames import LargeFrames
 from bookie.server.apache.limits import ListenerLimits
-from bookie.server.apache.outgoing import Outgoing
+from bookie.server.apache.outgoing import OutgoingAnswers
 from bookie.server.apache.requests import Info, LongPoll, Other, Read, StartTls, WriteLac
 from bookie.server.apache.room import SharedRoom
 from bookie.wire.apache.framing import FRAME_BYTES_MAX, MalformedFrameError, framed
@@ -42,7 +42,7 @@ class ApacheConnection(asyncio.Protocol):
 
     def __init__(
         self,
-        answering: Answering,
+        answering: RequestAnswerer,
         limits: ListenerLimits,
         room: SharedRoom,
         tls: ssl.SSLContext | None,
@@ -65,9 +65,9 @@ class ApacheConnection(asyncio.Protocol):
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._peer = ""
-        self._incoming = Incoming(limits.frame_bytes_max, may_serve=tls is None)
+        self._incoming = IncomingRequests(limits.frame_bytes_max, may_serve=tls is None)
         self._large_frames = LargeFrames(room.frames, limits, self._read_on, self._is_held_back, self._give_up)
-        self._out = Outgoing(room.answers, limits, self._give_up)
+        self._out = OutgoingAnswers(room.answers, limits, self._give_up)
         self._is_encrypted = self._is_upgrading = self._is_finishing = False
         self._early: list[bytes] = []
         self._too_late: asyncio.TimerHandle | None = None

@@ -48,7 +48,7 @@ class Fresh:
             self.others.append(request)
 
 
-class Incoming:
+class IncomingRequests:
     """The requests of one connection. Belongs to one connection."""
 
     def __init__(self, frame_bytes_max: int, *, may_serve: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.listening import address_in_use
-from bookie.server.apache.answering import Answering
+from bookie.server.apache.answering import RequestAnswerer
 from bookie.server.apache.connection import ApacheConnection
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.room import SharedRoom
@@ -67,7 +67,7 @@ class ApacheListener:
     async def start(self, handler: BookieHandler) -> None:
         """Serve ``handler``."""
         assert self._socket is not None, "bind first"
-        answering, room = Answering(handler, self._clock), SharedRoom.within(self._limits)
+        answering, room = RequestAnswerer(handler, self._clock), SharedRoom.within(self._limits)
 
         def connection() -> ApacheConnection:
             return ApacheConnection(answering, self._limits, room, self._tls, self._joined, self._connections.discard)

@@ -17,7 +17,7 @@ _PORTION_BYTES: Final = 256 << 10
 """A transport copies what the socket does not take at once, twice if that was not all: many answers go in portions."""
 
 
-class Outgoing:
+class OutgoingAnswers:
     """The answers of one connection. Belongs to one connection, which passes on asyncio's callbacks."""
 
     def __init__(self, room: Room, limits: ListenerLimits, give_up: Callable[[str], None]) -> None:

@@ -43,7 +43,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class Admission:
     """Who this process is."""
 
     bookie_id: BookieId
@@ -63,10 +63,10 @@ async def admit(
     *,
     may_be_new_incarnation: bool = False,
     speaks_apache: bool = False,
-) -> Admitted:
+) -> Admission:
     """Return who this process is, once that is written down in ZooKeeper and in the directories.
 
-    Disks that come after others under the same bookie id are not stamped yet; see ``Admitted``.
+    Disks that come after others under the same bookie id are not stamped yet; see ``Admission``.
 
     Args:
         store: session with the cluster's ZooKeeper.
@@ -97,7 +97,7 @@ async def admit(
     if with_both_protocols - {bookie}:
         _check_language(bookie, with_both_protocols - {bookie}, is_known=isinstance(decision, KnownBookie))
     if isinstance(decision, KnownBookie):
-        return Admitted(bookie, decision.incarnation)
+        return Admission(bookie, decision.incarnation)
     incarnation = decision.incarnation or str(uuid.UUID(int=rng.getrandbits(128), version=4))
     has_predecessors = isinstance(decision, NewIncarnation) or any(other != incarnation for other in history)
     if has_predecessors:
@@ -107,7 +107,7 @@ async def admit(
         await place.disk.replace(INCARNATION_FILE, incarnation.encode())
     await Incarnations(store, cluster.root).record(bookie, incarnation, clock.epoch_ms())
     _log.info("new disks", extra={"bookie_id": bookie, "incarnation": incarnation, "is_known": has_predecessors})
-    admitted = Admitted(bookie, incarnation, is_stamped=False)
+    admitted = Admission(bookie, incarnation, is_stamped=False)
     return admitted if has_predecessors else await stamp(store, cluster, places, admitted)
 
 
@@ -155,7 +155,7 @@ async def _stored_cookie(store: MetadataStore, cluster: Cluster, bookie: BookieI
     return stored.cookie if stored is not None else None
 
 
-async def stamp(store: MetadataStore, cluster: Cluster, places: Sequence[Place], admitted: Admitted) -> Admitted:
+async def stamp(store: MetadataStore, cluster: Cluster, places: Sequence[Place], admitted: Admission) -> Admission:
     """Write the cookie down, as the last step of a start on new disks. Every step may find itself done already.
 
     Raises:
@@ -184,4 +184,4 @@ async def stamp(store: MetadataStore, cluster: Cluster, places: Sequence[Place],
     for place in places:
         await place.disk.unlink(LIMBO_FILE)
         await place.disk.sync_directory("")
-    return Admitted(admitted.bookie_id, admitted.incarnation)
+    return Admission(admitted.bookie_id, admitted.incarnation)

@@ -48,7 +48,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
 from bookie.storage.entry_logs.collection import Mark
-from bookie.storage.entry_logs.compaction import Compacted
+from bookie.storage.entry_logs.compaction import CompactionResult
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import Status
 
@@ -100,7 +100,7 @@ class CollectorReport:
     limbo_cleared: int = 0
     stopped: str = ""
     """Why the pass ended early; empty: it did not."""
-    compacted: Compacted | None = None
+    compacted: CompactionResult | None = None
 
     @property
     def collected(self) -> int:

@@ -59,7 +59,7 @@ _UNFINISHED: Final = 1 << 62
 
 
 @dataclass(slots=True)
-class Compacted:
+class CompactionResult:
     """The result of one run."""
 
     removed_logs: int = 0
@@ -95,14 +95,14 @@ class Compactor:
     clock: Clock
     _damaged: set[int] = field(default_factory=set)
 
-    async def run(self) -> Compacted:
+    async def run(self) -> CompactionResult:
         """Remove or compact every log with too few live bytes, beginning with the fewest, relative to its size.
 
         Raises:
             DiskFullError: no space for a copy; logs finished so far stay compacted.
             DiskError: a disk failed.
         """
-        done = Compacted()
+        done = CompactionResult()
         for log_id, size in await self._candidates():
             if log_id in self._damaged:
                 done.kept_damaged += 1

@@ -35,7 +35,7 @@ _TELLING: Final = (
 """Failures of a batch's entries, the most informative one first."""
 
 
-class Adding(Waiter):
+class AddWaiter(Waiter):
     """One batch on its way. Call ``submit``, then await ``reply``; call ``forget`` in any case."""
 
     def __init__(self, batch: AddBatch) -> None:

@@ -23,7 +23,7 @@ from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.add_lane import AddLane
 from bookie.wire.apache import listing
-from bookie.wire.apache.adding import Adding
+from bookie.wire.apache.adding import AddWaiter
 from bookie.wire.apache.bulk_link import BulkLink
 from bookie.wire.apache.connection import Connection
 from bookie.wire.apache.exchange import Exchange
@@ -150,7 +150,7 @@ class ApacheTransport(Transport):
         problem = batch_size_problem(batch, size) or self._frame_problem(batch) or batch_ids_problem(batch)
         if problem is not None:
             return AddReply(Status.BAD_REQUEST, problem)
-        adding = Adding(batch)
+        adding = AddWaiter(batch)
         return await _answered(
             timeout_s,
             self._add(bookie, batch, adding, size),
@@ -163,7 +163,7 @@ class ApacheTransport(Transport):
             return f"an entry of {largest} bytes does not fit into a frame of {self._frame_bytes_max}: {HINT}"
         return None
 
-    async def _add(self, bookie: BookieId, batch: AddBatch, adding: Adding, size: int) -> AddReply:
+    async def _add(self, bookie: BookieId, batch: AddBatch, adding: AddWaiter, size: int) -> AddReply:
         lane = self._lanes.get(bookie)
         if lane is None:
             lane = self._lanes[bookie] = AddLane(self._in_flight_bytes_max)

@@ -318,7 +318,7 @@ def test_a_command_refuses_at_its_start_what_validate_refuses(
 def test_the_rules_of_a_command_look_at_each_of_its_options(words: tuple[str, ...]) -> None:
     """An option that is handed to nobody would be without effect."""
 
-    class Watched(dict[str, Any]):
+    class DrainLook(dict[str, Any]):
         def __getitem__(self, name: str) -> Any:
             looked_at.add(name)
             return super().__getitem__(name)
@@ -331,7 +331,7 @@ def test_the_rules_of_a_command_look_at_each_of_its_options(words: tuple[str, ..
     root: Any = typer.main.get_command(bkheal)
     options = options_of({}, words, root, root.context_class(root))
     assert options is not None
-    RULES[words]("zk://a:1/ledgers", Watched(options))
+    RULES[words]("zk://a:1/ledgers", DrainLook(options))
     elsewhere = {
         *("kind", "wait", "wait_s", "master", "http_port", "http_host", "metrics_file", "pushgateway"),
         *("cluster_name", "at", "token_file", "ca", "client_cert", "client_key"),

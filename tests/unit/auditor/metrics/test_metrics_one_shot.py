@@ -20,7 +20,7 @@ def test_a_run_shows_its_own_kind_and_progress_and_nothing_of_the_cluster() -> N
     metrics = OneShotMetrics(RunKind.REPLICAS, "1.2.3", SystemClock())
     with served(metrics, StatusServerSettings(0)) as port:
         assert port is not None
-        metrics.told(ProgressEvent(Phase.ASK, 30, 120))
+        metrics.on_progress(ProgressEvent(Phase.ASK, 30, 120))
         text = scrape(port)
         assert 'bkheal_audit_running{kind="replicas"} 1.0' in text
         assert 'bkheal_audit_progress_ratio{kind="replicas"} 0.25' in text
@@ -28,7 +28,7 @@ def test_a_run_shows_its_own_kind_and_progress_and_nothing_of_the_cluster() -> N
         assert "bookies" not in text
         assert "bkheal_auditor_leader" not in text
         assert scrape(port, "livez")
-        metrics.told(ProgressEvent(Phase.PUBLISH))
+        metrics.on_progress(ProgressEvent(Phase.PUBLISH))
         assert 'bkheal_audit_progress_ratio{kind="replicas"} 0.0' in scrape(port)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.service.watch.backlog import BacklogCounter, Judged, judge
+from auditor.service.watch.backlog import BacklogCounter, LedgerVerdict, judge
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import Severity, fragment_health
@@ -37,8 +37,8 @@ def test_a_drain_changes_the_level_of_nothing_that_is_lost(
 
 def test_what_a_drain_has_to_move_is_counted() -> None:
     ledger = make_metadata((0, "a b c"), quorum=(2, 2), last=9, length=1000)
-    assert judge(ledger, frozenset(names("a b c"))) == Judged(None, 0)
-    assert judge(ledger, frozenset(names("a b c")), frozenset(names("b"))) == Judged(Severity.DRAIN, 667)
+    assert judge(ledger, frozenset(names("a b c"))) == LedgerVerdict(None, 0)
+    assert judge(ledger, frozenset(names("a b c")), frozenset(names("b"))) == LedgerVerdict(Severity.DRAIN, 667)
     assert judge(ledger, frozenset(names("a b")), frozenset(names("b"))).severity is Severity.CRITICAL
 
 

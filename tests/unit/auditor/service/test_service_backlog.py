@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 from auditor.api.control import Backlog, SeverityBacklog
-from auditor.service.watch.backlog import READ_LEDGERS, BacklogCounter, Judged, judge
+from auditor.service.watch.backlog import READ_LEDGERS, BacklogCounter, LedgerVerdict, judge
 from bookie.metadata.bookies.registration import Registrations, ServiceInfo
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import task_path
@@ -130,13 +130,13 @@ async def test_a_long_backlog_lets_others_work_meanwhile() -> None:
 def test_what_has_to_be_copied_is_estimated_from_the_length() -> None:
     live = frozenset({A, B})
     striped = LedgerMetadata(3, 2, 2, (Fragment(EntryId(0), (A, B, C)),)).closed(EntryId(99), 900)
-    assert judge(striped, live) == Judged(Severity.CRITICAL, 600)
+    assert judge(striped, live) == LedgerVerdict(Severity.CRITICAL, 600)
     two = LedgerMetadata(2, 2, 1, (Fragment(EntryId(0), (A, C)), Fragment(EntryId(50), (A, B)))).closed(
         EntryId(99), 1000
     )
-    assert judge(two, live) == Judged(Severity.CRITICAL, 500)
-    assert judge(two, frozenset({A, B, C})) == Judged(None, 0)
+    assert judge(two, live) == LedgerVerdict(Severity.CRITICAL, 500)
+    assert judge(two, frozenset({A, B, C})) == LedgerVerdict(None, 0)
     opened = LedgerMetadata(2, 2, 1, (Fragment(EntryId(0), (A, C)),))
-    assert judge(opened, live) == Judged(Severity.CRITICAL, 0)
+    assert judge(opened, live) == LedgerVerdict(Severity.CRITICAL, 0)
     empty = LedgerMetadata(2, 2, 1, (Fragment(EntryId(0), (A, C)),)).closed(EntryId(-1), 0)
-    assert judge(empty, live) == Judged(Severity.METADATA_ONLY, 0)
+    assert judge(empty, live) == LedgerVerdict(Severity.METADATA_ONLY, 0)

@@ -424,7 +424,7 @@ async def test_whoever_waits_for_a_change_is_woken_when_the_run_ends() -> None:
     await world.close()
 
 
-class Leads:
+class ElectionView:
     """An election that can be lost without anybody being told."""
 
     def __init__(self) -> None:
@@ -446,8 +446,8 @@ class Standing:
         return RunOutcome("clean", 0, True)
 
 
-async def standing() -> tuple[MemoryStore, Leads, RunGate, RunManager]:
-    store, leads, check = MemoryStore(MemoryCell()), Leads(), Standing()
+async def standing() -> tuple[MemoryStore, ElectionView, RunGate, RunManager]:
+    store, leads, check = MemoryStore(MemoryCell()), ElectionView(), Standing()
     runs = Runs(store, ROOT)
     manager = RunManager(runs, leads, check, process="a:1", clock=VirtualClock(), rng=random.Random(1))
     await manager.start(RunKind.BOOKIES, cause=RunCause.HTTP, owner="me", options={})

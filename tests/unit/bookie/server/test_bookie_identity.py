@@ -20,7 +20,7 @@ from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
-from bookie.server.joining.admission import Admitted, Place, admit
+from bookie.server.joining.admission import Admission, Place, admit
 from bookie.server.joining.directories import INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role, look
 from bookie.server.joining.identity import Evidence, IdentityError, KnownBookie, NewBookie, Refusal, decide
 from bookie.storage.disks.files import FileDisk
@@ -176,7 +176,7 @@ class Machine:
         if next(self.changes) == self.dies_at:
             raise Interrupted
 
-    async def start(self, wanted_id: str = "bookie-1", default_id: str = "default") -> Admitted:
+    async def start(self, wanted_id: str = "bookie-1", default_id: str = "default") -> Admission:
         places = []
         disks = []
         for role, name in ((Role.JOURNAL, "journal"), (Role.LEDGERS, "ledgers")):
@@ -214,7 +214,7 @@ async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
 async def test_a_new_bookie_is_written_down_everywhere_and_known_from_then_on(machine: Machine) -> None:
     first = await machine.start()
     [recorded] = await machine.history("bookie-1")
-    assert first == Admitted(BookieId("bookie-1"), recorded.uuid)
+    assert first == Admission(BookieId("bookie-1"), recorded.uuid)
     stored = await CookieStore(machine.store, machine.cluster).read(BookieId("bookie-1"))
     assert stored is not None
     for name in ("journal", "ledgers"):

@@ -20,7 +20,7 @@ from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from bookie.server.joining.admission import Admitted, Place, admit
+from bookie.server.joining.admission import Admission, Place, admit
 from bookie.server.joining.directories import Role
 from bookie.server.joining.identity import IdentityError, Refusal
 from bookie.server.joining.limbo import finish_start
@@ -57,7 +57,7 @@ class World:
         self.machine = Machine()
         return self
 
-    async def start(self, *, is_new: bool = False) -> tuple[Admitted, LedgerStorage]:
+    async def start(self, *, is_new: bool = False) -> tuple[Admission, LedgerStorage]:
         """What a process does before it registers."""
         journal, ledgers = self.machine.journal, self.machine.ledgers
         places = (Place(Role.JOURNAL, Path("/j"), journal), Place(Role.LEDGERS, Path("/l"), ledgers))
@@ -68,11 +68,11 @@ class World:
         await finish_start(store, self.cluster, places, admitted, storage, clock, rng, takeover_deadline_s=60)
         return admitted, storage
 
-    async def restart(self, *, is_new: bool = False) -> tuple[Admitted, LedgerStorage]:
+    async def restart(self, *, is_new: bool = False) -> tuple[Admission, LedgerStorage]:
         self.machine = self.machine.power_back()
         return await self.start(is_new=is_new)
 
-    async def check(self, admitted: Admitted, storage: LedgerStorage) -> None:
+    async def check(self, admitted: Admission, storage: LedgerStorage) -> None:
         """The bookie may serve now: is it safe?"""
         for ledger_id in NAMED:
             reply = await storage.list_entries(ledger_id)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie.wire.apache import protocol_pb2 as pb
-from bookie.wire.apache.adding import Adding
+from bookie.wire.apache.adding import AddWaiter
 from bookie.wire.apache.connection import Answer, Connection, Expected
 from bookie.wire.apache.framing import framed
 from bookie.wire.apache.stream import ConnectionLostError
@@ -86,7 +86,7 @@ class Sink(asyncio.Transport):
 async def test_nothing_is_kept_of_adds_that_were_answered_in_any_bytes(is_as_expected: bool) -> None:
     connection = Connection()
     connection.connection_made(Sink())
-    adding = Adding(batch(1, 2, 3))
+    adding = AddWaiter(batch(1, 2, 3))
     await adding.submit(connection)
     for txn_id in (1, 2, 3):
         answer = response(txn_id, pb.ADD_ENTRY, pb.EOK, "addResponse", LEDGER, txn_id)

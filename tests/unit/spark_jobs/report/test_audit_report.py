@@ -21,15 +21,15 @@ from spark_jobs.report.summary import (
     ClusterName,
     FindingSums,
     LedgerCounts,
-    Published,
     PublishOutcome,
+    PublishResult,
     RunSummary,
     SeverityCount,
     Verdict,
     WorstLedger,
 )
 from spark_jobs.runs.completeness import ScanTotals
-from spark_jobs.runs.outcome import Checked, Outcome, RunName, Scanned, assemble
+from spark_jobs.runs.outcome import CheckResult, Outcome, RunName, ScanResult, assemble
 from spark_jobs.settings import AuditSettings, FailOn, InvalidSettingError
 
 CRITICAL = SeverityCount(Severity.CRITICAL, 3, 4, 1000)
@@ -44,14 +44,14 @@ CLEAN = RunSummary(
     severities=(),
     bookies=(BookieCount("a:3181", BookieState.WRITABLE, True, 1000, 1100, 0, 0),),
     worst_ledgers=(),
-    published=Published(PublishOutcome.NOTHING_TO_PUBLISH),
+    published=PublishResult(PublishOutcome.NOTHING_TO_PUBLISH),
 )
 FOUND = replace(
     CLEAN,
     severities=(CRITICAL, METADATA_ONLY),
     bookies=(*CLEAN.bookies, BookieCount("b:3181", BookieState.UNREGISTERED, True, 5, 6, 4, 5)),
     worst_ledgers=(WorstLedger(7, Severity.CRITICAL, 1, 800, ("b:3181",)),),
-    published=Published(PublishOutcome.PUBLISHED, 4, 3),
+    published=PublishResult(PublishOutcome.PUBLISHED, 4, 3),
 )
 
 
@@ -84,7 +84,11 @@ def test_the_verdict_is_the_most_serious_that_applies(summary: RunSummary, verdi
         (replace(CLEAN, counts=replace(CLEAN.counts, unreadable=1)), FailOn.NO_LIVE_COPY, ExitCode.FINDINGS),
         (replace(CLEAN, counts=replace(CLEAN.counts, unreadable=1)), FailOn.NEVER, ExitCode.OK),
         (replace(FOUND, problems=("not all",)), FailOn.ANY, ExitCode.PARTIAL),
-        (replace(FOUND, published=Published(PublishOutcome.INTERRUPTED, 1, 1)), FailOn.ANY, ExitCode.STORE_UNREACHABLE),
+        (
+            replace(FOUND, published=PublishResult(PublishOutcome.INTERRUPTED, 1, 1)),
+            FailOn.ANY,
+            ExitCode.STORE_UNREACHABLE,
+        ),
         (replace(FOUND, problems=("not read",), held_because="gone"), FailOn.ANY, ExitCode.HELD),
     ],
 )
@@ -169,7 +173,7 @@ def test_the_table_for_people_says_what_to_do() -> None:
     text = table(replace(FOUND, problems=("2 ledgers were not listed",)))
     for words in ("incomplete", "2 ledgers were not listed", "CRITICAL", "b:3181", "4 ledgers marked for repair"):
         assert words in text
-    assert "auto-recovery is disabled" in table(replace(FOUND, published=Published(PublishOutcome.DISABLED)))
+    assert "auto-recovery is disabled" in table(replace(FOUND, published=PublishResult(PublishOutcome.DISABLED)))
 
 
 def test_a_run_is_assembled_from_what_its_phases_gave() -> None:
@@ -179,10 +183,10 @@ def test_a_run_is_assembled_from_what_its_phases_gave() -> None:
     )  # fmt: skip
     bookies = Bookies(frozenset({BookieId("a")}), frozenset({BookieId("ro")}))
     sums = FindingSums((CRITICAL,), {"gone": (4, 5)})
-    checked = Checked(bookies, sums, (), Published(PublishOutcome.DRY_RUN))
+    checked = CheckResult(bookies, sums, (), PublishResult(PublishOutcome.DRY_RUN))
     name = RunName("run", CLEAN.cluster, 1, 2)
     summary = assemble(
-        name, frozenset({BookieId("a"), BookieId("old")}), Outcome(Scanned(totals, bookies, ()), checked)
+        name, frozenset({BookieId("a"), BookieId("old")}), Outcome(ScanResult(totals, bookies, ()), checked)
     )
     assert summary.counts == LedgerCounts(10, 11, 1, 2, 1, 0, 8)
     assert summary.bookies == (
@@ -196,7 +200,7 @@ def test_a_run_is_assembled_from_what_its_phases_gave() -> None:
 def test_a_run_that_the_brake_stopped_never_calls_itself_complete() -> None:
     bookies = Bookies(frozenset(), frozenset())
     summary = assemble(
-        RunName("run", CLEAN.cluster, 1, 2), frozenset({BookieId("a")}), Outcome(None, Checked(bookies), "gone")
+        RunName("run", CLEAN.cluster, 1, 2), frozenset({BookieId("a")}), Outcome(None, CheckResult(bookies), "gone")
     )
     assert not summary.is_complete
     assert summary.exit_code() is ExitCode.HELD

@@ -12,12 +12,12 @@ from typer.core import TyperGroup
 from auditor.cli.main import app
 from bookie.model.run import RunKind
 from spark_jobs.report.page.advice import environment, next_steps
-from spark_jobs.report.summary import ClusterName, Published, PublishOutcome, RunSummary
+from spark_jobs.report.summary import ClusterName, PublishOutcome, PublishResult, RunSummary
 from tests.worlds import report as world
 
 COMMANDS = typer.main.get_command(app)
-DISABLED = replace(world.UNDER_REPLICATED, published=Published(PublishOutcome.DISABLED, 9, 9))
-DRY_RUN = replace(world.UNDER_REPLICATED, is_dry_run=True, published=Published(PublishOutcome.DRY_RUN))
+DISABLED = replace(world.UNDER_REPLICATED, published=PublishResult(PublishOutcome.DISABLED, 9, 9))
+DRY_RUN = replace(world.UNDER_REPLICATED, is_dry_run=True, published=PublishResult(PublishOutcome.DRY_RUN))
 UNREADABLE = replace(world.CLEAN, counts=replace(world.CLEAN.counts, unreadable=2))
 SITUATIONS = [
     world.CLEAN, world.UNDER_REPLICATED, world.NO_LIVE_COPY, world.HELD, world.INCOMPLETE, world.WAITING,

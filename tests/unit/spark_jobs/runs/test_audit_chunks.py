@@ -11,11 +11,11 @@ from bookie.metadata.layout import LayoutKind
 from bookie.model.ids import BookieId
 from bookie.model.severity import Severity
 from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.report.summary import FindingSums, Published, PublishOutcome, SeverityCount, WorstLedger
+from spark_jobs.report.summary import FindingSums, PublishOutcome, PublishResult, SeverityCount, WorstLedger
 from spark_jobs.runs.chunks import chunks, in_range, is_sampled
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.lost_bookies import LostBookies
-from spark_jobs.runs.outcome import Gathering
+from spark_jobs.runs.outcome import FindingTotals
 
 CLUSTER = Cluster("/ledgers", LayoutKind.HIERARCHICAL, "id")
 
@@ -50,26 +50,26 @@ def totals(ledgers: int, path: str) -> ScanTotals:
 
 
 def test_chunks_sum_up() -> None:
-    gathering = Gathering(worst_max=2)
+    gathering = FindingTotals(worst_max=2)
     critical = SeverityCount(Severity.CRITICAL, 1, 2, 10)
     lost = SeverityCount(Severity.LOST, 1, 1, 5)
     gathering.add(
         totals(3, "/1"),
         FindingSums((critical,), {"a": (1, 2)}),
         [WorstLedger(number, Severity.CRITICAL, 1, number, ("a",)) for number in (1, 2)],
-        Published(PublishOutcome.PUBLISHED, 1, 1),
+        PublishResult(PublishOutcome.PUBLISHED, 1, 1),
     )
     gathering.add(
         totals(4, "/2"),
         FindingSums((lost, critical), {"a": (1, 1), "b": (1, 1)}),
         [WorstLedger(3, Severity.LOST, 1, 0, ("b",))],
-        Published(PublishOutcome.DISABLED),
+        PublishResult(PublishOutcome.DISABLED),
     )
     assert (gathering.totals.ledgers, gathering.totals.listed) == (7, {"/1": (3,), "/2": (4,)})
     assert gathering.sums.severities == (lost, SeverityCount(Severity.CRITICAL, 2, 4, 20))
     assert gathering.sums.by_bookie == {"a": (2, 3), "b": (1, 1)}
     assert [ledger.ledger_id for ledger in gathering.worst] == [3, 2]
-    assert gathering.published == Published(PublishOutcome.DISABLED, 1, 1)
+    assert gathering.published == PublishResult(PublishOutcome.DISABLED, 1, 1)
 
 
 def test_a_bookie_waits_for_the_end_of_its_own_delay() -> None:

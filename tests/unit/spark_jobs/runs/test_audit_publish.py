@@ -8,7 +8,7 @@ import pytest
 
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.model.ids import BookieId, LedgerId
-from spark_jobs.report.summary import Published, PublishOutcome
+from spark_jobs.report.summary import PublishOutcome, PublishResult
 from spark_jobs.runs.publish import Marking, publish
 
 
@@ -39,30 +39,30 @@ class Tasks:
 def test_everything_is_marked_in_order() -> None:
     tasks = Tasks()
     published = publish((marking(number) for number in (5, 3, 9)), tasks, 2)
-    assert published == Published(PublishOutcome.PUBLISHED, 3, 3)
+    assert published == PublishResult(PublishOutcome.PUBLISHED, 3, 3)
     assert list(tasks.marked) == [5, 3, 9]
 
 
 def test_publishing_again_changes_nothing() -> None:
     tasks = Tasks()
     publish([marking(1), marking(2)], tasks)
-    assert publish([marking(1), marking(2)], tasks) == Published(PublishOutcome.PUBLISHED, 2, 0)
+    assert publish([marking(1), marking(2)], tasks) == PublishResult(PublishOutcome.PUBLISHED, 2, 0)
 
 
 def test_nothing_found_is_nothing_published() -> None:
-    assert publish([], Tasks()) == Published(PublishOutcome.NOTHING_TO_PUBLISH, 0, 0)
+    assert publish([], Tasks()) == PublishResult(PublishOutcome.NOTHING_TO_PUBLISH, 0, 0)
 
 
 def test_disabling_stops_before_the_next_batch() -> None:
     tasks = Tasks(batches_max=1)
-    assert publish([marking(number) for number in range(5)], tasks, 2) == Published(PublishOutcome.DISABLED, 2, 2)
+    assert publish([marking(number) for number in range(5)], tasks, 2) == PublishResult(PublishOutcome.DISABLED, 2, 2)
     assert list(tasks.marked) == [0, 1]
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError("no answer"), WriteOutcomeUnknownError("answer lost")])
 def test_a_store_that_stops_answering_ends_it_with_what_was_marked(error: Exception) -> None:
     published = publish([marking(number) for number in range(5)], Tasks(2, error), 2)
-    assert published == Published(PublishOutcome.INTERRUPTED, 4, 4)
+    assert published == PublishResult(PublishOutcome.INTERRUPTED, 4, 4)
 
 
 def test_no_more_than_a_batch_is_taken_ahead() -> None:

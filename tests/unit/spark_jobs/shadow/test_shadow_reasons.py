@@ -13,8 +13,8 @@ from bookie.metadata.tasks.underreplication import UnreadableTask
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind
-from spark_jobs.report.summary import BookieCount, ClusterName, LedgerCounts, Published, PublishOutcome, RunSummary
-from spark_jobs.shadow.reasons import Around, Difference, Outcome, Reason, Second, judged
+from spark_jobs.report.summary import BookieCount, ClusterName, LedgerCounts, PublishOutcome, PublishResult, RunSummary
+from spark_jobs.shadow.reasons import ClusterLook, Difference, LedgerAtSecondLook, Outcome, Reason, present_difference
 from spark_jobs.shadow.second_look import Loss, losses
 
 LEDGER = LedgerId(7)
@@ -43,18 +43,18 @@ def around(
     is_disabled: bool = False,
     leader: str = "apache:3181",
     registered_ms: int = 500,
-) -> Around:
+) -> ClusterLook:
     bookies = Bookies(ids(registered), frozenset()).with_draining(ids(draining))
     since = dict.fromkeys(ids(registered), registered_ms)
-    return Around(bookies, since, ids(waiting), ids(new), ids(lost_in_run), is_disabled, leader)
+    return ClusterLook(bookies, since, ids(waiting), ids(new), ids(lost_in_run), is_disabled, leader)
 
 
 def reason(
     second: tuple[Versioned | Unreadable | None, Task | UnreadableTask | None],
-    cluster: Around,
+    cluster: ClusterLook,
     first: Outcome = Outcome.ONLY_HERE,
 ) -> tuple[Outcome, Reason] | None:
-    found = judged(first, Second(LEDGER, *second), cluster)
+    found = present_difference(first, LedgerAtSecondLook(LEDGER, *second), cluster)
     return None if found is None else (found.outcome, found.reason)
 
 
@@ -75,7 +75,7 @@ def test_a_lost_bookie_that_an_auditor_should_have_marked_is_not_explained() -> 
         (around(waiting="y"), Reason.NOT_MARKED),
     ],
 )
-def test_what_keeps_an_auditor_from_marking_explains_it(cluster: Around, expected: Reason) -> None:
+def test_what_keeps_an_auditor_from_marking_explains_it(cluster: ClusterLook, expected: Reason) -> None:
     assert reason((ledger("abx"), None), cluster) == (Outcome.ONLY_HERE, expected)
 
 
@@ -145,12 +145,12 @@ def test_no_loss_without_a_task_that_names_it_is_ever_agreement() -> None:
         cluster = around(draining=draining, waiting=waiting, is_disabled=is_disabled)
         marked = None if named is None else task(named)
         lost = ids(members) - ids("abc")
-        found = judged(first, Second(LEDGER, ledger(members), marked), cluster)
+        found = present_difference(first, LedgerAtSecondLook(LEDGER, ledger(members), marked), cluster)
         assert (found is None) == (marked is not None and lost <= set(marked.missing))
 
 
 def test_a_difference_says_who_is_missing_and_what_is_marked() -> None:
-    found = judged(Outcome.DIFFER, Second(LEDGER, ledger("ayx"), task("z")), around())
+    found = present_difference(Outcome.DIFFER, LedgerAtSecondLook(LEDGER, ledger("ayx"), task("z")), around())
     assert found == Difference(
         LEDGER, Outcome.DIFFER, Reason.NOT_MARKED, (BookieId("x"), BookieId("y")), (BookieId("z"),), 1_000
     )
@@ -163,7 +163,7 @@ def report(number: int, registered: str, *, problem: str = "", instance: str = "
         f"run{number}", ClusterName("zk://h/l", instance), number * 10, number * 10 + 5,
         LedgerCounts(1, 1, 0, 0, 0, 0, 1), (),
         tuple(BookieCount(bookie, state, True, 0, 0, 0, 0) for bookie, state in states.items()), (),
-        Published(PublishOutcome.DRY_RUN), problems=(problem,) if problem else (), kind=RunKind.BOOKIES,
+        PublishResult(PublishOutcome.DRY_RUN), problems=(problem,) if problem else (), kind=RunKind.BOOKIES,
     )  # fmt: skip
 
 

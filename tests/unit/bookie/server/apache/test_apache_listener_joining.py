@@ -14,7 +14,7 @@ from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
-from bookie.server.joining.admission import Admitted, Place, admit
+from bookie.server.joining.admission import Admission, Place, admit
 from bookie.server.joining.directories import Role
 from bookie.server.settings import BookieSettings
 from bookie.server.upkeep.registration_keeper import service_info
@@ -34,7 +34,7 @@ class World:
         self.disks = {bookie: (MemoryDisk(), MemoryDisk()) for bookie in (US, OTHER)}
         return self
 
-    async def start(self, bookie: BookieId = US, *, speaks_apache: bool = False) -> Admitted:
+    async def start(self, bookie: BookieId = US, *, speaks_apache: bool = False) -> Admission:
         journal, ledgers = self.disks[bookie]
         places = (Place(Role.JOURNAL, Path("/j"), journal), Place(Role.LEDGERS, Path("/l"), ledgers))
         rng = random.Random(str(bookie))

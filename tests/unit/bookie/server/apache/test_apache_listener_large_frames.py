@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from bookie.server.apache.answering import Answering
+from bookie.server.apache.answering import RequestAnswerer
 from bookie.server.apache.connection import ApacheConnection
 from bookie.server.apache.grouping import AddGroup
 from bookie.server.apache.limits import ListenerLimits
@@ -77,7 +77,7 @@ class Socket(asyncio.Transport):
         self.abort()
 
 
-class World(Answering):
+class World(RequestAnswerer):
     """A storage that takes adds when it is told to, and the clients."""
 
     def __init__(self, limits: ListenerLimits = LIMITS) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bookie.metadata.ledgers.ledgers import Versioned
-from bookie.metadata.tasks.reservations import Reservation, Reserved, UnreadableReservationError
+from bookie.metadata.tasks.reservations import LedgerReservations, Reservation, UnreadableReservationError
 from bookie.model.errors import BkhealError
 from bookie.model.ids import LedgerId
 from replicator.plan.steps import CopyPosition, Step
@@ -26,7 +26,7 @@ _TOKEN_BITS: Final = 96
 _RELEASE_ATTEMPTS: Final = 2
 
 
-class Reserving:
+class ReservationHolder:
     """Used by one turn of one task."""
 
     def __init__(self, ports: RepairPorts, lease: Lease) -> None:
@@ -35,7 +35,7 @@ class Reserving:
         self._ledger_id: LedgerId = lease.held.task.ledger_id
         self._is_clear = False
         """Return whether neither this process nor an earlier one can have reserved anything for this ledger."""
-        self.current: Reserved | None = None
+        self.current: LedgerReservations | None = None
 
     async def reserve(self, ledger: Versioned, steps: Sequence[tuple[Step, str]]) -> None:
         """Reserve every step that changes the metadata, each with its target's incarnation; durable on return.
@@ -89,7 +89,7 @@ class Reserving:
             else:
                 return
 
-    async def _left_behind(self) -> Reserved | None:
+    async def _left_behind(self) -> LedgerReservations | None:
         await self._lease.ensure_ours()
         try:
             return await self._ports.reservations.read(self._ledger_id)

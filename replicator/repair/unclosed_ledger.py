@@ -25,7 +25,7 @@ from bookie.model.coverage import is_covered
 from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Status
-from replicator.knowledge.doubts import Doubting
+from replicator.knowledge.doubts import DoubtingTransport
 from replicator.knowledge.holdings import Holdings
 from replicator.plan.planner import Plan, PositionKey
 from replicator.ports import RepairPorts
@@ -39,7 +39,7 @@ _NEVER_KNOWS: Final = frozenset({Status.LIMBO, Status.CORRUPT, Status.UNAUTHORIZ
 """Answers of a bookie that do not get better by asking again."""
 
 
-class Unclosed:
+class UnclosedLedgerRepair:
     """Used by one turn of one task."""
 
     def __init__(self, ports: RepairPorts, lease: Lease, delays: Delays, holdings: Holdings) -> None:
@@ -142,7 +142,7 @@ class Unclosed:
 
     def _client(self, unbelieved: frozenset[BookieId]) -> ClientPorts:
         ports = self._ports.client()
-        return replace(ports, transport=Doubting(ports.transport, unbelieved)) if unbelieved else ports
+        return replace(ports, transport=DoubtingTransport(ports.transport, unbelieved)) if unbelieved else ports
 
 
 def _may_work_later(ledger: Versioned, bookies: Bookies, error: RecoveryImpossibleNowError) -> bool:
