@@ -11,8 +11,9 @@ import logging
 import random
 import signal
 import sys
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ from bookie.runtime.version import installed_version
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.listener import ApacheListener
 from bookie.server.grpc.server import GrpcServer
-from bookie.server.joining.admission import Place, admit
+from bookie.server.joining.admission import Admission, Place, admit
 from bookie.server.joining.directories import CURRENT, Role
 from bookie.server.joining.limbo import finish_start
 from bookie.server.measured import MeasuredService, TimedDisk
@@ -102,74 +103,191 @@ class _Running:
         await asyncio.gather(self.server.stop(), self.apache.stop())
 
 
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What every phase of the start uses. ``stack`` undoes each phase, in whichever way the process ends."""
+
+    settings: BookieSettings
+    stack: AsyncExitStack
+    metrics: MetricSet
+    clock: Clock = field(default_factory=SystemClock)
+    rng: random.Random = field(default_factory=random.SystemRandom)
+
+    def run_until_the_end(self, name: str, work: Coroutine[Any, Any, object]) -> None:
+        """Start a task that ends with the process."""
+        self.stack.push_async_callback(cancel, guarded(name, work))
+
+
+@dataclass(frozen=True, slots=True)
+class _Listeners:
+    server: GrpcServer
+    apache: ApacheListener
+    port: int
+    apache_port: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Disks:
+    journal: FileDisk
+    ledgers: FileDisk
+
+
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    store: ZooKeeperStore
+    cluster: Cluster
+
+
 async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
-    """Do everything up to the ready line; ``stack`` undoes it, in whichever way the process ends."""
-    clock = SystemClock()
-    metrics = bookie_metrics(installed_version())
-    is_ready = _Readiness()
-    http = await stack.enter_async_context(observable(settings.http, metrics, {"registered": is_ready.check}, clock))
+    """Do everything up to the ready line.
+
+    Ports are bound first, so that a second process with the same settings ends before it touches a disk. The bookie
+    joins before it serves, because its answers count as evidence, and it registers last: writers find a bookie that
+    answers.
+    """
+    context, readiness = _Context(settings, stack, bookie_metrics(installed_version())), _Readiness()
+    await _serve_metrics(context, readiness)
+    listeners = _bind(context)
+    disks = await _open_disks(context)
+    metadata = await _connect(context)
+    admission, storage = await _join(context, listeners, disks, metadata)
+    service = await _serve(context, listeners, disks, storage, admission)
+    drain = DrainWatch(Drains(metadata.store, metadata.cluster.root), admission.bookie_id, context.clock)
+    await drain.look()
+    is_low = should_be_read_only(
+        False, await free_bytes((disks.journal, disks.ledgers)), settings.read_only_below_bytes
+    )
+    service.is_read_only = is_low or storage.is_full or drain.is_drained
+    keeper = await _register(context, listeners, metadata, admission, is_read_only=service.is_read_only)
+    readiness.keeper = keeper
+    _watch(context.metrics, storage, service, keeper)
+    _start_upkeep(context, disks, metadata, admission, storage, service, keeper, drain)
+    await listeners.server.say_serving()
+    if listeners.apache_port is not None:
+        _say(f"bookie speaks Apache's protocol on {settings.advertised}:{listeners.apache_port}")
+    _say(f"bookie {admission.bookie_id} ready on {settings.advertised}:{listeners.port}")
+    return _Running(storage, service, listeners.server, listeners.apache, keeper)
+
+
+async def _serve_metrics(context: _Context, readiness: _Readiness) -> None:
+    checks = {"registered": readiness.check}
+    http = await context.stack.enter_async_context(
+        observable(context.settings.http, context.metrics, checks, context.clock)
+    )
     if http is not None:
         _say(f"bookie metrics on {http.url}")
+
+
+def _bind(context: _Context) -> _Listeners:
+    """Take both ports; nothing is served yet."""
+    settings = context.settings
     server = GrpcServer(concurrent_requests_max=settings.concurrent_requests_max)
-    stack.push_async_callback(server.stop)
-    apache = ApacheListener(ListenerLimits(connections_max=settings.apache_connections_max), clock)
-    stack.push_async_callback(apache.stop)
-    port = server.bind(settings.host, settings.port, settings.tls)
-    apache_port = None
+    context.stack.push_async_callback(server.stop)
+    apache = ApacheListener(ListenerLimits(connections_max=settings.apache_connections_max), context.clock)
+    context.stack.push_async_callback(apache.stop)
+    port, apache_port = server.bind(settings.host, settings.port, settings.tls), None
     if settings.apache_port is not None:
         apache_port = apache.bind(settings.host, settings.apache_port, settings.tls)
-    journal = await _disk(settings.journal_dir, stack)
-    ledgers = await _disk(settings.ledger_dir, stack)
-    store, cluster = await _connect(settings, stack)
-    metrics.watch(SESSION, lambda: store.session.is_connected)
-    places = (Place(Role.JOURNAL, settings.journal_dir, journal), Place(Role.LEDGERS, settings.ledger_dir, ledgers))
-    default_id = f"{settings.advertised}:{port if apache_port is None else apache_port}"
-    rng = random.SystemRandom()
-    admitted = await admit(
+    return _Listeners(server, apache, port, apache_port)
+
+
+async def _open_disks(context: _Context) -> _Disks:
+    """Take both directories for this process alone."""
+    settings, stack = context.settings, context.stack
+    return _Disks(await _disk(settings.journal_dir, stack), await _disk(settings.ledger_dir, stack))
+
+
+async def _connect(context: _Context) -> _Metadata:
+    settings, uri = context.settings, parse_uri(context.settings.metadata_uri)
+    store = await ZooKeeperStore.connect(
+        uri.hosts, session_timeout_s=settings.session_timeout_s, connect_timeout_s=settings.connect_timeout_s
+    )
+    context.stack.push_async_callback(store.close)
+    metadata = _Metadata(store, await open_cluster(store, uri))
+    context.metrics.watch(SESSION, lambda: store.session.is_connected)
+    return metadata
+
+
+async def _join(
+    context: _Context, listeners: _Listeners, disks: _Disks, metadata: _Metadata
+) -> tuple[Admission, LedgerStorage]:
+    """Prove that these are the disks of this bookie id, then open them."""
+    settings, clock, rng = context.settings, context.clock, context.rng
+    store, cluster = metadata.store, metadata.cluster
+    places = (
+        Place(Role.JOURNAL, settings.journal_dir, disks.journal),
+        Place(Role.LEDGERS, settings.ledger_dir, disks.ledgers),
+    )
+    port = listeners.port if listeners.apache_port is None else listeners.apache_port
+    admission = await admit(
         store,
         cluster,
         places,
         settings.bookie_id or "",
-        default_id,
+        f"{settings.advertised}:{port}",
         clock,
         rng,
         may_be_new_incarnation=settings.is_new_incarnation,
-        speaks_apache=apache_port is not None,
+        speaks_apache=listeners.apache_port is not None,
     )
-    storage = await _storage(settings, TimedDisk(journal, metrics, clock), ledgers, clock, stack)
+    journal = TimedDisk(disks.journal, context.metrics, clock)
+    storage = await _storage(settings, journal, disks.ledgers, clock, context.stack)
     await finish_start(
-        store, cluster, places, admitted, storage, clock, rng, takeover_deadline_s=settings.takeover_deadline_s
+        store, cluster, places, admission, storage, clock, rng, takeover_deadline_s=settings.takeover_deadline_s
     )
-    service = BookieService(storage, ledgers, BookieIdentity(admitted.incarnation, installed_version()))
-    measured = MeasuredService(service, metrics, clock)
-    await server.start(measured)
-    if apache_port is not None:
-        await apache.start(measured)
+    return admission, storage
+
+
+async def _serve(
+    context: _Context, listeners: _Listeners, disks: _Disks, storage: LedgerStorage, admission: Admission
+) -> BookieService:
+    service = BookieService(storage, disks.ledgers, BookieIdentity(admission.incarnation, installed_version()))
+    measured = MeasuredService(service, context.metrics, context.clock)
+    await listeners.server.start(measured)
+    if listeners.apache_port is not None:
+        await listeners.apache.start(measured)
+    return service
+
+
+async def _register(
+    context: _Context, listeners: _Listeners, metadata: _Metadata, admission: Admission, *, is_read_only: bool
+) -> RegistrationKeeper:
+    settings = context.settings
+    info = service_info(
+        settings.advertised,
+        listeners.port,
+        admission.incarnation,
+        apache_port=listeners.apache_port,
+        is_tls=settings.tls is not None,
+    )
     keeper = RegistrationKeeper(
-        store,
-        Registrations(store, cluster),
-        admitted.bookie_id,
-        service_info(
-            settings.advertised,
-            port,
-            admitted.incarnation,
-            apache_port=apache_port,
-            is_tls=settings.tls is not None,
-        ),
-        clock,
+        metadata.store,
+        Registrations(metadata.store, metadata.cluster),
+        admission.bookie_id,
+        info,
+        context.clock,
         takeover_deadline_s=settings.takeover_deadline_s,
     )
-    is_low = should_be_read_only(False, await free_bytes((journal, ledgers)), settings.read_only_below_bytes)
-    drain = DrainWatch(Drains(store, cluster.root), admitted.bookie_id, clock)
-    await drain.look()
-    service.is_read_only = is_low or storage.is_full or drain.is_drained
-    await keeper.start(is_read_only=service.is_read_only)
-    is_ready.keeper = keeper
-    _watch(metrics, storage, service, keeper)
-    sampler = Sampler(metrics, {"journal": journal, "ledgers": ledgers}, storage, clock)
-    stack.push_async_callback(cancel, guarded("metrics sampler", sampler.run()))
+    await keeper.start(is_read_only=is_read_only)
+    return keeper
+
+
+def _start_upkeep(
+    context: _Context,
+    disks: _Disks,
+    metadata: _Metadata,
+    admission: Admission,
+    storage: LedgerStorage,
+    service: BookieService,
+    keeper: RegistrationKeeper,
+    drain: DrainWatch,
+) -> None:
+    """Start what goes on beside the requests: samples, the watches of disks and drains, the garbage collector."""
+    settings, clock = context.settings, context.clock
+    sampler = Sampler(context.metrics, {"journal": disks.journal, "ledgers": disks.ledgers}, storage, clock)
+    context.run_until_the_end("metrics sampler", sampler.run())
     watch = DiskWatch(
-        (journal, ledgers),
+        (disks.journal, disks.ledgers),
         storage,
         service,
         keeper,
@@ -177,18 +295,13 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
         read_only_below_bytes=settings.read_only_below_bytes,
         is_drained=lambda: drain.is_drained,
     )
-    stack.push_async_callback(cancel, guarded("disk watch", watch.run()))
-    stack.push_async_callback(cancel, guarded("drain watch", drain.run(watch.look)))
+    context.run_until_the_end("disk watch", watch.run())
+    context.run_until_the_end("drain watch", drain.run(watch.look))
     if settings.collect_interval_s > 0:
-        collector = Collector(store, cluster, storage, admitted.bookie_id, clock, rng, _pace(settings))
-        collected = metrics.counter(COLLECTED)
-        passes = collector.run(lambda report: collected.inc(report.collected))
-        stack.push_async_callback(cancel, guarded("collector", passes))
-    await server.say_serving()
-    if apache_port is not None:
-        _say(f"bookie speaks Apache's protocol on {settings.advertised}:{apache_port}")
-    _say(f"bookie {admitted.bookie_id} ready on {settings.advertised}:{port}")
-    return _Running(storage, service, server, apache, keeper)
+        store, cluster, pace = metadata.store, metadata.cluster, _pace(settings)
+        collector = Collector(store, cluster, storage, admission.bookie_id, clock, context.rng, pace)
+        collected = context.metrics.counter(COLLECTED)
+        context.run_until_the_end("collector", collector.run(lambda report: collected.inc(report.collected)))
 
 
 def _pace(settings: BookieSettings) -> CollectorSettings:
@@ -223,15 +336,6 @@ async def _disk(directory: Path, stack: AsyncExitStack) -> FileDisk:
     disk = await FileDisk.acquire(directory / CURRENT)
     stack.push_async_callback(disk.close)
     return disk
-
-
-async def _connect(settings: BookieSettings, stack: AsyncExitStack) -> tuple[ZooKeeperStore, Cluster]:
-    uri = parse_uri(settings.metadata_uri)
-    store = await ZooKeeperStore.connect(
-        uri.hosts, session_timeout_s=settings.session_timeout_s, connect_timeout_s=settings.connect_timeout_s
-    )
-    stack.push_async_callback(store.close)
-    return store, await open_cluster(store, uri)
 
 
 async def _storage(
