@@ -1,4 +1,4 @@
-"""Format names and sizes for people to read."""
+"""Format names, sizes and time spans for people to read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ def printable(text: str) -> str:
 def size(count_bytes: float) -> str:
     """Return a number of bytes as text in binary units, such as ``1.5 KiB``."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(count_bytes) < 1024 or unit == "TiB":
+        if abs(count_bytes) < 1024:
             return f"{count_bytes:.0f} {unit}" if unit == "B" else f"{count_bytes:.1f} {unit}"
         count_bytes /= 1024
-    raise AssertionError("unreachable: the last unit always returns")
+    return f"{count_bytes:,.1f} PiB"
+
+
+def duration(milliseconds: float) -> str:
+    """Return a time span as text in its two largest units, such as ``0.4 s`` or ``2 h 5 min``; nothing below zero."""
+    if milliseconds < 60_000:
+        return f"{max(0, milliseconds) / 1000:.1f} s"
+    seconds = int(milliseconds // 1000)
+    for unit, below, length, part in (("d", "h", 86_400, 3_600), ("h", "min", 3_600, 60), ("min", "s", 60, 1)):
+        if seconds >= length:
+            rest = seconds % length // part
+            return f"{seconds // length} {unit} {rest} {below}" if rest else f"{seconds // length} {unit}"
+    raise AssertionError("unreachable: a minute or more has a unit")

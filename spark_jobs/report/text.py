@@ -1,9 +1,8 @@
-"""Numbers, sizes, times and names as a report writes them. Pure."""
+"""Numbers and names as a report writes them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 NAMED_MAX: Final = 8
@@ -28,32 +27,6 @@ def number(value: int) -> str:
 def signed(value: int) -> str:
     """A difference, with its sign."""
     return f"+{value:,}" if value > 0 else f"\N{MINUS SIGN}{-value:,}"
-
-
-def size(count_bytes: float) -> str:
-    """Bytes in binary units."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count_bytes) < 1024:
-            return f"{count_bytes:.0f} {unit}" if unit == "B" else f"{count_bytes:.1f} {unit}"
-        count_bytes /= 1024
-    return f"{count_bytes:,.1f} TiB"
-
-
-def when(epoch_ms: int) -> str:
-    """A moment, to the second."""
-    return f"{datetime.fromtimestamp(epoch_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def duration(milliseconds: int) -> str:
-    """A stretch of time in its two largest units."""
-    if milliseconds < 60_000:
-        return f"{milliseconds / 1000:.1f} s"
-    seconds = milliseconds // 1000
-    for unit, below, length, part in (("d", "h", 86_400, 3_600), ("h", "min", 3_600, 60), ("min", "s", 60, 1)):
-        if seconds >= length:
-            rest = seconds % length // part
-            return f"{seconds // length} {unit} {rest} {below}" if rest else f"{seconds // length} {unit}"
-    raise AssertionError("unreachable: a minute or more has a unit")
 
 
 def percent(part: int, whole: int) -> str:

@@ -13,10 +13,10 @@ from typing import Final
 
 from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.model.times import utc_text
+from bookie.runtime.human import duration, size
 from spark_jobs.ui.port import BacklogRow, Fact, KindRow, RunView, TabState
 from spark_jobs.ui.rules import safe_link
 from spark_jobs.ui.settings import TabSettings
-from spark_jobs.ui.words import size, span
 
 TAB_PATH: Final = "/auditor/"
 API_PATH: Final = "/auditor/api"
@@ -116,7 +116,7 @@ def _start_button(view: PageView, row: KindRow) -> str:
 
 
 def _backlog_row(row: BacklogRow, now_ms: int) -> str:
-    age = span(now_ms - row.oldest_ms) + " ago" if row.oldest_ms else ""
+    age = duration(now_ms - row.oldest_ms) + " ago" if row.oldest_ms else ""
     cells = (row.severity.replace("_", " "), row.ledgers, size(row.bytes_estimate), age)
     return _row(*map(_text, cells), key=f"backlog-{row.severity}")
 
@@ -126,7 +126,7 @@ def _run_row(view: PageView, run: RunView) -> str:
     link = safe_link(run.report_url)
     name = f'<a href="{_text(link)}" rel="noopener">{_text(record.run_id)}</a>' if link else _text(record.run_id)
     end_ms = record.finished_ms or view.now_ms
-    duration = span(end_ms - record.started_ms) if record.started_ms else ""
+    taken = duration(end_ms - record.started_ms) if record.started_ms else ""
     asked = f"{record.owner} ({record.cause.value})"
     kind = record.kind.value + (" (dry run)" if record.is_dry_run else "")
     return _row(
@@ -135,7 +135,7 @@ def _run_row(view: PageView, run: RunView) -> str:
         _state_cell(view, record),
         _verdict_cell(record),
         _text(utc_text(record.started_ms)),
-        _text(duration),
+        _text(taken),
         _text(asked),
         key=f"run-{record.run_id}",
     )
@@ -148,7 +148,7 @@ def _state_cell(view: PageView, record: RunRecord) -> str:
     percent = min(100, 100 * record.done // record.total) if record.total > 0 else 0
     count = f"{record.done}/{record.total}" if record.total else ""
     left_ms = (record.eta_ms or 0) - view.now_ms
-    eta = f", about {span(left_ms)} left" if left_ms > 0 else ""
+    eta = f", about {duration(left_ms)} left" if left_ms > 0 else ""
     bar = (
         f'<div class="progress" style="min-width: 12em"><div class="progress-bar" role="progressbar" '
         f'style="width: {percent}%" aria-valuenow="{percent}" aria-valuemin="0" aria-valuemax="100"></div></div>'
@@ -197,11 +197,11 @@ def _row(*cells: str, key: str) -> str:
 
 
 def _ago(epoch_ms: int, now_ms: int) -> str:
-    return _text(f"{utc_text(epoch_ms)} ({span(now_ms - epoch_ms)} ago)") if epoch_ms else "never"
+    return _text(f"{utc_text(epoch_ms)} ({duration(now_ms - epoch_ms)} ago)") if epoch_ms else "never"
 
 
 def _next(row: KindRow, now_ms: int) -> str:
-    return _text(f"{utc_text(row.next_ms)} (in {span(row.next_ms - now_ms)})" if row.next_ms else row.why_no_next)
+    return _text(f"{utc_text(row.next_ms)} (in {duration(row.next_ms - now_ms)})" if row.next_ms else row.why_no_next)
 
 
 def _text(value: object) -> str:

@@ -9,7 +9,8 @@ import typer
 
 from auditor.cli.output import OutputFormat, print_json, print_line, print_note, print_table
 from auditor.cli.running import OutputOption
-from bookie.runtime.human import printable
+from bookie.model.times import utc_text
+from bookie.runtime.human import duration, printable
 
 if TYPE_CHECKING:
     from spark_jobs.report.diff import Change, ReportDiff
@@ -40,7 +41,6 @@ def list_reports(
 
     from bookie.model.times import rfc3339
     from spark_jobs.report.history import reports
-    from spark_jobs.report.text import duration
 
     runs = tuple(islice(reports(report_dir), limit))
     if output is OutputFormat.JSON:
@@ -159,11 +159,10 @@ def _brief(run: RunSummary) -> dict[str, object]:
 
 def _print_diff(changes: ReportDiff) -> None:
     from spark_jobs.report.page.words import SEVERITY_NAMES
-    from spark_jobs.report.text import when
 
     old, new = changes.old, changes.new
-    print_line(f"from        {old.run_id}, {when(old.finished_ms)}")
-    print_line(f"to          {new.run_id}, {when(new.finished_ms)}")
+    print_line(f"from        {old.run_id}, {utc_text(old.finished_ms)}")
+    print_line(f"to          {new.run_id}, {utc_text(new.finished_ms)}")
     for caveat in changes.caveats:
         print_line(f"note        {caveat}")
     print_line(f"verdict     {old.verdict.value} -> {new.verdict.value}")

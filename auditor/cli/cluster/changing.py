@@ -60,15 +60,6 @@ def age_s(epoch_ms: int) -> int:
     return max(0, int(time.time() - epoch_ms / 1000))
 
 
-def duration(seconds: float) -> str:
-    """A time span for people."""
-    whole = int(seconds)
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if whole >= 2 * size:
-            return f"{whole // size} {unit}"
-    return f"{whole} s"
-
-
 def unknown_names(names: Sequence[BookieId], known: frozenset[BookieId]) -> None:
     """End the command if a name is no bookie of the cluster: most likely it is misspelt."""
     strangers = [name for name in names if name not in known]

@@ -12,7 +12,6 @@ from auditor.cli.cluster.changing import (
     age_s,
     confirm,
     connected,
-    duration,
     refuse,
     show,
 )
@@ -21,6 +20,7 @@ from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.times import rfc3339_if_known
+from bookie.runtime.human import duration
 
 app = typer.Typer(help="Marked ledgers that cannot be repaired as the cluster is now.", no_args_is_help=True)
 
@@ -60,7 +60,7 @@ def list_parked(
     if not rows:
         print_line("no task is parked")
         return
-    cells = [(row["ledger_id"], row["reason"], duration(row["age_seconds"]), row["detail"]) for row in rows]
+    cells = [(row["ledger_id"], row["reason"], duration(row["age_seconds"] * 1000), row["detail"]) for row in rows]
     print_table(("LEDGER", "REASON", "AGE", "EVIDENCE"), cells, right=(0, 2))
 
 

@@ -13,7 +13,6 @@ from auditor.cli.cluster.changing import (
     bookie_ids,
     confirm,
     connected,
-    duration,
     refuse,
     show,
     unknown_names,
@@ -29,7 +28,7 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.times import rfc3339_if_known
-from bookie.runtime.human import size
+from bookie.runtime.human import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -328,7 +327,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
     if not document["ledgers_left"]:
         lines.append("nothing is left on them: see `bkheal ok-to-stop`, then stop them and `bkheal decommission`")
     else:
-        eta = f", about {duration(document['eta_seconds'])} to go" if document["eta_seconds"] is not None else ""
+        eta = f", about {duration(document['eta_seconds'] * 1000)} to go" if document["eta_seconds"] is not None else ""
         held = f"{document['ledgers_left']} ledgers left, {size(document['bytes_left'])} in closed ones{eta}"
         lines += [held, f"  {document['moving']} marked for copying"]
     if document["unmarked"]:

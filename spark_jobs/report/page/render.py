@@ -19,14 +19,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from bookie.model.severity import Severity
+from bookie.model.times import utc_text
 from bookie.model.topology import Topology
-from spark_jobs.report import text as report_text
+from bookie.runtime.human import duration, size
 from spark_jobs.report.diff import has_checked
 from spark_jobs.report.page.severities import ledgers_found
 from spark_jobs.report.page.view import page_view
 from spark_jobs.report.page.words import KIND_NAMES, MEANINGS, SEVERITY_NAMES, Headline, headline
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.tables import TrendPoint
+from spark_jobs.report.text import number, plain, signed, some
 
 _TEMPLATES: Final = Path(__file__).parent / "html"
 _SHAPES: Final = {
@@ -67,7 +69,7 @@ def render_index(runs: Sequence[RunSummary]) -> bytes:
             run,
             KIND_NAMES[run.kind],
             headline(run),
-            report_text.duration(max(run.finished_ms - run.started_ms, 0)),
+            duration(max(run.finished_ms - run.started_ms, 0)),
             ledgers_found(run),
             has_checked(run),
         )
@@ -108,8 +110,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    for function in (report_text.number, report_text.signed, report_text.size, report_text.when, report_text.some):
-        environment.filters[function.__name__] = function
+    environment.filters |= {"number": number, "signed": signed, "size": size, "when": utc_text, "some": some}
     return environment
 
 
@@ -120,4 +121,4 @@ def _shown(value: object) -> object:
     """
     if value is None:
         raise TypeError("a template printed an empty value")
-    return report_text.plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.model.run import RunKind
+from bookie.model.times import utc_text
 from bookie.model.topology import Topology
+from bookie.runtime.human import duration, size
 from spark_jobs.report.console import published_text
 from spark_jobs.report.diff import ReportDiff, diff, has_checked
 from spark_jobs.report.page.advice import Step, environment, next_steps
@@ -27,7 +29,7 @@ from spark_jobs.report.page.severities import Segment, SeverityRow, ledgers_foun
 from spark_jobs.report.page.words import KIND_MEANINGS, KIND_NAMES, Headline, headline, ledgers
 from spark_jobs.report.summary import PlacementCounts, PublishOutcome, ReplicaCounts, RunSummary
 from spark_jobs.report.tables import TrendPoint
-from spark_jobs.report.text import duration, number, percent, size, some, when
+from spark_jobs.report.text import number, percent, some
 
 _FACTS_LINES: Final = 16
 """About how many lines the facts of a run take in a column."""
@@ -102,7 +104,7 @@ def page_view(
     racks = rack_rows(rows) if rows and (rows[0].rack or len(rows) > _FEW_BOOKIES) else ()
     shown = shown_racks(racks)
     return PageView(
-        title=f"{headline(run).text} {KIND_NAMES[run.kind]}, {when(run.finished_ms)}",
+        title=f"{headline(run).text} {KIND_NAMES[run.kind]}, {utc_text(run.finished_ms)}",
         kind=KIND_NAMES[run.kind],
         headline=headline(run),
         reasons=(*((run.held_because,) if run.held_because else ()), *run.problems),
@@ -210,8 +212,8 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
     yield "Run", run.run_id
     yield "Check", f"{KIND_NAMES[run.kind]}: {KIND_MEANINGS[run.kind]}"
     yield "Cluster", f"{run.cluster.metadata_uri} (instance {run.cluster.instance_id})"
-    yield "Started", when(run.started_ms)
-    yield "Finished", f"{when(run.finished_ms)}, after {duration(max(run.finished_ms - run.started_ms, 0))}"
+    yield "Started", utc_text(run.started_ms)
+    yield "Finished", f"{utc_text(run.finished_ms)}, after {duration(max(run.finished_ms - run.started_ms, 0))}"
     yield "Saw every ledger", "yes" if run.is_complete else "no"
     yield "Dry run", "yes: nothing was marked" if run.is_dry_run else "no"
     yield "Published", published_text(run.published)
@@ -234,7 +236,7 @@ def details(run: RunSummary) -> Iterator[Detail]:
         rows = tuple(
             (
                 bookie.bookie_id,
-                f"{ledgers(bookie.ledgers)}; since {when(bookie.first_seen_down_ms)}, until {when(bookie.until_ms)}",
+                f"{ledgers(bookie.ledgers)}; {utc_text(bookie.first_seen_down_ms)} to {utc_text(bookie.until_ms)}",
             )
             for bookie in run.waiting[:20]
         )

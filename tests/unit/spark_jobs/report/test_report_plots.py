@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spark_jobs.report.page.plots import HEIGHT, WIDTH, line_chart, nice_step, parts, short
 from spark_jobs.report.tables import TrendPoint
-from spark_jobs.report.text import duration, percent, plain, signed, size, some
+from spark_jobs.report.text import percent, plain, signed, some
 
 
 def point(number: int, found: int, *, is_held: bool = False) -> TrendPoint:
@@ -57,12 +57,6 @@ def test_a_chart_stays_within_its_frame_and_leaves_held_runs_out(runs: list[tupl
 
 def test_numbers_are_written_for_people() -> None:
     assert [short(value) for value in (0, 999, 1_500, 20_000, 3_000_000)] == ["0", "999", "1.5k", "20k", "3M"]
-    assert [size(value) for value in (0, 1023, 1536, 5 << 40, 5_000 << 40)] == [
-        "0 B", "1023 B", "1.5 KiB", "5.0 TiB", "5,000.0 TiB"
-    ]  # fmt: skip
-    assert [duration(value) for value in (0, 2_500, 60_000, 61_000, 3_600_000, 90_000_000)] == [
-        "0.0 s", "2.5 s", "1 min", "1 min 1 s", "1 h", "1 d 1 h"
-    ]  # fmt: skip
     assert [percent(part, 10**6) for part in (0, 1, 5_000, 500_000, 999_999, 10**6)] == [
         "0 %", "< 0.01 %", "0.50 %", "50.0 %", "> 99.9 %", "100 %"
     ]  # fmt: skip

@@ -14,7 +14,6 @@ from bookie.model.times import utc_text
 from spark_jobs.ui.page import PageView, render_notice, render_page
 from spark_jobs.ui.port import BacklogRow, Fact, KindRow, RunView, TabState
 from spark_jobs.ui.settings import TabSettings
-from spark_jobs.ui.words import size, span
 
 NOW_MS = 1_795_200_000_000
 RECORD = RunRecord(
@@ -85,7 +84,15 @@ def targets(page: str) -> list[str | None]:
 
 def test_everything_is_shown() -> None:
     page = read(render_page(VIEW))
-    for words in ("auditor-0", "holds", "below write quorum", "3.0 GiB", "90 s ago", "clean", "no topology is known"):
+    for words in (
+        "auditor-0",
+        "holds",
+        "below write quorum",
+        "3.0 GiB",
+        "1 min 30 s ago",
+        "clean",
+        "no topology is known",
+    ):
         assert words in page.text
     assert ("a", {"href": "https://auditor/reports/1", "rel": "noopener"}) in page.elements
 
@@ -111,7 +118,7 @@ def test_a_run_that_goes_on_can_be_held_and_cancelled() -> None:
 
 def test_a_run_that_goes_on_shows_how_far_it_is() -> None:
     page = render_page(running(done=5, total=10, phase="checking", updated_ms=NOW_MS))
-    assert "running: checking 5/10, about 60 s left" in read(page).text
+    assert "running: checking 5/10, about 1 min left" in read(page).text
     assert "width: 50%" in page
     assert "width: 100%" in render_page(running(done=15, total=10))
 
@@ -172,18 +179,9 @@ def test_a_notice_is_escaped() -> None:
     assert "<script>" not in render_notice("<script>", "<script>", "")
 
 
-def test_times_spans_and_sizes_read_well() -> None:
+def test_times_read_well() -> None:
     assert utc_text(0) == utc_text(1 << 60) == ""
     assert utc_text(1_795_200_000_000) == "2026-11-20 18:40:00 UTC"
-    assert [span(ms) for ms in (-1, 400, 12_000, 200_000, 7_500_000, 360_000_000)] == [
-        "0.0 s",
-        "0.4 s",
-        "12 s",
-        "3 min",
-        "2 h 5 min",
-        "4 d 4 h",
-    ]
-    assert [size(count) for count in (0, 1023, 1536, 1 << 60)] == ["0 B", "1023 B", "1.5 KiB", "1024.0 PiB"]
 
 
 def test_a_start_whose_time_is_not_known_is_told_in_words() -> None:
