@@ -239,7 +239,15 @@ class Worker:
         try:
             absences, delays = self._absences, self._delays
             return await LedgerRepair(
-                self._ports, self._copier, lease, self._events, delays, absences, turn.rank, turn.failures
+                self._ports,
+                self._copier,
+                lease,
+                self._events,
+                delays,
+                absences,
+                turn.rank,
+                turn.failures,
+                turn.is_parked,
             ).run()
         finally:
             await self._give_back(lease)

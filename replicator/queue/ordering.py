@@ -37,6 +37,7 @@ class Candidate:
     """When it was marked; -1 (not stored) counts as the oldest."""
     is_recheck: bool = False
     """Parked, and tried again although nothing has changed."""
+    is_parked: bool = False
 
 
 def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], bookies: Bookies) -> int:

@@ -40,6 +40,7 @@ _NAP_S: Final = 0.01
 """Shortest time to wait for a grace period's end: a rounding error must not become a wait that moves no clock."""
 
 _UNCHANGED: Final = frozenset({Ending.BUSY, Ending.STOPPED, Ending.FAILED})
+_COMPLETED: Final = frozenset({Ending.REPAIRED, Ending.NOTHING_MISSING, Ending.LEDGER_DELETED})
 
 
 class _Verdict(enum.Enum):
@@ -67,6 +68,7 @@ class Turn:
     """Smaller is more urgent (``ordering.rank``)."""
     failures: int = 0
     """Failed turns before this one, in a row."""
+    is_parked: bool = False
 
 
 class TaskQueue:
@@ -85,6 +87,8 @@ class TaskQueue:
         self._seen: dict[LedgerId, Seen] = {}
         self._bookies = Bookies(frozenset(), frozenset())
         self._unsettled_locks: set[LedgerId] = set()
+        self._completed: set[LedgerId] = set()
+        """Completed since the present listing began, so it may still contain them."""
         self._is_changed = True
         self._has_told_of_left = False
         self._changes_noted = 0
@@ -135,7 +139,8 @@ class TaskQueue:
             return None
         candidate = self._order.pop() if fault_point("queue.take_last") else self._order.popleft()
         ledger_id = candidate.ledger_id
-        return Turn(ledger_id, self._seen.pop(ledger_id), candidate.rank, self._memory.failures(ledger_id))
+        failures = self._memory.failures(ledger_id)
+        return Turn(ledger_id, self._seen.pop(ledger_id), candidate.rank, failures, candidate.is_parked)
 
     @property
     def next_rank(self) -> int:
@@ -150,6 +155,8 @@ class TaskQueue:
             self._memory.parked(turn.ledger_id, turn.seen)
         elif ending not in _UNCHANGED:
             self._memory.succeeded(turn.ledger_id)
+        if ending in _COMPLETED:
+            self._completed.add(turn.ledger_id)
         if ending is Ending.DELAYED:
             self._delays.rest(turn.ledger_id, turn.seen)
         self._is_changed |= ending not in _UNCHANGED
@@ -169,6 +176,7 @@ class TaskQueue:
         """
         started_s, changes_noted = self._ports.clock.monotonic_s(), self._changes_noted
         self._is_changed = False
+        self._completed.clear()
         doubted = await self._ports.doubts.ledgers()  # before the tasks: a record is younger than its task
         top = await self._ports.tasks.top()
         tasks = await self._ports.tasks.list()
@@ -194,8 +202,10 @@ class TaskQueue:
                     circumstances[task.ledger_id] = seen(task, ledger, bookies)
                     is_recheck = verdict is _Verdict.RECHECK
                     urgency = rank(ledger, task.missing, bookies)
-                    candidates.append(Candidate(task.ledger_id, urgency, task.ctime_ms, is_recheck))
-        self._order, self._seen = deque(in_order(candidates, self._ports.rng)), circumstances
+                    is_parked = task.ledger_id in parked
+                    candidates.append(Candidate(task.ledger_id, urgency, task.ctime_ms, is_recheck, is_parked))
+        waiting = [candidate for candidate in candidates if candidate.ledger_id not in self._completed]
+        self._order, self._seen = deque(in_order(waiting, self._ports.rng)), circumstances
         self._memory.keep_only(verdicts.keys())
         self._delays.keep_only(verdicts.keys())
         self._sum_up(verdicts)

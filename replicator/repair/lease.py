@@ -87,16 +87,20 @@ class Lease:
         Raises:
             StoreUnavailableError: whether repair is disabled could not be read.
         """
+        if not await self.wait_connected():
+            return False
+        is_disabled = self._ports.tasks.is_disabled
+        return not await retry_transient(is_disabled, _PATIENCE, self._ports.clock, self._ports.rng)
+
+    async def wait_connected(self) -> bool:
+        """Wait while the connection is down; whether it is back in the session of the lock. Sends no request."""
         store = self._ports.store
         try:
             while not self.is_session_over and not store.session.is_connected:
                 await within(_SUSPENDED_S_MAX, store.wait_session_changed(store.session))
         except TimeoutError:
             return False
-        if self.is_session_over:
-            return False
-        is_disabled = self._ports.tasks.is_disabled
-        return not await retry_transient(is_disabled, _PATIENCE, self._ports.clock, self._ports.rng)
+        return not self.is_session_over
 
     async def ensure_ours(self) -> None:
         """Check with the store that the lock is still the node we created.

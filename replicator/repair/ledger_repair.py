@@ -88,6 +88,7 @@ class LedgerRepair:
         absences: Absences,
         rank: int,
         failures: int,
+        is_parked: bool,
     ) -> None:
         """Prepare a turn.
 
@@ -100,8 +101,10 @@ class LedgerRepair:
             absences: of the process.
             rank: copies of this turn pass those of a greater rank (``replicator.queue.ordering``).
             failures: failed turns of this task before this one, in a row.
+            is_parked: whether the task was listed as parked. One that was parked since is cleared with a later listing.
         """
         self._failures = failures
+        self._is_parked = is_parked
         self._absences = absences
         self._ports = ports
         self._lease = lease
@@ -144,7 +147,7 @@ class LedgerRepair:
         return self._ended(Ending.FAILED, detail=f"not settled after {ROUNDS_MAX} rounds; the ledger keeps changing")
 
     async def _round(self) -> TaskResult | None:
-        if not await self._lease.may_continue():
+        if not await self._lease.wait_connected():
             return self._stopped()
         try:
             ledger = await self._ports.ledgers.read(self._task.ledger_id)
@@ -163,7 +166,10 @@ class LedgerRepair:
             plan = plan_repair(ledger, bookies, choose, await self._knowledge(ledger, bookies, shortfall))
             wait_s = self._unclosed.remaining_s(plan, bookies)
             is_due = wait_s is not None and wait_s <= 0
-            if is_due and self._unclosed.failure is None and await self._unclosed.recover(ledger, bookies):
+            needs_recovery = is_due and self._unclosed.failure is None
+            if (needs_recovery or plan.steps) and not await self._lease.may_continue():
+                return self._stopped()
+            if needs_recovery and await self._unclosed.recover(ledger, bookies):
                 return None
             if plan.steps:
                 return await self._execute(plan, shortfall, bookies)
@@ -243,7 +249,7 @@ class LedgerRepair:
             return self._ended(Ending.MARKED_AGAIN)
         try:
             await self._unclosed.forget_doubts()
-            if await self._ports.parked.get(self._task.ledger_id) is not None:
+            if self._is_parked:
                 await self._ports.parked.unpark(self._task.ledger_id)
         except (TransientError, OutcomeUnknownError) as error:  # the queue forgets records without a task later
             _log.info("parked record stays for now", extra={"ledger_id": self._task.ledger_id, "error": str(error)})

@@ -1,8 +1,8 @@
 """Locks of under-replication tasks, shared with Apache's workers and collectors (docs/formats.md#locks).
 
 A lock only saves work (S16); it must never destroy another owner's lock. So it is released only by the session that
-owns it, after looking at the node (its creation and owner), and a task is deleted in one transaction with a check of
-the lock, at the version and creation that were seen under the lock (S5): a mark that came later stays.
+owns it, after looking at the node (its creation and owner), and a task is deleted in one transaction with its lock, at
+the version and creation that were seen under the lock (S5): a mark that came later stays.
 """
 
 from __future__ import annotations
@@ -123,23 +123,26 @@ class TaskLocks:
     async def release_alone(self, held: HeldLock) -> None:
         """Release a lock from ``lock_alone``."""
         await self._release(held.ledger_id, held.lock_czxid, held.session_id)
-        if self._holders.get(held.ledger_id) == held.session_id:
-            del self._holders[held.ledger_id]
+        self._forget_holder(held.ledger_id, held.session_id)
 
     async def complete(self, held: HeldTask, checks: Sequence[Check] = ()) -> bool:
-        """Delete the task and release the lock."""
-        is_done = await self._delete_task(held, checks)
-        if is_done:
-            path = task_path(self._root, held.task.ledger_id)
-            await prune(self._store, parents_of(path, tasks_path(self._root)))
-        await self.release(held)
-        return is_done
+        """Delete the task and release the lock, in one transaction."""
+        if not await self._delete_task(held, checks):
+            await self.release(held)
+            return False
+        self._forget_holder(held.task.ledger_id, held.session_id)
+        path = task_path(self._root, held.task.ledger_id)
+        await prune(self._store, parents_of(path, tasks_path(self._root)))
+        return True
 
     async def release(self, held: HeldTask) -> None:
         """Release the lock and leave the task."""
         await self._release(held.task.ledger_id, held.lock_czxid, held.session_id)
-        if self._holders.get(held.task.ledger_id) == held.session_id:
-            del self._holders[held.task.ledger_id]
+        self._forget_holder(held.task.ledger_id, held.session_id)
+
+    def _forget_holder(self, ledger_id: LedgerId, session_id: int) -> None:
+        if self._holders.get(ledger_id) == session_id:
+            del self._holders[ledger_id]
 
     async def _lock(self, ledger_id: LedgerId, owner: str) -> HeldTask | None:
         lock, task = await self._create(ledger_id, owner)
@@ -198,7 +201,7 @@ class TaskLocks:
         is_unknown = False
         try:
             for _ in range(WRITE_ATTEMPTS_MAX):
-                verdict = await self._try_delete_task(held, checks)
+                verdict = await self._try_delete_task(held, checks, is_unknown=is_unknown)
                 if verdict is not None:
                     return verdict
                 is_unknown = True
@@ -210,24 +213,30 @@ class TaskLocks:
             f"completing ledger {held.task.ledger_id}: no attempt could be settled; release it"
         )
 
-    async def _try_delete_task(self, held: HeldTask, checks: Sequence[Check]) -> bool | None:
-        """One attempt of ``_delete_task``; None if the task must be read again."""
+    async def _try_delete_task(self, held: HeldTask, checks: Sequence[Check], *, is_unknown: bool) -> bool | None:
+        """One attempt of ``_delete_task``; None if the task must be read again.
+
+        Task and lock go in one transaction, so no other worker can meet the one without the other.
+        """
         path = task_path(self._root, held.task.ledger_id)
-        guard = Check(lock_path(self._root, held.task.ledger_id), _LOCK_VERSION)
+        unlock = Delete(lock_path(self._root, held.task.ledger_id), _LOCK_VERSION)
         if self._store.session.session_id != held.session_id:
             return False
         await self._store.sync(path)
-        lock, task = await self._store.get_many([guard.path, path])
+        lock, task = await self._store.get_many([unlock.path, path])
+        if lock is None and task is None:
+            return is_unknown  # by our own transaction, whose answer was lost
         if lock is None or not _is_ours(lock.stat, held.lock_czxid, held.session_id):
             return False
         if task is None:
+            await self._release(held.task.ledger_id, held.lock_czxid, held.session_id)
             return True
         if (task.stat.czxid, task.stat.version) != (held.task_czxid, held.task.version):
             return False
         if self._store.session.session_id != held.session_id:  # changed while reading; the next line does not give way
             return False
         try:
-            await self._store.multi([guard, *checks, Delete(path, held.task.version)])
+            await self._store.multi([unlock, *checks, Delete(path, held.task.version)])
             return True
         except (MultiFailedError, WriteOutcomeUnknownError) as error:
             if isinstance(error, MultiFailedError) and 1 <= error.index <= len(checks):
