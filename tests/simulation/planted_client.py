@@ -291,4 +291,4 @@ def _(stack: ExitStack) -> None:
 
         return careless
 
-    swap(stack, lac, "told", make)
+    swap(stack, lac, "confirmed_in", make)
