@@ -129,7 +129,7 @@ def options(
 
 
 def main() -> None:
-    """Entry point: an error of ours exits with one sentence and its exit code, without a traceback."""
+    """Entry point: an expected error exits with one sentence and its exit code, without a traceback."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was closed (`>&-`): its number must not become that of a connection
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives

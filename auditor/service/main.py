@@ -94,7 +94,7 @@ async def _serve(
     except NotAClusterError as error:
         _log.error("auditor cannot go on", extra={"error": str(error)})
         return ExitCode.CONFIGURATION
-    except Exception:  # noqa: BLE001  # the boundary of the process: a defect of ours, which belongs in the log
+    except Exception:  # noqa: BLE001  # the boundary of the process: a defect, which belongs in the log
         _log.exception("auditor failed")
         return ExitCode.INTERNAL
     return ExitCode.OK

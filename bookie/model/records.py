@@ -1,4 +1,4 @@
-"""The form of our own records: JSON objects with a format number, read strictly.
+"""The form of bkheal's records: JSON objects with a format number, read strictly.
 
 Every record under the state root has this form. A new field with a default does not change the format: an older release
 ignores it, and drops it if it rewrites the record. Any other change increases ``FORMAT``. To an older release a record

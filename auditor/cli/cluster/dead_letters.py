@@ -38,8 +38,8 @@ _ADVICE: Final = {
     "close the ledger with `bkheal ledger recover`, but not while the bookie lacks entries",
     ParkReason.TARGETS_REFUSE: "look at the refusals below: free space on the bookies, correct their access rules, or "
     "add a bookie; the task is tried again every five minutes",
-    ParkReason.SILENT_BOOKIES: "restart the bookies named below, or stop them for good so that their copies are "
-    "replaced; the task is tried again every five minutes",
+    ParkReason.SILENT_BOOKIES: "restart the bookies named below, or stop them permanently: their copies are "
+    "then replaced; the task is tried again every five minutes",
     ParkReason.INTERNAL_ERROR: "report this with the detail below: it is a defect of bkheal, and nothing was changed; "
     "after an upgrade: `bkheal dead-letters retry`",
 }

@@ -1,7 +1,7 @@
-"""State of our own, under a root of its own, outside of Apache's tree.
+"""Parked tasks: those that cannot be repaired in the present state of the cluster, with the reason.
 
-Here: parked tasks, those that cannot be repaired as the cluster is now, with the reason. They save work and inform
-people; losing one costs another attempt, and a damaged one counts as not parked.
+They are records of bkheal, outside Apache's tree. They save work and inform
+operators; losing one costs another attempt, and a damaged one counts as not parked.
 
 Source: docs/failure-model.md#state-under-bkheal.
 """
@@ -41,7 +41,7 @@ class ParkReason(enum.Enum):
     SILENT_BOOKIES = "silent_bookies"
     """Registered bookies that are needed do not answer, several attempts in a row."""
     INTERNAL_ERROR = "internal_error"
-    """The repair broke one of our own rules; the detail says where."""
+    """The repair broke an internal rule; the detail says where."""
 
 
 @dataclass(frozen=True, slots=True)
