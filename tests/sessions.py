@@ -44,7 +44,7 @@ class Killable(Protocol):
 
 async def sessions_of(zookeeper: EmbeddedZooKeeper, process: ManagedProcess) -> Sequence[int]:
     """Ids of the sessions that ``process`` and its children are connected with; none if it has ended."""
-    ports = await asyncio.to_thread(_local_ports, process.pid)
+    ports = await asyncio.to_thread(_local_ports, process.pid, zookeeper.port)
     connections = _CONNECTION.findall(await _ask(zookeeper, b"cons"))
     return [int(session, 16) for port, session in connections if int(port) in ports and int(session, 16)]
 
@@ -70,7 +70,11 @@ async def kill9(zookeeper: EmbeddedZooKeeper, *killed: Killable | ManagedProcess
     await end_sessions(zookeeper, sessions)
 
 
-def _local_ports(pid: int) -> set[int]:
+def _local_ports(pid: int, server_port: int) -> set[int]:
+    """Local ports of the process's connections to a server on this machine.
+
+    The kernel gives the same local port to connections of different processes if they go to different servers.
+    """
     ports: set[int] = set()
     try:
         parent = psutil.Process(pid)
@@ -79,7 +83,8 @@ def _local_ports(pid: int) -> set[int]:
         return ports
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):  # a child that has ended since
-            ports.update(connection.laddr.port for connection in process.net_connections("tcp"))
+            connections = process.net_connections("tcp")
+            ports.update(one.laddr.port for one in connections if one.raddr and one.raddr.port == server_port)
     return ports
 
 
