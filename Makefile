@@ -23,7 +23,11 @@ test: $(VENV)/.installed-dev ## Set everything up, then run every ring of tests 
 	$(BIN)/python -m tests.rings gate
 
 .PHONY: check
-check: lint ## Fast gate for each commit: lint, then the unit tests
+check: $(VENV)/.installed-dev ## Fast gate for each commit: lint and the unit tests, side by side
+	@$(MAKE) --no-print-directory --jobs=2 lint unit
+
+.PHONY: unit
+unit: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.rings gate --only unit --lanes 2
 
 .PHONY: test-long
