@@ -2,7 +2,7 @@
 
 Defaults of Spark differ between 4.0 and 4.3 (Arrow transfer among them), and PySpark starts the first ``python3`` on
 the path as its worker by default; nothing of this is left to chance here. Inside ``spark-submit`` its own master and
-memory settings apply. Inside ``spark-submit`` the master and the memory are those that it was given.
+memory settings apply.
 """
 
 from __future__ import annotations

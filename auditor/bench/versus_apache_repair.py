@@ -37,8 +37,7 @@ _LIST_TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.02
 """The end of a task sets no common event.
 
-One task is read at a time, which does not disturb the measured programs. One task is looked at a time, which takes
-nothing from those that are measured.
+One task is read at a time, which does not disturb the measured programs.
 """
 
 DEFAULTS: Final[Mapping[str, str]] = {}

@@ -72,8 +72,7 @@ class BookKeeper:
         Args:
             options: how many bookies, copies and durable copies, and which digest; None for the standard ones.
             password: needed to write the ledger, and to read it with ``open_ledger(password=...)``. It is stored in the
-                cluster's metadata, as BookKeeper does: it prevents mistakes, not access by administrators. It is stored
-                in the cluster's metadata, as BookKeeper does: it keeps mistakes out, not administrators.
+                cluster's metadata, as BookKeeper does: it prevents mistakes, not access by administrators.
             custom: the application's own metadata of the ledger; ``scan_ledgers`` filters by it.
             writer_options: see ``WriterOptions``; None for the standard ones.
 

@@ -155,7 +155,7 @@ class BookieInfo:
     """Empty if the bookie has none to report, as is its ``version``."""
     version: str
     is_read_only: bool
-    """The bookie's own answer; False if it has none. The registration is authoritative. The registration knows."""
+    """The bookie's own answer; False if it has none. The registration is authoritative."""
     disk_total_bytes: int
     disk_free_bytes: int
     ledger_count: int | None

@@ -1,10 +1,10 @@
 """Which unregistered members of a ledger count as lost, beside those that its task names.
 
 An auditor names a bookie in a task after the delay for lost bookies. A member that no task names is perhaps restarting,
-and to replace it would copy everything that it stores. It counts as lost only if it may never return: it has
-no cookie, so that no bookie will return under its id, or the delay is over since an auditor first saw it down. Until
-then it is awaited: its position stays as it is, nothing is read from it, and the task can end without it, because the
-auditor marks the ledger again when the delay is over.
+and replacing it would copy everything that it stores. It counts as lost in two cases: it has no cookie, so no bookie
+will return under its id; or its delay is over, counted from when an auditor first saw it down. Until then it is
+awaited: its position stays as it is, nothing is read from it, and the task can end without it, because the auditor
+marks the ledger after the delay.
 
 Nothing is concluded from an absence while more bookies are missing than a cluster loses at once (S12), or soon after
 this process was without the store: bookies register again only after they have noticed the end of their sessions.

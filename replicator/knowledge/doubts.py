@@ -1,9 +1,9 @@
-"""A transport that does not believe what bookies deny that were caught denying what they should have.
+"""A transport that does not accept the denials of bookies that have lost entries.
 
 A bookie that returned with empty disks answers "no such entry" for everything, and an Apache bookie cannot answer
-otherwise. To a recovery such an answer proves that an entry was never acknowledged. For a recovery such an answer is
-proof that an entry was never acknowledged. From a bookie that lacks entries which other members of its write sets have,
-the answer proves nothing, so it becomes LIMBO: "unknown" (S6). What such a bookie serves counts.
+otherwise. To a recovery such an answer proves that an entry was never acknowledged. From a bookie that lacks entries
+which other members of its write sets have, the answer proves nothing, so it becomes LIMBO: "unknown" (S6). The entries
+that such a bookie serves are accepted.
 """
 
 from __future__ import annotations

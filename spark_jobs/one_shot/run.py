@@ -2,8 +2,6 @@
 
 It does not vote for the leadership. One run of a kind is active at a time, in any process; see ``RunKeeper``. SIGTERM,
 SIGINT and a request to cancel stop it within seconds, between two batches of marking, and leave a record and no lock.
-SIGTERM, SIGINT and a request to cancel end it within seconds, between two batches of marking, and leave a record and no
-lock.
 """
 
 from __future__ import annotations

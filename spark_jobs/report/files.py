@@ -36,7 +36,7 @@ def write_file(path: Path, data: bytes, *, temporary: Path | None = None) -> Non
         path: of the file; an older one is replaced.
         data: its content.
         temporary: the file to write first, on the same file system; by default a hidden neighbour. Files written by two
-            processes at a time need one each. Files that two processes may write at a time need one each.
+            processes at a time need one each.
 
     Raises:
         OSError: it cannot be written.

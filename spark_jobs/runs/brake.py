@@ -2,7 +2,6 @@
 
 When all registrations vanish because ZooKeeper blinked, marking every ledger would bury the replicators in work that
 copies healthy data. So an audit with such input marks nothing, reports this, and leaves the decision to a person. Pure.
-Pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lost bookies on which an audit may act: those after their delay. Pure. Pure.
+"""The lost bookies on which an audit may act: those after their delay. Pure.
 
 Bookies restart, and copying their ledgers in the meantime would be wasted. So a lost bookie is left alone until it has
 been down for the delay, counted from when an auditor first saw it down. Unlike Apache's auditor, which acts at once

@@ -2,8 +2,7 @@
 
 It costs a request per ledger and bookie, so it goes chunk by chunk: read metadata, list the registered bookies, ask,
 report, mark. Between chunks it may be paused; a stop takes effect within seconds, and existing marks stay. It leaves
-one core free, so that the run after the loss of a bookie starts at once. It leaves one core free, so that the run that
-follows the loss of a bookie begins at once.
+one core free, so that the run after the loss of a bookie starts at once.
 
 A bookie that lacks entries is marked as missing, like a lost one: a worker asks the registered bookies in a task for
 their entries, and copies the missing ones to them. Nothing is ever marked because of an answer that is not a healthy

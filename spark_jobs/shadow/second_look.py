@@ -45,7 +45,7 @@ class Loss:
 
 
 def losses(newest_first: Iterable[RunSummary], instance_id: str) -> Mapping[BookieId, Loss]:
-    """The history in the reports of each bookie lost according to the newest. Pure. Pure.
+    """The history in the reports of each bookie lost according to the newest. Pure.
 
     A dry run leaves no note of when a bookie was first seen down, so the reports of runs before it have to do.
     """

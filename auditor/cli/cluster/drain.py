@@ -65,9 +65,8 @@ def start(
     has ended; notes name the bookies concerned.
 
     Nothing is at risk during a drain: a drained bookie serves its copies until each of them has another home. Ledgers
-    under a writer are left to it; it leaves a read-only bookie with the next write. Ledgers that are written to are
-    left to their writers, who leave a read-only bookie with the next write. Starting again is safe and marks what was
-    overlooked.
+    under a writer are left to it; it leaves a read-only bookie with the next write. Starting again is safe and marks
+    what was overlooked.
 
     Exit codes: 0 begun (or, with --dry-run, would be), 1 refused, 3 the store did not answer, 5 some metadata could not
     be read (the rest is marked).

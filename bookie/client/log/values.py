@@ -75,8 +75,7 @@ class LogPosition:
     def following(self) -> LogPosition:
         """The position after this entry.
 
-        It may lie beyond its ledger; reading then continues in the next one. It may lie beyond its ledger; reading then
-        goes on in the next one.
+        It may lie beyond its ledger; reading then continues in the next one.
         """
         return LogPosition(self.ledger_id, EntryId(self.entry_id + 1))
 

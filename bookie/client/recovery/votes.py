@@ -2,8 +2,7 @@
 
 Source of the rule: docs/failure-model.md#recovery-rules, docs/formats.md#recovery step 4. One valid copy proves the
 entry. Only enough explicit "never stored" answers prove that it cannot have been acknowledged; silence, corruption,
-limbo and refusal prove nothing (S6). Only enough explicit "never stored" prove that it cannot have been acknowledged;
-silence, corruption, limbo and refusal prove nothing (S6).
+limbo and refusal prove nothing (S6).
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 - A change is due when an entry waits for a position that was given up; if delayed changes were asked for, when one can
   never reach ``Qa`` without, or when a bookie is read-only. Nothing is acknowledged until it is through.
 - If no replacement is left and each write set still has ``Qa`` members, the writer continues with those. It looks again
-  after a growing pause: for a spare bookie, and for former members that are back on the same disks. It looks again
-  after a pause that grows: for a spare bookie, and for given-up members that are back on the same disks.
+  after a growing pause: for a spare bookie, and for former members that are back on the same disks.
 - Bookies that lack a confirmed entry are marked for repair while the ledger is still written, and again at close.
 - Every other case closes the writer.
 """

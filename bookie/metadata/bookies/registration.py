@@ -200,8 +200,7 @@ class Registrations:
         """Register in this store's session, or change this session's registration between read-only and writable.
 
         The new node is created before the other one is deleted, so that the bookie never looks lost. A node of another
-        session (a killed predecessor) must disappear first; the call waits for this. A node of another session (a
-        predecessor that was killed) is waited for until it goes.
+        session (a killed predecessor) must disappear first; the call waits for this.
 
         Args:
             bookie: id to register.

@@ -207,8 +207,7 @@ class LogLists:
 
         Raises:
             LogFullError: the list would be too large.
-            NoSuchLogError: its node does not exist. (A deleted log is for ``decide`` to refuse.) (A deleted log is for
-                ``decide`` to refuse.)
+            NoSuchLogError: its node does not exist. (A deleted log is for ``decide`` to refuse.)
             LogConflictError: it kept changing, or the ledger to create exists.
             UnreadableLogError: its node is damaged.
             WriteOutcomeUnknownError: every answer was lost.

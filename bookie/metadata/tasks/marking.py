@@ -72,7 +72,7 @@ class TaskMarking:
         self._branches: set[str] = set()
         """Directories of directories of tasks that existed once.
 
-        They may be deleted: then creates are refused. They may be gone: then creates are refused.
+        They may be deleted: then creates are refused.
         """
         self._expects_new = True
         """Whether most ledgers of the last step had no task."""

@@ -230,7 +230,6 @@ class UnderReplication:
 
         Returns:
             True if the task was deleted. False if it was marked again, one of ``checks`` fails, or the lock is not ours
-            any more: it stays. False if it was marked again, one of ``checks`` does not hold, or the lock is not ours
             any more: it stays.
 
         Raises:

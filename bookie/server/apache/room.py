@@ -1,9 +1,8 @@
 """Bytes that all connections of a listener may hold together, given out in a fair order.
 
 A request without room waits in a queue, and is offered room in its turn; while there is a queue, new requests go to its
-end. So none starves, and freed room goes to the longest waiter. So none starves, and what is given back goes to who has
-waited longest. No holder of one kind of room waits for more of that kind before it releases its own, except for actions
-of its own client, which have a deadline.
+end. So none starves, and freed room goes to the longest waiter. No holder of one kind of room waits for more of that
+kind before it releases its own, except for actions of its own client, which have a deadline.
 """
 
 from __future__ import annotations

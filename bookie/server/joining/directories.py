@@ -31,7 +31,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LocalDirectory:
-    """The identity files of one directory. None: the file does not exist. None: the file is not there."""
+    """The identity files of one directory. None: the file does not exist."""
 
     role: Role
     path: str

@@ -35,9 +35,8 @@ async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: f
     """List a ledger's entries, or find out that the bookie cannot: UNSUPPORTED.
 
     A bookie that does not list, and holds no entry of the ledger or is in limbo over it, gives this answer to the read
-    of the last one. It is its answer here, too, and names no entries: in limbo it may serve some. That is its answer
-    here, too, and names no entries: in limbo it may serve some. Without any answer this does not return; deadlines are
-    the caller's.
+    of the last one. It is its answer here, too, and names no entries: in limbo it may serve some. Without any answer
+    this does not return; deadlines are the caller's.
 
     Raises:
         ConnectionLostError: the connection ended.

@@ -1,4 +1,4 @@
-"""The entries of each bookie according to a ledger's metadata, as far as they are settled. Pure. Pure.
+"""The entries of each bookie according to a ledger's metadata, as far as they are settled. Pure.
 
 Only fragments that can never change again count (S2, S19): all of a closed ledger, and of any other those before its
 last two. The last one belongs to its writer, and the end of the one before it may not be confirmed yet.

@@ -1,4 +1,4 @@
-"""The verdict on a ledger, from the answers of its bookies. Pure. Pure.
+"""The verdict on a ledger, from the answers of its bookies. Pure.
 
 Of each entry that some bookie denies, its other copies are counted. A bookie that lists an entry holds it. A registered
 one with an unknown answer counts as holding it (S6: unknown is never absent), and an unregistered one as a copy that

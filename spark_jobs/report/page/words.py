@@ -1,4 +1,4 @@
-"""The texts of a report: the headline of a run, and the meaning of each severity. Pure. Pure."""
+"""The texts of a report: the headline of a run, and the meaning of each severity. Pure."""
 
 from __future__ import annotations
 
