@@ -92,7 +92,7 @@ def _after_publishing(summary: RunSummary) -> Iterator[Step]:
     match summary.published.outcome:
         case PublishOutcome.PUBLISHED:
             yield Step(
-                f"{ledgers(summary.published.ledgers)} marked for repair. See that replicators work on "
+                f"{ledgers(summary.published.ledgers)} marked for repair. Check that replicators repair "
                 f"{'it' if summary.published.ledgers == 1 else 'them'}.",
                 ("bkheal status", "bkheal underreplicated list"),
             )
