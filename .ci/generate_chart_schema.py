@@ -21,8 +21,6 @@ import yaml
 
 from auditor.cli.configuration.command import configured
 from auditor.cli.main import app
-from auditor.service.settings import RANGES as AUDITOR_RANGES
-from spark_jobs.settings import FailOn
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "helm" / "values.schema.base.yaml"
@@ -36,8 +34,6 @@ SECRET: Final = re.compile("(password|secret|token)$")
 OWN_WORDS: Final = frozenset({"closed", "option", "table", "refused"})
 """Words of the base that JSON Schema has not."""
 TIGHTER: Final[Mapping[str, Any]] = {"minimum": max, "maximum": min}
-CHOSEN_BY_SETTINGS: Final[Mapping[str, type[enum.Enum]]] = {"audit.run.fail_on": FailOn}
-"""Options of type text whose choices are left to what the command is told."""
 
 
 class BaseError(Exception):
@@ -55,17 +51,17 @@ def option_schemas() -> dict[str, Schema]:
         [option] = [each for each in command.params if each.name == setting.key]
         if not option.hidden:
             name = ".".join((*words, setting.key))
-            found[name] = {**type_of(name, option), **range_of(name, option), "description": setting.help}
+            found[name] = {**type_of(option), **range_of(option), "description": setting.help}
     return found
 
 
-def type_of(name: str, option: Any) -> Schema:
+def type_of(option: Any) -> Schema:
     """The JSON type, or the choices.
 
     Raises:
         KeyError: a type that no option had so far; say above what it is in JSON.
     """
-    annotation = CHOSEN_BY_SETTINGS.get(name, option.type_descriptor.annotation)
+    annotation = option.type_descriptor.annotation
     if option.multiple or get_origin(annotation) is list:
         return {"type": "array", "items": {"type": "string"}}
     if issubclass(annotation, enum.Enum):
@@ -73,10 +69,9 @@ def type_of(name: str, option: Any) -> Schema:
     return {"type": TYPES[annotation]}
 
 
-def range_of(name: str, option: Any) -> Schema:
-    """The range of the option itself, or of the auditor's settings, which check theirs together."""
-    table, _, key = name.rpartition(".")
-    limits = AUDITOR_RANGES[key] if table == "auditor" and key in AUDITOR_RANGES else (option.min, option.max)
+def range_of(option: Any) -> Schema:
+    """The range of an option."""
+    limits = (option.min, option.max)
     return {word: limit for word, limit in zip(TIGHTER, limits, strict=True) if limit is not None}
 
 

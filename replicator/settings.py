@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from bookie.metadata.uri import uri_problems
+from bookie.model.option import Group, Option
 from bookie.model.spread import STANDARD, PlacementPolicy
+from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
-from bookie.runtime.telemetry.status_server import StatusServerSettings
+from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from bookie.wire.security import NO_FILES, SecurityFiles
 
 
@@ -21,46 +25,57 @@ class ReplicatorSettings:
 
     metadata_uri: str
     """The metadata service URI of the cluster, such as ``zk+hierarchical://host:2181/ledgers``."""
-    ledgers_in_flight: int = 16
-    """Ledgers repaired at a time. Many, because a small ledger mostly waits for the store's round trips."""
-    copy_bytes_per_second: int = 0
-    """Bound on bytes sent to targets by this process; 0 means unlimited."""
-    poll_interval_s: float = 5.0
-    """How long new tasks may go unnoticed while there is nothing to do, and the age at which the list is renewed."""
-    open_ledger_grace_s: float = 30.0
+    ledgers_in_flight: Annotated[int, Option("Ledgers repaired side by side.", minimum=1, maximum=256)] = 16
+    """Many, because a small ledger mostly waits for the store's round trips."""
+    bytes_per_second: Annotated[int, Option("Copy limit of this process; 0 for none.", minimum=0, is_live=True)] = 0
+    """Bound on bytes sent to targets, and on bytes read."""
+    poll_interval_s: Annotated[
+        float,
+        Option(
+            "Seconds between two looks at the list of tasks while there is nothing to do.", "poll_interval", above=0
+        ),
+    ] = 5.0
+    """How long new tasks may go unnoticed if no watch reports them, and the age at which the list is renewed."""
+    open_ledger_grace_s: Annotated[
+        float,
+        Option(
+            "Seconds that a bookie of an open ledger may be missing before the ledger is recovered.",
+            "open_ledger_grace",
+            minimum=0,
+        ),
+    ] = 30.0
     """How long a bookie of an unclosed ledger's last fragment must be gone before the ledger is taken from its writer:
     fenced, recovered and closed. A writer that lives replaces the bookie within it. Apache's default."""
-    grace_s: float = 30.0
-    """On SIGTERM: how long work in flight may go on before it is given up. Kubernetes kills after 30 s by default."""
-    once: bool = False
-    """End when every task is repaired or parked, instead of waiting for more."""
+    grace_s: Annotated[
+        float, Option("Seconds that repairs in progress may go on after SIGTERM.", "grace", minimum=0)
+    ] = 30.0
+    """Kubernetes kills after 30 s by default."""
+    once: Annotated[bool, Option("End when every task is repaired or parked.")] = False
     is_output_json: bool = False
     """One JSON object per event on stdout instead of readable lines."""
-    placement: PlacementPolicy = STANDARD
+    placement: Annotated[
+        PlacementPolicy,
+        Group(heading="Placement of copies", help={"is_strict": "Park a ledger rather than break the policy."}),
+    ] = STANDARD
     """How copies must be spread. To be that of the cluster's writers."""
-    topology_file: Path | None = None
-    """The racks of the bookies, read once; None to read them from ZooKeeper."""
-    security: SecurityFiles = NO_FILES
-    """How to reach bookies that speak TLS, ask for a login or send long frames; default plain connections."""
-    http: StatusServerSettings | None = None
+    topology_file: Annotated[
+        Path | None,
+        Option(
+            "Topology file: the rack of each bookie (docs/placement.md). Default: the topology in ZooKeeper.",
+            is_file=True,
+        ),
+    ] = None
+    """Read once."""
+    security: Annotated[SecurityFiles, Group(heading="How to reach bookies")] = NO_FILES
+    """Default: plain connections."""
+    http: Annotated[StatusServerSettings | None, Group("http_", heading="Metrics and probes")] = None
     """The address that serves metrics and probes; None: none."""
-    has_apache_metrics: bool = False
-    """Also show the metrics that boards for Apache's replication worker ask for."""
+    has_apache_metrics: Annotated[
+        bool, Option("Also show the metrics of Apache's replication worker.", "compat_metrics")
+    ] = False
 
     def __post_init__(self) -> None:
-        problems = [
-            problem
-            for is_bad, problem in (
-                (not self.metadata_uri, "metadata_uri is empty"),
-                (self.ledgers_in_flight < 1, f"ledgers_in_flight is {self.ledgers_in_flight}, need at least 1"),
-                (self.copy_bytes_per_second < 0, f"copy_bytes_per_second is {self.copy_bytes_per_second}, need >= 0"),
-                (self.poll_interval_s <= 0, f"poll_interval_s is {self.poll_interval_s}, need more than 0"),
-                (self.open_ledger_grace_s < 0, f"open_ledger_grace_s is {self.open_ledger_grace_s}, need >= 0"),
-                (self.grace_s < 0, f"grace_s is {self.grace_s}, need >= 0"),
-            )
-            if is_bad
-        ]
-        problems += self.security.problems()
+        problems = [*uri_problems(self.metadata_uri), *range_problems(self), *self.security.problems()]
         if self.http is not None:
             problems += self.http.problems()
         if problems:

@@ -65,8 +65,8 @@ class Worker:
         self._settings = settings
         self._events = events
         self._owner = owner
-        self._throttle = Throttle(ports.clock, settings.copy_bytes_per_second)
-        self._reads = Throttle(ports.clock, settings.copy_bytes_per_second)
+        self._throttle = Throttle(ports.clock, settings.bytes_per_second)
+        self._reads = Throttle(ports.clock, settings.bytes_per_second)
         budget = ByteBudget(IN_FLIGHT_BYTES)
         self._copier = Copier(ports.transport, ports.clock, self._throttle, self._reads, budget)
         self._delays = Delays(ports.clock, settings.open_ledger_grace_s)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
 
 from bookie.metadata.cluster import Cluster, open_cluster
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import MetadataUri, parse_uri
-
-CONNECT_TIMEOUT_S: Final = 15.0
-"""Longer than an election in the ZooKeeper ensemble takes."""
+from spark_jobs.settings import CONNECT_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Final
 
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
-from bookie.metadata.uri import parse_uri
-from bookie.model.errors import PermanentError
+from bookie.metadata.uri import uri_problems
 from bookie.model.ids import LEDGER_ID_MAX
+from bookie.model.option import Group, Option
 from bookie.model.spread import STANDARD, PlacementPolicy
+from bookie.runtime.configuration.options import range_problems
+from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
-from spark_jobs.connect import CONNECT_TIMEOUT_S
 
-
-class InvalidSettingError(PermanentError):
-    """Settings that make no sense; ``problems`` holds every one found."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = tuple(problems)
+CONNECT_TIMEOUT_S: Final = 15.0
+"""How long to try to connect to ZooKeeper: longer than an election in its ensemble takes."""
+_PLACEMENT: Final = "Placement check"
+_REPLICAS: Final = "Replicas check"
 
 
 class FailOn(enum.Enum):
@@ -38,40 +37,72 @@ class FailOn(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """What one audit run does."""
+    """What one audit run does. Refuses impossible values as a whole, naming each of them.
+
+    Raises:
+        ConfigurationError: some value is impossible.
+    """
 
     metadata_uri: str
-    report_dir: Path
-    """Reports of all runs; on a file system that the Spark executors share, if there are any on other machines."""
-    is_dry_run: bool = False
-    """Report, and mark nothing."""
-    missing_share_max: float = MISSING_SHARE_MAX
-    """Largest share of the known bookies, 0 to 1, that may be missing before the brake holds."""
+    report_dir: Annotated[Path, Option("Holds a directory with the report of each run.")] = Path("reports")
+    """On a file system that the Spark executors share, if there are any on other machines."""
+    is_dry_run: Annotated[bool, Option("Find and report, but mark nothing.", "dry_run")] = False
+    missing_share_max: Annotated[
+        float, Option("Mark nothing when a larger share of the known bookies is missing.", minimum=0, maximum=1)
+    ] = MISSING_SHARE_MAX
+    """The mass-loss brake holds above it."""
     num_partitions: int | None = None
     """Partitions of the metadata scan; None: by cores and ledgers."""
     connect_timeout_s: float = CONNECT_TIMEOUT_S
     """How long to try to connect to ZooKeeper: the driver once, each task of the scan as often as Spark repeats it."""
     worst_ledgers_max: int = 20
     """How many of the worst ledgers the summary names."""
-    topology_file: Path | None = None
-    """Placement: the locations of bookies; None to read them from the metadata store."""
-    placement_policy: PlacementPolicy = STANDARD
+    topology_file: Annotated[
+        Path | None,
+        Option(
+            "Topology file (JSON): the rack of each bookie. Default: the topology in ZooKeeper.",
+            is_file=True,
+            heading=_PLACEMENT,
+        ),
+    ] = None
+    placement_policy: Annotated[
+        PlacementPolicy,
+        Group(heading=_PLACEMENT, help={"is_strict": "Report also ensembles that span every domain there is."}),
+    ] = STANDARD
     """Placement: what each write set must span. Strict: also if the topology has no more domains to offer."""
-    mark_misplaced: bool = False
-    """Placement: mark what a replacement can improve, as Apache's auditor does with
-    ``repairedPlacementPolicyNotAdheringBookieEnabled``: with an empty list of replicas, closed ledgers only."""
-    ledger_min: int = 0
-    """Replicas: lowest ledger id to ask for, inclusive."""
-    ledger_max: int = LEDGER_ID_MAX
-    """Replicas: highest ledger id to ask for, inclusive."""
-    sample: float = 1.0
-    """Replicas: share of the ledgers to ask for, above 0 to 1; which ones depends on their ids and the seed alone."""
-    sample_seed: int | None = None
-    """Replicas: None for another sample in each run."""
-    security: SecurityFiles = NO_FILES
-    """Replicas: how to reach bookies that speak TLS or ask for a login; default plain connections."""
-    reports_kept: int | None = None
-    """Runs whose report directories are kept, at least 1; None: all. The tables of all runs keep their rows."""
+    mark_misplaced: Annotated[
+        bool,
+        Option(
+            "Mark closed ledgers that a replacement would improve, for Apache's workers to move.", heading=_PLACEMENT
+        ),
+    ] = False
+    """As Apache's auditor does with ``repairedPlacementPolicyNotAdheringBookieEnabled``: with an empty list of
+    replicas."""
+    ledger_min: Annotated[int, Option("Lowest ledger id to ask for.", minimum=0, heading=_REPLICAS)] = 0
+    ledger_max: Annotated[
+        int,
+        Option(
+            "Highest ledger id to ask for.",
+            minimum=0,
+            maximum=LEDGER_ID_MAX,
+            default_text="the highest",
+            heading=_REPLICAS,
+        ),
+    ] = LEDGER_ID_MAX
+    sample: Annotated[
+        float,
+        Option("Share of the ledgers to ask for, such as 0.01; chosen by id.", above=0, maximum=1, heading=_REPLICAS),
+    ] = 1.0
+    """Which ones depends on their ids and the seed alone."""
+    sample_seed: Annotated[int | None, Option("Which sample; default: another one each time.", heading=_REPLICAS)] = (
+        None
+    )
+    security: Annotated[SecurityFiles, Group(heading="How to reach bookies")] = NO_FILES
+    """Replicas: default plain connections."""
+    reports_kept: Annotated[
+        int | None, Option("Remove the oldest reports above this number.", minimum=1, default_text="all")
+    ] = None
+    """The tables of all runs keep their rows."""
 
     @property
     def is_every_ledger(self) -> bool:
@@ -79,29 +110,16 @@ class AuditSettings:
         return self.sample >= 1 and self.ledger_min == 0 and self.ledger_max == LEDGER_ID_MAX
 
     def __post_init__(self) -> None:
-        """Check everything at once.
-
-        Raises:
-            InvalidSettingError: a value makes no sense; names every one.
-            InvalidUriError: the metadata URI cannot be used.
-        """
-        parse_uri(self.metadata_uri)
-        if problems := list(self._problems()):
-            raise InvalidSettingError(problems)
+        if problems := [*uri_problems(self.metadata_uri), *range_problems(self), *self._problems()]:
+            raise ConfigurationError(problems)
 
     def _problems(self) -> Iterator[str]:
-        if not 0 <= self.missing_share_max <= 1:
-            yield f"missing_share_max={self.missing_share_max} is not a share, need 0 to 1"
         if self.num_partitions is not None and self.num_partitions < 1:
-            yield f"num_partitions={self.num_partitions} is out of range, need at least 1"
+            yield f"num_partitions = {self.num_partitions} is out of range, need at least 1"
         if not 0 < self.connect_timeout_s <= 3600:
-            yield f"connect_timeout_s={self.connect_timeout_s} is out of range, need 0 to 3600"
+            yield f"connect_timeout_s = {self.connect_timeout_s} is out of range, need 0 to 3600"
         if self.worst_ledgers_max < 0:
-            yield f"worst_ledgers_max={self.worst_ledgers_max} is out of range, need at least 0"
-        if not 0 <= self.ledger_min <= self.ledger_max <= LEDGER_ID_MAX:
-            yield f"ledger_min={self.ledger_min} and ledger_max={self.ledger_max} leave no ledger"
-        if self.reports_kept is not None and self.reports_kept < 1:
-            yield f"reports_kept={self.reports_kept} is out of range, need at least 1"
+            yield f"worst_ledgers_max = {self.worst_ledgers_max} is out of range, need at least 0"
+        if self.ledger_min > self.ledger_max:
+            yield f"ledger_min = {self.ledger_min} and ledger_max = {self.ledger_max} leave no ledger"
         yield from self.security.problems()
-        if not 0 < self.sample <= 1:
-            yield f"sample={self.sample} is not a share, need more than 0 and at most 1"

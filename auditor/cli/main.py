@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -19,7 +18,8 @@ from auditor.cli.audit import command as audit
 from auditor.cli.audit import remote, report
 from auditor.cli.cluster import bookies, dead_letters, decommission, drain, ok_to_stop, recovery, status
 from auditor.cli.configuration import command as config
-from auditor.cli.configuration.security_options import FRAME_HELP, set_for_this_call
+from auditor.cli.configuration.security_options import set_for_this_call
+from auditor.cli.configuration.settings import with_options
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.ledgers import ledger, log, simpletest
 from auditor.cli.output import print_error, print_line
@@ -28,8 +28,7 @@ from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.grpc_environment import prepare_grpc
 from bookie.runtime.logs import setup_logging
-from bookie.wire.apache.framing import FRAME_BYTES_MAX
-from bookie.wire.security import SaslMechanism, SecurityFiles
+from bookie.wire.security import SecurityFiles
 
 BOXES_FROM_COLUMNS: Final = 120
 """Below, long names of options leave their explanations a column of some letters, and words are cut off."""
@@ -90,32 +89,15 @@ app.add_typer(bench.app, name="bench")
 
 
 @app.callback(invoke_without_command=True)
+@with_options(SecurityFiles, variables="BKHEAL_")
 def options(
     context: typer.Context,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR; logs go to stderr.")] = "WARNING",
-    tls_ca: Annotated[
-        Path | None, typer.Option(envvar="BKHEAL_TLS_CA", help="PEM file: bookies speak TLS, signed by this.")
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(envvar="BKHEAL_TLS_CERT", help="PEM file, with --tls-ca.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(envvar="BKHEAL_TLS_KEY", help="PEM file, with --tls-ca.")] = None,
-    sasl_username: Annotated[
-        str, typer.Option(envvar="BKHEAL_SASL_USERNAME", help="Log in at Apache bookies that ask for it (SASL).")
-    ] = "",
-    sasl_password_file: Annotated[
-        Path | None, typer.Option(envvar="BKHEAL_SASL_PASSWORD_FILE", help="Its first line is the password.")
-    ] = None,
-    sasl_mechanism: Annotated[
-        SaslMechanism, typer.Option(envvar="BKHEAL_SASL_MECHANISM", help="How to log in.", case_sensitive=False)
-    ] = SaslMechanism.DIGEST_MD5,
-    frame_bytes_max: Annotated[
-        int, typer.Option(envvar="BKHEAL_FRAME_BYTES_MAX", metavar="BYTES", help=FRAME_HELP)
-    ] = FRAME_BYTES_MAX,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    **security: Any,
 ) -> None:
     """Options before the command apply to all commands; those about bookies only if a command has none itself."""
-    set_for_this_call(
-        SecurityFiles(tls_ca, tls_cert, tls_key, sasl_username, sasl_password_file, sasl_mechanism, frame_bytes_max)
-    )
+    set_for_this_call(SecurityFiles(**security))
     if version:
         from importlib.metadata import version as installed
 

@@ -19,7 +19,8 @@ from bookie.model.run import RunKind
 from bookie.runtime.clock import Clock
 from bookie.runtime.telemetry.metrics import SESSION, MetricSet
 from bookie.runtime.telemetry.status_pages import Health
-from bookie.runtime.telemetry.status_server import StatusServer, StatusServerSettings
+from bookie.runtime.telemetry.status_server import StatusServer
+from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from spark_jobs.runs.port import ProgressEvent
 
 _SHOWN: Final = tuple(item for item in STATE if item.name in (RUNNING, RUNNING_SECONDS, PROGRESS))

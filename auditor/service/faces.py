@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from typing_extensions import override
@@ -78,15 +77,15 @@ def wired_faces(
 def api_settings(settings: ServiceSettings) -> ApiSettings:
     """The part of the settings that the faces need."""
     tls = None
-    if settings.tls_cert:
-        tls = ServerTls(Path(settings.tls_cert), Path(settings.tls_key), _path(settings.tls_client_ca))
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        tls = ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     return ApiSettings(
-        report_dir=Path(settings.report_dir),
+        report_dir=settings.report_dir,
         http_host=settings.http_host,
         http_port=settings.http_port,
         grpc_host=settings.grpc_host,
         grpc_port=settings.grpc_port,
-        tokens_file=_path(settings.tokens_file),
+        tokens_file=settings.tokens_file,
         allow_anonymous_read=settings.allow_anonymous_read,
         allow_anonymous_write=settings.allow_anonymous_write,
         tls=tls,
@@ -162,7 +161,3 @@ class LateOperations(Operations):
             transport = open_transport(resolver, self._security.load())
             self._operations = StoreOperations(connection.store, connection.cluster, transport, self._clock)
         return self._operations
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None

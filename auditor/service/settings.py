@@ -5,165 +5,127 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from auditor.api.settings import anonymous_write_problems
-from auditor.service.runs.schedule import InvalidScheduleError, Schedule, parse_schedule
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
-from bookie.metadata.uri import InvalidUriError, parse_uri
+from bookie.metadata.uri import uri_problems
+from bookie.model.option import Group, Option
 from bookie.model.run import RunKind
+from bookie.model.spread import STANDARD, PlacementPolicy
+from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
-from bookie.wire.apache.framing import FRAME_BYTES_MAX
-from bookie.wire.security import SaslMechanism, SecurityFiles
+from bookie.wire.security import NO_FILES, SecurityFiles
+
+if TYPE_CHECKING:
+    from auditor.service.runs.schedule import Schedule
 
 LOOPBACK: Final = "127.0.0.1"
-
-RANGES: Final[Mapping[str, tuple[float, float]]] = {
-    "schedule_jitter_s": (0, 86_400),
-    "misfire_grace_s": (1, 7 * 86_400),
-    "missing_share_max": (0, 1),
-    "session_timeout_s": (2, 40),  # what a ZooKeeper server with its default tick time grants
-    "backlog_interval_s": (1, 3600),
-    "http_port": (0, 65_535),
-    "grpc_port": (0, 65_535),
-    "ui_port": (0, 65_535),
-    "requests_per_second": (1, 10_000),
-    "min_racks": (1, 100),
-    "min_zones": (1, 100),
-    "min_regions": (1, 100),
-    "reports_kept": (1, 100_000),
-    "runs_kept": (1, 100_000),
-}
-_FILES: Final = (
-    *("tokens_file", "tls_cert", "tls_key", "tls_client_ca"),
-    "topology_file",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """What ``bkheal auditor`` does. An empty text means "not given"."""
+    """What ``bkheal auditor`` does. Refuses impossible values as a whole, naming each of them.
+
+    Raises:
+        ConfigurationError: some value is impossible.
+    """
 
     metadata_uri: str
     """The cluster, for example ``zk://zk1:2181;zk2:2181/ledgers``."""
-    report_dir: str = "reports"
-    """Directory with the reports of all runs."""
-    bookies_schedule: str = "24h"
-    """When the bookies check runs besides after each loss of a bookie: ``off``, an interval, or cron in UTC."""
-    placement_schedule: str = "off"
-    """When the placement check runs."""
-    replicas_schedule: str = "off"
-    """When the replicas check runs; it asks every bookie for everything it holds."""
-    schedule_jitter_s: int = 60
-    """Longest random delay of a scheduled run, so that many clusters do not begin together; at most a tenth of an
-    interval."""
-    misfire_grace_s: int = 3600
-    """How late a scheduled run may still begin; later it is skipped."""
-    missing_share_max: float = MISSING_SHARE_MAX
-    """Largest share of the known bookies, 0 to 1, that may be missing before the mass-loss brake holds everything."""
-    session_timeout_s: float = 10.0
-    """How long ZooKeeper waits for a silent auditor before another one may take over."""
-    backlog_interval_s: float = 15.0
-    """Time between two counts of the ledgers marked for repair."""
-    http_host: str = LOOPBACK
-    """Address of the HTTP API, metrics and probes."""
-    http_port: int = 8080
-    """Its port; 0 picks a free one."""
-    grpc_host: str = LOOPBACK
-    """Address of the gRPC control service."""
-    grpc_port: int = 8081
-    """Its port; 0 picks a free one."""
-    tokens_file: str = ""
-    """File with API tokens and their roles."""
-    allow_anonymous_read: bool = True
-    """Whether status, runs and reports are shown without a token."""
-    allow_anonymous_write: bool = False
-    """Whether runs may be started and ended without a token."""
-    tls_cert: str = ""
-    """PEM file: HTTP and gRPC speak TLS. Needs ``tls_key``."""
-    tls_key: str = ""
-    """PEM file of the key."""
-    tls_client_ca: str = ""
-    """PEM file: clients need a certificate signed by it. Needs ``tls_cert``."""
-    requests_per_second: float = 20.0
-    """Per client of the API; more are refused with 429."""
-    spark_master: str = ""
-    """Spark master; empty: all cores of this machine, or what ``spark-submit`` was given."""
-    driver_memory: str = "1g"
-    """Java heap of the Spark driver."""
-    ui_enabled: bool = True
-    """Whether Spark's UI runs, with the tab "Auditor"."""
-    ui_host: str = LOOPBACK
-    """Address of Spark's UI."""
-    ui_port: int = 4040
-    """Its port; 0 picks a free one."""
-    ui_trigger_enabled: bool = False
-    """Whether the tab has buttons that start and cancel runs."""
-    ui_allow_anonymous: bool = False
-    """Whether the buttons work without an authenticated user; for a loopback address only."""
-    ui_proxy_base: str = ""
-    """Path under which a reverse proxy serves Spark's UI, such as ``/spark``."""
-    topology_file: str = ""
-    """The locations of bookies; empty: from ZooKeeper."""
-    min_racks: int = 2
-    """Racks that each write quorum must span, for the placement check."""
-    min_zones: int = 1
-    """Zones that each write quorum must span."""
-    min_regions: int = 1
-    """Regions that each write quorum must span."""
-    strict_placement: bool = False
-    """Whether the placement check reports ensembles that span every domain there is."""
-    bookie_tls_ca: str = ""
-    """PEM file: bookies speak TLS, with certificates that it signed. For the replicas check and bookies' figures."""
-    bookie_tls_cert: str = ""
-    """PEM file: this side's certificate, with ``bookie_tls_ca``."""
-    bookie_tls_key: str = ""
-    """PEM file of its key."""
-    bookie_sasl_username: str = ""
-    """Name to log in with at Apache bookies that ask for it; with ``bookie_sasl_password_file``."""
-    bookie_sasl_password_file: str = ""
-    """File whose first line is the password."""
-    bookie_sasl_mechanism: SaslMechanism = SaslMechanism.DIGEST_MD5
-    bookie_frame_bytes_max: int = FRAME_BYTES_MAX
-    """Longest frame of Apache bookies, in bytes: their ``nettyMaxFrameSizeBytes`` if it was raised."""
-    reports_kept: int = 50
-    """Reports that are kept; the oldest go first."""
-    runs_kept: int = 200
-    """Run records that are kept in ZooKeeper."""
-    compat_metrics: bool = False
-    """Whether metrics also carry the names of Apache's auditor."""
+    report_dir: Annotated[Path, Option("Holds a directory with the report of each run.")] = Path("reports")
+    bookies_schedule: Annotated[
+        str, Option("When the bookies check runs besides after losses: off, 30m, 24h, or cron in UTC.")
+    ] = "24h"
+    placement_schedule: Annotated[str, Option("When the placement check runs.")] = "off"
+    replicas_schedule: Annotated[
+        str, Option("When the replicas check runs; it asks every bookie for all it holds.")
+    ] = "off"
+    schedule_jitter_s: Annotated[
+        int,
+        Option("Longest random delay of a scheduled run; at most a tenth of an interval.", minimum=0, maximum=86_400),
+    ] = 60
+    """So that many clusters do not begin together."""
+    misfire_grace_s: Annotated[
+        int, Option("How late a scheduled run may still begin.", minimum=1, maximum=7 * 86_400)
+    ] = 3600
+    """Later it is skipped."""
+    missing_share_max: Annotated[
+        float, Option("Mark nothing when a larger share of the known bookies is missing.", minimum=0, maximum=1)
+    ] = MISSING_SHARE_MAX
+    """The mass-loss brake holds everything above it."""
+    session_timeout_s: Annotated[
+        float,
+        Option("How long ZooKeeper waits for a silent auditor before another one takes over.", minimum=2, maximum=40),
+    ] = 10.0
+    """The range is what a ZooKeeper server with its default tick time grants."""
+    backlog_interval_s: Annotated[
+        float, Option("Time between two counts of the ledgers marked for repair.", minimum=1, maximum=3600)
+    ] = 15.0
+    http_host: Annotated[str, Option("Address of the HTTP API, metrics and probes.")] = LOOPBACK
+    http_port: Annotated[int, Option("Its port; 0 picks a free one.", minimum=0, maximum=65_535)] = 8080
+    grpc_host: Annotated[str, Option("Address of the gRPC control service.")] = LOOPBACK
+    grpc_port: Annotated[int, Option("Its port; 0 picks a free one.", minimum=0, maximum=65_535)] = 8081
+    tokens_file: Annotated[Path | None, Option("File with API tokens and their roles.", is_file=True)] = None
+    allow_anonymous_read: Annotated[bool, Option("Show status, runs and reports without a token.")] = True
+    allow_anonymous_write: Annotated[
+        bool, Option("Start and end runs without a token; for loopback addresses only.")
+    ] = False
+    tls_cert: Annotated[Path | None, Option("PEM file: HTTP and gRPC speak TLS; with --tls-key.", is_file=True)] = None
+    tls_key: Annotated[Path | None, Option("PEM file of the key.", is_file=True)] = None
+    tls_client_ca: Annotated[
+        Path | None, Option("PEM file: clients need a certificate that it signed.", is_file=True)
+    ] = None
+    requests_per_second: Annotated[
+        float, Option("Of one client of the API, over time.", minimum=1, maximum=10_000, is_live=True)
+    ] = 20.0
+    """More are refused with 429."""
+    spark_master: Annotated[str, Option("Spark master; default: all cores of this machine, or spark-submit's.")] = ""
+    driver_memory: Annotated[str, Option("Java heap of the Spark driver.")] = "1g"
+    ui_enabled: Annotated[bool, Option("Run Spark's UI, with the tab Auditor.")] = True
+    ui_host: Annotated[str, Option("Address of Spark's UI.")] = LOOPBACK
+    ui_port: Annotated[int, Option("Port of Spark's UI; 0 picks a free one.", minimum=0, maximum=65_535)] = 4040
+    ui_trigger_enabled: Annotated[bool, Option("Buttons that start and cancel runs in the tab.")] = False
+    ui_allow_anonymous: Annotated[
+        bool, Option("The buttons work without a user name; for a loopback address only.")
+    ] = False
+    ui_proxy_base: Annotated[str, Option("Path under which a proxy serves Spark's UI.")] = ""
+    """Such as ``/spark``."""
+    topology_file: Annotated[
+        Path | None,
+        Option(
+            "Topology file: the rack of each bookie (docs/placement.md). Default: the topology in ZooKeeper.",
+            is_file=True,
+        ),
+    ] = None
+    placement: Annotated[
+        PlacementPolicy,
+        Group(heading="Placement check", help={"is_strict": "Report also ensembles that span every domain there is."}),
+    ] = STANDARD
+    bookie_security: Annotated[SecurityFiles, Group("bookie_", heading="How to reach bookies")] = NO_FILES
+    """For the replicas check, and for the figures of bookies."""
+    reports_kept: Annotated[int, Option("Reports that are kept.", minimum=1, maximum=100_000)] = 50
+    """The oldest go first."""
+    runs_kept: Annotated[int, Option("Run records that are kept in ZooKeeper.", minimum=1, maximum=100_000)] = 200
+    compat_metrics: Annotated[bool, Option("Also export the metric names of Apache's auditor.")] = False
 
     def __post_init__(self) -> None:
-        """Check everything.
-
-        Raises:
-            ConfigurationError: names every problem.
-        """
-        problems = list(_problems(self))
+        problems = [*uri_problems(self.metadata_uri), *range_problems(self), *_problems(self)]
         if problems:
             raise ConfigurationError(problems)
 
     @property
-    def bookie_security(self) -> SecurityFiles:
-        """How to reach bookies."""
-        return SecurityFiles(
-            _path(self.bookie_tls_ca),
-            _path(self.bookie_tls_cert),
-            _path(self.bookie_tls_key),
-            self.bookie_sasl_username,
-            _path(self.bookie_sasl_password_file),
-            SaslMechanism(self.bookie_sasl_mechanism),
-            self.bookie_frame_bytes_max,
-        )
-
-    @property
     def schedules(self) -> Mapping[RunKind, Schedule]:
         """The schedule of each kind; None: off."""
+        from auditor.service.runs.schedule import parse_schedule  # APScheduler, which other commands do not need
+
         return {kind: parse_schedule(text) for kind, text in self._texts().items()}
 
     @property
     def schedule_texts(self) -> Mapping[RunKind, str]:
         """The schedules as they were written, of the kinds that are not off."""
+        from auditor.service.runs.schedule import parse_schedule
+
         return {kind: text.strip() for kind, text in self._texts().items() if parse_schedule(text) is not None}
 
     def _texts(self) -> Mapping[RunKind, str]:
@@ -171,29 +133,22 @@ class ServiceSettings:
 
 
 def _problems(settings: ServiceSettings) -> Iterator[str]:
-    try:
-        parse_uri(settings.metadata_uri)
-    except InvalidUriError as error:
-        yield f"metadata_uri: {error}"
+    from auditor.service.runs.schedule import InvalidScheduleError, parse_schedule
+
     for kind in RunKind:
         name = f"{kind.value}_schedule"
         try:
             parse_schedule(getattr(settings, name))
         except InvalidScheduleError as error:
             yield f"{name}: {error}"
-    for name, (least, most) in RANGES.items():
-        if not least <= getattr(settings, name) <= most:
-            yield f"{name} = {getattr(settings, name)} is out of range, need {least:g} to {most:g}"
-    for name in _FILES:
+    for name in ("tokens_file", "tls_cert", "tls_key", "tls_client_ca", "topology_file"):
         path = getattr(settings, name)
-        if path and not Path(path).is_file():
+        if path is not None and not path.is_file():
             yield f"{name}: there is no file {path}"
     yield from _contradictions(settings)
 
 
 def _contradictions(settings: ServiceSettings) -> Iterator[str]:
-    if not settings.report_dir:
-        yield "report_dir is empty: name a directory"
     if bool(settings.tls_cert) != bool(settings.tls_key):
         yield "tls_cert and tls_key go together"
     yield from settings.bookie_security.problems("bookie_")
@@ -211,7 +166,3 @@ def _contradictions(settings: ServiceSettings) -> Iterator[str]:
         yield f"ui_proxy_base = {settings.ui_proxy_base!r} is no path: begin it with a slash"
     if settings.http_port == settings.grpc_port != 0 and settings.http_host == settings.grpc_host:
         yield f"http_port and grpc_port are both {settings.http_port}"
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None

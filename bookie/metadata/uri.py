@@ -8,6 +8,7 @@ Source: docs/formats.md#metadata-service-uri.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -62,6 +63,14 @@ def parse_uri(text: str) -> MetadataUri:
     authority, _, path = rest.partition("/")
     hosts = ",".join(_host(text, host.strip()) for host in authority.replace(";", ",").split(","))
     return MetadataUri(hosts, _root(text, path), layout)
+
+
+def uri_problems(text: str) -> Iterator[str]:
+    """Report why ``text`` is no metadata service URI, in a sentence that names the setting; nothing if it is one."""
+    try:
+        parse_uri(text)
+    except InvalidUriError as error:
+        yield f"metadata_uri: {error}"
 
 
 def _layout(text: str, scheme: str) -> str | None:

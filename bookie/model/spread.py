@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId
+from bookie.model.option import Option
 from bookie.model.schedule import Stripe
 from bookie.model.topology import Level, Topology, domain
 
@@ -25,10 +26,12 @@ class InvalidPolicyError(PermanentError):
 class PlacementPolicy:
     """The failure domains that each write set must span. Two racks by default, if the cluster has them (as Apache)."""
 
-    min_racks: int = 2
-    min_zones: int = 1
-    min_regions: int = 1
-    is_strict: bool = False
+    min_racks: Annotated[int, Option("Racks that each write set must span.", minimum=1, maximum=100)] = 2
+    min_zones: Annotated[int, Option("Zones that each write set must span.", minimum=1, maximum=100)] = 1
+    min_regions: Annotated[int, Option("Regions that each write set must span.", minimum=1, maximum=100)] = 1
+    is_strict: Annotated[
+        bool, Option("Refuse less, also if the cluster cannot do better.", name="strict_placement")
+    ] = False
     """Refuse if this is impossible, instead of spreading the copies as far as possible."""
     weight_max: float = 3.0
     """Most times that a bookie with much free space is chosen for each choice of the median one (Apache's factor)."""

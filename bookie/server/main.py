@@ -64,7 +64,6 @@ async def run_bookie(settings: BookieSettings, config: ConfigSource | None = Non
     """
     stop_asked = _stop_asked()
     try:
-        settings.check()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(following(config, {}, SystemClock(), lambda: _ask(stop_asked)))
             start = asyncio.create_task(_start(settings, stack), name="bookie start")

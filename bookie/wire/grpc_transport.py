@@ -34,7 +34,8 @@ from bookie.wire.port import (
     Transport,
 )
 from bookie.wire.resolver import GRPC_PROTOCOL, Resolver, UnresolvedError, address_for
-from bookie.wire.tls import TlsSettings, channel_credentials
+from bookie.wire.security import TlsSettings
+from bookie.wire.tls import channel_credentials
 
 Reply = TypeVar("Reply", covariant=True)
 

@@ -6,14 +6,12 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Annotated, Final
 
 from bookie.model.errors import PermanentError
+from bookie.model.option import Option
+from bookie.runtime.configuration.options import range_problems
 from bookie.wire.apache.framing import FRAME_BYTES_EVERYBODY_TAKES, FRAME_BYTES_LIMIT, FRAME_BYTES_MAX
-
-if TYPE_CHECKING:
-    from bookie.wire.tls import TlsSettings  # gRPC, which no command line needs for its help
-
 
 FRAME_BYTES_LEAST: Final = FRAME_BYTES_EVERYBODY_TAKES
 """Apache's own default of the longest frame: a lower bound here would only lose what every bookie sends."""
@@ -28,6 +26,18 @@ class SaslMechanism(enum.Enum):
 
     DIGEST_MD5 = "DIGEST-MD5"
     PLAIN = "PLAIN"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """Paths of PEM files of one end of a connection."""
+
+    ca: Annotated[Path, Option("PEM file: TLS on, for peers with its certificates.", is_file=True)]
+    """Certificates that peers must be signed by."""
+    cert: Annotated[Path | None, Option("PEM file of the certificate, with --tls-ca.", is_file=True)] = None
+    """This side's certificate chain; a server must have one, a client needs it for servers that ask (ours do)."""
+    key: Annotated[Path | None, Option("PEM file of its key, with --tls-ca.", is_file=True)] = None
+    """Private key of ``cert``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +72,20 @@ PLAINTEXT: Final = BookieSecurity()
 class SecurityFiles:
     """What an operator names: files, bounds, and no secret itself. May be logged, and sent to Spark's executors."""
 
-    tls_ca: Path | None = None
-    """PEM file: bookies speak TLS, with certificates that it signed."""
-    tls_cert: Path | None = None
-    """PEM file: this side's certificate."""
-    tls_key: Path | None = None
-    """PEM file of its key."""
-    sasl_username: str = ""
-    sasl_password_file: Path | None = None
-    """Its first line is the password."""
-    sasl_mechanism: SaslMechanism = SaslMechanism.DIGEST_MD5
-    frame_bytes_max: int = FRAME_BYTES_MAX
-    """Longest frame of Apache's protocol, in bytes."""
+    tls_ca: Annotated[Path | None, Option("PEM file: bookies speak TLS, signed by this.")] = None
+    tls_cert: Annotated[Path | None, Option("PEM file of this side's certificate, with the one above.")] = None
+    tls_key: Annotated[Path | None, Option("PEM file of its key.")] = None
+    sasl_username: Annotated[str, Option("Log in at Apache bookies that ask for it (SASL).")] = ""
+    sasl_password_file: Annotated[Path | None, Option("Its first line is the password.")] = None
+    sasl_mechanism: Annotated[SaslMechanism, Option("How to log in.")] = SaslMechanism.DIGEST_MD5
+    frame_bytes_max: Annotated[
+        int,
+        Option(
+            "Longest frame of Apache bookies: their nettyMaxFrameSizeBytes if it was raised.",
+            minimum=FRAME_BYTES_LEAST,
+            maximum=FRAME_BYTES_LIMIT,
+        ),
+    ] = FRAME_BYTES_MAX
 
     def problems(self, prefix: str = "") -> Iterator[str]:
         """What contradicts itself or is not there, one sentence each; ``prefix`` goes before each option's name."""
@@ -85,9 +97,6 @@ class SecurityFiles:
             yield f"{prefix}sasl_username and {prefix}sasl_password_file go together"
         if self.sasl_username and self.sasl_mechanism is SaslMechanism.PLAIN and self.tls_ca is None:
             yield f"{prefix}sasl_mechanism PLAIN sends the password as it is: it needs {prefix}tls_ca"
-        if not FRAME_BYTES_LEAST <= self.frame_bytes_max <= FRAME_BYTES_LIMIT:
-            bounds = f"need {FRAME_BYTES_LEAST} to {FRAME_BYTES_LIMIT}"
-            yield f"{prefix}frame_bytes_max = {self.frame_bytes_max} is out of range, {bounds}"
         for name in ("tls_ca", "tls_cert", "tls_key", "sasl_password_file"):
             path = getattr(self, name)
             if path is not None and not path.is_file():
@@ -99,10 +108,8 @@ class SecurityFiles:
         Raises:
             SecurityFilesError: these settings contradict themselves, or the password cannot be read.
         """
-        if problems := list(self.problems()):
+        if problems := [*range_problems(self), *self.problems()]:
             raise SecurityFilesError("; ".join(problems))
-        from bookie.wire.tls import TlsSettings
-
         tls = TlsSettings(self.tls_ca, self.tls_cert, self.tls_key) if self.tls_ca else None
         return BookieSecurity(tls, self._sasl(), self.frame_bytes_max)
 

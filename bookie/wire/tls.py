@@ -6,28 +6,16 @@ every client for a certificate that ``ca`` signed. There is no way to switch tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
 from bookie.model.errors import PermanentError
+from bookie.wire.security import TlsSettings
 
 
 class TlsFilesError(PermanentError):
     """A TLS file cannot be read, or a combination of files makes no sense."""
-
-
-@dataclass(frozen=True, slots=True)
-class TlsSettings:
-    """Paths of PEM files."""
-
-    ca: Path
-    """Certificates that peers must be signed by."""
-    cert: Path | None = None
-    """This side's certificate chain; a server must have one, a client needs it for servers that ask (ours do)."""
-    key: Path | None = None
-    """Private key of ``cert``."""
 
 
 def channel_credentials(tls: TlsSettings) -> grpc.ChannelCredentials:

@@ -14,7 +14,7 @@ from typing import Final
 from bookie.metadata.uri import MetadataUri, parse_uri
 from bookie.model.errors import PermanentError
 from bookie.model.ids import LEDGER_ID_MAX
-from spark_jobs import connect
+from spark_jobs import settings
 from spark_jobs.datasource.partitions import LeafParent
 
 METADATA_URI: Final = "metadata_uri"
@@ -77,7 +77,7 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
         last_ledger=last,
         live_bookies=None if live is None else frozenset(filter(None, live.split(","))),
         is_summarized=options.get(WITH_SUMMARY, "false").lower() == "true",
-        connect_timeout_s=_seconds(options, CONNECT_TIMEOUT_S, connect.CONNECT_TIMEOUT_S),
+        connect_timeout_s=_seconds(options, CONNECT_TIMEOUT_S, settings.CONNECT_TIMEOUT_S),
         plan=_plan(options.get(PLAN)),
     )
 

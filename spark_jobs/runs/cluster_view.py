@@ -20,10 +20,11 @@ from bookie.metadata.uri import MetadataUri
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock
-from spark_jobs.connect import CONNECT_TIMEOUT_S, Connection, connected
+from spark_jobs.connect import Connection, connected
 from spark_jobs.datasource.ledgers import leaf_parents
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.runs.publish import Marking, Publisher
+from spark_jobs.settings import CONNECT_TIMEOUT_S
 
 
 class ClusterView:

@@ -20,7 +20,7 @@ from bookie.embedded.process import ManagedProcess
 from bookie.metadata.cluster import format_cluster
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import LedgerId
-from bookie.wire.tls import TlsSettings
+from bookie.wire.security import TlsSettings
 from tests.apache.driver import JavaDriver, JavaError, expected, payloads
 from tests.apache.test_security import certificate, client_tls
 from tests.apache.waiting import until

@@ -20,8 +20,7 @@ from bookie.model.metadata import DigestType
 from bookie.wire.apache.connection import CERTIFICATE_REFUSED, TLS_OR_LOGIN_DEMANDED
 from bookie.wire.apache.transport import BULK_ENTRIES_MIN, ApacheTransport
 from bookie.wire.port import Status
-from bookie.wire.security import BookieSecurity, SaslCredentials
-from bookie.wire.tls import TlsSettings
+from bookie.wire.security import BookieSecurity, SaslCredentials, TlsSettings
 from tests.apache.driver import JavaError, expected, payloads
 from tests.apache.programs import Audit, Ended, Replicator, bkheal
 from tests.apache.waiting import until

@@ -11,8 +11,7 @@ from bookie.client.options import LedgerOptions
 from bookie.embedded.apache_settings import ApacheOptions, ApacheSasl, ApacheTls
 from bookie.model.errors import BkhealError
 from bookie.model.ids import EntryId, LedgerId
-from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials
-from bookie.wire.tls import TlsSettings
+from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials, TlsSettings
 from tests.apache.conftest import OwnCluster
 from tests.apache.driver import JavaDriver, JavaError, expected, payloads
 from tests.apache.worlds import connect

@@ -43,7 +43,7 @@ async def a_long_ledger(here: World, victim: ApacheBookie) -> tuple[int, ApacheB
 
 async def stops_in_the_middle(here: World, ledger_id: int, spare: ApacheBookie, directory: Path) -> None:
     """Our replicator copies a part of a ledger and is told to stop: it gives the task back."""
-    slowly = ("--copy-bytes-per-second", str(BYTES_PER_SECOND), "--grace", "0.5", "--poll-interval", "1")
+    slowly = ("--bytes-per-second", str(BYTES_PER_SECOND), "--grace", "0.5", "--poll-interval", "1")
     ours = await Replicator.start(here.uri, directory, *slowly)
     await until(lambda: held(here.java, spare.bookie_id, ledger_id), bool, "some entries are copied")
     await ours.stop()

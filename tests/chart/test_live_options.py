@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from auditor.cli.configuration.sources import LIVE
+from auditor.cli.configuration.settings import LIVE
 from tests.chart.rendering import CHART, Release, load_values, pods, render
 from tests.chart.test_components import settings
 

@@ -18,7 +18,7 @@ from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.framing import framed, read_frame
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import AddBatch, AddReply
-from bookie.wire.tls import TlsSettings
+from bookie.wire.security import TlsSettings
 from tests.deadlines import STATE_S
 
 DEADLINE_S = STATE_S

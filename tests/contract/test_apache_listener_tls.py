@@ -16,8 +16,8 @@ from bookie.wire.apache import v2
 from bookie.wire.apache.connection import TLS_DEMANDED, TLS_OR_LOGIN_DEMANDED
 from bookie.wire.apache.transport import BULK_ENTRIES_MIN, ApacheTransport
 from bookie.wire.port import Status
-from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials
-from bookie.wire.tls import TlsFilesError, TlsSettings
+from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials, TlsSettings
+from bookie.wire.tls import TlsFilesError
 from tests.apache.recording_proxy import RecordingProxy
 from tests.contract.apache_listener_world import DEADLINE_S, Client, Listening, listening
 from tests.contract.scripted_apache_bookie import BOOKIE, Directory, batch

@@ -23,8 +23,8 @@ from bookie.wire.apache.connection import TLS_OR_LOGIN_DEMANDED
 from bookie.wire.apache.sasl import parse_challenge
 from bookie.wire.apache.transport import ApacheTransport
 from bookie.wire.port import InfoReply, Status
-from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials, SaslMechanism
-from bookie.wire.tls import TlsFilesError, TlsSettings
+from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials, SaslMechanism, TlsSettings
+from bookie.wire.tls import TlsFilesError
 from tests.contract.scripted_apache_bookie import (
     BOOKIE,
     DEADLINE_S,

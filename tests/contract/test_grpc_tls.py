@@ -19,7 +19,8 @@ from bookie.storage.store import LedgerStorage
 from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.port import Status
 from bookie.wire.resolver import BookieAddress
-from bookie.wire.tls import TlsFilesError, TlsSettings, channel_credentials, server_credentials
+from bookie.wire.security import TlsSettings
+from bookie.wire.tls import TlsFilesError, channel_credentials, server_credentials
 from tests.deadlines import STATE_S
 
 pytestmark = pytest.mark.needs("openssl")

@@ -20,7 +20,7 @@ from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX
 from bookie.wire.grpc_transport import GrpcTransport, InsecureTransportError
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status
 from bookie.wire.resolver import BookieAddress
-from bookie.wire.tls import TlsSettings
+from bookie.wire.security import TlsSettings
 from tests.deadlines import STATE_S
 
 BOOKIE = BookieId("b:1")

@@ -57,7 +57,7 @@ async def test_what_one_replicator_leaves_undone_the_next_one_finishes(tmp_path:
     ):
         ledger_id, lost = await marked_ledger(cluster, client)
         before = await client.ports.ledgers.read(ledger_id)
-        slow = ("--copy-bytes-per-second", "100000")
+        slow = ("--bytes-per-second", "100000")
 
         polite = replicator(cluster, tmp_path, "polite", *slow, "--grace", "0")
         await wait_locked(client, polite, ledger_id)

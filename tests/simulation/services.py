@@ -106,5 +106,7 @@ def worker(world: World, client: SimClient) -> Worker:
         rng=ports.rng,
         reservations=Reservations(client.store, world.cluster.root),
     )
-    settings = ReplicatorSettings("sim", ledgers_in_flight=3, poll_interval_s=1.5, grace_s=1.0, open_ledger_grace_s=2.0)
+    settings = ReplicatorSettings(
+        "zk://simulated/ledgers", ledgers_in_flight=3, poll_interval_s=1.5, grace_s=1.0, open_ledger_grace_s=2.0
+    )
     return Worker(repair, settings, Events(world, client.process.name), client.process.name)

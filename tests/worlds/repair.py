@@ -320,7 +320,7 @@ class World:
         store = MemoryStore(self.cell)
         self._sessions.append(store)
         recorder = Recorder(self.version)
-        chosen = ReplicatorSettings("memory", once=once, **settings)
+        chosen = ReplicatorSettings("zk://memory/ledgers", once=once, **settings)
         return Running(Worker(self.ports(store, seed), chosen, recorder, f"worker-{seed}"), store, recorder)
 
     @asynccontextmanager

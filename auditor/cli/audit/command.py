@@ -7,15 +7,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from auditor.cli.audit import options as opt
 from auditor.cli.audit import runs as audit_runs
 from auditor.cli.audit import shadow as audit_shadow
-from auditor.cli.configuration import security_options as sec
-from auditor.cli.configuration.settings import Options, audit_settings
+from auditor.cli.configuration.settings import Options, audit_settings, with_options
 from auditor.cli.output import OutputFormat, print_error, print_line, print_note, shown_progress
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from bookie.model.errors import BkhealError
@@ -23,15 +22,12 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind, RunRecord
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.user import user_name
-from bookie.wire.apache.framing import FRAME_BYTES_MAX
-from bookie.wire.security import SaslMechanism
+from spark_jobs.settings import AuditSettings, FailOn
 
 if TYPE_CHECKING:
     from spark_jobs.one_shot.run import OneShot
     from spark_jobs.runs.port import ProgressEvent
-    from spark_jobs.settings import AuditSettings
 
-_REPORTS: Final = Path("reports")
 _CHECKS: Final = """
 Checks (--kind):
 
@@ -59,16 +55,15 @@ app = typer.Typer(
 
 
 @app.callback(epilog=_EXIT_CODES)
+@with_options(AuditSettings, only=("report_dir", "dry_run", "missing_share_max"))
 def audit(
     context: typer.Context,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    report_dir: opt.ReportDirOption = _REPORTS,
-    dry_run: opt.DryRunOption = False,
     master: opt.MasterOption = None,
-    fail_on: opt.FailOnOption = "never",
-    missing_share_max: opt.MissingShareOption = 0.5,
+    fail_on: opt.FailOnOption = FailOn.NEVER,
     output: OutputOption = OutputFormat.TABLE,
+    **options: Any,
 ) -> None:
     """The command; its help is above."""
     if context.invoked_subcommand is not None:
@@ -77,7 +72,7 @@ def audit(
         return
     shot = _shot(
         RunKind.BOOKIES,
-        _settings(metadata_uri(uri, config), context.params),
+        _settings(metadata_uri(uri, config), options),
         master=master,
         wait_s=0,
     )
@@ -85,36 +80,17 @@ def audit(
 
 
 @app.command("run", help=f"Run one check, once.\n{_CHECKS}", epilog=_EXIT_CODES)
+@with_options(AuditSettings)
 def run(
     context: typer.Context,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     kind: opt.KindOption = RunKind.BOOKIES,
-    report_dir: opt.ReportDirOption = _REPORTS,
-    dry_run: opt.DryRunOption = False,
     wait: opt.WaitOption = False,
     wait_s: opt.WaitSecondsOption = None,
     master: opt.MasterOption = None,
-    fail_on: opt.FailOnOption = "never",
-    missing_share_max: opt.MissingShareOption = 0.5,
-    topology_file: opt.TopologyFileOption = None,
-    min_racks: opt.MinRacksOption = 2,
-    min_zones: opt.MinZonesOption = 1,
-    min_regions: opt.MinRegionsOption = 1,
-    strict_placement: opt.StrictOption = False,
-    mark_misplaced: opt.MarkMisplacedOption = False,
-    ledger_min: opt.LedgerMinOption = 0,
-    ledger_max: opt.LedgerMaxOption = None,
-    sample: opt.SampleOption = 1.0,
-    sample_seed: opt.SampleSeedOption = None,
-    tls_ca: sec.TlsCaOption = None,
-    tls_cert: sec.TlsCertOption = None,
-    tls_key: sec.TlsKeyOption = None,
-    sasl_username: sec.SaslUsernameOption = "",
-    sasl_password_file: sec.SaslPasswordFileOption = None,
-    sasl_mechanism: sec.SaslMechanismOption = SaslMechanism.DIGEST_MD5,
-    frame_bytes_max: sec.FrameBytesMaxOption = FRAME_BYTES_MAX,
-    reports_kept: opt.ReportsKeptOption = None,
+    fail_on: opt.FailOnOption = FailOn.NEVER,
+    output: OutputOption = OutputFormat.TABLE,
     http_port: opt.MetricsPortOption = None,
     http_host: opt.MetricsHostOption = "127.0.0.1",
     metrics_file: opt.MetricsFileOption = None,
@@ -125,19 +101,21 @@ def run(
     ca: opt.CaOption = None,
     client_cert: opt.ClientCertOption = None,
     client_key: opt.ClientKeyOption = None,
-    output: OutputOption = OutputFormat.TABLE,
+    **options: Any,
 ) -> None:
     """The command; its help is above."""
     from spark_jobs.one_shot.run import WAIT_S_MAX
 
     patience_s = wait_s if wait_s is not None else (WAIT_S_MAX if wait else 0.0)
     if at:
-        options = _sent_options(context, kind)
+        sent = _sent_options(context, kind)
         remotes = audit_runs.services(at, token_file, ca, client_cert, client_key)
         is_json = output is OutputFormat.JSON
-        code = audit_runs.start(remotes, kind, is_dry_run=dry_run, options=options, wait_s=patience_s, is_json=is_json)
+        code = audit_runs.start(
+            remotes, kind, is_dry_run=options["dry_run"], options=sent, wait_s=patience_s, is_json=is_json
+        )
         raise typer.Exit(code)
-    settings = _settings(metadata_uri(uri, config), context.params)
+    settings = _settings(metadata_uri(uri, config), options)
     exported = _exporting(metrics_file, pushgateway, cluster_name)
     with _scraped(kind, http_port, http_host) as on_progress:
         _here(_shot(kind, settings, master=master, wait_s=patience_s), fail_on, output, exported, on_progress)
@@ -216,7 +194,7 @@ def _scraped(kind: RunKind, port: int | None, host: str) -> Iterator[Callable[[P
     """Serve metrics during the run, if a port is given; yields the receiver of progress."""
     from auditor.metrics.one_shot import OneShotMetrics, served
     from bookie.runtime.clock import SystemClock
-    from bookie.runtime.telemetry.status_server import StatusServerSettings
+    from bookie.runtime.telemetry.status_settings import StatusServerSettings
     from bookie.runtime.version import installed_version
 
     metrics = OneShotMetrics(kind, installed_version(), SystemClock())
@@ -228,7 +206,7 @@ def _scraped(kind: RunKind, port: int | None, host: str) -> Iterator[Callable[[P
 
 def _here(
     shot: OneShot,
-    fail_on: str,
+    fail_on: FailOn,
     output: OutputFormat,
     ended: Callable[[RunRecord], None] | None = None,
     on_progress: Callable[[ProgressEvent], None] | None = None,
@@ -236,7 +214,6 @@ def _here(
     """Run in this process, and exit."""
     from spark_jobs.one_shot.run import exit_code_of, run_one_shot
     from spark_jobs.report.console import table
-    from spark_jobs.settings import FailOn
 
     try:
         with shown_progress() as shown:
@@ -257,7 +234,7 @@ def _here(
     else:
         print_line(table(result.summary))
     sys.stderr.write(f"report: {result.summary_path}\n")
-    raise typer.Exit(result.exit_code(FailOn(fail_on)))
+    raise typer.Exit(result.exit_code(fail_on))
 
 
 def _refuse_options(context: typer.Context) -> None:

@@ -8,26 +8,15 @@ from typing import Annotated, TypeAlias
 import typer
 
 from bookie.model.run import RunKind
+from spark_jobs.settings import FailOn
 
-_PLACEMENT = "Placement check"
-_REPLICAS = "Replicas check"
 _SERVICE = "Through a running service"
 _METRICS = "Metrics"
 
 KindOption: TypeAlias = Annotated[RunKind, typer.Option(help="Which check, see above.")]
 ReportDirOption: TypeAlias = Annotated[Path, typer.Option(help="Holds a directory with the report of each run.")]
-ReportsKeptOption: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, help="Remove the oldest reports above this number.", show_default="all")
-]
-DryRunOption: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Find and report, but mark nothing.")]
 MasterOption: TypeAlias = Annotated[str | None, typer.Option(help="Spark master; default: all cores of this machine.")]
-FailOnOption: TypeAlias = Annotated[
-    str,
-    typer.Option(help="Exit with 1 from these findings on: never, no-live-copy, critical, under-replicated, any."),
-]
-MissingShareOption: TypeAlias = Annotated[
-    float, typer.Option(min=0, max=1, help="Mark nothing when a larger share of the known bookies is missing.")
-]
+FailOnOption: TypeAlias = Annotated[FailOn, typer.Option(help="Exit with 1 from these findings on.")]
 WaitOption: TypeAlias = Annotated[
     bool,
     typer.Option(
@@ -36,56 +25,6 @@ WaitOption: TypeAlias = Annotated[
 ]
 WaitSecondsOption: TypeAlias = Annotated[
     float | None, typer.Option(min=0, help="As --wait, at most so many seconds.", show_default=False)
-]
-TopologyFileOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        help="Topology file (JSON): the rack of each bookie. Default: the topology in ZooKeeper.",
-        rich_help_panel=_PLACEMENT,
-        show_default=False,
-    ),
-]
-MinRacksOption: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="Racks that each write set must span.", rich_help_panel=_PLACEMENT)
-]
-MinZonesOption: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="Zones that each write set must span.", rich_help_panel=_PLACEMENT)
-]
-MinRegionsOption: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="Regions that each write set must span.", rich_help_panel=_PLACEMENT)
-]
-StrictOption: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--strict-placement",
-        help="Report also ensembles that span every domain there is.",
-        rich_help_panel=_PLACEMENT,
-    ),
-]
-MarkMisplacedOption: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--mark-misplaced",
-        help="Mark closed ledgers that a replacement would improve, for Apache's workers to move.",
-        rich_help_panel=_PLACEMENT,
-    ),
-]
-LedgerMinOption: TypeAlias = Annotated[
-    int, typer.Option(min=0, help="Lowest ledger id to ask for.", rich_help_panel=_REPLICAS)
-]
-LedgerMaxOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(min=0, help="Highest ledger id to ask for.", rich_help_panel=_REPLICAS, show_default=False),
-]
-SampleOption: TypeAlias = Annotated[
-    float,
-    typer.Option(
-        min=0, max=1, help="Share of the ledgers to ask for, such as 0.01; chosen by id.", rich_help_panel=_REPLICAS
-    ),
-]
-SampleSeedOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(help="Which sample; default: another one each time.", rich_help_panel=_REPLICAS, show_default=False),
 ]
 MetricsPortOption: TypeAlias = Annotated[
     int | None,

@@ -15,8 +15,10 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, m
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
+from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.human import printable
 from bookie.runtime.user import user_name
+from spark_jobs.settings import AuditSettings
 
 if TYPE_CHECKING:
     from spark_jobs.one_shot.run import OneShot
@@ -76,13 +78,12 @@ def shadow(
     """The command; its help is ``HELP``."""
     from spark_jobs.one_shot.run import WAIT_S_MAX, OneShot, exit_code_of
     from spark_jobs.session import SessionSettings
-    from spark_jobs.settings import AuditSettings, InvalidSettingError
 
     target = metadata_uri(uri, config)
     try:
         settings = AuditSettings(target, report_dir, is_dry_run=True, missing_share_max=missing_share_max)
-    except InvalidSettingError as error:
-        raise typer.BadParameter(str(error)) from error
+    except ConfigurationError as error:
+        raise typer.BadParameter("; ".join(error.problems)) from error
     patience_s = wait_s if wait_s is not None else (WAIT_S_MAX if wait else 0.0)
     shot = OneShot(RunKind.BOOKIES, settings, SessionSettings(master=master), user_name(), patience_s)
     try:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from auditor.cli.audit.options import MinRacksOption, MinRegionsOption, MinZonesOption, TopologyFileOption
 from auditor.cli.cluster.changing import BookiesArgument, bookie_ids, connected, show, unknown_names
+from auditor.cli.configuration.settings import with_options
 from auditor.cli.output import OutputFormat, counting
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.spread import PlacementPolicy
+from bookie.runtime.configuration.options import build
 
 if TYPE_CHECKING:
     from auditor.safety.scan import ScanResult
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from bookie.metadata.bookies.registration import Bookies
 
 
+@with_options(PlacementPolicy, only=("min_racks", "min_zones", "min_regions"))
 def ok_to_stop(
     names: BookiesArgument,
     uri: MetadataUriOption = None,
@@ -31,10 +34,11 @@ def ok_to_stop(
         bool, typer.Option("--strict", help="Leave an ack quorum of copies of every entry, instead of one copy.")
     ] = False,
     worst: Annotated[int, typer.Option(min=1, max=1000, help="Name so many of the ledgers at risk.")] = 10,
-    topology_file: TopologyFileOption = None,
-    min_racks: MinRacksOption = 2,
-    min_zones: MinZonesOption = 1,
-    min_regions: MinRegionsOption = 1,
+    topology_file: Annotated[
+        Path | None,
+        typer.Option(help="Topology file (JSON): the rack of each bookie. Default: the topology in ZooKeeper."),
+    ] = None,
+    **policy: Any,
 ) -> None:
     """Check whether these bookies may be stopped now, all at once.
 
@@ -47,9 +51,9 @@ def ok_to_stop(
 
     Example: `bkheal ok-to-stop bookie-2:3181 && systemctl stop bookie@2`
     """
-    policy = PlacementPolicy(min_racks, min_zones, min_regions)
+    placement = build(PlacementPolicy, policy)
     work = _verdict(
-        metadata_uri(uri, config), bookie_ids(names), is_strict, worst, topology_file=topology_file, policy=policy
+        metadata_uri(uri, config), bookie_ids(names), is_strict, worst, topology_file=topology_file, policy=placement
     )
     document = run(work)
     show(output, "StopVerdict", document, _lines(document))

@@ -74,10 +74,8 @@ def validate(context: typer.Context, config: FileOption = None, output: OutputOp
     """Check the config file: each key is an option of some command and of its type, and commands would start with it.
 
     For the auditor, one-shot audits, replicators and bookies: no options contradict each other, and all files exist.
-    Variables of the environment count as they would for the commands; flags are not known here. Addresses are not
-    tried, and nothing is asked of ZooKeeper. Variables of the environment count as they would for the commands; flags
-    are not known here. Addresses are not tried, and nothing is asked of ZooKeeper. Every problem is printed; the exit
-    code is 78 if there is one.
+    Environment variables count as they would for the commands; flags are not considered. Nothing is sent over the
+    network. Every problem is printed; the exit code is 78 if there is one.
 
     With --output json, the document on standard output lists the problems, in place of a sentence on standard error.
     """
@@ -139,11 +137,10 @@ def _contradictions(content: Any, root: TyperGroup, context: typer.Context) -> I
     """The problems with which the commands would refuse to start, beyond those of single options."""
     yield from _uri_problems(content.get(URI_KEY, _ANY_URI))
     for words, make in RULES.items():
-        options = options_of(content, words, root, context) if has_options(content, words) else None
-        if options is None:
-            continue  # some value is wrong by itself
+        if not has_options(content, words):
+            continue
         try:
-            make(_ANY_URI, options)
+            make(_ANY_URI, options_of(content, words, root, context))
         except ConfigurationError as error:
             yield from (f"[{'.'.join(words)}] {problem}" for problem in error.problems)
 

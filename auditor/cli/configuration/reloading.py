@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import typer
 
-from auditor.cli.configuration.settings import MakeSettings
-from auditor.cli.configuration.sources import LIVE, content_at_start, problems_of, settings_of, values_in, words_of
+from auditor.cli.configuration.settings import LIVE, MakeSettings
+from auditor.cli.configuration.sources import content_at_start, problems_of, settings_of, values_in, words_of
 from bookie.runtime.configuration.reload import ConfigSource
 from bookie.runtime.configuration.settings import (
     URI_KEY,

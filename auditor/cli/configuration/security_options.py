@@ -3,40 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Final, TypeAlias
 
-import typer
-
-from bookie.wire.apache.framing import FRAME_BYTES_LIMIT, FRAME_BYTES_MAX
-from bookie.wire.security import FRAME_BYTES_LEAST, NO_FILES, BookieSecurity, SaslMechanism, SecurityFiles
-
-_PANEL: Final = "How to reach bookies"
-
-TlsCaOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(help="PEM file: bookies speak TLS, signed by this.", rich_help_panel=_PANEL, show_default=False),
-]
-TlsCertOption: TypeAlias = Annotated[
-    Path | None, typer.Option(help="PEM file, with --tls-ca.", rich_help_panel=_PANEL, show_default=False)
-]
-TlsKeyOption: TypeAlias = Annotated[
-    Path | None, typer.Option(help="PEM file, with --tls-ca.", rich_help_panel=_PANEL, show_default=False)
-]
-SaslUsernameOption: TypeAlias = Annotated[
-    str, typer.Option(help="Log in at Apache bookies that ask for it (SASL).", rich_help_panel=_PANEL)
-]
-SaslPasswordFileOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(help="Its first line is the password.", rich_help_panel=_PANEL, show_default=False),
-]
-SaslMechanismOption: TypeAlias = Annotated[
-    SaslMechanism, typer.Option(help="How to log in.", rich_help_panel=_PANEL, case_sensitive=False)
-]
-FRAME_HELP: Final = "Longest frame of Apache bookies: their nettyMaxFrameSizeBytes if it was raised."
-FrameBytesMaxOption: TypeAlias = Annotated[
-    int, typer.Option(min=FRAME_BYTES_LEAST, max=FRAME_BYTES_LIMIT, help=FRAME_HELP, rich_help_panel=_PANEL)
-]
+from bookie.wire.apache.framing import FRAME_BYTES_MAX
+from bookie.wire.security import NO_FILES, BookieSecurity, SecurityFiles
 
 _of_this_call: list[SecurityFiles] = []
 

@@ -1,44 +1,79 @@
-"""What the options of the long-running commands mean together: their settings, or every problem with them at once.
+"""The options of the long-running commands, and what they mean together: settings, or every problem with them at once.
 
-A command uses this at its start, ``bkheal config validate`` for a file, and a running process for a changed one, so
-that all three agree. Options come as the command line parser has them, by name.
+The options come from the settings class of each process, so that an option, its default, its range and its help are
+stated once. A command uses this at its start, ``bkheal config validate`` for a file, and a running process for a
+changed one, so that all three agree. Values come as the command line parser has them, by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+import enum
+import inspect
+from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import typer
 
-from auditor.cli.configuration.http_options import http_settings
 from auditor.cli.configuration.security_options import given_or_of_this_call
 from auditor.cli.output import OutputFormat
-from bookie.metadata.uri import InvalidUriError, parse_uri
-from bookie.runtime.configuration.settings import URI_KEY, ConfigurationError
-from bookie.wire.security import SaslMechanism, SecurityFiles
-
-if TYPE_CHECKING:
-    from auditor.service.settings import ServiceSettings
-    from bookie.server.settings import BookieSettings
-    from replicator.settings import ReplicatorSettings
-    from spark_jobs.settings import AuditSettings
-
-
+from auditor.service.settings import ServiceSettings
 from bookie.model.metadata import DigestType
+from bookie.runtime.configuration.options import REQUIRED, SettingsOption, build, live_options, options_of
+from bookie.runtime.configuration.settings import ConfigurationError
+from bookie.server.settings import BookieSettings
+from replicator.settings import ReplicatorSettings
+from spark_jobs.settings import AuditSettings
 
 Options: TypeAlias = Mapping[str, Any]
 MakeSettings: TypeAlias = Callable[[str, Options], object]
 """Settings from metadata URI and options. Raises ConfigurationError with every problem."""
+Command = TypeVar("Command", bound=Callable[..., None])
 
-_NO_SETTINGS: Final = frozenset({"uri", "config", "output"})
-_SECURITY: Final = (
-    *("tls_ca", "tls_cert", "tls_key"),
-    *("sasl_username", "sasl_password_file", "sasl_mechanism"),
-    "frame_bytes_max",
-)
-_HTTP_FILES: Final = ("http_tls_cert", "http_tls_key", "http_tls_client_ca")
+
+def with_options(
+    settings: type, only: Container[str] | None = None, variables: str | None = None
+) -> Callable[[Command], Command]:
+    """Give a Typer command the options of a settings class in place of its ``**`` parameter.
+
+    Args:
+        settings: the class.
+        only: names of the options to take; None: all.
+        variables: prefix of the environment variable of each option; None: as for all commands
+            (``auditor.cli.configuration.sources``). With a prefix the parser leaves ranges to the settings.
+    """
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        made = [_parameter(option, variables) for option in options_of(settings) if only is None or option.name in only]
+        parameters = [*own, *made]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _parameter(option: SettingsOption, variables: str | None) -> inspect.Parameter:
+    """Typer's view of an option."""
+    declared, default = option.declared, option.default
+    words: dict[str, Any] = {"help": option.help, "rich_help_panel": option.heading or None}
+    if option.type in (int, float) and variables is None:
+        words |= {"min": declared.above if declared.minimum is None else declared.minimum, "max": declared.maximum}
+    if issubclass(option.type, enum.Enum):
+        words["case_sensitive"] = False
+    if default in (None, "") or declared.default_text:
+        words["show_default"] = declared.default_text or False
+    if variables is not None:
+        words["envvar"] = f"{variables}{option.name}".upper()
+    kind: Any = option.type | None if option.is_optional else option.type
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is REQUIRED else default,
+        annotation=Annotated[kind, typer.Option(**words)],
+    )
 
 
 def bookie_settings(uri: str, given: Options) -> BookieSettings:
@@ -47,33 +82,7 @@ def bookie_settings(uri: str, given: Options) -> BookieSettings:
     Raises:
         ConfigurationError: with every problem.
     """
-    from bookie.server.settings import BookieSettings
-    from bookie.wire.tls import TlsSettings
-
-    tls = SecurityFiles(_path(given["tls_ca"]), _path(given["tls_cert"]), _path(given["tls_key"]))
-    settings = BookieSettings(
-        metadata_uri=uri,
-        journal_dir=Path(given["journal_dir"]),
-        ledger_dir=Path(given["ledger_dir"]),
-        host=given["host"],
-        advertised_host=given["advertised_host"],
-        port=given["port"],
-        apache_port=given["apache_port"],
-        apache_connections_max=given["apache_connections_max"],
-        bookie_id=given["bookie_id"],
-        read_only_below_bytes=given["read_only_below_bytes"],
-        is_new_incarnation=given["new_incarnation"],
-        collect_interval_s=given["collect_interval"],
-        collect_ratio_max=given["collect_ratio_max"],
-        is_plaintext=given["plaintext"],
-        tls=TlsSettings(tls.tls_ca, tls.tls_cert, tls.tls_key) if tls.tls_ca else None,
-        http=_http(given),
-    )
-    problems = [*_uri_problems(uri), *tls.problems(), *settings.problems(), *_missing(given, *_HTTP_FILES)]
-    if tls.tls_ca is not None and tls.tls_cert is None and tls.tls_key is None:
-        problems.append("tls_ca needs tls_cert and tls_key: clients look at the certificate of a bookie")
-    _refuse(problems)
-    return settings
+    return build(BookieSettings, given, metadata_uri=uri)
 
 
 def replicator_settings(uri: str, given: Options) -> ReplicatorSettings:
@@ -82,43 +91,18 @@ def replicator_settings(uri: str, given: Options) -> ReplicatorSettings:
     Raises:
         ConfigurationError: with every problem.
     """
-    from bookie.model.spread import PlacementPolicy
-    from replicator.settings import ReplicatorSettings
-
-    others = [*_uri_problems(uri), *_missing(given, "topology_file", *_HTTP_FILES)]
-    try:
-        settings = ReplicatorSettings(
-            metadata_uri=uri,
-            ledgers_in_flight=given["ledgers_in_flight"],
-            copy_bytes_per_second=given["bytes_per_second"],
-            open_ledger_grace_s=given["open_ledger_grace"],
-            once=given["once"],
-            is_output_json=given.get("output") == OutputFormat.JSON,
-            placement=PlacementPolicy(
-                given["min_racks"], given["min_zones"], given["min_regions"], is_strict=given["strict_placement"]
-            ),
-            topology_file=_path(given["topology_file"]),
-            security=given_or_of_this_call(_security(*(given[name] for name in _SECURITY))),
-            http=_http(given),
-            has_apache_metrics=given["compat_metrics"],
-        )
-    except ConfigurationError as error:
-        raise ConfigurationError([*others, *error.problems]) from error
-    _refuse(others)
-    return settings
+    is_json = given.get("output") is OutputFormat.JSON
+    settings = build(ReplicatorSettings, given, metadata_uri=uri, is_output_json=is_json)
+    return replace(settings, security=given_or_of_this_call(settings.security))
 
 
 def auditor_settings(uri: str, given: Options) -> ServiceSettings:
-    """Settings of ``bkheal auditor``, whose options have the names of the settings.
+    """Settings of ``bkheal auditor``.
 
     Raises:
         ConfigurationError: with every problem.
     """
-    from auditor.service.settings import ServiceSettings
-
-    return ServiceSettings(
-        metadata_uri=uri, **{name: value for name, value in given.items() if name not in _NO_SETTINGS}
-    )
+    return build(ServiceSettings, given, metadata_uri=uri)
 
 
 def audit_settings(uri: str, given: Options) -> AuditSettings:
@@ -126,43 +110,9 @@ def audit_settings(uri: str, given: Options) -> AuditSettings:
 
     Raises:
         ConfigurationError: with every problem.
-        InvalidUriError: the metadata URI cannot be used.
     """
-    from bookie.model.ids import LEDGER_ID_MAX
-    from bookie.model.spread import PlacementPolicy
-    from spark_jobs.settings import AuditSettings, FailOn, InvalidSettingError
-
-    others = []
-    if given["fail_on"] not in {level.value for level in FailOn}:
-        others.append(f"fail_on = {given['fail_on']!r}: use one of {', '.join(level.value for level in FailOn)}")
-    run: dict[str, Any] = {}
-    if "sample" in given:
-        others += _missing(given, "topology_file")
-        run = {
-            "topology_file": _path(given["topology_file"]),
-            "placement_policy": PlacementPolicy(
-                given["min_racks"], given["min_zones"], given["min_regions"], given["strict_placement"]
-            ),
-            "mark_misplaced": given["mark_misplaced"],
-            "ledger_min": given["ledger_min"],
-            "ledger_max": LEDGER_ID_MAX if given["ledger_max"] is None else given["ledger_max"],
-            "sample": given["sample"],
-            "sample_seed": given["sample_seed"],
-            "security": given_or_of_this_call(_security(*(given[name] for name in _SECURITY))),
-            "reports_kept": given["reports_kept"],
-        }
-    try:
-        settings = AuditSettings(
-            uri,
-            Path(given["report_dir"]),
-            is_dry_run=given["dry_run"],
-            missing_share_max=given["missing_share_max"],
-            **run,
-        )
-    except InvalidSettingError as error:
-        raise ConfigurationError([*others, *error.problems]) from error
-    _refuse(others)
-    return settings
+    settings = build(AuditSettings, given, metadata_uri=uri)
+    return replace(settings, security=given_or_of_this_call(settings.security))
 
 
 def new_ledger(uri: str, given: Options) -> None:
@@ -195,39 +145,17 @@ RULES: Final[Mapping[tuple[str, ...], MakeSettings]] = {
 }
 """Commands whose options contradict each other in some combinations."""
 
-
-def _http(given: Options) -> Any:
-    files = (_path(given[name]) for name in _HTTP_FILES)
-    return http_settings(given["http_port"], given["http_host"], *files)
-
-
-def _security(
-    ca: Any, cert: Any, key: Any, username: str, password_file: Any, mechanism: Any, frame_bytes_max: int
-) -> SecurityFiles:
-    tls = (_path(ca), _path(cert), _path(key))
-    return SecurityFiles(*tls, username, _path(password_file), SaslMechanism(mechanism), frame_bytes_max)
-
-
-def _uri_problems(uri: str) -> Iterator[str]:
-    try:
-        parse_uri(uri)
-    except InvalidUriError as error:
-        yield f"{URI_KEY}: {error}"
-
-
-def _missing(given: Options, *names: str) -> Iterator[str]:
-    for name in names:
-        if given[name] and not Path(given[name]).is_file():
-            yield f"{name}: there is no file {given[name]}"
+LIVE: Final[Mapping[tuple[str, ...], frozenset[str]]] = {
+    ("auditor",): live_options(ServiceSettings),
+    ("replicator",): live_options(ReplicatorSettings),
+    ("bookie",): live_options(BookieSettings),
+}
+"""Commands that follow their file while they run, with the options that they take over."""
 
 
 def _refuse(problems: list[str]) -> None:
     if problems:
         raise ConfigurationError(problems)
-
-
-def _path(value: Any) -> Path | None:
-    return Path(value) if value else None
 
 
 def digest_named(name: str) -> DigestType:

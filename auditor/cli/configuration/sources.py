@@ -17,18 +17,12 @@ from typing import Any, Final, TypeAlias
 import typer
 from typer.core import TyperGroup, TyperOption
 
+from auditor.cli.configuration.settings import LIVE
 from bookie.runtime.configuration.settings import URI_KEY, ConfigurationError, config_file, read_config
 
 Command: TypeAlias = Any
 """A command as Typer made it; it has no public type."""
 ENVIRONMENT_PREFIX: Final = "BKHEAL"
-
-LIVE: Final[Mapping[tuple[str, ...], frozenset[str]]] = {
-    ("auditor",): frozenset({"requests_per_second"}),
-    ("replicator",): frozenset({"bytes_per_second"}),
-    ("bookie",): frozenset(),
-}
-"""Commands that follow their file while they run, with the options that they take over."""
 
 _HIDDEN: Final = frozenset({"help", "config", "uri", "output"})
 """Options that are no settings: they choose the cluster, the file, or how to print."""
@@ -111,8 +105,8 @@ def has_options(content: Mapping[str, Any], words: tuple[str, ...]) -> bool:
 
 def options_of(
     content: Mapping[str, Any], words: tuple[str, ...], root: TyperGroup, context: typer.Context
-) -> dict[str, Any] | None:
-    """The options of a call: environment, file, default; None if some value is unreadable.
+) -> dict[str, Any]:
+    """The options of a call: environment, file, default. A value that is wrong by itself counts as the default.
 
     A value that only a flag can have given is the option's name, so that it contradicts no other.
     """
@@ -126,7 +120,7 @@ def options_of(
         try:
             values[name] = _value(option, given, context) if given is not None else _default(option, context)
         except typer.BadParameter:
-            return None
+            values[name] = _default(option, context)
     return values
 
 
@@ -229,6 +223,8 @@ def _options(command: Command) -> Iterator[TyperOption]:
 
 def _default_text(option: TyperOption) -> str:
     default = option.default
+    if isinstance(option.show_default, str):
+        return option.show_default
     if default is None or callable(default) or option.required:
         return "" if not option.required else "required"
     return str(default).lower() if isinstance(default, bool) else str(getattr(default, "value", default))

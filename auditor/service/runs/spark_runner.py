@@ -21,7 +21,6 @@ from auditor.service.runs.manager import CheckRunner, RunOutcome, RunRequest
 from auditor.service.settings import ServiceSettings
 from bookie.model.errors import PermanentError
 from bookie.model.run import RunKind
-from bookie.model.spread import PlacementPolicy
 from bookie.runtime.tasks import guarded
 from spark_jobs.report.history import prune
 from spark_jobs.report.summary import PublishOutcome, RunSummary
@@ -169,7 +168,7 @@ class SparkRunner(CheckRunner):
             return result.summary
 
         summary = await in_thread(f"run {request.run_id}", check)
-        return outcome_of(summary, Path(self._settings.report_dir) / request.run_id / "summary.json")
+        return outcome_of(summary, self._settings.report_dir / request.run_id / "summary.json")
 
 
 def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSettings:
@@ -177,7 +176,7 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
 
     Raises:
         UnknownOptionError: see there.
-        InvalidSettingError: an option is out of range.
+        ConfigurationError: an option is out of range.
     """
     unknown = sorted(request.options.keys() - _OPTIONS.keys())
     if unknown:
@@ -186,16 +185,13 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         options = {name: _OPTIONS[name](value) for name, value in request.options.items()}
     except (TypeError, ValueError) as error:
         raise UnknownOptionError(f"an option of the run has a value of another type: {error}") from error
-    policy = PlacementPolicy(
-        settings.min_racks, settings.min_zones, settings.min_regions, is_strict=settings.strict_placement
-    )
     return AuditSettings(
         metadata_uri=settings.metadata_uri,
-        report_dir=Path(settings.report_dir),
+        report_dir=settings.report_dir,
         is_dry_run=request.is_dry_run,
         missing_share_max=settings.missing_share_max,
-        topology_file=Path(settings.topology_file) if settings.topology_file else None,
-        placement_policy=policy,
+        topology_file=settings.topology_file,
+        placement_policy=settings.placement,
         security=settings.bookie_security,
         **options,
     )

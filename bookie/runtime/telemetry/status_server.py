@@ -16,7 +16,6 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -24,9 +23,11 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final
 
 from bookie.model.errors import PermanentError
+from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.listening import address_in_use, host_and_port
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.runtime.telemetry.status_pages import Health, Page, Pages
+from bookie.runtime.telemetry.status_settings import StatusServerSettings
 
 _log = logging.getLogger(__name__)
 
@@ -44,35 +45,6 @@ class StatusServerError(PermanentError):
     """The server cannot start with its settings."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusServerSettings:
-    """The address to listen on, and the TLS files.
-
-    Without ``cert`` the server uses plain HTTP: it serves no secrets, and access from other hosts must be enabled
-    explicitly.
-    """
-
-    port: int
-    """0: any free port."""
-    host: str = "127.0.0.1"
-    cert: Path | None = None
-    """PEM file of the certificate chain; enables TLS."""
-    key: Path | None = None
-    client_ca: Path | None = None
-    """PEM file of the CA for client certificates; ``/metrics`` and ``/version`` then require one."""
-
-    def problems(self) -> list[str]:
-        """Return the problems that the values alone show; empty if none. The files are not read."""
-        found = []
-        if not 0 <= self.port <= 65535:
-            found.append(f"HTTP port {self.port} is not in 0 to 65535")
-        if (self.cert is None) != (self.key is None):
-            found.append("the certificate for HTTP and its key go together: give both, or neither")
-        if self.client_ca is not None and self.cert is None:
-            found.append("a client CA for HTTP needs a certificate and its key as well")
-        return found
-
-
 class StatusServer:
     """The HTTP server for metrics and probes. It listens once constructed, and answers from ``start`` to ``stop``."""
 
@@ -83,7 +55,7 @@ class StatusServer:
             StatusServerError: the settings are inconsistent, or a TLS file cannot be used.
             AddressInUseError: the server cannot listen on its address.
         """
-        if problems := settings.problems():
+        if problems := [*range_problems(settings), *settings.problems()]:
             raise StatusServerError("; ".join(problems))
         tls = _Tls(settings) if settings.cert is not None else None
         self._server = _Server(settings, tls, Pages(metrics, health, needs_certificate=settings.client_ca is not None))

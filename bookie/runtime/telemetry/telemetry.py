@@ -10,7 +10,8 @@ from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.telemetry.heartbeat import Heartbeat
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.runtime.telemetry.status_pages import Check, Health
-from bookie.runtime.telemetry.status_server import StatusServer, StatusServerSettings
+from bookie.runtime.telemetry.status_server import StatusServer
+from bookie.runtime.telemetry.status_settings import StatusServerSettings
 
 
 @asynccontextmanager

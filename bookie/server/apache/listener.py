@@ -15,7 +15,8 @@ from bookie.server.apache.connection import ApacheConnection
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.room import SharedRoom
 from bookie.wire.handler import BookieHandler
-from bookie.wire.tls import TlsFilesError, TlsSettings
+from bookie.wire.security import TlsSettings
+from bookie.wire.tls import TlsFilesError
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.bookie_pb2 import DESCRIPTOR
 from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX, METADATA_BYTES_MAX
 from bookie.wire.handler import BookieHandler
-from bookie.wire.tls import TlsSettings, server_credentials
+from bookie.wire.security import TlsSettings
+from bookie.wire.tls import server_credentials
 
 _SERVICE: Final = DESCRIPTOR.services_by_name["Bookie"].full_name
 _FLUSH_DEADLINE_S: Final = 2.0

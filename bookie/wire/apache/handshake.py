@@ -20,8 +20,8 @@ from bookie.wire.apache.sasl import LoginError, login
 from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.port import Status
 from bookie.wire.resolver import BookieAddress
-from bookie.wire.security import SaslCredentials
-from bookie.wire.tls import TlsFilesError, TlsSettings
+from bookie.wire.security import SaslCredentials, TlsSettings
+from bookie.wire.tls import TlsFilesError
 
 CONNECT_S_MAX: Final = 10.0
 """For all of it; Apache's clients allow as much for TLS alone."""

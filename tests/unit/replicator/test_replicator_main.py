@@ -29,7 +29,7 @@ from replicator.worker import Worker
 def test_every_problem_of_the_settings_is_named() -> None:
     with pytest.raises(ConfigurationError) as raised:
         ReplicatorSettings(
-            "", ledgers_in_flight=0, copy_bytes_per_second=-1, poll_interval_s=0, grace_s=-1, open_ledger_grace_s=-1
+            "", ledgers_in_flight=0, bytes_per_second=-1, poll_interval_s=0, grace_s=-1, open_ledger_grace_s=-1
         )
     assert len(raised.value.problems) == 6
 

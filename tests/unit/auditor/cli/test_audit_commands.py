@@ -154,7 +154,7 @@ def test_runs_are_paused_resumed_and_cancelled(services: Services) -> None:
         (("pause", "r1"), "--at URL is needed"),
         (("--dry-run", "list"), "write --dry-run after"),
         (("run", "--kind", "everything"), "everything"),
-        (("run", "--metadata-uri", "zk://h:1/ledgers", "--sample", "0"), "not a share"),
+        (("run", "--metadata-uri", "zk://h:1/ledgers", "--sample", "0"), "sample = 0"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--ledger-min", "9", "--ledger-max", "8"), "leave no ledger"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--tls-key", "k"), "need tls_ca"),
     ],

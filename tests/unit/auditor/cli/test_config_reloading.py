@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from auditor.cli.configuration.sources import LIVE
+from auditor.cli.configuration.settings import LIVE
 from auditor.cli.main import app
 from auditor.cli.services import auditor as auditor_command
 from auditor.cli.services import processes

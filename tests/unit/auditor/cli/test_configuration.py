@@ -6,15 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from auditor.cli.configuration import command as config
-from auditor.cli.configuration.settings import RULES
-from auditor.cli.configuration.sources import options_of
 from auditor.cli.main import app as bkheal
 from auditor.cli.running import ConfigOption
 from bookie.runtime.configuration.settings import ConfigurationError, parse_config
@@ -256,7 +254,7 @@ def test_validate_finds_every_contradiction_of_every_table_at_once(tmp_path: Pat
             "no file /none.json",
             "no file /none.key",
         ),
-        "[audit.run]": ("leave no ledger", "not a share", "'sometimes'"),
+        "[audit.run]": ("leave no ledger", "sample = 0", "'sometimes'"),
         "[auditor]": ("every client that reaches 0.0.0.0", "'daily' is no schedule"),
     }.items():
         for word in words:
@@ -312,28 +310,3 @@ def test_a_command_refuses_at_its_start_what_validate_refuses(
     started = CliRunner().invoke(bkheal, [*command, "--metadata-uri", "zk://a:1/l", "--config", str(path), *folders])
     assert isinstance(started.exception, ConfigurationError)
     assert problem.removeprefix(f"[{command[0]}] ") in started.exception.problems
-
-
-@pytest.mark.parametrize("words", [("audit",), *config.CONFIGURED])
-def test_the_rules_of_a_command_look_at_each_of_its_options(words: tuple[str, ...]) -> None:
-    """An option that is handed to nobody would be without effect."""
-
-    class DrainLook(dict[str, Any]):
-        def __getitem__(self, name: str) -> Any:
-            looked_at.add(name)
-            return super().__getitem__(name)
-
-        def items(self) -> Any:
-            looked_at.update(self)
-            return super().items()
-
-    looked_at: set[str] = set()
-    root: Any = typer.main.get_command(bkheal)
-    options = options_of({}, words, root, root.context_class(root))
-    assert options is not None
-    RULES[words]("zk://a:1/ledgers", DrainLook(options))
-    elsewhere = {
-        *("kind", "wait", "wait_s", "master", "http_port", "http_host", "metrics_file", "pushgateway"),
-        *("cluster_name", "at", "token_file", "ca", "client_cert", "client_key"),
-    }
-    assert options.keys() - looked_at <= (elsewhere if words[0] == "audit" else set())

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from auditor.cli.main import app
 from bookie.runtime.configuration.settings import ConfigurationError
-from bookie.runtime.telemetry.status_server import StatusServerSettings
-from bookie.server.settings import BookieSettings, InvalidSettingsError
+from bookie.runtime.telemetry.status_settings import StatusServerSettings
+from bookie.server.settings import BookieSettings
 from replicator.__main__ import main as replicator_main
 from replicator.settings import ReplicatorSettings
 
@@ -27,8 +27,8 @@ def taken_port() -> Iterator[str]:
 
 
 def test_wrong_settings_are_named_with_all_others(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettingsError, match=r"port -1 .*HTTP port 70000 .*certificate for HTTP"):
-        BookieSettings("zk://h/ledgers", tmp_path / "j", tmp_path / "l", port=-1, http=WRONG).check()
+    with pytest.raises(ConfigurationError, match=r"port = -1 .*http_port = 70000 .*certificate for HTTP"):
+        BookieSettings("zk://h/ledgers", tmp_path / "j", tmp_path / "l", port=-1, http=WRONG)
     with pytest.raises(ConfigurationError) as raised:
         ReplicatorSettings("", http=WRONG)
     assert len(raised.value.problems) == 3

@@ -7,7 +7,7 @@ import urllib.request
 from auditor.metrics.one_shot import OneShotMetrics, served
 from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
-from bookie.runtime.telemetry.status_server import StatusServerSettings
+from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from spark_jobs.runs.port import Phase, ProgressEvent
 
 

@@ -22,12 +22,18 @@ from auditor.service.runs.spark_runner import (
 )
 from auditor.service.settings import ServiceSettings
 from bookie.model.run import RunCause, RunKind
+from bookie.model.spread import PlacementPolicy
+from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.session import SessionSettings
-from spark_jobs.settings import InvalidSettingError
 from tests.worlds.virtual_time import VirtualClock, in_virtual_time
 
-SETTINGS = ServiceSettings(metadata_uri="zk://h:1/ledgers", missing_share_max=0.25, min_racks=3, report_dir="r")
+SETTINGS = ServiceSettings(
+    metadata_uri="zk://h:1/ledgers",
+    missing_share_max=0.25,
+    placement=PlacementPolicy(min_racks=3),
+    report_dir=Path("r"),
+)
 
 
 def request(**options: Any) -> RunRequest:
@@ -46,7 +52,7 @@ def test_unknown_options_are_refused() -> None:
         audit_settings(SETTINGS, request(missing_share_max=1.0))
     with pytest.raises(UnknownOptionError, match="another type"):
         audit_settings(SETTINGS, request(ledger_min="many"))
-    with pytest.raises(InvalidSettingError):
+    with pytest.raises(ConfigurationError):
         audit_settings(SETTINGS, request(sample=7))
 
 

@@ -50,8 +50,8 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, AddReply, Status
-from bookie.wire.security import BookieSecurity
-from bookie.wire.tls import TlsFilesError, TlsSettings
+from bookie.wire.security import BookieSecurity, TlsSettings
+from bookie.wire.tls import TlsFilesError
 
 ROOT = "/ledgers"
 BOOKIES = tuple(BookieId(f"b{i}") for i in range(7))

@@ -17,7 +17,8 @@ from bookie.model.exit_codes import bookie_exit_code
 from bookie.runtime.listening import AddressInUseError
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.runtime.telemetry.status_pages import Health
-from bookie.runtime.telemetry.status_server import StatusServer, StatusServerSettings
+from bookie.runtime.telemetry.status_server import StatusServer
+from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from bookie.server.grpc.server import GrpcServer
 from replicator.main import run_replicator
 from replicator.settings import ReplicatorSettings

@@ -22,7 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from bookie.runtime.telemetry import status_server
 from bookie.runtime.telemetry.metrics import COMMON, MetricSet
 from bookie.runtime.telemetry.status_pages import Check, Health
-from bookie.runtime.telemetry.status_server import StatusServer, StatusServerError, StatusServerSettings
+from bookie.runtime.telemetry.status_server import StatusServer, StatusServerError
+from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from tests.deadlines import STATE_S
 
 
@@ -188,8 +189,10 @@ def wait_for_a_place(server: StatusServer) -> None:
 
 def test_what_cannot_work_is_said() -> None:
     metrics = MetricSet("bookie", "1", ())
-    assert len(StatusServerSettings(70_000, cert=Path("c")).problems()) == 2
+    assert len(StatusServerSettings(0, cert=Path("c")).problems()) == 1
     assert len(StatusServerSettings(0, client_ca=Path("c")).problems()) == 1
+    with pytest.raises(StatusServerError, match="port = 70000"):
+        StatusServer(StatusServerSettings(70_000), metrics, Health())
     nothing = Path("nothing-here")
     with pytest.raises(StatusServerError, match="nothing-here"):
         StatusServer(StatusServerSettings(0, cert=nothing, key=nothing), metrics, Health())

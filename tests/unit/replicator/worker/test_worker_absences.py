@@ -115,7 +115,7 @@ async def test_a_rolling_restart_during_the_repair_of_many_ledgers_copies_only_w
         await world.kill("c")
         for ledger_id in range(1, 31):
             await world.tasks.mark(LedgerId(ledger_id), names("c"))
-        running = world.worker(once=False, copy_bytes_per_second=1000, ledgers_in_flight=2)
+        running = world.worker(once=False, bytes_per_second=1000, ledgers_in_flight=2)
         async with world.running(running):
             for name in "abdefg":
                 await world.kill(name)

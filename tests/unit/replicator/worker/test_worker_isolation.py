@@ -34,7 +34,7 @@ async def worker(world: World) -> tuple[Worker, Recorder]:
     store = MemoryStore(world.cell)
     placement = await load_placement(store, world.cluster)
     recorder = Recorder()
-    settings = ReplicatorSettings("memory", once=True)
+    settings = ReplicatorSettings("zk://memory/ledgers", once=True)
     return Worker(replace(world.ports(store), placement=placement), settings, recorder, "worker"), recorder
 
 

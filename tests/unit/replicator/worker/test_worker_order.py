@@ -33,7 +33,7 @@ async def test_a_critical_ledger_that_failed_waits_for_its_delay_and_for_no_othe
             await world.tasks.mark(LedgerId(ledger_id), names("c"))
         await world.tasks.mark(LedgerId(99), names("d"))
         world.bookies["s"].read_status = Status.TIMEOUT
-        running = world.worker(ledgers_in_flight=1, copy_bytes_per_second=240)  # about a ledger in a second
+        running = world.worker(ledgers_in_flight=1, bytes_per_second=240)  # about a ledger in a second
         results = running.recorder.results
         async with asyncio.TaskGroup() as group:
             group.create_task(running.worker.run())
@@ -82,7 +82,7 @@ async def test_a_ledger_that_becomes_critical_does_not_wait_for_a_place() -> Non
         await world.kill("c")
         for ledger_id in range(1, 7):
             await world.tasks.mark(LedgerId(ledger_id), names("c"))
-        running = world.worker(once=False, ledgers_in_flight=4, copy_bytes_per_second=1000)
+        running = world.worker(once=False, ledgers_in_flight=4, bytes_per_second=1000)
         results = running.recorder.results
         async with asyncio.TaskGroup() as group:
             group.create_task(running.worker.run())

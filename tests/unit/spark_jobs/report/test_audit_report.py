@@ -14,6 +14,7 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
+from bookie.runtime.configuration.settings import ConfigurationError
 from spark_jobs.report import writing as report
 from spark_jobs.report.console import table
 from spark_jobs.report.summary import (
@@ -30,7 +31,7 @@ from spark_jobs.report.summary import (
 )
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.outcome import CheckResult, Outcome, RunName, ScanResult, assemble
-from spark_jobs.settings import AuditSettings, FailOn, InvalidSettingError
+from spark_jobs.settings import AuditSettings, FailOn
 
 CRITICAL = SeverityCount(Severity.CRITICAL, 3, 4, 1000)
 METADATA_ONLY = SeverityCount(Severity.METADATA_ONLY, 1, 1, 0)
@@ -211,7 +212,7 @@ def test_a_run_that_the_brake_stopped_never_calls_itself_complete() -> None:
     "wrong", [{"missing_share_max": 1.5}, {"missing_share_max": -0.1}, {"num_partitions": 0}, {"worst_ledgers_max": -1}]
 )
 def test_senseless_settings_are_refused(wrong: dict[str, float], tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettingError, match=next(iter(wrong))):
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         AuditSettings("zk://zk1/ledgers", tmp_path, **wrong)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,46 @@
+"""Options of a process, declared at the fields of its settings class.
+
+A field that an operator may set is annotated with an ``Option``, a field whose class has such fields with a ``Group``.
+The command line, the environment, the configuration file, their documents and the chart's schema follow from these
+annotations (``bookie.runtime.configuration.options``). A field with neither is for programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option for a field; its default is the field's."""
+
+    help: str
+    name: str = ""
+    """The option in the configuration file, which is also the flag without its dashes; default: the field's name."""
+    minimum: float | None = None
+    """Lowest value, inclusive."""
+    above: float | None = None
+    """Bound below the lowest value, exclusive."""
+    maximum: float | None = None
+    """Highest value, inclusive."""
+    is_file: bool = False
+    """The value is the path of a file that has to exist."""
+    heading: str = ""
+    """Heading in the help, in place of the group's."""
+    default_text: str = ""
+    """A word for the default, if its value does not explain itself."""
+    is_live: bool = False
+    """Running processes follow a change in the configuration file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The options of a field's own class. If the field allows None, it is None without a value for the first option."""
+
+    prefix: str = ""
+    """Text before the name of each option."""
+    heading: str = ""
+    """Heading of the group in the help."""
+    help: Mapping[str, str] = field(default_factory=dict)
+    """Help texts in place of the class's own, by the field's name."""
