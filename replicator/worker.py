@@ -28,7 +28,7 @@ from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
 from replicator.queue.task_queue import TaskQueue, Turn
 from replicator.repair.lease import Lease
-from replicator.repair.ledger_repair import LedgerRepair
+from replicator.repair.ledger_repair import LedgerRepair, RepairContext
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending, EventSink, Load, TaskResult
 
@@ -71,6 +71,7 @@ class Worker:
         self._copier = Copier(ports.transport, ports.clock, self._throttle, self._reads, budget)
         self._delays = Delays(ports.clock, settings.open_ledger_grace_s)
         self._absences = Absences(ports)
+        self._context = RepairContext(ports, self._copier, events, self._delays, self._absences)
         self._queue = TaskQueue(ports, settings.poll_interval_s, self._delays, self._absences)
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
         self._ranks: dict[LedgerId, int] = {}
@@ -237,18 +238,7 @@ class Worker:
         if lease is None:
             return TaskResult(turn.ledger_id, Ending.BUSY)
         try:
-            absences, delays = self._absences, self._delays
-            return await LedgerRepair(
-                self._ports,
-                self._copier,
-                lease,
-                self._events,
-                delays,
-                absences,
-                turn.rank,
-                turn.failures,
-                turn.is_parked,
-            ).run()
+            return await LedgerRepair(self._context, lease, turn).run()
         finally:
             await self._give_back(lease)
 

@@ -1,6 +1,6 @@
 """Carrying out one round's plan: reserve it, let the targets pin the ledger, copy, and install what is ready.
 
-Problems with bookies are kept for the next plan, and for the reason if the ledger is parked.
+Problems with bookies go into the log of the turn.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from replicator.ports import RepairPorts
 from replicator.repair.install import CopiedStep, Installer
 from replicator.repair.lease import Lease
 from replicator.repair.reservation_holder import ReservationHolder
+from replicator.repair.turn_log import TurnLog
 from replicator.telemetry.events import EventSink
 
 INSTALL_BYTES: Final = 64 << 20
@@ -44,8 +45,10 @@ class Execution:
         events: EventSink,
         holdings: Holdings,
         reserving: ReservationHolder,
+        log: TurnLog,
         rank: int,
     ) -> None:
+        self._log = log
         self._rank = rank
         self._placement = ports.placement
         self._copier = copier
@@ -55,33 +58,23 @@ class Execution:
         self._reserving = reserving
         self._installer = Installer(ports, holdings, lease)
         self._copied: dict[tuple[PositionKey, BookieId, EntryId], CopiedStep] = {}
-        self.failed_targets: dict[BookieId, Answer] = {}
-        """Bookies that did not accept copies, with their last answers."""
-        self.unreadable: dict[PositionKey, str] = {}
-        """Positions with an entry that every live holder denied, and the evidence."""
-        self.silence: list[str] = []
-        """Entries of the last round that could not be read, and may be later."""
-        self.fragments: set[int] = set()
-        """First entries of the fragments that were repaired."""
-        self.entries = 0
-        self.bytes = 0
 
     async def run(self, plan: Plan, shortfall: Shortfall) -> bool:
-        """Copy and install ``STEPS_MAX`` steps; False if the worker may not go on. The attributes hold the results.
+        """Copy and install ``STEPS_MAX`` steps; False if the worker may not go on.
 
         Raises:
             MetadataConflictError, PreconditionFailedError, NoSuchLedgerError, LeaseLostError: see ``Installer``.
             TransientError, OutcomeUnknownError: the store did not answer.
         """
         ledger, steps = plan.ledger, plan.steps[:STEPS_MAX]
-        self.silence.clear()
+        self._log.silence.clear()
         fresh = [step.target for step in steps if step.target != step.old]
         note_targets(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
-        swaps = [step for step in steps if isinstance(step, SwapMember) and step.target not in self.failed_targets]
+        swaps = [step for step in steps if isinstance(step, SwapMember) and step.target not in self._log.failed_targets]
         ready = [CopiedStep(step) for step in swaps]
         for step in steps:
-            if isinstance(step, SwapMember) or step.target in self.failed_targets:
+            if isinstance(step, SwapMember) or step.target in self._log.failed_targets:
                 continue
             copied = await self._copy(ledger, step, shortfall, incarnations[step.target])
             if copied is not None:
@@ -102,7 +95,7 @@ class Execution:
         for target in dict.fromkeys(step.target for step in steps):
             incarnation = await self._installer.incarnation(target)
             if incarnation is None:
-                self.failed_targets[target] = Answer(target, Status.UNRESOLVED, "not registered any more")
+                self._log.failed_targets[target] = Answer(target, Status.UNRESOLVED, "not registered any more")
             else:
                 incarnations[target] = incarnation
         there = [(step, incarnations[step.target]) for step in steps if step.target in incarnations]
@@ -111,7 +104,7 @@ class Execution:
         fresh = dict.fromkeys(s.target for s, _ in there if isinstance(s, SwapMember) or not s.is_in_place)
         for refusal in await asyncio.gather(*(self._holdings.pin(ledger.ledger_id, target) for target in fresh)):
             if refusal is not None:
-                self.failed_targets[refusal.bookie] = refusal
+                self._log.failed_targets[refusal.bookie] = refusal
         return incarnations
 
     async def _copy(
@@ -131,23 +124,23 @@ class Execution:
             self._copied[key, step.target, step.last] = copied
             return copied
         if outcome.target_failure is not None:
-            self.failed_targets[step.target] = outcome.target_failure
+            self._log.failed_targets[step.target] = outcome.target_failure
         elif outcome.unreadable_count:
             evidence = describe(outcome.unreadable, outcome.unreadable_count)
             if outcome.is_hopeless:
-                self.unreadable[key] = evidence
+                self._log.unreadable[key] = evidence
             else:
-                self.silence.append(f"fragment {step.fragment_index} position {step.position}: {evidence}")
+                self._log.silence.append(f"fragment {step.fragment_index} position {step.position}: {evidence}")
         return None
 
     async def _install(self, ledger: Versioned, ready: Sequence[CopiedStep]) -> Versioned:
         installed = await self._installer.install(ledger, ready, self._reserving.current)
         for refusal in installed.refusals:
-            self.failed_targets[refusal.bookie] = refusal
+            self._log.failed_targets[refusal.bookie] = refusal
         for copy in installed.done:
-            self.fragments.add(ledger.metadata.fragments[copy.step.fragment_index].first_entry_id)
-            self.entries += copy.entries
-            self.bytes += copy.bytes
+            self._log.fragments.add(ledger.metadata.fragments[copy.step.fragment_index].first_entry_id)
+            self._log.entries += copy.entries
+            self._log.bytes += copy.bytes
         return installed.ledger
 
 

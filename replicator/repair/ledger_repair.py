@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
@@ -43,9 +44,11 @@ from replicator.plan.planner import (
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
 from replicator.queue.parking import ATTEMPTS_MAX
+from replicator.queue.task_queue import Turn
 from replicator.repair.execution import Execution
 from replicator.repair.lease import Lease, LeaseLostError, verdict_checks
 from replicator.repair.reservation_holder import ReservationHolder
+from replicator.repair.turn_log import TurnLog
 from replicator.repair.unclosed_ledger import UnclosedLedgerRepair
 from replicator.telemetry.events import Ending, EventSink, TaskResult
 
@@ -75,44 +78,52 @@ _WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER
 """What a bookie would end that takes copies again."""
 
 
+@dataclass(frozen=True, slots=True)
+class RepairContext:
+    """What all turns of a process share."""
+
+    ports: RepairPorts
+    copier: Copier
+    events: EventSink
+    delays: Delays
+    absences: Absences
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a round starts from, read under the lock."""
+
+    ledger: Versioned
+    bookies: Bookies
+    checks: tuple[Check, ...]
+    """What must still hold when a verdict made from this view deletes the task (I18)."""
+    shortfall: Shortfall
+
+
 class LedgerRepair:
     """One turn of one task. Made for the turn, used once."""
 
-    def __init__(
-        self,
-        ports: RepairPorts,
-        copier: Copier,
-        lease: Lease,
-        events: EventSink,
-        delays: Delays,
-        absences: Absences,
-        rank: int,
-        failures: int,
-        is_parked: bool,
-    ) -> None:
-        """Prepare a turn.
-
-        Args:
-            ports: see ``RepairPorts``.
-            copier: of the process.
-            lease: the lock of the task.
-            events: receives what happens.
-            delays: of the process.
-            absences: of the process.
-            rank: copies of this turn pass those of a greater rank (``replicator.queue.ordering``).
-            failures: failed turns of this task before this one, in a row.
-            is_parked: whether the task was listed as parked. One that was parked since is cleared with a later listing.
-        """
-        self._failures = failures
-        self._is_parked = is_parked
-        self._absences = absences
-        self._ports = ports
+    def __init__(self, context: RepairContext, lease: Lease, turn: Turn) -> None:
+        """Prepare a turn whose task is locked by ``lease``."""
+        self._context = context
+        self._ports = context.ports
         self._lease = lease
+        self._turn = turn
         self._task = lease.held.task
-        self._holdings = Holdings(ports.transport, ports.clock)
-        self._reserving = ReservationHolder(ports, lease)
-        self._unclosed = UnclosedLedgerRepair(ports, lease, delays, self._holdings)
-        self._execution = Execution(ports, copier, lease, events, self._holdings, self._reserving, rank)
+        self._log = TurnLog()
+        self._holdings = Holdings(context.ports.transport, context.ports.clock)
+        self._reserving = ReservationHolder(context.ports, lease)
+        self._unclosed = UnclosedLedgerRepair(context.ports, lease, context.delays, self._holdings, self._log)
+        self._execution = Execution(
+            context.ports,
+            context.copier,
+            lease,
+            context.events,
+            self._holdings,
+            self._reserving,
+            self._log,
+            turn.rank,
+        )
 
     async def run(self) -> TaskResult:
         """Work on the task until its turn ends. The result contains the answers of the store and the bookies."""
@@ -147,32 +158,23 @@ class LedgerRepair:
         return self._ended(Ending.FAILED, detail=f"not settled after {ROUNDS_MAX} rounds; the ledger keeps changing")
 
     async def _round(self) -> TaskResult | None:
+        """Look, plan, and take one action; None if the ledger has to be looked at again."""
         if not await self._lease.wait_connected():
             return self._stopped()
         try:
-            ledger = await self._ports.ledgers.read(self._task.ledger_id)
-            if fault_point("replicator.reread"):
-                ledger = await self._ports.ledgers.read(self._task.ledger_id)
-            bookies, drain_checks = await with_draining(
-                self._ports, await self._ports.registrations.list(), ledger.metadata.members() & set(self._task.missing)
-            )
-            absent = unnamed_absent(ledger.metadata, self._task.missing, bookies)
-            bookies = awaiting(bookies, absent, await self._absences.lost(bookies, absent))
-            checks = [*await verdict_checks(self._ports, ledger, self._task, bookies), *drain_checks]
-            shortfall = await self._holdings.shortfall(ledger, self._task.missing, bookies)
-            if not ledger.metadata.is_closed:
-                await self._unclosed.doubt(shortfall.short_members())
-            choose = target_chooser(ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement)
-            plan = plan_repair(ledger, bookies, choose, await self._knowledge(ledger, bookies, shortfall))
-            wait_s = self._unclosed.remaining_s(plan, bookies)
-            is_due = wait_s is not None and wait_s <= 0
-            needs_recovery = is_due and self._unclosed.failure is None
-            if (needs_recovery or plan.steps) and not await self._lease.may_continue():
+            view = await self._look()
+            plan = await self._plan(view)
+            wait_s = self._unclosed.remaining_s(plan, view.bookies)
+            is_recovery_due = wait_s is not None and wait_s <= 0 and not self._log.recovery_failure
+            if (is_recovery_due or plan.steps) and not await self._lease.may_continue():
                 return self._stopped()
-            if needs_recovery and await self._unclosed.recover(ledger, bookies):
+            if is_recovery_due and await self._unclosed.recover(view.ledger, view.bookies):
                 return None
             if plan.steps:
-                return await self._execute(plan, shortfall, bookies)
+                return await self._execute(plan, view)
+            if wait_s is not None and wait_s > 0:
+                return self._ended(Ending.DELAYED, detail=plan.blocked[-1].detail)
+            return await self._conclude(plan, view)
         except NoSuchLedgerError:
             return await self._complete(Ending.LEDGER_DELETED)
         except UnreadableMetadataError as error:
@@ -183,43 +185,70 @@ class LedgerRepair:
         except PreconditionFailedError:
             self._reserving.lost()
             return None
-        if wait_s is not None and wait_s > 0:
-            return self._ended(Ending.DELAYED, detail=plan.blocked[-1].detail)
+
+    async def _look(self) -> View:
+        """Read the metadata, then the bookies, then what the members hold: in this order a verdict is never older than
+        the metadata that it is about (R2).
+        """
+        ledger = await self._ports.ledgers.read(self._task.ledger_id)
+        if fault_point("replicator.reread"):
+            ledger = await self._ports.ledgers.read(self._task.ledger_id)
+        bookies, drain_checks = await with_draining(
+            self._ports, await self._ports.registrations.list(), ledger.metadata.members() & set(self._task.missing)
+        )
+        absent = unnamed_absent(ledger.metadata, self._task.missing, bookies)
+        bookies = awaiting(bookies, absent, await self._context.absences.lost(bookies, absent))
+        checks = (*await verdict_checks(self._ports, ledger, self._task, bookies), *drain_checks)
+        shortfall = await self._holdings.shortfall(ledger, self._task.missing, bookies)
+        if not ledger.metadata.is_closed:
+            await self._unclosed.doubt(shortfall.short_members())
+        return View(ledger, bookies, checks, shortfall)
+
+    async def _plan(self, view: View) -> Plan:
+        """Plan from the view and from what this turn has learned."""
+        ledger, bookies, shortfall = view.ledger, view.bookies, view.shortfall
+        is_asked = needs_tail_evidence(ledger.metadata, bookies, shortfall.doubtful | shortfall.positions)
+        knowledge = Knowledge(
+            is_asked and await self._holdings.is_tail_written(ledger, bookies),
+            shortfall.positions,
+            shortfall.doubtful,
+            shortfall.behind,
+            tuple(self._log.unreadable.items()),
+            frozenset(self._log.failed_targets),
+        )
+        choose = target_chooser(ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement)
+        return plan_repair(ledger, bookies, choose, knowledge)
+
+    async def _execute(self, plan: Plan, view: View) -> TaskResult | None:
+        """Copy and install what can be; None: look again."""
+        if not await self._execution.run(plan, view.shortfall):
+            return self._stopped()
+        silence = "; ".join(self._log.silence)
+        return await self._fail_or_park(ParkReason.SILENT_BOOKIES, silence, view.bookies) if silence else None
+
+    async def _conclude(self, plan: Plan, view: View) -> TaskResult:
+        """End a turn that has nothing left to copy: for a reason, or because nothing is missing."""
         if plan.blocked:
-            return await self._give_up(plan.blocked, bookies)
-        if shortfall.silent:
-            who = ", ".join(map(str, shortfall.silent))
+            return await self._give_up(plan.blocked, view.bookies)
+        if view.shortfall.silent:
+            who = ", ".join(map(str, view.shortfall.silent))
             detail = f"registered, but does not list its entries: {who}"
-            return await self._fail_or_park(ParkReason.SILENT_BOOKIES, detail, bookies)
+            return await self._fail_or_park(ParkReason.SILENT_BOOKIES, detail, view.bookies)
         if not self._task.missing:
             return self._ended(Ending.LEFT, detail="a placement mark, which is left to Apache's workers")
-        is_repaired = self._execution.fragments or self._unclosed.is_recovered
-        return await self._complete(Ending.REPAIRED if is_repaired else Ending.NOTHING_MISSING, checks)
-
-    async def _execute(self, plan: Plan, shortfall: Shortfall, bookies: Bookies) -> TaskResult | None:
-        """Copy and install what can be. None: look again."""
-        if not await self._execution.run(plan, shortfall):
-            return self._stopped()
-        silence = self._execution.silence
-        return await self._fail_or_park(ParkReason.SILENT_BOOKIES, "; ".join(silence), bookies) if silence else None
-
-    async def _knowledge(self, ledger: Versioned, bookies: Bookies, shortfall: Shortfall) -> Knowledge:
-        is_asked = needs_tail_evidence(ledger.metadata, bookies, shortfall.doubtful | shortfall.positions)
-        is_tail_written = is_asked and await self._holdings.is_tail_written(ledger, bookies)
-        unreadable = tuple(self._execution.unreadable.items())
-        failed = frozenset(self._execution.failed_targets)
-        return Knowledge(is_tail_written, shortfall.positions, shortfall.doubtful, shortfall.behind, unreadable, failed)
+        is_repaired = self._log.fragments or self._log.is_recovered
+        return await self._complete(Ending.REPAIRED if is_repaired else Ending.NOTHING_MISSING, view.checks)
 
     async def _give_up(self, blocked: Sequence[Blocked], bookies: Bookies) -> TaskResult:
         reason = min((block.reason for block in blocked), key=_WORST_FIRST.index)
         detail = "; ".join(block.detail for block in blocked[:SHOWN_MAX])
         if len(blocked) > SHOWN_MAX:
             detail += f"; and {len(blocked) - SHOWN_MAX} more positions"
-        if self._unclosed.failure is not None:
-            detail += f"; {self._unclosed.failure}"
-            if not self._unclosed.is_failure_final:
+        if self._log.recovery_failure:
+            detail += f"; {self._log.recovery_failure}"
+            if not self._log.is_recovery_hopeless:
                 return self._ended(Ending.FAILED, detail=detail)
-        failed = self._execution.failed_targets
+        failed = self._log.failed_targets
         if failed and any(block.reason in _WANTS_A_TARGET for block in blocked):
             detail += f"; refusals: {', '.join(map(str, failed.values()))}"
             if any(answer.status is not Status.BAD_REQUEST for answer in failed.values()):
@@ -228,7 +257,7 @@ class LedgerRepair:
 
     async def _fail_or_park(self, reason: ParkReason, detail: str, bookies: Bookies) -> TaskResult:
         """The cause may end soon, so the first attempts end as failures and are repeated after short delays."""
-        if self._failures + 1 < ATTEMPTS_MAX:
+        if self._turn.failures + 1 < ATTEMPTS_MAX:
             return self._ended(Ending.FAILED, detail=detail)
         return await self._park(reason, detail, bookies)
 
@@ -249,7 +278,7 @@ class LedgerRepair:
             return self._ended(Ending.MARKED_AGAIN)
         try:
             await self._unclosed.forget_doubts()
-            if self._is_parked:
+            if self._turn.is_parked:  # a record written since is cleared with a later listing
                 await self._ports.parked.unpark(self._task.ledger_id)
         except (TransientError, OutcomeUnknownError) as error:  # the queue forgets records without a task later
             _log.info("parked record stays for now", extra={"ledger_id": self._task.ledger_id, "error": str(error)})
@@ -262,10 +291,10 @@ class LedgerRepair:
         return TaskResult(
             self._task.ledger_id,
             ending,
-            len(self._execution.fragments),
-            self._execution.entries,
-            self._execution.bytes,
-            self._unclosed.is_recovered,
+            len(self._log.fragments),
+            self._log.entries,
+            self._log.bytes,
+            self._log.is_recovered,
             reason=reason,
             detail=detail,
             marked_ms=self._task.ctime_ms,

@@ -31,6 +31,7 @@ from replicator.plan.planner import Plan, PositionKey
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
 from replicator.repair.lease import Lease
+from replicator.repair.turn_log import TurnLog
 
 _log = logging.getLogger(__name__)
 
@@ -42,20 +43,15 @@ _NEVER_KNOWS: Final = frozenset({Status.LIMBO, Status.CORRUPT, Status.UNAUTHORIZ
 class UnclosedLedgerRepair:
     """Used by one turn of one task."""
 
-    def __init__(self, ports: RepairPorts, lease: Lease, delays: Delays, holdings: Holdings) -> None:
+    def __init__(self, ports: RepairPorts, lease: Lease, delays: Delays, holdings: Holdings, log: TurnLog) -> None:
         self._ports = ports
+        self._log = log
         self._holdings = holdings
         self._lease = lease
         self._delays = delays
         self._ledger_id = lease.held.task.ledger_id
-        self.is_recovered = False
-        """Whether this turn closed the ledger."""
-        self.failure: str | None = None
-        """Why it could not be recovered in this turn."""
         self._doubted: set[BookieId] = set()
         self._hint = ""
-        self.is_failure_final = False
-        """Whether another attempt has no point before the bookies change."""
 
     async def doubt(self, members: Collection[BookieId]) -> None:
         """Record members that lack entries. No recovery believes what they deny, in this turn or a later one.
@@ -105,8 +101,10 @@ class UnclosedLedgerRepair:
         if current.version != ledger.version:
             return True  # its writer lives, or another client recovers it
         if ledger.metadata.password is None:  # a fence with a wrong key would lock out every client with the right key
-            self.is_failure_final = True
-            self.failure = "its metadata carries no password: recover it by hand, with the password it was created with"
+            self._fail(
+                "its metadata carries no password: recover it by hand, with the password it was created with",
+                is_hopeless=True,
+            )
             return False
         unbelieved = await self._unbelieved(ledger, bookies)
         await self._lease.ensure_ours()
@@ -114,17 +112,19 @@ class UnclosedLedgerRepair:
             recovered = await recover_ledger(self._client(unbelieved), self._ledger_id)
         except RecoveryImpossibleNowError as error:
             self._delays.recovery_failed(self._ledger_id, bookies)
-            self.is_failure_final = not _may_work_later(ledger, bookies, error)
-            self.failure = f"{error}{self._hint}"
+            self._fail(f"{error}{self._hint}", is_hopeless=not _may_work_later(ledger, bookies, error))
         except WrongPasswordError as error:
-            self.is_failure_final, self.failure = True, str(error)
+            self._fail(str(error), is_hopeless=True)
         else:
             self._delays.forget(self._ledger_id)
-            self.is_recovered = True
+            self._log.is_recovered = True
             metadata = recovered.metadata
             fields = {"ledger_id": self._ledger_id, "last_entry_id": metadata.last_entry_id, "length": metadata.length}
             _log.info("ledger without a writer recovered and closed", extra=fields)
-        return self.failure is None
+        return not self._log.recovery_failure
+
+    def _fail(self, why: str, *, is_hopeless: bool) -> None:
+        self._log.recovery_failure, self._log.is_recovery_hopeless = why, is_hopeless
 
     async def _unbelieved(self, ledger: Versioned, bookies: Bookies) -> frozenset[BookieId]:
         """Members whose denials prove nothing: recorded before, found short now, or silent now."""
