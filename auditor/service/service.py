@@ -19,8 +19,7 @@ from typing_extensions import override
 
 from auditor.api.control import Backlog, Control, NotLeaderError, RunBusyError, ServiceStatus, UnknownRunError
 from auditor.service.events import ServiceEvents
-from auditor.service.runs.gate import Stop
-from auditor.service.runs.manager import CheckRunner, RunManager, RunOutcome
+from auditor.service.runs.manager import CheckRunner, RunManager
 from auditor.service.runs.schedule import Schedule, Scheduler, period_s
 from auditor.service.settings import ServiceSettings
 from auditor.service.watch.backlog import backlog_counter
@@ -39,6 +38,7 @@ from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.version import installed_version
+from spark_jobs.runs.gate import Stop
 
 _log = logging.getLogger(__name__)
 
@@ -317,7 +317,9 @@ class AuditorService(Control):
         self._scheduler.stop()
         for scheduled in self._scheduled.values():
             scheduled.cancel()
-        parts.manager.stop_all(Stop("this auditor does not lead any more", RunState.ABANDONED))
+        parts.manager.stop_all(
+            Stop("this auditor does not lead any more", RunState.ABANDONED, ExitCode.STORE_UNREACHABLE)
+        )
 
     async def _lead(self, parts: _Parts) -> None:
         preparing = None if self._ports.prepare is None else guarded("prepare", _of(self._ports.prepare()))
@@ -439,7 +441,7 @@ class AuditorService(Control):
             settle_s=SETTLE_SESSIONS * settings.session_timeout_s,
         )
 
-        def ended(record: RunRecord, outcome: RunOutcome | None) -> None:
+        def ended(record: RunRecord) -> None:
             ports.events.run_ended(record)
             watch.poke()
             overview.poke()

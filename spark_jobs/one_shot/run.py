@@ -23,9 +23,9 @@ from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode, audit_exit_code
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState, new_run_id
 from bookie.runtime.clock import SystemClock
-from spark_jobs.one_shot.gate import SIGNAL_BASE, OneShotStoppedError, StopGate
 from spark_jobs.one_shot.keeper import RunKeeper
-from spark_jobs.report.summary import PublishOutcome, RunSummary
+from spark_jobs.runs.gate import RunGate, Stop
+from spark_jobs.runs.life_cycle import RunOutcome, outcome_of, outcome_of_error
 from spark_jobs.runs.port import Gate, Progress, ProgressEvent, RunStoppedError
 from spark_jobs.session import SessionSettings, spark_session
 from spark_jobs.settings import AuditSettings
@@ -38,7 +38,15 @@ if TYPE_CHECKING:
 WAIT_S_MAX: Final = 7 * 86_400.0
 """Longest wait for the run before: nothing waits for ever."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_MARKED_ALL: Final = (PublishOutcome.PUBLISHED, PublishOutcome.NOTHING_TO_PUBLISH)
+_SIGNAL_BASE: Final = 128
+
+
+class OneShotStoppedError(RunStoppedError):
+    """A one-shot run was stopped; ``exit_code`` shows the cause to its caller."""
+
+    def __init__(self, reason: str, exit_code: int) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +82,9 @@ def run_one_shot(
         OneShotStoppedError: it was cancelled, or its lock was lost.
         BkhealError: any error of ``run_check``.
     """
-    clock, gate = SystemClock(), StopGate()
-    run_id = new_run_id(clock.epoch_ms(), random.SystemRandom())
-    started = RunRecord(
+    clock, gate = SystemClock(), RunGate()
+    run_id, now_ms = new_run_id(clock.epoch_ms(), random.SystemRandom()), clock.epoch_ms()
+    record = RunRecord(
         run_id,
         shot.kind,
         RunCause.COMMAND,
@@ -84,9 +92,9 @@ def run_one_shot(
         f"{socket.gethostname()}:{os.getpid()}",
         RunState.RUNNING,
         shot.settings.is_dry_run,
-        started_ms=clock.epoch_ms(),
+        started_ms=now_ms,
     )
-    keeper = RunKeeper(shot.settings, started, gate, clock, progress)
+    keeper = RunKeeper(shot.settings, record, gate, clock, progress)
 
     def on_progress(event: ProgressEvent) -> None:
         keeper.on_progress(event)
@@ -94,8 +102,11 @@ def run_one_shot(
             progress(event)
 
     with _signals(gate) as take_over:
-        keeper.begin(shot.wait_s)
-        record, is_success = replace(started, state=RunState.FAILED, exit_code=ExitCode.INTERNAL), False
+        try:
+            keeper.begin(shot.wait_s)
+        except RunStoppedError as error:
+            raise _stopped(gate) from error
+        outcome = RunOutcome(RunState.FAILED, ExitCode.INTERNAL)
         try:
             with spark_session(shot.session) as spark:
                 take_over()  # Spark's own handler of SIGINT is installed by now
@@ -104,21 +115,27 @@ def run_one_shot(
                 result = run_check(spark, shot.kind, shot.settings, on_progress, gate=gate, run_id=run_id)
                 if then is not None:
                     then(spark, result, gate)
-            record, is_success = _done(started, result), _is_success(result.summary)
+            outcome = outcome_of(result.summary, Path(result.summary_path).resolve())
             return result
         except RunStoppedError as error:
-            stopped = gate.error()
-            state = RunState.CANCELLED if stopped.is_cancelled else RunState.ABANDONED
-            record = replace(started, state=state, exit_code=stopped.exit_code, detail=str(stopped))
+            stopped = _stopped(gate)
+            outcome = replace(outcome_of_error(error, gate.stopped), detail=str(stopped))
             raise stopped from error
         except BkhealError as error:
-            record = replace(record, exit_code=exit_code_of(error), detail=str(error))
+            outcome = outcome_of_error(error, None)
             raise
         finally:
-            over = replace(record, finished_ms=clock.epoch_ms())
-            keeper.end(over, is_success=is_success)
+            over = keeper.end(outcome)
             if ended is not None:
                 ended(over)
+
+
+def _stopped(gate: RunGate) -> OneShotStoppedError:
+    stop = gate.stopped
+    if stop is None:
+        return OneShotStoppedError("the run was stopped", ExitCode.CANCELLED)
+    advice = "; what was marked stays, run again" if stop.state is RunState.ABANDONED else ""
+    return OneShotStoppedError(f"{stop.reason}{advice}", stop.exit_code)
 
 
 def exit_code_of(error: BkhealError) -> int:
@@ -132,35 +149,15 @@ def exit_code_of(error: BkhealError) -> int:
             return audit_exit_code(error)
 
 
-def _done(started: RunRecord, result: AuditResult) -> RunRecord:
-    summary = result.summary
-    return replace(
-        started,
-        state=RunState.DONE,
-        verdict=summary.verdict.value,
-        exit_code=int(summary.exit_code()),
-        ledgers=summary.counts.ledgers,
-        findings={count.severity.name.lower(): count.ledgers for count in summary.severities if count.ledgers},
-        tasks_changed=summary.published.tasks_changed,
-        report=str(Path(result.summary_path).resolve()),
-        detail=summary.held_because or "; ".join(summary.problems),
-    )
-
-
-def _is_success(summary: RunSummary) -> bool:
-    is_complete = summary.is_complete and summary.held_because is None
-    is_marked = summary.published.outcome in _MARKED_ALL or summary.kind is not RunKind.BOOKIES
-    return is_complete and is_marked and not summary.is_dry_run
-
-
 @contextlib.contextmanager
-def _signals(gate: StopGate) -> Iterator[Callable[[], None]]:
+def _signals(gate: RunGate) -> Iterator[Callable[[], None]]:
     """Stop the run on a signal, and at once on a second one; yields how to take the signals over again."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if gate.stopped.is_set():
+        if gate.stopped is not None:
             raise KeyboardInterrupt
-        gate.stop(f"ended by {signal.Signals(number).name}; what was marked stays", SIGNAL_BASE + number)
+        reason = f"ended by {signal.Signals(number).name}; what was marked stays"
+        gate.stop(Stop(reason, RunState.CANCELLED, _SIGNAL_BASE + number))
 
     def take_over() -> None:
         for number in before:

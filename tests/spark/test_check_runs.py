@@ -23,13 +23,13 @@ from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
-from bookie.model.run import RunKind
+from bookie.model.run import RunKind, RunState
 from bookie.model.spread import PlacementPolicy
 from bookie.runtime.clock import SystemClock
-from spark_jobs.one_shot.gate import StopGate
 from spark_jobs.report import writing as report
 from spark_jobs.report.summary import PublishOutcome, Verdict
 from spark_jobs.runs import bookie_run, placement_run
+from spark_jobs.runs.gate import RunGate, Stop
 from spark_jobs.runs.placement_run import NoTopologyError
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.runs.publish import publish
@@ -167,11 +167,11 @@ def test_a_bookie_that_returns_within_its_delay_begins_anew_later(spark: SparkSe
 
 
 def test_a_stop_ends_a_run_before_its_next_phase(spark: SparkSession, place: Place) -> None:
-    gate = StopGate()
+    gate = RunGate()
 
     def stop(event: ProgressEvent) -> None:
         if event.phase is Phase.CHECK:
-            gate.stop("enough", ExitCode.CANCELLED)
+            gate.stop(Stop("enough", RunState.CANCELLED))
 
     with pytest.raises(RunStoppedError, match="enough"):
         run_check(spark, RunKind.BOOKIES, AuditSettings(place.uri, place.report_dir), stop, gate=gate)
@@ -183,15 +183,15 @@ def test_a_stop_ends_marking_between_two_batches(
 ) -> None:
     monkeypatch.setattr(bookie_run, "publish", functools.partial(publish, batch_size=1))
     place.create(dict.fromkeys(range(20, 25), LEDGERS[3]))
-    gate = StopGate()
+    gate = RunGate()
 
-    class Twice(StopGate):
+    class Twice(RunGate):
         passed = 0
 
         def pass_through(self) -> None:
             gate.pass_through()
             if marked := place.marked():
-                gate.stop(f"{len(marked)} are enough", ExitCode.CANCELLED)
+                gate.stop(Stop(f"{len(marked)} are enough", RunState.CANCELLED))
             gate.pass_through()
 
     with pytest.raises(RunStoppedError, match="1 are enough"):
@@ -200,7 +200,7 @@ def test_a_stop_ends_marking_between_two_batches(
 
 
 def test_a_stop_cancels_a_spark_job_in_the_middle_and_no_other(spark: SparkSession) -> None:
-    gate, stuck = StopGate(), threading.Event()
+    gate, stuck = RunGate(), threading.Event()
     tracker = spark.sparkContext.statusTracker()
 
     def forever(batches: Iterator[object]) -> Iterator[object]:
@@ -218,10 +218,10 @@ def test_a_stop_cancels_a_spark_job_in_the_middle_and_no_other(spark: SparkSessi
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(run)
         assert stuck.wait(60)
-        with spark_tasks(spark, Phase.CHECK, "other", lambda event: None, StopGate(), pool="bookies"):
+        with spark_tasks(spark, Phase.CHECK, "other", lambda event: None, RunGate(), pool="bookies"):
             while not tracker.getActiveJobsIds() or not tracker.getJobIdsForGroup("stuck"):
                 pass
-            gate.stop("cancelled by a test", ExitCode.CANCELLED)
+            gate.stop(Stop("cancelled by a test", RunState.CANCELLED))
             assert spark.range(1000).repartition(2).count() == 1000
         with pytest.raises(RunStoppedError, match="cancelled by a test"):
             running.result(60)

@@ -25,10 +25,11 @@ from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import SystemClock
 from spark_jobs import audit as audit_module
 from spark_jobs.one_shot import run as one_shot
-from spark_jobs.one_shot.gate import OneShotStoppedError, StopGate
 from spark_jobs.one_shot.keeper import RunKeeper
-from spark_jobs.one_shot.run import OneShot, exit_code_of, run_one_shot
-from spark_jobs.runs.port import Phase, ProgressEvent
+from spark_jobs.one_shot.run import OneShot, OneShotStoppedError, exit_code_of, run_one_shot
+from spark_jobs.runs.gate import RunGate, Stop
+from spark_jobs.runs.life_cycle import outcome_of_error
+from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import AuditSettings
 from tests.deadlines import STATE_S
@@ -137,8 +138,17 @@ def a_record(place: Place) -> RunRecord:
     return RunRecord("a-run", RunKind.REPLICAS, RunCause.COMMAND, "me", "here:1", RunState.RUNNING, started_ms=1)
 
 
+def stopped(gate: RunGate) -> Stop:
+    """Wait until the gate stops a run, as a paused run does."""
+    gate.pause()
+    with pytest.raises(RunStoppedError):
+        gate.pass_through()
+    assert gate.stopped is not None
+    return gate.stopped
+
+
 def test_a_request_in_the_store_stops_the_run(place: Place) -> None:
-    gate, runs = StopGate(), runs_of(place)
+    gate, runs = RunGate(), runs_of(place)
     settings = AuditSettings(place.uri, place.report_dir)
     keeper = RunKeeper(settings, a_record(place), gate, SystemClock())
     keeper.begin(0)
@@ -146,24 +156,24 @@ def test_a_request_in_the_store_stops_the_run(place: Place) -> None:
         place.do(runs.acquire(RunKind.REPLICAS, "second", "there:1"))
     asked = CliRunner().invoke(audit_cli.app, ["cancel", "a-run", "--metadata-uri", place.uri])
     assert (asked.exit_code, "here:1 is asked to end" in asked.stdout) == (0, True)
-    assert gate.stopped.wait(STATE_S)
-    assert str(gate.stop_reason()).startswith("cancelled by ")
-    assert gate.error().exit_code == ExitCode.CANCELLED
-    keeper.end(a_record(place), is_success=False)
+    stop = stopped(gate)
+    assert stop.reason.startswith("cancelled by ")
+    assert (stop.state, stop.exit_code) == (RunState.CANCELLED, ExitCode.CANCELLED)
+    keeper.end(outcome_of_error(RunStoppedError(), stop))
     assert place.do(runs.holder(RunKind.REPLICAS)) is None
     assert place.do(runs.cancel_requested_by("a-run")) is None
 
 
 def test_a_run_that_somebody_called_abandoned_ends(place: Place) -> None:
-    gate, runs = StopGate(), runs_of(place)
+    gate, runs = RunGate(), runs_of(place)
     keeper = RunKeeper(AuditSettings(place.uri, place.report_dir), a_record(place), gate, SystemClock())
     keeper.begin(0)
     place.do(place.store.delete(f"{own_path('runs', place.cluster.root)}/locks/replicas"))
     place.do(runs.abandon_orphans(5))
     keeper.on_progress(ProgressEvent(Phase.ASK, 1, 2))
-    assert gate.stopped.wait(STATE_S)
-    assert gate.error().exit_code == ExitCode.STORE_UNREACHABLE
-    keeper.end(a_record(place), is_success=False)
+    stop = stopped(gate)
+    assert (stop.state, stop.exit_code) == (RunState.ABANDONED, ExitCode.STORE_UNREACHABLE)
+    keeper.end(outcome_of_error(RunStoppedError(), stop))
     record = place.do(runs.get("a-run"))
     assert record is not None
     assert record.state is RunState.ABANDONED

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from auditor.service.events import EventFanout
-from auditor.service.runs.gate import RunGate
-from auditor.service.runs.manager import RunOutcome, RunRequest
+from auditor.service.runs.manager import RunRequest
 from auditor.service.runs.schedule import Schedule, first_due_ms, period_s
 from auditor.service.service import AuditorService, Connection, SchedulerPort, ServicePorts
 from auditor.service.settings import ServiceSettings
@@ -21,9 +20,11 @@ from bookie.metadata.nodes import ensure_path
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId
-from bookie.model.run import RunKind, RunRecord
+from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.runs.brake import held_because
+from spark_jobs.runs.gate import RunGate
+from spark_jobs.runs.life_cycle import RunOutcome
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from tests.worlds.virtual_time import VirtualClock
 
@@ -189,7 +190,11 @@ class FakeCheck:
             progress(ProgressEvent(Phase.SCAN, step, steps))
             await world.clock.sleep(0.1)
         gate.check()
-        return await self._publish(request, gate) if request.kind is RunKind.BOOKIES else RunOutcome("clean", 0, True)
+        return (
+            await self._publish(request, gate)
+            if request.kind is RunKind.BOOKIES
+            else RunOutcome(RunState.DONE, 0, "", "clean", is_success=True)
+        )
 
     async def _publish(self, request: RunRequest, gate: RunGate) -> RunOutcome:
         world, store = self._auditor.world, self._auditor.store
@@ -198,7 +203,7 @@ class FakeCheck:
         registered, known = (await registrations.list()).registered, await registrations.known()
         held = held_because(known, registered, 0, None, self._auditor.settings.missing_share_max)
         if held:
-            return RunOutcome("held", 6, False, detail=held)
+            return RunOutcome(RunState.DONE, 6, held, "held")
         now_ms = world.clock.epoch_ms()
         delay_s = await UnderReplication(store, cluster, world.clock).lost_bookie_delay_s()
         noted = await down.reconcile(known - registered, now_ms)
@@ -210,7 +215,7 @@ class FakeCheck:
             world.marked.append(Marked(world.clock.monotonic_s(), frozenset(due)))
         for bookie, loss in due.items():
             await down.note_audited(bookie, loss.since_ms, now_ms)
-        return RunOutcome("clean", 0, True, ledgers=10)
+        return RunOutcome(RunState.DONE, 0, "", "clean", is_success=True, ledgers=10)
 
 
 class VirtualScheduler(SchedulerPort):

@@ -11,19 +11,18 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from typing_extensions import override
 
-from auditor.service.runs.gate import RunGate
-from auditor.service.runs.manager import CheckRunner, RunOutcome, RunRequest
+from auditor.service.runs.manager import CheckRunner, RunRequest
 from auditor.service.settings import ServiceSettings
 from bookie.model.errors import PermanentError
-from bookie.model.run import RunKind
 from bookie.runtime.tasks import guarded
 from spark_jobs.report.history import prune
-from spark_jobs.report.summary import PublishOutcome, RunSummary
+from spark_jobs.report.summary import RunSummary
+from spark_jobs.runs.gate import RunGate
+from spark_jobs.runs.life_cycle import RunOutcome, outcome_of
 from spark_jobs.runs.port import ProgressEvent
 from spark_jobs.session import SessionSettings, spark_session
 from spark_jobs.settings import AuditSettings
@@ -34,7 +33,6 @@ T = TypeVar("T")
 Spark: TypeAlias = Any
 """A ``SparkSession``; its type is not imported, because followers should not pay for that."""
 
-_MARKED_ALL: Final = (PublishOutcome.PUBLISHED, PublishOutcome.NOTHING_TO_PUBLISH)
 _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "mark_misplaced": bool,
     "ledger_min": int,
@@ -208,22 +206,6 @@ def session_settings(settings: ServiceSettings) -> SessionSettings:
         ui_host=settings.ui_host,
         driver_memory=settings.driver_memory,
         extra=(*ui, *proxy) if settings.ui_enabled else (),
-    )
-
-
-def outcome_of(summary: RunSummary, report: Path) -> RunOutcome:
-    """What is kept of a finished run."""
-    is_complete = summary.is_complete and summary.held_because is None
-    is_marked = summary.published.outcome in _MARKED_ALL or summary.kind is not RunKind.BOOKIES
-    return RunOutcome(
-        verdict=summary.verdict.value,
-        exit_code=int(summary.exit_code()),
-        is_success=is_complete and is_marked and not summary.is_dry_run,
-        ledgers=summary.counts.ledgers,
-        findings={count.severity.name.lower(): count.ledgers for count in summary.severities if count.ledgers},
-        tasks_changed=summary.published.tasks_changed,
-        report=str(report),
-        detail=summary.held_because or "; ".join(summary.problems),
     )
 
 

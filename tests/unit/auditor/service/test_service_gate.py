@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from auditor.service.runs.gate import RunGate, Stop
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunState
+from spark_jobs.runs.gate import RunGate, Stop
 from spark_jobs.runs.port import RunStoppedError
 from tests.deadlines import STATE_S
 
@@ -73,4 +74,4 @@ def test_a_run_that_lost_its_right_stops_for_good_also_while_paused() -> None:
     with pytest.raises(RunStoppedError, match="no leader any more"):
         gate.pass_through()
     assert stopped == ["no leader any more"]
-    assert gate.stopped == Stop("no leader any more", RunState.ABANDONED)
+    assert gate.stopped == Stop("no leader any more", RunState.ABANDONED, ExitCode.STORE_UNREACHABLE)

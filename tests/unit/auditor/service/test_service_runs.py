@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError, why_no_next_run
-from auditor.service.runs.gate import RunGate
-from auditor.service.runs.manager import PAUSE_S, RunManager, RunOutcome, RunRequest
+from auditor.service.runs.manager import RunManager, RunRequest
 from auditor.service.service import AuditorService
 from bookie.metadata.layout import own_path
 from bookie.metadata.port import StoreUnavailableError
@@ -19,6 +18,8 @@ from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded
+from spark_jobs.runs.gate import RunGate
+from spark_jobs.runs.life_cycle import PAUSE_S, RunOutcome
 from spark_jobs.runs.port import ProgressEvent, RunStoppedError
 from tests.worlds.service import BOOKIES, ROOT, SESSION_TIMEOUT_S, Auditor, World
 from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
@@ -443,7 +444,7 @@ class Standing:
     async def run(self, request: RunRequest, gate: RunGate, progress: Callable[[ProgressEvent], None]) -> RunOutcome:
         self.gate = gate
         await asyncio.sleep(3600)
-        return RunOutcome("clean", 0, True)
+        return RunOutcome(RunState.DONE, 0, "", "clean", is_success=True)
 
 
 async def standing() -> tuple[MemoryStore, ElectionView, RunGate, RunManager]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunState
 from spark_jobs.runs.port import Gate, RunStoppedError
 
@@ -22,13 +23,15 @@ class Stop:
 
     reason: str
     state: RunState
+    exit_code: int = ExitCode.CANCELLED
+    """Of the run's record, and of a process that exists for the run."""
 
 
 class RunGate(Gate):
-    """The gate of a run (``spark_jobs.runs.port.Gate``). Every method may be called from any thread."""
+    """The gate of a run (``Gate``). Every method may be called from any thread, and from a signal handler."""
 
-    def __init__(self, forbidden_because: Callable[[], str]) -> None:
-        """``forbidden_because`` returns the reason why the run may not continue, empty if it may; it must not block."""
+    def __init__(self, *forbidden_because: Callable[[], str]) -> None:
+        """Each argument returns a reason why the run may not continue, empty if it may; it must not block."""
         self._forbidden_because = forbidden_because
         self._condition = threading.Condition(threading.RLock())
         self._stop: Stop | None = None
@@ -42,9 +45,13 @@ class RunGate(Gate):
     @property
     def stopped(self) -> Stop | None:
         """Why the run must end; None: it may go on."""
-        if self._stop is None and (reason := self._forbidden_because()):
-            self.stop(Stop(reason, RunState.ABANDONED))
+        if self._stop is None and (reason := next(filter(None, (why() for why in self._forbidden_because)), "")):
+            self.stop(Stop(reason, RunState.ABANDONED, ExitCode.STORE_UNREACHABLE))
         return self._stop
+
+    def forbid_if(self, because: Callable[[], str]) -> None:
+        """Add a reason to those that the gate was made with."""
+        self._forbidden_because = (*self._forbidden_because, because)
 
     @override
     def stop_reason(self) -> str | None:

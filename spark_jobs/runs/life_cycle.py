@@ -1,0 +1,254 @@
+"""One run of a check on record: the lock of its kind, its record while it goes on, and its end.
+
+A run may go on exactly while its lock lasts. The order of the steps keeps that true for whoever looks at the store: the
+lock is taken before the record is written, and released only after the record shows the end. A process that dies in
+between leaves a record without a lock; the next run of the kind, or the leading auditor, marks it abandoned. The gate
+asks for the lock in the run's own thread, so that a process that was stopped for longer than its session lasts ends the
+run when it wakes up (S14).
+
+The auditor service runs several of these on its loop, the one-shot command runs one in a thread beside Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from bookie.metadata.port import WriteOutcomeUnknownError
+from bookie.metadata.runs.records import RunLease, Runs, RunTakenError
+from bookie.model.errors import BkhealError, ConflictError, PermanentError, TransientError
+from bookie.model.exit_codes import ExitCode, audit_exit_code
+from bookie.model.run import RunKind, RunRecord, RunState
+from bookie.model.times import rfc3339_if_known
+from bookie.runtime.clock import Clock
+from bookie.runtime.tasks import guarded
+from spark_jobs.report.summary import PublishOutcome, RunSummary
+from spark_jobs.runs.gate import RunGate, Stop
+from spark_jobs.runs.port import ProgressEvent, RunStoppedError
+
+_log = logging.getLogger(__name__)
+
+PAUSE_S: Final = 3600.0
+"""How long a run stays paused; another pause extends it. A forgotten one must not keep its kind from running."""
+REPORT_INTERVAL_S: Final = 2.0
+"""Between two writes of a run's progress, and two checks for a request to end it."""
+_END_ATTEMPTS: Final = 3
+"""To write the end of a run whose session has ended; otherwise the next leader marks it abandoned."""
+_RETRY_S: Final = 1.0
+_MARKED_ALL: Final = (PublishOutcome.PUBLISHED, PublishOutcome.NOTHING_TO_PUBLISH)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """What a run came to."""
+
+    state: RunState
+    exit_code: int
+    detail: str = ""
+    verdict: str = ""
+    is_success: bool = False
+    """It saw everything, was not held and was no dry run: the schedule and the lost bookies count it."""
+    ledgers: int = 0
+    findings: Mapping[str, int] = field(default_factory=dict)
+    tasks_changed: int = 0
+    report: str = ""
+
+    def of_record(self) -> dict[str, Any]:
+        """The fields of the run's record."""
+        return {
+            "state": self.state,
+            "exit_code": self.exit_code,
+            "detail": self.detail,
+            "verdict": self.verdict,
+            "ledgers": self.ledgers,
+            "findings": self.findings,
+            "tasks_changed": self.tasks_changed,
+            "report": self.report,
+        }
+
+
+def outcome_of(summary: RunSummary, report: Path) -> RunOutcome:
+    """The outcome of a run that ended with a report."""
+    is_complete = summary.is_complete and summary.held_because is None
+    is_marked = summary.published.outcome in _MARKED_ALL or summary.kind is not RunKind.BOOKIES
+    return RunOutcome(
+        RunState.DONE,
+        int(summary.exit_code()),
+        summary.held_because or "; ".join(summary.problems),
+        summary.verdict.value,
+        is_complete and is_marked and not summary.is_dry_run,
+        summary.counts.ledgers,
+        {count.severity.name.lower(): count.ledgers for count in summary.severities if count.ledgers},
+        summary.published.tasks_changed,
+        str(report),
+    )
+
+
+def outcome_of_error(error: BaseException, stop: Stop | None) -> RunOutcome:
+    """The outcome of a run that ended with an error.
+
+    Args:
+        error: the error.
+        stop: why the run had to end; None: it did not have to. A job that is cancelled inside Spark ends with Spark's
+            own error, so the stop says more.
+    """
+    if stop is not None:
+        return RunOutcome(stop.state, stop.exit_code, stop.reason)
+    if isinstance(error, RunStoppedError):
+        return RunOutcome(RunState.CANCELLED, ExitCode.CANCELLED, str(error))
+    code = audit_exit_code(error) if isinstance(error, Exception) else ExitCode.INTERNAL
+    detail = str(error) if isinstance(error, BkhealError) else f"{type(error).__name__}: {error}"
+    return RunOutcome(RunState.FAILED, code, detail)
+
+
+class RunLifeCycle:
+    """One run, used on one loop; ``note`` and the gate may be used from any thread."""
+
+    def __init__(
+        self, runs: Runs, record: RunRecord, gate: RunGate, clock: Clock, changed: Callable[[], None] | None = None
+    ) -> None:
+        """Prepare a run that has not begun; ``changed`` is called after each change of its record, on the loop."""
+        self._runs = runs
+        self._record = record
+        self._clock = clock
+        self._changed = changed
+        self._event: ProgressEvent | None = None
+        self._lease: RunLease | None = None
+        self._written = record
+        self._pause_ends_s: float | None = None
+        self._writing = asyncio.Lock()
+        """Held by the one write of the record in flight: of two, each would take the other for another process's."""
+        self.gate = gate
+
+    @property
+    def record(self) -> RunRecord:
+        """What is, or will soon be, on record."""
+        return self._record
+
+    def note(self, event: ProgressEvent) -> None:
+        """Take the progress of the run for its record."""
+        self._event = event  # replacing one reference is atomic
+
+    async def begin(self) -> None:
+        """Take the lock of the kind, and put the run on record.
+
+        Raises:
+            RunLockedError: a run of this kind is under way.
+            StoreUnavailableError, WriteOutcomeUnknownError, RunTakenError: the run has not begun; its lock is released
+                in the background.
+        """
+        record = self._record
+        lease = self._lease = await self._runs.acquire(record.kind, record.run_id, record.process)
+        try:
+            await self._runs.write(record)
+        except BaseException:
+            guarded(f"lock of run {record.run_id}", self._release(lease))
+            raise
+        self.gate.forbid_if(lambda: "" if lease.is_held else "the session that held the run's lock has ended")
+
+    async def follow(self) -> None:
+        """Keep the record current and look for requests to end the run, until the gate stops it."""
+        while self.gate.stopped is None:
+            await self._clock.sleep(REPORT_INTERVAL_S)
+            self._take_progress()
+            try:
+                if self._pause_ends_s is not None and self._clock.monotonic_s() >= self._pause_ends_s:
+                    _log.warning("paused run goes on, its pause has ended", extra={"run_id": self._record.run_id})
+                    await self.resume()
+                if self._record != self._written:
+                    await self._write()
+                if (owner := await self._runs.cancel_requested_by(self._record.run_id)) is not None:
+                    self.gate.stop(Stop(f"cancelled by {owner}", RunState.CANCELLED))
+            except (TransientError, WriteOutcomeUnknownError) as error:
+                _log.info("progress is not on record", extra={"run_id": self._record.run_id, "reason": str(error)})
+
+    def cancel(self, owner: str) -> None:
+        """End the run at its next gate."""
+        self.gate.stop(Stop(f"cancelled by {owner}", RunState.CANCELLED))
+        self._update(detail=f"cancelled by {owner}")
+
+    async def pause(self, owner: str) -> None:
+        """Hold the run at its next gate, for ``PAUSE_S`` from now.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: it is paused, and its record may not show it yet.
+        """
+        self.gate.pause()
+        self._pause_ends_s = self._clock.monotonic_s() + PAUSE_S
+        until = rfc3339_if_known(self._clock.epoch_ms() + int(PAUSE_S * 1000))
+        self._update(state=RunState.PAUSED, detail=f"paused by {owner} until {until}; another pause extends it")
+        await self._write()
+
+    async def resume(self) -> None:
+        """End a pause.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: it goes on, and its record may not show it yet.
+        """
+        self.gate.resume()
+        self._pause_ends_s = None
+        self._update(state=RunState.RUNNING, detail="")
+        await self._write()
+
+    async def end(self, outcome: RunOutcome) -> None:
+        """Put the end of the run on record, and release its lock; ``follow`` must have ended.
+
+        Tries for as long as the lock is held, then a few times more. A store that never answers is only logged.
+        """
+        self._take_progress()
+        self._update(finished_ms=self._clock.epoch_ms(), **outcome.of_record())
+        record = self._record
+        fields = {"run_id": record.run_id, "state": record.state.value, "verdict": record.verdict}
+        _log.info("run ended", extra=fields | {"detail": record.detail})
+        attempts_left = _END_ATTEMPTS
+        while attempts_left:
+            try:
+                if outcome.is_success and not record.is_dry_run:
+                    await self._runs.note_success(record.kind, record.started_ms)
+                await self._write()
+                await self._runs.clear_request(record.run_id)
+                break
+            except (TransientError, WriteOutcomeUnknownError) as error:
+                attempts_left -= 0 if self._lease is not None and self._lease.is_held else 1
+                _log.warning("the end of a run is not on record yet", extra=fields | {"reason": str(error)})
+                await self._clock.sleep(_RETRY_S)
+            except (ConflictError, PermanentError) as error:
+                _log.error("the end of a run cannot be put on record", extra=fields | {"reason": str(error)})
+                break
+        if self._lease is not None:
+            await self._release(self._lease)
+
+    def _take_progress(self) -> None:
+        if (event := self._event) is not None:
+            self._update(phase=event.phase.value, done=event.done, total=event.total or 0)
+
+    def _update(self, **fields: Any) -> None:
+        record = replace(self._record, **fields)
+        if record != self._record:
+            self._record = replace(record, updated_ms=self._clock.epoch_ms())
+            if self._changed is not None:
+                self._changed()
+
+    async def _write(self) -> None:
+        try:
+            async with self._writing:
+                written = self._record
+                await self._runs.write(written)
+                self._written = written
+        except RunTakenError as error:
+            self.gate.stop(Stop(str(error), RunState.ABANDONED, ExitCode.STORE_UNREACHABLE))
+
+    async def _release(self, lease: RunLease) -> None:
+        """As often as it takes: while its session lives, the lock would keep every other run of this kind out."""
+        while True:
+            try:
+                return await lease.release()
+            except (TransientError, WriteOutcomeUnknownError, PermanentError) as error:
+                _log.warning("a run's lock is not released yet", extra={"run_id": lease.run_id, "reason": str(error)})
+            if not lease.is_held:
+                return None
+            await self._clock.sleep(_RETRY_S)
