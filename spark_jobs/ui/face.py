@@ -15,11 +15,12 @@ from typing import Final
 from bookie.model.times import utc_text
 from bookie.runtime.clock import Clock
 from spark_jobs.ui.bounded import ActionRate, OneCall, Snapshots
-from spark_jobs.ui.page import TAB_PATH, PageView, render_notice, render_page
+from spark_jobs.ui.page import render_notice, render_page
 from spark_jobs.ui.port import ActionOutcome, ActionResult, TabActions
 from spark_jobs.ui.request import Answer, StrangeCallError, TabRequest, decode_request, encode_answer, json_answer
 from spark_jobs.ui.routes import (
     STATUS_PATH,
+    TAB_PATH,
     TOKEN_PATH,
     Action,
     BadActionError,
@@ -29,6 +30,7 @@ from spark_jobs.ui.routes import (
 from spark_jobs.ui.rules import Refusal, permission_refusal, refusal, safe_base
 from spark_jobs.ui.settings import TabSettings
 from spark_jobs.ui.status_json import status_values
+from spark_jobs.ui.view import PageInput
 
 _log = logging.getLogger(__name__)
 _audit_log = logging.getLogger("bkheal.audit")
@@ -98,7 +100,7 @@ class TabFace:
         with self._lock:
             last_request = self._last_request
         return render_page(
-            PageView(
+            PageInput(
                 state,
                 self._settings,
                 self._clock.epoch_ms(),

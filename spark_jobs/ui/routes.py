@@ -10,6 +10,9 @@ from typing import Final, Literal, TypeAlias
 from bookie.model.run import RunKind
 from spark_jobs.ui.request import TabRequest
 
+TAB_PATH: Final = "/auditor/"
+API_PATH: Final = "/auditor/api"
+"""Below it are the paths that follow."""
 STATUS_PATH: Final = "/v1/status"
 TOKEN_PATH: Final = "/v1/token"  # noqa: S105  a path
 RUNS_PATH: Final = "/v1/runs"

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bookie.runtime.clock import Clock, SystemClock
 from spark_jobs.ui.face import TabFace
-from spark_jobs.ui.page import TAB_PATH
 from spark_jobs.ui.port import TabActions
+from spark_jobs.ui.routes import TAB_PATH
 from spark_jobs.ui.settings import TabSettings
 
 if TYPE_CHECKING:

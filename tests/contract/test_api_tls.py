@@ -20,6 +20,7 @@ from auditor.api.access.tls import ReloadingContext
 from auditor.api.grpc.server import GrpcFace
 from auditor.api.http.server import HttpFace
 from auditor.api.settings import ServerTls
+from auditor.cli.audit.remote import Remote, RemoteSettings, RemoteUnavailableError
 from bookie.wire.tls import TlsFilesError
 from tests.deadlines import STATE_S
 from tests.worlds.api import ManualClock, TwinControl, TwinOperations, running, settings_in
@@ -131,6 +132,45 @@ async def test_client_authority_admits_its_clients_alone(
     tmp_path: Path, folder: Path, answers: Any, client: str | None, is_admitted: bool
 ) -> None:
     assert await answers(tmp_path, folder, server_tls(folder, is_mutual=True), client) is is_admitted
+
+
+async def told_to_a_command(
+    tmp_path: Path, folder: Path, server: str, ca: str | None, client: str | None = None, *, is_mutual: bool = False
+) -> str:
+    """What a command gets from a service: the kind of the document, or the error."""
+    files = (folder / f"{client}.pem", folder / f"{client}.key") if client else (None, None)
+    tls = server_tls(folder, server, is_mutual=is_mutual)
+    async with running(tmp_path, connector=connector(folder, "client"), tls=tls) as world:
+        url = f"https://127.0.0.1:{world.face.port}"
+        remote = Remote(RemoteSettings(url, None, folder / f"{ca}.pem" if ca else None, *files))
+        try:
+            return str((await asyncio.to_thread(remote.status))["kind"])
+        except RemoteUnavailableError as error:
+            return str(error).replace(url, "URL")
+
+
+@pytest.mark.parametrize(
+    ("server", "ca", "is_answered"),
+    [
+        ("server", "our-ca", True),
+        ("server", None, False),  # the machine's authorities, which did not sign it
+        ("server", "strange-ca", False),
+        ("elsewhere", "our-ca", False),
+    ],
+)
+async def test_a_command_asks_the_service_that_its_authority_signed_for_this_host(
+    tmp_path: Path, folder: Path, server: str, ca: str | None, is_answered: bool
+) -> None:
+    told = await told_to_a_command(tmp_path, folder, server, ca)
+    assert told == "ServiceStatus" if is_answered else told.startswith("no answer from URL: [SSL")
+
+
+@pytest.mark.parametrize(("client", "is_answered"), [("client", True), (None, False), ("stranger", False)])
+async def test_a_command_shows_its_certificate(
+    tmp_path: Path, folder: Path, client: str | None, is_answered: bool
+) -> None:
+    told = await told_to_a_command(tmp_path, folder, "server", "our-ca", client, is_mutual=True)
+    assert told == "ServiceStatus" if is_answered else told.startswith("no answer from URL: ")
 
 
 async def test_plain_request_gets_nothing_from_a_tls_port(tmp_path: Path, folder: Path) -> None:

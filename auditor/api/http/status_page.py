@@ -1,28 +1,23 @@
-"""The plain page at ``/status``: no script, nothing loaded, everything escaped. Pure."""
+"""The plain page at ``/status``: no script, nothing loaded, everything escaped. The template is in ``html``."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from pathlib import Path
 from typing import Final
 from urllib.parse import quote
+
+from jinja2 import Environment
+from markupsafe import Markup
 
 from auditor.api.control import ServiceStatus, why_no_next_run
 from bookie.model.run import RunKind, RunRecord
 from bookie.model.times import rfc3339_if_known
+from spark_jobs.pages import page_environment, style_hash
 
-_STYLE: Final = (
-    ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;"
-    "padding:0 1rem}table{border-collapse:collapse;margin:.5rem 0 1.5rem}th,td{text-align:left;padding:.2rem .8rem "
-    ".2rem 0;border-bottom:1px solid #8884;vertical-align:top}.bad{font-weight:bold;color:#c22}"
-)
-_LINKS: Final = (
-    '<p><a href="reports/">Reports</a> &middot; <a href="api/v1/status">JSON</a> &middot; '
-    '<a href="metrics">Metrics</a> &middot; <a href="openapi.json">API</a></p>'
-)
+_TEMPLATES: Final = Path(__file__).parent / "html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,85 +28,145 @@ class Page:
     policy: str
 
 
+@dataclass(frozen=True, slots=True)
+class FactLine:
+    """One line about the service."""
+
+    name: str
+    text: str
+    is_bad: bool = False
+    """Shown in red."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLine:
+    """A kind of audit."""
+
+    name: str
+    next: str
+    last_success: str
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogLine:
+    """Marked ledgers of one severity."""
+
+    severity: str
+    ledgers: int
+    oldest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """A run."""
+
+    run_id: str
+    quoted_id: str
+    """For the path of a URL."""
+    kind: str
+    state: str
+    asked_by: str
+    progress: str
+    verdict: str
+    has_report: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    """What the page shows, as plain values for its template."""
+
+    metadata_uri: str
+    facts: Sequence[FactLine]
+    checks: Sequence[CheckLine]
+    backlog: Sequence[BacklogLine]
+    runs: Sequence[RunLine]
+
+
 def status_page(status: ServiceStatus, runs: Sequence[RunRecord]) -> Page:
     """The page for people."""
-    body = "".join(
-        [
-            f"<h1>Auditor of {escape(status.metadata_uri)}</h1>",
-            _pairs(_facts(status)),
-            "<h2>Checks</h2>",
-            _table(("Check", "Next", "Last success", "Last verdict"), (_check(status, kind) for kind in RunKind)),
-            "<h2>Marked for repair</h2>",
-            _table(("Severity", "Ledgers", "Oldest mark"), _backlog(status)),
-            "<h2>Runs</h2>",
-            _table(("Run", "Kind", "State", "Asked by", "Progress", "Verdict", "Detail"), map(_run, runs)),
-            _LINKS,
-        ]
-    )
-    digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-    html = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>bkheal auditor</title>'
-        f"<style>{_STYLE}</style></head><body>{body}</body></html>"
-    )
-    return Page(html, f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; frame-ancestors 'none'")
+    css = _style()
+    html = _environment().get_template("status.html").render(page=status_view(status, runs), css=css)
+    policy = f"default-src 'none'; style-src '{style_hash(css)}'; base-uri 'none'; frame-ancestors 'none'"
+    return Page(html, policy)
 
 
-def _facts(status: ServiceStatus) -> list[tuple[str, str]]:
+def status_view(status: ServiceStatus, runs: Sequence[RunRecord]) -> StatusView:
+    """Return the values of the page."""
+    return StatusView(
+        metadata_uri=status.metadata_uri,
+        facts=_facts(status),
+        checks=[_check(status, kind) for kind in RunKind],
+        backlog=_backlog(status),
+        runs=[_run(run) for run in runs],
+    )
+
+
+def _facts(status: ServiceStatus) -> Sequence[FactLine]:
     role = "leads" if status.is_leader else f"follows {status.leader or 'nobody known'}"
     lost = ", ".join(lost.bookie_id for lost in status.lost)
+    bookies = f"{len(status.writable)} writable, {len(status.read_only)} read-only, {len(status.lost)} lost"
+    store = FactLine("Metadata store", "connected")
+    if not status.is_store_connected:
+        store = FactLine("Metadata store", "no connection", is_bad=True)
+    recovery = FactLine("Recovery", "enabled")
+    if not status.is_recovery_enabled:
+        recovery = FactLine("Recovery", "disabled", is_bad=True)
     facts = [
-        ("This process", f"{escape(status.process)} {escape(role)}, version {escape(status.version)}"),
-        ("Metadata store", "connected" if status.is_store_connected else _bad("no connection")),
-        ("Recovery", "enabled" if status.is_recovery_enabled else _bad("disabled")),
-        ("Lost-bookie delay", f"{status.lost_bookie_delay_s} s"),
-        ("Bookies", f"{len(status.writable)} writable, {len(status.read_only)} read-only, {len(status.lost)} lost"),
+        FactLine("This process", f"{status.process} {role}, version {status.version}"),
+        store,
+        recovery,
+        FactLine("Lost-bookie delay", f"{status.lost_bookie_delay_s} s"),
+        FactLine("Bookies", bookies),
     ]
     if lost:
-        facts.append(("Lost", _bad(lost)))
+        facts.append(FactLine("Lost", lost, is_bad=True))
     if status.held_because:
-        facts.append(("Held", _bad(status.held_because)))
-    facts += [("Refused", _bad(problem)) for problem in status.problems]
-    return facts
+        facts.append(FactLine("Held", status.held_because, is_bad=True))
+    return [*facts, *(FactLine("Refused", problem, is_bad=True) for problem in status.problems)]
 
 
-def _check(status: ServiceStatus, kind: RunKind) -> tuple[str, ...]:
+def _check(status: ServiceStatus, kind: RunKind) -> CheckLine:
     last = status.last.get(kind)
-    upcoming = rfc3339_if_known(status.next_run_ms.get(kind, 0)) or why_no_next_run(status, kind)
-    success = rfc3339_if_known(status.last_success_ms.get(kind, 0)) or "never"
-    verdict = "" if last is None else last.verdict or last.state.value
-    paused = " (paused)" if kind in status.paused_kinds else ""
-    return (escape(kind.value + paused), escape(upcoming), success, escape(verdict))
+    return CheckLine(
+        name=kind.value + (" (paused)" if kind in status.paused_kinds else ""),
+        next=rfc3339_if_known(status.next_run_ms.get(kind, 0)) or why_no_next_run(status, kind),
+        last_success=rfc3339_if_known(status.last_success_ms.get(kind, 0)) or "never",
+        verdict="" if last is None else last.verdict or last.state.value,
+    )
 
 
-def _backlog(status: ServiceStatus) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        (severity.name.lower().replace("_", " "), str(part.ledgers), rfc3339_if_known(part.oldest_ms) or "")
-        for severity, part in sorted(status.backlog.severities.items())
+def _backlog(status: ServiceStatus) -> Sequence[BacklogLine]:
+    return [
+        *(
+            BacklogLine(severity.name.lower().replace("_", " "), part.ledgers, rfc3339_if_known(part.oldest_ms) or "")
+            for severity, part in sorted(status.backlog.severities.items())
+        ),
+        BacklogLine("healthy again", status.backlog.healthy.ledgers),
+        BacklogLine("unreadable", status.backlog.unreadable),
     ]
-    rows.append(("healthy again", str(status.backlog.healthy.ledgers), ""))
-    rows.append(("unreadable", str(status.backlog.unreadable), ""))
-    return rows
 
 
-def _run(run: RunRecord) -> tuple[str, ...]:
-    progress = f"{run.phase} {run.done}/{run.total or '?'}" if not run.state.is_final else ""
-    link = f'<a href="api/v1/runs/{quote(run.run_id, safe="")}">{escape(run.run_id)}</a>'
-    verdict = escape(run.verdict)
-    if run.report:
-        verdict = f'<a href="reports/{quote(run.run_id, safe="")}/">{verdict or "report"}</a>'
-    texts = (run.kind.value, run.state.value, f"{run.owner} ({run.cause.value})", progress)
-    return (link, *map(escape, texts), verdict, escape(run.detail))
+def _run(run: RunRecord) -> RunLine:
+    return RunLine(
+        run_id=run.run_id,
+        quoted_id=quote(run.run_id, safe=""),
+        kind=run.kind.value,
+        state=run.state.value,
+        asked_by=f"{run.owner} ({run.cause.value})",
+        progress="" if run.state.is_final else f"{run.phase} {run.done}/{run.total or '?'}",
+        verdict=run.verdict,
+        has_report=bool(run.report),
+        detail=run.detail,
+    )
 
 
-def _bad(text: str) -> str:
-    return f'<span class="bad">{escape(text)}</span>'
+@functools.cache
+def _style() -> Markup:
+    return Markup((_TEMPLATES / "status.css").read_text(encoding="utf-8"))  # noqa: S704 - our own file
 
 
-def _pairs(rows: Iterable[tuple[str, str]]) -> str:
-    return "<table>" + "".join(f"<tr><th>{escape(name)}</th><td>{text}</td></tr>" for name, text in rows) + "</table>"
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+@functools.cache
+def _environment() -> Environment:
+    return page_environment(_TEMPLATES)

@@ -1,12 +1,11 @@
 """A client of a running auditor service's HTTP face, for commands: start a run and wait for it, list, cancel.
 
 Each request has a connection of its own: if several processes share one address, the next connection may reach the
-leader.
+leader. Neither redirects nor the environment's proxies are followed: the token goes to the given address alone.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import ssl
 import sys
@@ -14,8 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final
-from urllib.parse import SplitResult, quote, urlsplit
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import quote, urlsplit
 
 import typer
 
@@ -27,6 +26,9 @@ from bookie.model.errors import ConflictError, PermanentError, TransientError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind, RunState
 from bookie.runtime.configuration.settings import ConfigurationError
+
+if TYPE_CHECKING:
+    import httpx
 
 TOKEN_VARIABLE: Final = "BKHEAL_TOKEN"  # noqa: S105  # a name
 _ANSWER_BYTES_MAX: Final = 64 << 20
@@ -93,7 +95,7 @@ class RemoteRun:
 
     @property
     def state(self) -> RunState:
-        """Its address."""
+        """Its state."""
         return RunState(self.fields["state"])
 
     @property
@@ -125,14 +127,14 @@ class Remote:
         """Read the TLS files; nothing is sent.
 
         Raises:
-            ConfigurationError: the URL is none, a file cannot be used, or the token would be sent in the clear.
+            ConfigurationError: the URL or the token is none, a file cannot be used, or the token would be sent in the
+                clear.
         """
         self._settings = settings
         self._sleep = sleep
         self._monotonic_s = monotonic_s
-        parts = _address(settings)
-        self._host, self._port, self._prefix = str(parts.hostname), parts.port, parts.path.rstrip("/")
-        self._tls = _context(settings) if parts.scheme == "https" else None
+        self._base = _base(settings)
+        self._tls = _context(settings, self._base)
 
     def status(self) -> Mapping[str, Any]:
         """The service's status document. Raises as ``run``."""
@@ -244,28 +246,40 @@ class Remote:
     def _ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] = {}
     ) -> Mapping[str, Any]:
-        sent = {"Accept": "application/json", **headers}
-        if body is not None:
-            sent["Content-Type"] = "application/json"
+        import httpx  # a tenth of a second, for commands with --at alone
+
+        # A compressed answer would be larger than what is counted.
+        sent = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
         if self._settings.token:
             sent["Authorization"] = f"Bearer {self._settings.token}"
-        connection = self._connection()
+        end_s = time.monotonic() + self._settings.timeout_s  # real time: it bounds a wait of this thread
         try:
-            connection.request(method, self._prefix + path, None if body is None else json.dumps(body), sent)
-            response = connection.getresponse()
-            data = response.read(_ANSWER_BYTES_MAX)
-        except (OSError, http.client.HTTPException) as error:
+            with (
+                httpx.Client(verify=self._tls, timeout=self._settings.timeout_s, trust_env=False) as client,
+                client.stream(method, self._base + path, headers=sent, json=body) as response,
+            ):
+                return self._understand(response.status_code, self._read(response, end_s))
+        except httpx.RequestError as error:
             raise RemoteUnavailableError(
-                f"no answer from {self._settings.url}: {error or type(error).__name__}"
+                f"no answer from {self._settings.url}: {str(error) or type(error).__name__}"
             ) from error
-        finally:
-            connection.close()
-        return self._understand(response.status, data)
 
-    def _connection(self) -> http.client.HTTPConnection:
-        if self._tls is None:
-            return http.client.HTTPConnection(self._host, self._port, timeout=self._settings.timeout_s)
-        return http.client.HTTPSConnection(self._host, self._port, timeout=self._settings.timeout_s, context=self._tls)
+    def _read(self, response: httpx.Response, end_s: float) -> bytes:
+        """The body; a service may send it slowly, or without an end."""
+        data = bytearray()
+        for chunk in response.iter_raw():
+            data += chunk
+            if len(data) > _ANSWER_BYTES_MAX:
+                raise RemoteRefusedError(
+                    f"{self._settings.url} answered {response.status_code} with more than {_ANSWER_BYTES_MAX} bytes: "
+                    "is it an auditor?",
+                    response.status_code,
+                )
+            if time.monotonic() > end_s:
+                raise RemoteUnavailableError(
+                    f"no answer from {self._settings.url}: it was not complete after {self._settings.timeout_s:g} s"
+                )
+        return bytes(data)
 
     def _understand(self, status: int, data: bytes) -> Mapping[str, Any]:
         try:
@@ -313,7 +327,7 @@ def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str |
     token = token.strip()
     if token_file is not None and not token:
         raise ConfigurationError([f"there is no token in {where}"])
-    if any(char.isspace() or not char.isprintable() or not char.isascii() for char in token):
+    if not _is_word(token):
         raise ConfigurationError([f"what is in {where} is no token: it must be one word of plain ASCII"])
     return token or None
 
@@ -343,23 +357,37 @@ def auditor_token(
     sys.stderr.write(f"{made.line}\n")
 
 
-def _address(settings: RemoteSettings) -> SplitResult:
-    parts = urlsplit(settings.url)
+def _is_word(token: str) -> bool:
+    """Whether a token can be sent. The text of an error about a malformed header would have the header in it."""
+    return all(char.isascii() and char.isprintable() and not char.isspace() for char in token)
+
+
+def _base(settings: RemoteSettings) -> str:
+    """What the addresses of requests begin with: the URL without a user name, a query and a fragment."""
+    import httpx
+
     try:
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
+        parts = urlsplit(settings.url)
+        base = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+        url = httpx.URL(base)
+        is_address = url.scheme in ("http", "https") and bool(url.host) and parts.port != 0
+    except (ValueError, httpx.InvalidURL):
         is_address = False
     if not is_address:
         raise ConfigurationError([f"not the URL of a service: {settings.url!r}; such as https://host:8080"])
-    is_open = parts.scheme == "http" and not is_loopback(str(parts.hostname))
+    if settings.token and not _is_word(settings.token):
+        raise ConfigurationError([f"the token for {settings.url} is none: it must be one word of plain ASCII"])
+    is_open = url.scheme == "http" and not is_loopback(url.host)
     if settings.token and is_open and not settings.allow_plaintext_token:
         raise ConfigurationError(
-            [f"the token would travel to {parts.hostname} in the clear: use https, or allow a plaintext token"]
+            [f"the token would travel to {url.host} in the clear: use https, or allow a plaintext token"]
         )
-    return parts
+    return base
 
 
-def _context(settings: RemoteSettings) -> ssl.SSLContext:
+def _context(settings: RemoteSettings, base: str) -> ssl.SSLContext:
+    if base.startswith("http:"):
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used; it trusts nobody
     try:
         context = ssl.create_default_context(cafile=settings.ca)
         if settings.cert is not None:

@@ -6,22 +6,21 @@ style sheet, by its hash, and nothing else, so that a mistake in escaping could 
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from bookie.model.severity import Severity
 from bookie.model.times import utc_text
 from bookie.model.topology import Topology
 from bookie.runtime.human import duration, size
+from spark_jobs.pages import page_environment, style_hash
 from spark_jobs.report.diff import has_checked
 from spark_jobs.report.page.severities import ledgers_found
 from spark_jobs.report.page.view import page_view
@@ -83,14 +82,13 @@ def render_index(runs: Sequence[RunSummary]) -> bytes:
 
 def _render(name: str, **values: Any) -> bytes:
     css = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     text = (
         _environment()
         .get_template(name)
         .render(
             **values,
             css=Markup(css),  # noqa: S704 - our own file
-            css_hash=digest,
+            css_hash=style_hash(css),
             version=version("bkheal"),
             names=SEVERITY_NAMES,
             meanings=MEANINGS,
@@ -102,23 +100,6 @@ def _render(name: str, **values: Any) -> bytes:
 
 @functools.cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-    )
+    environment = page_environment(_TEMPLATES, plain)
     environment.filters |= {"number": number, "signed": signed, "size": size, "when": utc_text, "some": some}
     return environment
-
-
-def _shown(value: object) -> object:
-    """The printed form of a value in a template: without control characters from outside.
-
-    It is escaped after this.
-    """
-    if value is None:
-        raise TypeError("a template printed an empty value")
-    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -15,6 +15,7 @@ PACKAGES = ("auditor", "bookie", "replicator", "spark_jobs")
 
 USERS = {
     "kazoo": {"bookie/metadata/store/kazoo_connection.py", "auditor/bench/scan_measurement.py"},
+    "httpx": {"auditor/cli/audit/remote.py"},
     "rocksdict": {"bookie/storage/disks/rocks.py"},
 }
 """Third-party libraries with a single adapter (the benchmark's baseline is kazoo as it comes)."""

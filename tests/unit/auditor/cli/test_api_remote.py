@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -152,31 +155,175 @@ def test_nobody_there() -> None:
             Remote(RemoteSettings(f"http://127.0.0.1:{silent.getsockname()[1]}")).status()
 
 
-@pytest.mark.parametrize("body", [b"<html>hello", b"[1]", b"{}", b'{"run": 1}', b'{"items": [{"run_id": "r"}]}'])
-def test_another_server_is_recognised(body: bytes) -> None:
-    class Stranger(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
+class Listener(BaseHTTPRequestHandler):
+    """Keeps what it was asked: path, headers and the client's port; answers with ``reply``."""
 
-        def log_message(self, *arguments: object) -> None:
-            pass
+    protocol_version = "HTTP/1.1"
+    asked: list[tuple[str, dict[str, str], int]]
 
-    with HTTPServer(("127.0.0.1", 0), Stranger) as server:
+    def do_GET(self) -> None:
+        self.asked.append((self.path, dict(self.headers), self.client_address[1]))
+        self.reply()
+
+    def reply(self) -> None:
+        self.answer(200, b'{"kind": "ServiceStatus"}')
+
+    def answer(self, status: int, body: bytes, *, length: int | None = None, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def served(handler: type[Listener]) -> Iterator[str]:
+    """The URL of a server with this handler."""
+    handler.asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            with pytest.raises(RemoteRefusedError, match="is it an auditor"):
-                Remote(RemoteSettings(f"http://127.0.0.1:{server.server_port}")).run("r1")
-            with pytest.raises(RemoteRefusedError, match="is it an auditor"):
-                Remote(RemoteSettings(f"http://127.0.0.1:{server.server_port}")).runs()
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join(20)
 
 
-@pytest.mark.parametrize("url", ["", "auditor:8080", "ftp://auditor", "http://", "http://a:x", "http://a:99999"])
+@pytest.mark.parametrize("body", [b"<html>hello", b"[1]", b"{}", b'{"run": 1}', b'{"items": [{"run_id": "r"}]}'])
+def test_another_server_is_recognised(body: bytes) -> None:
+    class Stranger(Listener):
+        def reply(self) -> None:
+            self.answer(200, body)
+
+    with served(Stranger) as url:
+        with pytest.raises(RemoteRefusedError, match="is it an auditor"):
+            Remote(RemoteSettings(url)).run("r1")
+        with pytest.raises(RemoteRefusedError, match="is it an auditor"):
+            Remote(RemoteSettings(url)).runs()
+
+
+def test_a_redirect_is_not_followed() -> None:
+    """The other place would get the token."""
+
+    class Elsewhere(Listener):
+        pass
+
+    class Moved(Listener):
+        def reply(self) -> None:
+            self.answer(307, b"moved", Location=elsewhere)
+
+    with (
+        served(Elsewhere) as elsewhere,
+        served(Moved) as url,
+        pytest.raises(RemoteRefusedError, match="answered 307") as refused,
+    ):
+        Remote(RemoteSettings(url, "t0ken")).status()
+    assert (refused.value.status, len(Moved.asked), Elsewhere.asked) == (307, 1, [])
+
+
+def test_an_answer_that_is_cut_off_is_none() -> None:
+    class Cut(Listener):
+        def reply(self) -> None:
+            self.answer(200, b'{"run": {', length=1_000)
+            self.close_connection = True
+
+    with served(Cut) as url, pytest.raises(RemoteUnavailableError, match="no answer from http"):
+        Remote(RemoteSettings(url)).status()
+
+
+def test_an_answer_without_an_end_is_not_kept() -> None:
+    class Endless(Listener):
+        def reply(self) -> None:
+            with contextlib.suppress(OSError):  # the client hangs up
+                self.answer(200, b"", length=1 << 40)
+                while True:
+                    self.wfile.write(b"[" * (1 << 20))
+
+    with served(Endless) as url, pytest.raises(RemoteRefusedError, match="more than 67108864 bytes"):
+        Remote(RemoteSettings(url)).status()
+
+
+def test_an_answer_that_trickles_in_is_not_waited_for() -> None:
+    class Trickle(Listener):
+        def reply(self) -> None:
+            with contextlib.suppress(OSError):  # the client hangs up
+                self.answer(200, b"", length=1 << 40)
+                while not is_over.wait(0.01):
+                    self.wfile.write(b" ")
+
+    is_over = threading.Event()
+    with served(Trickle) as url:
+        try:
+            with pytest.raises(RemoteUnavailableError, match="no answer from http"):
+                Remote(RemoteSettings(url, timeout_s=0.3)).status()
+        finally:
+            is_over.set()
+
+
+def test_a_server_that_says_nothing_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        remote = Remote(RemoteSettings(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1))
+        with pytest.raises(RemoteUnavailableError, match="timed out"):
+            remote.status()
+
+
+def test_each_request_has_a_connection_of_its_own() -> None:
+    class Auditor(Listener):
+        pass
+
+    with served(Auditor) as url:
+        remote = Remote(RemoteSettings(url))
+        for _ in range(3):
+            remote.status()
+    assert len({port for _, _, port in Auditor.asked}) == 3
+
+
+def test_a_path_before_the_api_is_kept_and_a_user_name_is_not_sent() -> None:
+    class Auditor(Listener):
+        pass
+
+    with served(Auditor) as url:
+        Remote(RemoteSettings(f"{url.replace('://', '://user:password@')}/a/b/?c#d", "t0ken")).status()
+    ((path, headers, _),) = Auditor.asked
+    assert (path, headers["Authorization"]) == ("/a/b/api/v1/status", "Bearer t0ken")
+
+
+async def test_no_proxy_of_the_environment_sees_a_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert (await asked(client(world).status))["kind"] == "ServiceStatus"
+
+
+async def test_no_log_has_the_token(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("", "httpx", "httpcore"):
+        caplog.set_level(logging.DEBUG, name or None)
+    remote = client(world)
+    await asked(remote.start, RunKind.BOOKIES, key="k")
+    token = world.tokens[Role.OPERATE].token
+    assert "httpcore" in caplog.text
+    assert token not in caplog.text
+    assert token not in repr(remote)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "auditor:8080",
+        "ftp://auditor",
+        "http://",
+        "http://a:x",
+        "http://a:99999",
+        "http://a:0",
+        "http://[::1",
+        "http://999.1.1.1",
+    ],
+)
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="not the URL"):
         Remote(RemoteSettings(url))
@@ -189,6 +336,12 @@ def test_token_does_not_travel_in_the_clear_unless_allowed() -> None:
     Remote(RemoteSettings("http://auditor.example:8080"))
     Remote(RemoteSettings("https://auditor.example", "t"))
     assert "secret" not in repr(RemoteSettings("https://auditor.example", "secret"))
+
+
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigurationError, match="one word") as refused:
+        Remote(RemoteSettings("https://auditor.example", "secret\r\nInjected: yes"))
+    assert "secret" not in str(refused.value)
 
 
 def test_tls_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:

