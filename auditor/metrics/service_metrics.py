@@ -65,7 +65,7 @@ class AuditorMetrics:
             self.metrics.counter(names.LEADERSHIP_CHANGES).inc()
 
     def run_ended(self, record: RunRecord) -> None:
-        """Count a completed run of this process. Dry runs are not counted. Dry runs count for nothing."""
+        """Count a completed run of this process. Dry runs are not counted."""
         if record.is_dry_run:
             return
         result, kind = result_of(record), record.kind.value

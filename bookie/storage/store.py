@@ -1,11 +1,24 @@
 """The store of one bookie: durable entries, fences and keys; the interface for request handlers.
 
-Guarantees: a request succeeds only once the journal is on disk (J1). A fence and an add have one order, in which they
-are enqueued; checks and enqueuing happen without yielding. The status is "absent" only for entries that were never
-stored here (S6). Requests never raise: each gets a reply with a ``Status``. If the store can no longer give these
-guarantees, ``fatal`` completes, and the process must exit.
+The invariant: a request succeeds only after the sync of the journal batch that contains it (J1), and what has succeeded
+is served until it is collected, also after kill -9 or a power loss (I15). "Absent" is the answer only for entries that
+were never stored here, or whose ledger was collected (S6, I13).
 
-The store does not verify entry digests (this needs the ledger's password), and uses no other bookie and no metadata.
+An add is written to the journal and synced, put in the write cache, and acknowledged. Later a checkpoint writes the
+cache to an entry log, syncs it, and then writes the index entries and the checkpoint mark; only then may journal files
+be deleted. So at each moment every acknowledged entry is in the journal after this mark, or in a synced log to which
+the index refers. After a crash the journal is replayed from this mark, which is safe because storing an entry twice has
+no effect.
+
+A fence and an add have one order: that of the journal. Checks and enqueuing happen without yielding, and a fence
+refuses adds from the moment when it is enqueued. It is answered when it is durable (I11), after all adds before it, so
+the greatest entry in its answer includes them.
+
+Requests never raise: each gets a reply with a ``Status``. If the store can no longer give these guarantees, ``fatal``
+completes, and the process must exit. The store does not verify entry digests (this needs the ledger's password), and
+uses no other bookie and no metadata.
+
+J rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
 
 from __future__ import annotations

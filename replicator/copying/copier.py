@@ -1,12 +1,22 @@
-"""Copying what one lost position stores to its new bookie: exactly those entries, verified, byte for byte (S10).
+"""Copy the entries of one position to its new bookie: exactly those entries, verified, byte for byte (S10).
 
-A copy runs as a few lanes that each take the next chunk, read it, and send it on, so that reading and storing
-overlap; what is in memory is bounded by the process's ``ByteBudget``, what is sent per second by its ``Throttle``.
-Copies carry the recovery flag (S3). How a copy went is a value: nothing that a bookie does raises here.
+The invariant: if an outcome is complete, the target has acknowledged every entry of the position, apart from those that
+it listed before. Each was read with a correct digest and sent as stored, with the recovery flag (S3) and the target's
+incarnation, if it has one, so other disks refuse it (R30). An acknowledgement follows the target's sync (R29). An
+acknowledged copy does not count yet: the target must list it before the metadata names the target (S11,
+``repair.install``).
 
-A copy stops early if it cannot succeed (no bookie serves an entry, or a target refuses), so that a hopeless position is
-not copied again and again (R38). Adds that were already made remain: they are idempotent, and garbage unless the
-metadata later names the target.
+Chunks may arrive in any order, because an add replaces an entry with the same id. A copy therefore runs in a few lanes.
+Each lane takes the next chunk, checks that the copy may continue, reads the chunk, and sends it, so that reading and
+storing overlap. ``ByteBudget`` bounds the memory, and two ``Throttle`` objects bound the bytes read and sent per
+second.
+
+A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so a hopeless position is
+not copied again and again (R38). After a crash or an early stop, the target has entries that no metadata names. They
+are harmless: the next attempt usually chooses the same target and replaces them, and a collector deletes the rest. The
+outcome is a value: nothing that a bookie does raises an exception here.
+
+R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,19 @@
 """A transport that does not accept the denials of bookies that have lost entries.
 
-A bookie that returned with empty disks answers "no such entry" for everything, and an Apache bookie cannot answer
-otherwise. To a recovery such an answer proves that an entry was never acknowledged. From a bookie that lacks entries
-which other members of its write sets have, the answer proves nothing, so it becomes LIMBO: "unknown" (S6). The entries
-that such a bookie serves are accepted.
+The invariant: "no such entry" from a doubted bookie reaches a recovery as LIMBO, which means "unknown" (S6). Entries
+that the bookie serves are accepted: their digest proves them.
+
+A bookie that returned with empty disks denies everything, and an Apache bookie cannot answer otherwise. A recovery
+takes enough denials as proof that an entry was never acknowledged, and closes the ledger before it. From a bookie that
+lacks entries which other members of its write sets have, a denial proves nothing. With LIMBO in its place the denials
+are too few: the recovery stops, and the ledger stays in recovery until another member answers.
+
+The repair (``repair.ledger_repair``) records the doubt in ZooKeeper first, and only then copies to the bookie or begins
+a recovery: after either, the bookie has entries again, and its loss cannot be seen any more. So a crash at any point
+leaves a record that the next worker reads before its own recovery. The record is deleted when nothing of the ledger is
+missing, after the task; if a crash prevents this, a listing of the tasks deletes it (``queue.task_queue``).
+
+S rules are defined in docs/invariants.md.
 """
 
 from __future__ import annotations

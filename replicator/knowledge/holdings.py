@@ -1,10 +1,21 @@
 """Compare the entries that bookies list with the entries that the metadata assigns to them.
 
-Used twice: a target must list every entry before the metadata may name it (S11, R24: every id, not the
-first and last), and a bookie that a task names but that is registered is asked whether it is whole (R31): it may have
-come back with empty disks. A bookie that does not answer is unknown, neither whole nor incomplete (S6). One that
-answers, but has no lists, is asked for each entry that it should hold. Of a fragment that may still grow it should hold
-what the other members show to be written (``frontier``).
+The invariant: a bookie counts as complete only if it lists every id that the metadata assigns to it (R24), or serves
+each of them if it has no lists. A bookie that does not answer is unknown, neither complete nor incomplete (S6).
+
+This is used for two questions. A target must list every entry before the metadata may name it (S11, I17). And a
+registered bookie that a task names is asked whether it is complete, because it may have returned with empty disks
+(R31). In a fragment that may still grow, it should have what the other members show to be written (``frontier``). This
+end is determined once per turn, so a writer that continues does not keep the turn from ending.
+
+A new target is asked twice. The first listing (``pin``) comes after the reservation and before the first copy: it
+clears a pending mark of the target's collector, so no deletion that was decided earlier removes new copies (S16). The
+second listing comes after the last copy, and only this one is proof: the entries of the first are not verified.
+Apache's bookies have no such marks; their collectors take the ledger's lock before they delete anything.
+
+Nothing is recorded here. A crash loses answers only, and the next worker asks again.
+
+R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
 
 from __future__ import annotations

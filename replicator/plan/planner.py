@@ -1,14 +1,25 @@
-"""What to do about one ledger: a pure function of its metadata and of who is registered.
+"""What to do about one ledger: a pure function of its metadata and of the registered bookies.
 
-The invariants that the plan keeps: a fragment that may still grow keeps its members (S2); a target is writable, not a
-member of the fragment (S9) and not planned for another position of it; positions are kept; read-only bookies are
-sources and never targets, and not missing (S8); a ledger that asks for groups of bookies gets no others. A fragment
-that cannot be repaired now becomes a ``Blocked`` with its reason, beside the steps for the others. The
-under-replication task is a hint that made us look, never an instruction (R1), so it is no argument here: every
-unregistered member counts unless it is awaited (``replicator.knowledge.absence``), and every one that is being drained,
-and an empty plan means that nothing is missing.
+The invariant: any subset of a plan's steps may be carried out at the version of the metadata from which it was made.
+Each step gives one position a bookie with the entries that the position stores, and changes nothing else. Therefore:
 
-Not decided here: whether copies can really be read. Copying determines this and reports it through ``Knowledge``.
+- A fragment that may still grow keeps its members and its end: they belong to the writer. A member that lacks entries
+  is filled in place; everything else waits for the writer or for a recovery (S2). Ends come from the metadata alone
+  (S19).
+- A new target is writable, in a group that the ledger may use, not a member of the fragment (S9) and not planned for
+  another position of it. Positions are kept. Read-only bookies are sources, not targets, and not missing (S8).
+- While a position waits for a recovery, the plan fills no member in place. The missing entries are the evidence that
+  this member lost what it had acknowledged, and its denials would otherwise decide the end of the ledger (S6).
+- A position that cannot be repaired now becomes a ``Blocked`` with its reason, beside the steps for the others.
+
+The task is a hint and no argument (R1): every unregistered member counts unless it is awaited (``absence``), and so
+does every member that is being drained. The metadata is read before the bookies are listed, so a bookie that registers
+during this time does not look lost (R2). Steps do not depend on each other: after a crash between two of them, the next
+plan contains the rest. An empty plan means that nothing is missing (I18).
+
+Whether copies can be read is not decided here. Copying determines this and reports it through ``Knowledge``.
+
+R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
 
 from __future__ import annotations

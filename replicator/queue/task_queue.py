@@ -1,6 +1,22 @@
 """The tasks of the cluster as this worker sees them: which one to take next, and which ones must wait.
 
-Tasks, locks, parked tasks and metadata are read in bulk. A listing is a hint: the lock and a fresh look decide.
+The invariant: a listing decides the order of work and nothing else. The lock and a new look at the ledger decide what
+is done, so an outdated list costs requests and no data (R1). The ledger with the fewest copies left comes first, and a
+failure delays a task but does not change its rank (R40).
+
+Tasks, locks, parked tasks and metadata are read in bulk, and the order of the reads matters in two places. The bookies
+are listed after the metadata of each part, so a bookie that registers during this time does not look lost (R2). Records
+of doubted members are listed before the tasks: such a record is made under the lock of a task, so if the later list has
+no task, this task was completed. The record is then deleted, and so are parked records without a task. This cleans up
+after workers that died between the completion of a task and the deletion of its records, and after Apache's workers,
+which do not have such records.
+
+A task waits if it is locked, parked or failed recently, or if its ledger is open and in its grace period. No lock is
+held while it waits. Parked tasks have a record in ZooKeeper; everything else is noted in memory, with a due time. A
+crash loses these notes: another worker retries a failed task sooner, and begins the grace period of an open ledger
+again.
+
+R rules are defined in docs/failure-model.md.
 """
 
 from __future__ import annotations

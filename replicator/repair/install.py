@@ -1,12 +1,22 @@
-"""The moment a copy begins to count: verified on the target, looked at once more, and named by compare-and-set.
+"""The moment from which a copy counts: listed by its target, checked once more, and named by compare-and-set.
 
-The order is the safety argument (S4, S11, I17, I20): the target lists every entry; then the lock, the old bookie, the
-target and its incarnation are looked at again; then the metadata is written at the version that the plan was made from,
-in one transaction with a check of the reservation that was made before the first byte was copied (S16), and that no
-other disks were recorded under a target's name. A registration outlives the disks by a session timeout, and disks that
-come after them look in the metadata for what they may have held: they must find what is written here, or it must not be
-written (R30). If anything changes during this, the step is dropped; nothing is written that was not decided on current
-data.
+The invariant: metadata names a bookie for a position only if this bookie has all entries of the position on its disks
+(S11, I17), and only by a write whose grounds were checked in the same transaction (S4, I20).
+
+The order is the safety argument. First the target lists every entry. Then the lock, the registrations and the target's
+incarnation are read: a lost bookie that has returned keeps its position (R5), and a target on other disks gets a new
+copy. Last, one transaction writes the metadata at the version from which the plan was made. It also checks the
+reservation, which was made before the first byte was copied: while it stands, no collector of bkheal deletes what was
+listed (S16). And it checks that no other disks were recorded under the target's name (R30). A registration may outlive
+its disks by a session timeout, and new disks search the metadata for what the old ones may have held only after they
+were recorded; so this write is either found by the search or refused. Apache's bookies record no disks, and their
+collectors are kept away by the ledger's lock.
+
+A crash before the write leaves copies that nothing names: the next worker copies again, or their collectors delete them
+once the reservation is removed. A crash after it leaves the task, and the next worker finds nothing missing. A step
+whose grounds have changed is dropped; if the transaction is refused, nothing was written.
+
+R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
 
 from __future__ import annotations

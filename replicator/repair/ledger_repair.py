@@ -1,9 +1,25 @@
 """The repair of one ledger under its lock: look, plan, reserve, copy, install, and look again until nothing is left.
 
-Each round starts from metadata read under the lock and from the bookies listed after it (R2). The results of a round
-(targets that refuse, entries that no bookie serves, bookies that returned incomplete) go into the next plan. The task
-is deleted by a round that finds nothing missing (I18), never on the word of the round that repaired it. A task that
-names no bookie requests better placement, not repair: it is left to Apache's workers, even if something was repaired.
+The invariant: the task is deleted only by a round that found no ledger or nothing missing, in one transaction with
+checks that the ledger, the bookies that the task names and their disks are still as that round saw them (I18). A round
+that repairs something is always followed by another look.
+
+Each round reads the metadata under the lock and then lists the bookies (R2). The order of its steps is the safety
+argument. Members that lack entries of an unclosed ledger are recorded as doubted before anything is copied to them: a
+copy hides the loss, and a recovery must not believe their denials (S6). The plan is reserved before the first copy, so
+no collector deletes a copy before the metadata names it (S16). The metadata names a target only after the target has
+listed its entries (S11). The reservation is removed before the task is deleted: a write that a former holder of the
+lock still has under way is then refused.
+
+A crash releases the lock with the session (S14) and leaves the task. The next worker replaces or removes the
+reservation, plans from the metadata as it is now, and copies again what no metadata names; the collectors of bookies
+that it does not choose delete their copies. Doubts and the parked record are deleted after the task. If a crash
+prevents this, the next listing (``queue.task_queue``) deletes them.
+
+The results of a round (targets that refuse, entries that no bookie serves, bookies that returned incomplete) go into
+the next plan. A task that names no bookie requests better placement: it is left to Apache's workers.
+
+R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
 
 from __future__ import annotations

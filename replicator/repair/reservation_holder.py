@@ -34,7 +34,7 @@ class ReservationHolder:
         self._lease = lease
         self._ledger_id: LedgerId = lease.held.task.ledger_id
         self._is_clear = False
-        """Return whether neither this process nor an earlier one can have reserved anything for this ledger."""
+        """Whether neither this process nor an earlier one can have reserved anything for this ledger."""
         self.current: LedgerReservations | None = None
 
     async def reserve(self, ledger: Versioned, steps: Sequence[tuple[Step, str]]) -> None:

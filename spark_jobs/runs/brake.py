@@ -1,7 +1,20 @@
-"""The mass-loss brake (S12, R35): input that no cluster would produce while it lives stops the run.
+"""The mass-loss brake (S12, I24, R35): input that no healthy cluster produces keeps a run from marking anything. Pure.
 
-When all registrations vanish because ZooKeeper blinked, marking every ledger would bury the replicators in work that
-copies healthy data. So an audit with such input marks nothing, reports this, and leaves the decision to a person. Pure.
+The invariant: nothing is marked while more bookies are missing than a cluster loses at once, or if the ledgers of a
+cluster that had many seem to have disappeared. If all registrations are missing because ZooKeeper had an outage,
+marking every ledger would make replicators copy healthy data, and the ledgers that really lost copies would wait among
+them. A run with such input reports the reason and leaves the decision to an operator.
+
+The bookie check asks before the scan, with the bookies that have a cookie, and again between the scan and the first
+mark, with the bookies that metadata names as well: a decommissioned bookie may still be named. The second question uses
+the same list as the check, so bookies that disappear after it cannot cause marks. The service asks at each look, too,
+and starts no audit for lost bookies while the brake holds.
+
+The brake keeps no state, so a crash leaves nothing. Each run decides from its own input, and the first run after the
+bookies have returned marks as usual. The last complete report is the only memory: without it, the number of ledgers is
+not compared.
+
+R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
 
 from __future__ import annotations

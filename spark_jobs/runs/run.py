@@ -1,7 +1,20 @@
-"""Audit runs: one check over a whole cluster, its report, and what it marks for repair.
+"""Audit runs: one check over a whole cluster, its marks for repair, and its report.
 
-Implausible input publishes nothing (S12), a scan that did not see every ledger never calls itself complete and only
-adds (S20), unreadable metadata is a finding. Which check does what: ``bookie_run``, ``placement_run``, ``replica_run``.
+The invariant: a run only adds marks. It marks nothing if its input is implausible (S12, ``brake``), and does not call
+itself complete if it may not have seen every ledger (S20, ``completeness``). Unreadable metadata is a finding. The
+``bookie_run``, ``placement_run`` and ``replica_run`` modules contain the checks.
+
+The steps are: scan, check, mark, write the report and its summary last, and record the completed check in the cluster.
+In a bookie check, marks come before the report, so a full disk of the auditor does not prevent a repair. A replicas
+check proceeds in chunks. The record comes last, and only for a complete run that marked all it found, because the next
+check is scheduled from it.
+
+A run that is stopped or dies leaves the marks that it made. Marking is idempotent and its order does not matter for
+safety, so the next run marks the rest (R21, R22). A directory without a summary is not a report. Without the record the
+next check runs earlier than needed. The gate is passed before each phase, chunk and batch of marks, so a run whose lock
+or leadership was lost marks at most the batch that it has begun; this does no harm, because a mark is a hint (R1).
+
+R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ class TabSettings:
     """True if a user without a name in Spark may press them.
 
     Spark's own access lists admit such users, so this is a separate option. Meant for a demo on the loopback interface.
-    Spark's own access lists let such people through, so this is asked separately. Meant for a demo on the loopback
-    interface.
     """
     proxy_base: str = ""
     """Path or URL of the Spark UI behind a reverse proxy, such as ``/spark/auditor``; empty: from

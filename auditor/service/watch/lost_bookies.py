@@ -1,13 +1,20 @@
 """What to do about lost bookies: which delays have passed, when to look again, and whether the mass-loss brake holds.
 
-Pure.
+Pure. The invariant: a bookie is due only if its own delay has passed since an auditor first saw it down (A4), the pause
+after an outage of ZooKeeper is over, no completed audit has covered this loss, and the brake does not hold (S12).
 
-The delay (``lostBookieRecoveryDelay``, shared with Apache's auditor) counts for each bookie from when it was first seen
-down, and has no effect if the bookie returns before its end. Apache's auditor gives up the delay as soon as two bookies
-are lost; here each keeps its own. A rolling restart that overlaps, or two machines that reboot together, would
-otherwise copy data that is back in a minute; and the urgency after a second loss is not guessed from the number of
-losses: an operator who wants no delay sets it to 0, and setting the delay to its current value starts an audit of every
-lost bookie at once.
+The caller (``bookie_watch``) stores the first-seen-down time before it decides, and the time of the audit only after a
+complete audit. So a leader that dies at any point loses nothing: the next one continues the delay from the stored time,
+and a loss that no complete audit covers is due again. If it was marked already, marking it again changes nothing (R22).
+The record of a bookie that returns is deleted, and its next absence begins a new delay.
+
+The delay is ``lostBookieRecoveryDelay``, shared with Apache's auditor. Apache's auditor gives it up as soon as two
+bookies are lost; here each bookie keeps its own. Otherwise a rolling restart that overlaps, or two machines that reboot
+together, would cause copies of data that is back in a minute. Urgency is not guessed from the number of losses: an
+operator who wants no delay sets it to 0, and setting the delay to its current value starts an audit of every lost
+bookie at once.
+
+A and S rules are defined in docs/invariants.md, R rules in docs/failure-model.md.
 """
 
 from __future__ import annotations

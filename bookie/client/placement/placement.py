@@ -1,4 +1,4 @@
-"""Choose bookies by policy, location and free space. Choices share no state. No state is shared between choices.
+"""Choose bookies by policy, location and free space. Choices share no state.
 
 Candidates are put into a random order, those with much free space rather at its front; the first of them that suit
 the policy are taken. So the load spreads by itself, and equal choices are made from equal candidates and rng.

@@ -1,8 +1,24 @@
-"""Recovery: fence a ledger against its writer, find its end, make its tail durable, and close it (DESIGN 6).
+"""Recovery: fence a ledger against its writer, find its end, make its tail durable, and close it.
 
-Any number of recoveries may run concurrently, also while the writer lives: all of them, and all later readers, see the
-one end in the first closing change. A recovery that stops leaves the ledger in recovery, and another one starts again.
-Source of the rules: docs/formats.md#recovery, docs/failure-model.md#recovery-rules.
+The invariant: the closed ledger contains every acknowledged entry (I3), and nothing is acknowledged beyond its end
+(I2). Any number of recoveries may run concurrently, also while the writer lives: the first closing change decides the
+end, and all others accept it (I4). The order of the steps is the safety argument:
+
+1. The state becomes IN_RECOVERY: the writer can change neither its ensemble nor the state any more.
+2. The last ensemble is fenced until fewer than ``Qa`` members of any write set could still accept an add (T14).
+3. Entries are read from the last add confirmed on. Explicit denials from enough members prove the end. Other answers
+   prove nothing, and without a proof the recovery stops.
+4. The entries found are stored again on ``Qa`` members or more. New members stay in memory: if the metadata named them
+   now, another recovery would read from bookies that do not have the entries, and would cut off the end.
+5. Members that are not known to have all entries are marked for repair, because only this process has this information.
+   The mark is repeated after the close: a worker may have completed the task while the ledger was open.
+6. One transaction stores the end, the length and the new members, if the last fragment is still that of step 1 and no
+   new member has got other disks since it was asked (R30).
+
+A crash before step 6 leaves the ledger in recovery, fenced, perhaps with more copies than before. Another recovery
+starts again from step 1, and the collectors of bookies that remain unnamed delete their copies.
+
+Sources: docs/formats.md#recovery, docs/failure-model.md#recovery-rules; I rules are defined in docs/invariants.md.
 """
 
 from __future__ import annotations

@@ -1,10 +1,23 @@
-"""Ensemble change: replace the bookies a writer gave up, from last add confirmed + 1 on.
+"""Ensemble change: replace the bookies that a writer gave up, from last add confirmed + 1 on.
 
-Nothing is acknowledged from the moment the metadata may change until it has (``state.is_changing``). Further failures
-during the change are handled in another round. The new fragment replaces the last one if that holds no confirmed entry.
-Which disks a replacement has is looked up before the metadata names it.
+The invariant: an entry is acknowledged only if ``Qa`` bookies have it in the ensemble that the stored metadata gives
+for it (I1). A writer changes only the last fragment (I8), and fragment starts increase: if the last fragment has no
+confirmed entry, it is replaced instead (I7).
 
-Source: docs/formats.md#ensemble-change.
+The order is the safety argument. Acknowledgements stop first (``state.is_changing``), so last add confirmed, which
+determines the start of the new fragment, cannot move. The incarnation of each replacement is looked up before the
+metadata names it, and adds carry it: other disks under the same name refuse them. The metadata is then written by
+compare-and-set. Only when the write is known to be stored are the acknowledgements of the replaced positions discarded,
+the unconfirmed entries sent to the new bookies, and acknowledgements resumed. Further failures during the change are
+handled in another round.
+
+If the writer dies at any point, the metadata gives the old ensemble or the new one. Every confirmed entry precedes the
+new fragment, and no unconfirmed one was acknowledged, so a recovery may keep it or not. If the answer to the write is
+lost, nothing is acknowledged until a read of the metadata shows the outcome. If the last fragment found is neither the
+old one nor one that this change sent, or the state is not OPEN, another client has changed the ledger, and the writer
+stops.
+
+Source: docs/formats.md#ensemble-change; I rules are defined in docs/invariants.md.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class LedgerStore:
             return None
 
     async def read_many(self, ids: Sequence[LedgerId]) -> list[Versioned | Unreadable | None]:
-        """Read many ledgers; None for a ledger that does not exist. Not a snapshot. Not one point in time.
+        """Read many ledgers; None for a ledger that does not exist. Not a snapshot.
 
         Raises:
             StoreUnavailableError: no answer.

@@ -1,12 +1,23 @@
 """Who is the auditor: the election that Apache's auditors and ours share (docs/formats.md#election).
 
-A candidate's vote is an ephemeral sequential node; the lowest number leads, whichever kind of auditor cast it. A leader
-here is bounded twice. By its session: once that is lost, so is the leadership (S14). And by its own clock: only while
-the vote was seen less than ``FRESH_SHARE`` of the session's timeout ago, counted from before the request. A process
-that was stopped, or whose loop hangs, thus ends its own leadership before the server can give it to another.
+The invariant: at most one auditor leads at a time (A1), and a process that stood still stops leading before another one
+begins (A2). A vote is an ephemeral sequential node, and the lowest number leads, whichever kind of auditor cast it.
 
-Not covered: a machine whose monotonic clock stands still (a suspended virtual machine). There the session's end, and
-compare-and-set in what the leader writes, are what is left.
+A leadership is bounded twice: by the session, with which the vote ends (S14), and by the candidate's own clock. It
+lasts only while the vote was confirmed less than ``FRESH_SHARE`` of the session timeout ago. The time is taken before
+the request is sent, and the request is a ``sync`` and then a read, so the ZooKeeper leader has seen the session alive
+after that time, and expires it about a whole timeout later at the earliest. A process that was stopped, or whose loop
+hangs, thus loses its own leadership before the server can give it to another one. ``is_leader`` checks both bounds at
+each call.
+
+A candidate looks for a vote of its session before it casts one, because an earlier answer may have been lost, and
+deletes all of them but the lowest. After a crash the vote ends with the session, and the next candidate leads. A
+candidate that resigns ends its leadership first and then deletes the vote.
+
+Not covered: a machine whose monotonic clock stands still (a suspended virtual machine). There the end of the session,
+and compare-and-set in what the leader writes, must suffice.
+
+A and S rules are defined in docs/invariants.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,20 @@
 """Locks of under-replication tasks, shared with Apache's workers and collectors (docs/formats.md#locks).
 
-A lock only saves work (S16); it must never destroy another owner's lock. So it is released only by the session that
-owns it, after looking at the node (its creation and owner), and a task is deleted in one transaction with its lock, at
-the version and creation that were seen under the lock (S5): a mark that came later stays.
+The invariant: a process deletes a task only in the state that it read under its own lock (S5), and releases only a lock
+that its session created. A lock saves work; repairs stay safe without it (S16).
+
+A worker creates the lock, an ephemeral node, and reads the task then, so the task is at least as new as the lock. To
+complete the task, it compares both nodes with those it saw, by the transaction that created them: a node that was
+deleted and created again has version 0 again. One transaction then deletes the lock and the task at its version, with
+the caller's checks. So no other worker finds the task without its lock. A mark that came later changes the task, so it
+stays.
+
+If the process dies before the transaction, the task stays and the lock ends with the session (S14). If the answer to
+the creation of a lock is lost, the ledger is remembered here, and the next attempt takes over the lock if it is this
+session's. If the answer to the completion is lost, both nodes are read again: if neither exists, it was carried out.
+Empty parents are deleted afterwards; a crash leaves them, and they are harmless.
+
+S rules are defined in docs/invariants.md.
 """
 
 from __future__ import annotations

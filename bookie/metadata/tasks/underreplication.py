@@ -1,8 +1,20 @@
 """Under-replication tasks: mark, list, lock, complete, and the cluster-wide switches.
 
-The tree is Apache's, so its auditors and workers and ours share the same tasks, locks and switches.
+The invariant: bkheal deletes a task only together with the lock under which it was read, and only if the task is still
+the same node at the same version (S5). Everything else adds: marking creates a task or merges bookies into it. The tree
+is Apache's, so its auditors and workers share the same tasks, locks and switches.
 
-Source: docs/formats.md#under-replication.
+Any number of processes may mark and complete at once. Each mark is a create or a compare-and-set, repeated after a
+conflict; a task that already names all the bookies is not touched (``marking``). A worker creates the lock first and
+reads the task then. A mark that arrives during the repair changes the task's version, so the completion fails and the
+task stays (R13).
+
+A crash while many ledgers are marked leaves a part of them marked, and the next audit marks the rest (R21, R22). A
+crash of a worker leaves the task; the lock ends with the session (S14). If the answer to a lock request is lost, a lock
+may remain, and the next attempt of this process finds it (``locks``). While the ``disable`` node exists, audits do not
+mark and workers do not copy: they read it before each batch and each chunk (S7).
+
+Sources: docs/formats.md#under-replication; R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
 
 from __future__ import annotations

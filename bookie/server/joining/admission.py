@@ -1,4 +1,24 @@
-"""Carries out the decision of ``identity``: gathers what it is made from, and writes a new bookie down."""
+"""Admission of a bookie: gather the evidence for ``identity``, and record a new bookie in a safe order.
+
+The invariant: a process serves under a bookie id only on the disks that ZooKeeper and all its directories record for
+this id, and answers "unknown" for everything that earlier disks of the id may have held (S6, S17).
+
+A start on known disks writes nothing. New disks are recorded in this order: the incarnation in each directory, then in
+the history in ZooKeeper, then the cookie in ZooKeeper, then ``VERSION`` in each directory. If the id had other disks
+before, ``limbo-pending`` is written to each directory first and removed last, and between the history and the cookie
+every ledger that names the bookie is put in limbo (``limbo``). The bookie serves after the last step.
+
+The history comes before the search for ledgers: a repair or recovery that names the bookie for its earlier disks checks
+the history in the same transaction, so its write is either found by the search or refused (R30). The cookie and
+``VERSION`` come last: they declare the start complete.
+
+A crash between two steps is repaired by the next start, and every step may find itself done. Without ``limbo-pending``,
+directories without data and without ``VERSION`` show an interrupted first start, which continues with the incarnation
+that they contain, if any. With ``limbo-pending``, the start begins again with the limbo. Every other combination is
+refused, and an operator decides (``identity.decide``).
+
+Source: docs/failure-model.md#identity-of-a-bookie; S rules are defined in docs/invariants.md.
+"""
 
 from __future__ import annotations
 

@@ -1,19 +1,25 @@
 """Delete the entries of ledgers that were deleted or moved to other bookies.
 
-A cheap bulk read of the metadata names the suspects. Each suspect is then judged on its own, and nothing is deleted on
-one witness's word (S13, I16):
+The invariant: entries are deleted only if the ledger does not exist, or is closed and neither names this bookie nor
+reserves it, by reads under one mark (I16); nothing is deleted on a single witness's word (S13). A bulk read of the
+metadata only selects suspects. Each suspect is then judged on its own, and the order of the steps is the safety
+argument:
 
-* deleted: no metadata, read after a ``sync``, twice, more than a session timeout apart, under one mark;
-* surplus: closed and not naming this bookie, read after a ``sync`` under a mark and under the ledger's lock (Apache's,
-  so that its workers are respected); and proved by one transaction, which the store orders with every change: the
-  version of the metadata, and that no copy to this bookie is reserved (S16). A reservation found under the lock is that
-  of a worker that died, and ends in the same transaction, so that its owner, if it lives, cannot install any more.
+* deleted ledger: mark, ``sync`` and read that there is no metadata, wait longer than a session timeout, ``sync`` and
+  read again under the same mark, delete;
+* surplus ledger: take the ledger's lock (Apache's, so that its workers are respected), mark, ``sync`` and read, prove
+  the verdict by one transaction, delete, release the lock. The transaction checks the lock, the version of the
+  metadata, and that no copy to this bookie is reserved (S16). A reservation of this bookie found under the lock is that
+  of a worker that died or lost the lock. It is deleted in the same transaction, so this worker cannot install any more.
 
-The storage deletes only while the mark stands: an add or a listing by a repair clears it. Anything unreadable, unknown
-or unexpected keeps the data. A pass that would delete implausibly much deletes nothing (S12), and a pass ends with the
-session that it began in (S14).
+The storage deletes only while the mark stands. An add or a listing by a repair clears it, so a copy that is made or
+found after the verdict is kept. Anything unreadable, unknown or unexpected keeps the data. A pass that would delete
+implausibly much deletes nothing (S12), and a pass stops if the session in which it began is lost (S14).
 
-Source: docs/failure-model.md#collection-and-checkpoints.
+A crash loses the marks, which are in memory, and the lock ends with the session. A ledger whose entries were deleted in
+part is still listed, and the next pass judges it again. It was fenced durably before the first deletion (S17).
+
+Source: docs/failure-model.md#collection-and-checkpoints; S and I rules are defined in docs/invariants.md.
 """
 
 from __future__ import annotations

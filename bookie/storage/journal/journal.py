@@ -1,11 +1,21 @@
-"""Durable appends with group commit (rules J1, J5, J6, J8, J10).
+"""Durable appends with group commit (rules J1, J3 to J6, J8 and J10 in docs/failure-model.md).
 
-While one group is being written and synced, new records queue; the next group takes them all. One sync thus covers many
-callers, and a single caller does not wait. Only one batch is in flight at any time: each batch proves that the previous
-ones were durable. Callbacks run in the order of the journal, before any caller resumes.
+The invariant: a record is acknowledged only after the sync of its batch, and a batch is written only after all earlier
+ones were synced. So each batch can state how far the journal is durable, and a replay can tell a torn tail, which was
+never acknowledged, from the loss of acknowledged records (J3, J4).
 
-If the disk is full, the queued records fail and the file is closed; the next records begin a new file with a higher
-epoch. Any other disk error stops the journal: nothing more is acknowledged, and ``fatal`` makes the process exit.
+While one batch is being written and synced, new records queue, and the next batch contains all of them. One sync thus
+covers many callers, and a single caller does not wait. Callbacks run in the order of the journal, before any caller
+resumes.
+
+A file begins in this order: its header is synced, then its name in the directory, then the mark beside the files, then
+the first batch is written (J5). A crash before the first batch leaves a file without records. A crash during a batch
+leaves a torn tail. Nothing is appended after it: each start begins a new file with a higher epoch (J8). A file is
+deleted only after a checkpoint that covers it is durable; the mark is written last, because on a full disk it needs the
+space that the deletion frees.
+
+If the disk is full, all queued records fail and the file is closed; the next records begin a new file with a higher
+epoch. Any other disk error stops the journal: nothing more is acknowledged, and ``fatal`` makes the process exit (J6).
 """
 
 from __future__ import annotations
