@@ -1,4 +1,4 @@
-"""The transport port: the requests of any process to a bookie, over any protocol.
+"""The transport port: the requests of any process to a bookie (``bookie.wire.requests``), over any protocol.
 
 Remote misbehaviour is an answer, not an exception: every call returns a reply with a ``Status``, also without an
 answer. Only cancellation and our own bugs raise. A status is *absent* for exactly two values (safety rule S6):
