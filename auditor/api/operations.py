@@ -24,6 +24,7 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import FragmentHealth, fragment_health
 from bookie.runtime.clock import Clock
 from bookie.wire.port import Status, Transport
+from bookie.wire.requests import Info
 
 T = TypeVar("T")
 
@@ -153,7 +154,7 @@ class StoreOperations(Operations):
         address = (bookie, state, endpoint.host, endpoint.port, endpoint.protocol)
         if self._transport is None:
             return BookieView(*address)
-        reply = await self._transport.info(bookie, _INFO_TIMEOUT_S)
+        reply = await self._transport.ask(bookie, Info(), _INFO_TIMEOUT_S)
         if reply.status is not Status.OK or reply.info is None:
             return BookieView(*address)
         figures = (reply.info.disk_total_bytes, max(0, reply.info.disk_free_bytes), reply.info.ledger_count)

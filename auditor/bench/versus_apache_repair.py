@@ -24,6 +24,7 @@ from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.embedded.apache import ApacheBookie, ApacheCluster
 from bookie.model.ids import BookieId, LedgerId
 from bookie.wire.port import Status
+from bookie.wire.requests import ListEntries
 
 Shape = tuple[int, int, int]
 SHAPES: Final[tuple[Shape, ...]] = ((3, 3, 2), (3, 2, 2), (5, 2, 2))
@@ -187,7 +188,7 @@ class _Site:
             ledger = await self.client.ports.ledgers.read(ledger_id)
             if self.lost in ledger.metadata.members():
                 raise ContestantError(f"{who} deleted the task of ledger {ledger_id}, which still names {self.lost}")
-            reply = await self.client.ports.transport.list_entries(self.spare, ledger_id, _LIST_TIMEOUT_S)
+            reply = await self.client.ports.transport.ask(self.spare, ListEntries(ledger_id), _LIST_TIMEOUT_S)
             if reply.status is not Status.OK:
                 raise ContestantError(f"{self.spare} does not list ledger {ledger_id}: {reply.status} {reply.detail}")
             written += sum(last - first + 1 for first, last in reply.entries.runs)

@@ -20,6 +20,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, unpack
 from bookie.model.severity import Severity, fragment_health
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, Status
+from bookie.wire.requests import Read
 
 _READ_TIMEOUT_S: Final = 30.0
 
@@ -175,7 +176,7 @@ async def _ask(client: BookKeeper, ledger: Versioned, bookie: BookieId, ids: lis
     results: list[EntryResult] = []
     while len(results) < len(ids):
         rest = ids[len(results) : len(results) + READ_ENTRIES_MAX]
-        reply = await client.ports.transport.read(bookie, ledger.ledger_id, rest, _READ_TIMEOUT_S)
+        reply = await client.ports.transport.ask(bookie, Read(ledger.ledger_id, rest), _READ_TIMEOUT_S)
         bad = next((result for result in reply.results if result.status is not Status.OK), None)
         if reply.status is not Status.OK or not reply.results or bad is not None:
             status = bad.status if bad else reply.status

@@ -19,6 +19,7 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.holdings import fragment_entries
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import Status
+from bookie.wire.requests import ListEntries
 
 _LIST_TIMEOUT_S: Final = 30.0
 
@@ -72,7 +73,7 @@ async def _shortfall(
 
 
 async def _held(ports: ClientPorts, ledger: Versioned, member: BookieId) -> set[EntryId]:
-    reply = await ports.transport.list_entries(member, ledger.ledger_id, _LIST_TIMEOUT_S)
+    reply = await ports.transport.ask(member, ListEntries(ledger.ledger_id), _LIST_TIMEOUT_S)
     if reply.status is not Status.OK and not reply.status.is_absent:
         raise ProofFailedError(f"{member} does not list ledger {ledger.ledger_id}: {reply.status.name} {reply.detail}")
     return {EntryId(entry_id) for first, last in reply.entries.runs for entry_id in range(first, last + 1)}

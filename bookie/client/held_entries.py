@@ -10,14 +10,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final
 
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, packet_ids
 from bookie.runtime.clock import Clock
 from bookie.runtime.waiting import all_or_first_error
-from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, ReadReply, Status
+from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, ReadReply, Status, Transport
+from bookie.wire.requests import ListEntries, Read
 
 REQUESTS_MAX: Final = 2
 """Reads of one ledger under way at one bookie."""
@@ -28,25 +29,11 @@ _BACKOFF_S: Final = 0.25
 _RETRIED: Final = frozenset({Status.TOO_MANY_REQUESTS, Status.TIMEOUT, Status.UNREACHABLE})
 
 
-class ReadsAndLists(Protocol):
-    """The part of ``Transport`` that is needed."""
-
-    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        """List the entries, or read each wanted one if the bookie has no lists."""
-        ...
-
-    async def read(
-        self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId], timeout_s: float
-    ) -> ReadReply:
-        """Read entries from the bookie."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class HeldEntries:
     """Asks bookies what they hold. Each request has a deadline of its own and few attempts."""
 
-    transport: ReadsAndLists
+    transport: Transport
     clock: Clock
     timeout_s: float
     attempts_max: int = 1
@@ -70,7 +57,7 @@ class HeldEntries:
     async def listed(self, bookie: BookieId, ledger_id: LedgerId) -> ListReply:
         """What the bookie lists; UNSUPPORTED if it does not list."""
         for attempt in itertools.count(1):
-            reply = await self.transport.list_entries(bookie, ledger_id, self.timeout_s)
+            reply = await self.transport.ask(bookie, ListEntries(ledger_id), self.timeout_s)
             if not await self._is_again(reply.status, attempt):
                 return reply
         raise AssertionError("unreachable: counting has no end")
@@ -88,7 +75,7 @@ class HeldEntries:
     async def read(self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
         """Read entries, and retry those without an answer."""
         for attempt in itertools.count(1):
-            reply = await self.transport.read(bookie, ledger_id, entry_ids, self.timeout_s)
+            reply = await self.transport.ask(bookie, Read(ledger_id, entry_ids), self.timeout_s)
             if reply.results or not await self._is_again(reply.status, attempt):
                 return reply
         raise AssertionError("unreachable: counting has no end")

@@ -7,27 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
 
-from bookie.model.ids import EntryId, LedgerId
+from typing_extensions import override
+
 from bookie.runtime.clock import Clock
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.server import metrics as names
 from bookie.storage.port import Disk, DiskFile
 from bookie.wire.handler import BookieHandler
-from bookie.wire.port import (
-    AddBatch,
-    AddReply,
-    EntryResult,
-    FenceReply,
-    InfoReply,
-    LacReply,
-    ListReply,
-    ReadReply,
-    Status,
-)
-
-Reply = TypeVar("Reply", AddReply, ReadReply, FenceReply, LacReply, ListReply, InfoReply)
+from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, ReplyT, Request, Status
 
 
 class _Operation:
@@ -42,7 +30,7 @@ class _Operation:
         self._count = {status: of(status.name.lower()) for status in Status if status < Status.UNREACHABLE}
         self._count_cancelled = of(names.CANCELLED)
 
-    async def __call__(self, answer: Awaitable[Reply]) -> Reply:
+    async def __call__(self, answer: Awaitable[ReplyT]) -> ReplyT:
         begun_s = self._clock.monotonic_s()
         try:
             reply = await answer
@@ -54,71 +42,38 @@ class _Operation:
         return reply
 
 
-class MeasuredService:
-    """A ``BookieHandler`` that counts and times another one."""
+class MeasuredService(BookieHandler):
+    """Counts and times the requests to another handler."""
 
     def __init__(self, service: BookieHandler, metrics: MetricSet, clock: Clock) -> None:
-        def operation(name: str) -> _Operation:
-            return _Operation(metrics, clock, name)
-
         self._service = service
-        self._add, self._read, self._read_last = operation("add"), operation("read"), operation("read_last")
-        self._fence, self._list, self._info = operation("fence"), operation("list_entries"), operation("info")
-        self._read_lac, self._wait_lac = operation("read_lac"), operation("wait_lac")
-        self._write_lac = operation("write_lac")
+        self._add = _Operation(metrics, clock, names.ADD)
+        self._others = {kind: _Operation(metrics, clock, name) for kind, name in names.OPERATION_OF.items()}
         self._added_entries = metrics.counter(names.ADDED_ENTRIES)
         self._added_bytes = metrics.counter(names.ADDED_BYTES)
         self._read_entries = metrics.counter(names.READ_ENTRIES)
         self._read_bytes = metrics.counter(names.READ_BYTES)
 
+    @override
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
-        """Store a batch."""
         reply = await self._add(self._service.add(incarnation, batch))
         if reply.status is Status.OK:
             self._added_entries.inc(len(batch.entries))
             self._added_bytes.inc(sum(map(len, batch.entries)))
         return reply
 
-    async def read(
-        self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId], fence_key: bytes | None = None
-    ) -> ReadReply:
-        """Read entries."""
-        return self._sent(await self._read(self._service.read(incarnation, ledger_id, entry_ids, fence_key)))
+    @override
+    async def answer(self, incarnation: str, request: Request[ReplyT]) -> ReplyT:
+        reply = await self._others[type(request)](self._service.answer(incarnation, request))
+        if isinstance(reply, ReadReply):
+            self._count_sent(reply)
+        return reply
 
-    async def read_last(self, incarnation: str, ledger_id: LedgerId) -> ReadReply:
-        """Read the entry with the greatest id."""
-        return self._sent(await self._read_last(self._service.read_last(incarnation, ledger_id)))
-
-    async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
-        """Fence a ledger, and read."""
-        return await self._fence(self._service.fence(incarnation, ledger_id, master_key))
-
-    async def read_lac(self, incarnation: str, ledger_id: LedgerId) -> LacReply:
-        """The last add confirmed and the last entry."""
-        return await self._read_lac(self._service.read_lac(incarnation, ledger_id))
-
-    async def wait_lac(self, incarnation: str, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
-        """Wait for a greater last add confirmed."""
-        return await self._wait_lac(self._service.wait_lac(incarnation, ledger_id, beyond, wait_s))
-
-    async def write_lac(self, incarnation: str, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
-        """Write a last add confirmed."""
-        return await self._write_lac(self._service.write_lac(incarnation, ledger_id, master_key, explicit))
-
-    async def list_entries(self, incarnation: str, ledger_id: LedgerId) -> ListReply:
-        """List the entries of a ledger."""
-        return await self._list(self._service.list_entries(incarnation, ledger_id))
-
-    async def info(self, incarnation: str) -> InfoReply:
-        """Information about the bookie."""
-        return await self._info(self._service.info(incarnation))
-
-    def _sent(self, reply: ReadReply) -> ReadReply:
+    def _count_sent(self, reply: ReadReply) -> None:
         sent: list[EntryResult] = [result for result in reply.results if result.status is Status.OK]
         if sent:
             self._read_entries.inc(len(sent))
             self._read_bytes.inc(sum(len(result.packet) for result in sent))
-        return reply
 
 
 class TimedDisk:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from bookie.model.errors import BkhealError
 from bookie.runtime.clock import Clock
@@ -16,23 +16,25 @@ from bookie.runtime.telemetry.metric_definitions import REQUEST_BUCKETS_S, SYNC_
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.storage.port import Disk
 from bookie.storage.store import LedgerStorage
-from bookie.wire.port import Status
+from bookie.wire.port import Request, Status
+from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 
 _log = logging.getLogger(__name__)
 
 COMPONENT: Final = "bookie"
 
-OPERATIONS: Final = (
-    "add",
-    "read",
-    "read_last",
-    "fence",
-    "read_lac",
-    "wait_lac",
-    "write_lac",
-    "list_entries",
-    "info",
-)
+ADD: Final = "add"
+OPERATION_OF: Final[Mapping[type[Request[Any]], str]] = {
+    Read: "read",
+    ReadLast: "read_last",
+    Fence: "fence",
+    ReadLac: "read_lac",
+    WaitLac: "wait_lac",
+    WriteLac: "write_lac",
+    ListEntries: "list_entries",
+    Info: "info",
+}
+OPERATIONS: Final = (ADD, *OPERATION_OF.values())
 CANCELLED: Final = "cancelled"
 """Instead of a status: the caller went before the answer."""
 STATUSES: Final = (*(status.name.lower() for status in Status if status < 100), CANCELLED)

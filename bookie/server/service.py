@@ -11,12 +11,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, assert_never, cast
 
 from typing_extensions import override
 
 from bookie.model.errors import BkhealError
-from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
+from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import guarded
 from bookie.server.lac_board import LacBoard, check_packet, proven_lac
@@ -28,18 +28,19 @@ from bookie.wire.port import (
     AddReply,
     BookieInfo,
     EntryResult,
-    FenceReply,
+    Failed,
     InfoReply,
     LacReply,
-    ListReply,
     ReadReply,
+    Reply,
+    ReplyT,
+    Request,
     Status,
 )
-from bookie.wire.request_shape import batch_size_problem, entry_ids_problem
+from bookie.wire.request_shape import batch_size_problem, beyond_problem, entry_ids_problem
+from bookie.wire.requests import AnyRequest, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 
 _log = logging.getLogger(__name__)
-
-Reply = TypeVar("Reply")
 
 
 class RunningRequests:
@@ -48,7 +49,7 @@ class RunningRequests:
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
 
-    async def to_the_end(self, work: Coroutine[Any, Any, Reply], failed: Callable[[Status, str], Reply]) -> Reply:
+    async def to_the_end(self, work: Coroutine[Any, Any, ReplyT], failed: Failed[ReplyT]) -> ReplyT:
         """Run ``work`` so that a caller who is cancelled does not stop it half-way; what it raises becomes IO_ERROR."""
         task = guarded("bookie request", _answered(work, failed))
         self._running.add(task)
@@ -63,15 +64,15 @@ class RunningRequests:
         return not late
 
 
-async def _answered(work: Coroutine[Any, Any, Reply], failed: Callable[[Status, str], Reply]) -> Reply:
+async def _answered(work: Coroutine[Any, Any, ReplyT], failed: Failed[ReplyT]) -> ReplyT:
     try:
         return await work
     except BkhealError as error:
         _log.warning("request failed", extra={"error": str(error)})
-        return failed(Status.IO_ERROR, str(error))
+        return failed(Status.IO_ERROR, detail=str(error))
     except Exception:  # noqa: BLE001 (task boundary: a bug in one request must answer it, and end no other)
         _log.exception("request failed unexpectedly")
-        return failed(Status.IO_ERROR, "internal error of the bookie, see its log")
+        return failed(Status.IO_ERROR, detail="internal error of the bookie, see its log")
 
 
 _MAY_CHANGE: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
@@ -142,47 +143,49 @@ class BookieService(BookieHandler):
         return reply
 
     @override
-    async def read(
-        self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId], fence_key: bytes | None = None
-    ) -> ReadReply:
-        refusal = self._refusal(incarnation) or _bad_request(entry_ids_problem(entry_ids))
+    async def answer(self, incarnation: str, request: Request[ReplyT]) -> ReplyT:
+        refusal = self._refusal(incarnation) or _bad_request(_shape_problem(request))
         if refusal is not None:
-            return ReadReply(refusal[0], detail=refusal[1])
-        if fence_key is not None:
-            fenced = await self.fence(incarnation, ledger_id, fence_key)
+            return request.failed(refusal[0], detail=refusal[1])
+        return cast(ReplyT, await self._answer(incarnation, cast(AnyRequest, request)))
+
+    async def _answer(self, incarnation: str, request: AnyRequest) -> Reply:
+        match request:
+            case Read():
+                return await self._read(incarnation, request)
+            case ReadLast():
+                return await self._last(request.ledger_id)
+            case Fence():
+                fencing = self._storage.fence(request.ledger_id, request.master_key)
+                return await self._running.to_the_end(fencing, request.failed)
+            case ReadLac():
+                return await self._read_lac(request.ledger_id)
+            case WaitLac():
+                return await self._wait_lac(incarnation, request)
+            case WriteLac():
+                return await self._in_turn(lambda: self._write_lac(request), request.failed)
+            case ListEntries():
+                return await self._in_turn(lambda: self._storage.list_entries(request.ledger_id), request.failed)
+            case Info():
+                return await self._running.to_the_end(self._info(), request.failed)
+            case _:
+                assert_never(request)
+
+    async def _read(self, incarnation: str, read: Read) -> ReadReply:
+        if read.fence_key is not None:
+            fenced = await self.answer(incarnation, Fence(read.ledger_id, read.fence_key))
             if fenced.status is not Status.OK:
                 return ReadReply(fenced.status, detail=fenced.detail)
-        return await self._entries(ledger_id, entry_ids[:1] if fault_point("service.short_read") else entry_ids)
+        entry_ids = read.entry_ids[:1] if fault_point("service.short_read") else read.entry_ids
+        return await self._entries(read.ledger_id, entry_ids)
 
     async def _entries(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
-        return await self._in_turn(
-            lambda: self._storage.read(ledger_id, entry_ids), lambda status, detail: ReadReply(status, detail=detail)
-        )
-
-    @override
-    async def read_last(self, incarnation: str, ledger_id: LedgerId) -> ReadReply:
-        if (refusal := self._refusal(incarnation)) is not None:
-            return ReadReply(refusal[0], detail=refusal[1])
-        return await self._last(ledger_id)
+        return await self._in_turn(lambda: self._storage.read(ledger_id, entry_ids), ReadReply)
 
     async def _last(self, ledger_id: LedgerId) -> ReadReply:
-        return await self._in_turn(
-            lambda: self._storage.read_last(ledger_id), lambda status, detail: ReadReply(status, detail=detail)
-        )
+        return await self._in_turn(lambda: self._storage.read_last(ledger_id), ReadReply)
 
-    @override
-    async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
-        """A read-only bookie fences as well: that takes bytes, not kilobytes."""
-        if (refusal := self._refusal(incarnation)) is not None:
-            return FenceReply(refusal[0], detail=refusal[1])
-        return await self._running.to_the_end(
-            self._storage.fence(ledger_id, master_key), lambda status, detail: FenceReply(status, detail=detail)
-        )
-
-    @override
-    async def read_lac(self, incarnation: str, ledger_id: LedgerId) -> LacReply:
-        if (refusal := self._refusal(incarnation)) is not None:
-            return LacReply(refusal[0], detail=refusal[1])
+    async def _read_lac(self, ledger_id: LedgerId) -> LacReply:
         read = await self._last(ledger_id)
         if read.status is not Status.OK:
             return LacReply(read.status, detail=read.detail)
@@ -191,54 +194,29 @@ class BookieService(BookieHandler):
             return LacReply(last.status, explicit)
         return LacReply(Status.LIMBO if last.status is Status.LIMBO else Status.OK, explicit, last)
 
-    @override
-    async def wait_lac(self, incarnation: str, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
+    async def _wait_lac(self, incarnation: str, poll: WaitLac) -> LacReply:
         """Waits for ``lac_wait_s_max`` at most, and not while shutting down."""
-        if beyond < NO_ENTRY:
-            return LacReply(Status.BAD_REQUEST, detail=f"not a last add confirmed: {beyond}")
-        bounded_s = min(wait_s, self._limits.lac_wait_s_max) if wait_s > 0 else 0.0
-        until_s = asyncio.get_running_loop().time() + bounded_s
-        with self._lacs.waiting(ledger_id, beyond) as waiter:  # first the place, then the look: nothing is missed
-            reply = await self.read_lac(incarnation, ledger_id)
+        bounded_s = min(poll.wait_s, self._limits.lac_wait_s_max) if poll.wait_s > 0 else 0.0
+        until_s, beyond = asyncio.get_running_loop().time() + bounded_s, poll.beyond
+        look = ReadLac(poll.ledger_id)
+        with self._lacs.waiting(poll.ledger_id, beyond) as waiter:  # first the place, then the look: nothing is missed
+            reply = await self.answer(incarnation, look)
             while reply.status in _MAY_CHANGE and proven_lac(reply) <= beyond and await waiter.woken(until_s):
-                reply = await self.read_lac(incarnation, ledger_id)
+                reply = await self.answer(incarnation, look)
         if reply.status not in _MAY_CHANGE or proven_lac(reply) <= beyond:
             return reply
-        return replace(reply, entry=await self._entry(ledger_id, EntryId(beyond + 1)))
+        return replace(reply, entry=await self._entry(poll.ledger_id, EntryId(beyond + 1)))
 
     async def _entry(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryResult | None:
         """An entry that is stored here and whole; None otherwise."""
         found = await self._entries(ledger_id, [entry_id])
         return next((result for result in found.results if result.status is Status.OK), None)
 
-    @override
-    async def write_lac(self, incarnation: str, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
-        """A read-only bookie takes it as well."""
-        if (refusal := self._refusal(incarnation)) is not None:
-            return AddReply(*refusal)
-        if (problem := check_packet(ledger_id, explicit)) is not None:
-            return AddReply(Status.BAD_REQUEST, problem)
-        return await self._in_turn(lambda: self._write_lac(ledger_id, master_key, explicit), AddReply)
-
-    async def _write_lac(self, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
-        status = await self._storage.check_key(ledger_id, master_key)
+    async def _write_lac(self, hint: WriteLac) -> AddReply:
+        status = await self._storage.check_key(hint.ledger_id, hint.master_key)
         if status is Status.OK:
-            self._lacs.write(ledger_id, explicit)
+            self._lacs.write(hint.ledger_id, hint.explicit)
         return AddReply(status)
-
-    @override
-    async def list_entries(self, incarnation: str, ledger_id: LedgerId) -> ListReply:
-        if (refusal := self._refusal(incarnation)) is not None:
-            return ListReply(refusal[0], detail=refusal[1])
-        return await self._in_turn(
-            lambda: self._storage.list_entries(ledger_id), lambda status, detail: ListReply(status, detail=detail)
-        )
-
-    @override
-    async def info(self, incarnation: str) -> InfoReply:
-        if (refusal := self._refusal(incarnation)) is not None:
-            return InfoReply(refusal[0], detail=refusal[1])
-        return await self._running.to_the_end(self._info(), lambda status, detail: InfoReply(status, detail=detail))
 
     async def _info(self) -> InfoReply:
         total, free = await self._ledgers.space()
@@ -252,13 +230,11 @@ class BookieService(BookieHandler):
         )
         return InfoReply(Status.OK, info)
 
-    async def _in_turn(
-        self, read: Callable[[], Coroutine[Any, Any, Reply]], failed: Callable[[Status, str], Reply]
-    ) -> Reply:
+    async def _in_turn(self, read: Callable[[], Coroutine[Any, Any, ReplyT]], failed: Failed[ReplyT]) -> ReplyT:
         """Run ``read`` once there is room among the reads. It keeps its place to its own end, not to its caller's."""
         await self._reads.acquire()
 
-        async def placed() -> Reply:
+        async def placed() -> ReplyT:
             try:
                 return await read()
             finally:
@@ -296,3 +272,15 @@ class BookieService(BookieHandler):
 
 def _bad_request(problem: str | None) -> tuple[Status, str] | None:
     return None if problem is None else (Status.BAD_REQUEST, problem)
+
+
+def _shape_problem(request: Request[Any]) -> str | None:
+    match request:
+        case Read():
+            return entry_ids_problem(request.entry_ids)
+        case WaitLac():
+            return beyond_problem(request.beyond)
+        case WriteLac():
+            return check_packet(request.ledger_id, request.explicit)
+        case _:
+            return None

@@ -134,6 +134,19 @@ def _entry_result(entry_id: int, status: Status, packet: bytes) -> EntryResult:
     return EntryResult(EntryId(entry_id), status, packet if status is Status.OK else b"")
 
 
+def read_last_from_wire(message: pb.EntryBatch) -> ReadReply:
+    """Reply in the answer to a read of the last entry.
+
+    Raises:
+        MalformedAnswerError: an OK answer without exactly one result.
+    """
+    results = entries_from_wire(message)
+    status = status_from_wire(message.status)
+    if status is Status.OK and len(results) != 1:
+        raise MalformedAnswerError(f"{len(results)} results came for the last entry")
+    return ReadReply(status, tuple(results), message.detail)
+
+
 def fence_to_wire(reply: FenceReply) -> pb.FenceResponse:
     """Message of a fence's answer."""
     response = pb.FenceResponse(status=_TO_WIRE[reply.status], detail=reply.detail)

@@ -1,17 +1,17 @@
 """One bookie at one address: its channel, its add stream, and each request of the port as an exchange of messages.
 
-Methods raise what gRPC raises; ``grpc_transport`` sets the deadlines and turns failures into statuses.
+Requests raise what gRPC raises; ``grpc_transport`` sets the deadlines and turns failures into statuses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, assert_never, cast
 
 import grpc
 import grpc.aio
 
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.ids import EntryId
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.add_stream import AddStream
@@ -23,20 +23,12 @@ from bookie.wire.grpc_codec import (
     info_from_wire,
     lac_from_wire,
     list_from_wire,
+    read_last_from_wire,
     status_from_wire,
     write_lac_from_wire,
 )
-from bookie.wire.port import (
-    READ_BYTES_MAX,
-    AddReply,
-    EntryResult,
-    FenceReply,
-    InfoReply,
-    LacReply,
-    ListReply,
-    ReadReply,
-    Status,
-)
+from bookie.wire.port import READ_BYTES_MAX, EntryResult, ListReply, ReadReply, Reply, ReplyT, Request, Status
+from bookie.wire.requests import AnyRequest, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 from bookie.wire.resolver import BookieAddress
 
 _CUT_SHORT: Final = "the answer was cut short"
@@ -53,24 +45,54 @@ class Connection:
         self._stub = rpc.BookieStub(self._channel)  # type: ignore[no-untyped-call]  # generated without types
         self.adds = AddStream(self._stub.Add, address.incarnation)
 
-    async def read(
-        self,
-        ledger_id: LedgerId,
-        entry_ids: Sequence[EntryId],
-        results: list[EntryResult],
-        timeout_s: float,
-        fence_key: bytes | None,
-    ) -> ReadReply:
-        """Read entries, after a fence if there is a key for it.
+    async def ask(self, request: Request[ReplyT], results: list[EntryResult], timeout_s: float) -> ReplyT:
+        """Make a request. A long poll that is given up gives its place at the bookie back.
 
-        ``results`` grows as pieces arrive, so that a failure leaves what came before it.
+        In a read, ``results`` grows as pieces arrive, so that a failure leaves what came before it.
 
         Raises:
             grpc.aio.AioRpcError: gRPC ended the call.
             MalformedAnswerError: the answer is not one to this request.
+            InvalidAvailabilityError: the bytes of a list are no availability list.
         """
+        return cast(ReplyT, await self._exchanged(cast(AnyRequest, request), results, timeout_s))
+
+    async def _exchanged(self, request: AnyRequest, results: list[EntryResult], timeout_s: float) -> Reply:
+        to, stub = self.address.incarnation, self._stub
+        match request:
+            case Read():
+                return await self._read(request, results, timeout_s)
+            case ReadLast():
+                last = pb.ReadLastRequest(incarnation=to, ledger_id=request.ledger_id)
+                return read_last_from_wire(await stub.ReadLast(last, timeout=timeout_s))
+            case Fence():
+                fence = pb.FenceRequest(incarnation=to, ledger_id=request.ledger_id, master_key=request.master_key)
+                return fence_from_wire(await stub.Fence(fence, timeout=timeout_s))
+            case ReadLac():
+                lac = pb.ReadLacRequest(incarnation=to, ledger_id=request.ledger_id)
+                return lac_from_wire(await stub.ReadLac(lac, timeout=timeout_s))
+            case WaitLac():
+                poll = pb.WaitLacRequest(incarnation=to, ledger_id=request.ledger_id, beyond=request.beyond)
+                poll.wait_ms = round(min(max(request.wait_s, 0.0), _WAIT_S_MAX) * 1000)
+                return lac_from_wire(await stub.WaitLac(poll, timeout=timeout_s), EntryId(request.beyond + 1))
+            case WriteLac():
+                hint = pb.WriteLacRequest(incarnation=to, ledger_id=request.ledger_id, master_key=request.master_key)
+                hint.explicit_lac = request.explicit
+                return write_lac_from_wire(await stub.WriteLac(hint, timeout=timeout_s))
+            case ListEntries():
+                return await self._list_entries(request, timeout_s)
+            case Info():
+                return info_from_wire(await stub.Info(pb.InfoRequest(incarnation=to), timeout=timeout_s))
+            case _:
+                assert_never(request)
+
+    async def _read(self, asked: Read, results: list[EntryResult], timeout_s: float) -> ReadReply:
+        entry_ids = asked.entry_ids
         request = pb.ReadRequest(
-            incarnation=self.address.incarnation, ledger_id=ledger_id, entry_ids=entry_ids, fence_key=fence_key
+            incarnation=self.address.incarnation,
+            ledger_id=asked.ledger_id,
+            entry_ids=entry_ids,
+            fence_key=asked.fence_key,
         )
         call = self._stub.Read(request, timeout=timeout_s)
         last: pb.EntryBatch | None = None
@@ -90,74 +112,8 @@ class Connection:
             raise MalformedAnswerError("an OK answer to a read covers no entry")
         return ReadReply(status_from_wire(last.status), tuple(results), last.detail)
 
-    async def read_last(self, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
-        """Read the last entry.
-
-        Raises:
-            grpc.aio.AioRpcError: gRPC ended the call.
-            MalformedAnswerError: an OK answer without exactly one result.
-        """
-        request = pb.ReadLastRequest(incarnation=self.address.incarnation, ledger_id=ledger_id)
-        message = await self._stub.ReadLast(request, timeout=timeout_s)
-        results = entries_from_wire(message)
-        status = status_from_wire(message.status)
-        if status is Status.OK and len(results) != 1:
-            raise MalformedAnswerError(f"{len(results)} results came for the last entry")
-        return ReadReply(status, tuple(results), message.detail)
-
-    async def fence(self, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
-        """Fence a ledger.
-
-        Raises:
-            grpc.aio.AioRpcError: gRPC ended the call.
-        """
-        request = pb.FenceRequest(incarnation=self.address.incarnation, ledger_id=ledger_id, master_key=master_key)
-        return fence_from_wire(await self._stub.Fence(request, timeout=timeout_s))
-
-    async def read_lac(self, ledger_id: LedgerId, timeout_s: float) -> LacReply:
-        """Ask for the last add confirmed.
-
-        Raises:
-            grpc.aio.AioRpcError: gRPC ended the call.
-            MalformedAnswerError: an entry came that was not asked for.
-        """
-        request = pb.ReadLacRequest(incarnation=self.address.incarnation, ledger_id=ledger_id)
-        return lac_from_wire(await self._stub.ReadLac(request, timeout=timeout_s))
-
-    async def wait_lac(self, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float) -> LacReply:
-        """Wait for a greater last add confirmed. A call that is given up gives its place at the bookie back.
-
-        Raises:
-            grpc.aio.AioRpcError: gRPC ended the call.
-            MalformedAnswerError: another entry than the next one came along.
-        """
-        request = pb.WaitLacRequest(
-            incarnation=self.address.incarnation,
-            ledger_id=ledger_id,
-            beyond=beyond,
-            wait_ms=round(min(max(wait_s, 0.0), _WAIT_S_MAX) * 1000),
-        )
-        return lac_from_wire(await self._stub.WaitLac(request, timeout=timeout_s), EntryId(beyond + 1))
-
-    async def write_lac(self, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float) -> AddReply:
-        """Write a last add confirmed.
-
-        Raises:
-            grpc.aio.AioRpcError: gRPC ended the call.
-        """
-        request = pb.WriteLacRequest(
-            incarnation=self.address.incarnation, ledger_id=ledger_id, master_key=master_key, explicit_lac=explicit
-        )
-        return write_lac_from_wire(await self._stub.WriteLac(request, timeout=timeout_s))
-
-    async def list_entries(self, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        """List a ledger's entries.
-
-        Raises:
-            grpc.aio.AioRpcError: gRPC ended the call.
-            InvalidAvailabilityError: the bytes are no availability list.
-        """
-        request = pb.ListEntriesRequest(incarnation=self.address.incarnation, ledger_id=ledger_id)
+    async def _list_entries(self, asked: ListEntries, timeout_s: float) -> ListReply:
+        request = pb.ListEntriesRequest(incarnation=self.address.incarnation, ledger_id=asked.ledger_id)
         call = self._stub.ListEntries(request, timeout=timeout_s)
         pieces: list[bytes] = []
         last: pb.EntryList | None = None
@@ -170,15 +126,6 @@ class Connection:
         if last is None or not last.is_last:
             return ListReply(Status.UNREACHABLE, detail=_CUT_SHORT)
         return list_from_wire(pieces, last)
-
-    async def info(self, timeout_s: float) -> InfoReply:
-        """Ask for the bookie's state.
-
-        Raises:
-            grpc.aio.AioRpcError: gRPC ended the call.
-        """
-        request = pb.InfoRequest(incarnation=self.address.incarnation)
-        return info_from_wire(await self._stub.Info(request, timeout=timeout_s))
 
     async def close(self) -> None:
         """End the add stream and the channel; calls in flight end."""

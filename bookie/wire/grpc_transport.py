@@ -6,38 +6,25 @@ Nothing is retried here. A call that gRPC or a deadline ended answers UNREACHABL
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Awaitable
+from typing import Final
 
 import grpc.aio
 from typing_extensions import override
 
 from bookie.model.availability import InvalidAvailabilityError
 from bookie.model.errors import PermanentError
-from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.ids import BookieId
 from bookie.runtime.tasks import guarded
 from bookie.wire.add_lane import AddLane
 from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX, failure_of
 from bookie.wire.grpc_codec import MalformedAnswerError
 from bookie.wire.grpc_connection import Connection
-from bookie.wire.port import (
-    AddBatch,
-    AddReply,
-    EntryResult,
-    Failed,
-    FenceReply,
-    InfoReply,
-    LacReply,
-    ListReply,
-    ReadReply,
-    Status,
-    Transport,
-)
+from bookie.wire.port import AddBatch, AddReply, EntryResult, Failed, ReplyT, Request, Status, Transport
+from bookie.wire.requests import with_results
 from bookie.wire.resolver import GRPC_PROTOCOL, Resolver, UnresolvedError, address_for
 from bookie.wire.security import TlsSettings
 from bookie.wire.tls import channel_credentials
-
-Reply = TypeVar("Reply", covariant=True)
 
 IN_FLIGHT_BYTES_MAX: Final = 16 << 20
 """Default bound of the adds in flight to one bookie: 40 ms of a 400 MB/s stream, far above what a journal needs."""
@@ -106,58 +93,13 @@ class GrpcTransport(Transport):
             lane.leave(size)
 
     @override
-    async def read(
-        self,
-        bookie: BookieId,
-        ledger_id: LedgerId,
-        entry_ids: Sequence[EntryId],
-        timeout_s: float,
-        *,
-        fence_key: bytes | None = None,
-    ) -> ReadReply:
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
         results: list[EntryResult] = []
-        return await self._ask(
-            bookie,
-            timeout_s,
-            lambda to: to.read(ledger_id, entry_ids, results, timeout_s, fence_key),
-            lambda status, *, detail: ReadReply(status, tuple(results), detail),
-        )
 
-    @override
-    async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
-        return await self._ask(bookie, timeout_s, lambda to: to.read_last(ledger_id, timeout_s), ReadReply)
+        async def asked() -> ReplyT:
+            return await (await self._connection(bookie)).ask(request, results, timeout_s)
 
-    @override
-    async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
-        return await self._ask(bookie, timeout_s, lambda to: to.fence(ledger_id, master_key, timeout_s), FenceReply)
-
-    @override
-    async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
-        return await self._ask(bookie, timeout_s, lambda to: to.read_lac(ledger_id, timeout_s), LacReply)
-
-    @override
-    async def wait_lac(
-        self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
-    ) -> LacReply:
-        return await self._ask(
-            bookie, timeout_s, lambda to: to.wait_lac(ledger_id, beyond, wait_s, timeout_s), LacReply
-        )
-
-    @override
-    async def write_lac(
-        self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
-    ) -> AddReply:
-        return await self._ask(
-            bookie, timeout_s, lambda to: to.write_lac(ledger_id, master_key, explicit, timeout_s), AddReply
-        )
-
-    @override
-    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        return await self._ask(bookie, timeout_s, lambda to: to.list_entries(ledger_id, timeout_s), ListReply)
-
-    @override
-    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
-        return await self._ask(bookie, timeout_s, lambda to: to.info(timeout_s), InfoReply)
+        return with_results(await _answered(timeout_s, asked(), request.failed), results)
 
     @override
     async def close(self) -> None:
@@ -168,18 +110,6 @@ class GrpcTransport(Transport):
         self._connections.clear()
         if self._closing:
             await asyncio.wait(self._closing)
-
-    async def _ask(
-        self,
-        bookie: BookieId,
-        timeout_s: float,
-        ask: Callable[[Connection], Awaitable[Reply]],
-        failed: Failed[Reply],
-    ) -> Reply:
-        async def asked() -> Reply:
-            return await ask(await self._connection(bookie))
-
-        return await _answered(timeout_s, asked(), failed)
 
     async def _connection(self, bookie: BookieId) -> Connection:
         """The connection to the present address of ``bookie``.
@@ -203,7 +133,7 @@ class GrpcTransport(Transport):
         task.add_done_callback(self._closing.discard)
 
 
-async def _answered(timeout_s: float, ask: Awaitable[Reply], failed: Failed[Reply]) -> Reply:
+async def _answered(timeout_s: float, ask: Awaitable[ReplyT], failed: Failed[ReplyT]) -> ReplyT:
     """Await ``ask`` for at most ``timeout_s``; what goes wrong on the way becomes a status."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -219,7 +149,7 @@ async def _answered(timeout_s: float, ask: Awaitable[Reply], failed: Failed[Repl
         return failed(Status.IO_ERROR, detail=str(error))
 
 
-async def _uncancelled(ask: Awaitable[Reply], failed: Failed[Reply]) -> Reply:
+async def _uncancelled(ask: Awaitable[ReplyT], failed: Failed[ReplyT]) -> ReplyT:
     # A call on a closing channel ends as if this task had been cancelled, which is only true if a caller cancelled it.
     try:
         return await ask

@@ -7,32 +7,20 @@ caller was cancelled (except for a long poll, which ends with its caller); adds 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from typing_extensions import override
 
 from bookie.model.errors import BkhealError
-from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import guarded
 from bookie.wire.handler import BookieHandler
-from bookie.wire.port import (
-    AddBatch,
-    AddReply,
-    Failed,
-    FenceReply,
-    InfoReply,
-    LacReply,
-    ListReply,
-    ReadReply,
-    Status,
-    Transport,
-)
+from bookie.wire.port import AddBatch, AddReply, Failed, ReplyT, Request, Status, Transport
+from bookie.wire.requests import WaitLac
 from bookie.wire.resolver import GRPC_PROTOCOL, Resolver
-
-Reply = TypeVar("Reply", covariant=True)
 
 _SLOW_S: Final = 0.05
 """How much later than others a request arrives at the fault point for it."""
@@ -108,67 +96,14 @@ class MemoryTransport(Transport):
         )
 
     @override
-    async def read(
-        self,
-        bookie: BookieId,
-        ledger_id: LedgerId,
-        entry_ids: Sequence[EntryId],
-        timeout_s: float,
-        *,
-        fence_key: bytes | None = None,
-    ) -> ReadReply:
-        return await self._ask(
-            bookie, lambda to, incarnation: to.read(incarnation, ledger_id, entry_ids, fence_key), ReadReply, timeout_s
-        )
-
-    @override
-    async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
-        return await self._ask(
-            bookie, lambda to, incarnation: to.read_last(incarnation, ledger_id), ReadReply, timeout_s
-        )
-
-    @override
-    async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
-        return await self._ask(
-            bookie, lambda to, incarnation: to.fence(incarnation, ledger_id, master_key), FenceReply, timeout_s
-        )
-
-    @override
-    async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
-        return await self._ask(bookie, lambda to, incarnation: to.read_lac(incarnation, ledger_id), LacReply, timeout_s)
-
-    @override
-    async def wait_lac(
-        self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
-    ) -> LacReply:
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
         return await self._ask(
             bookie,
-            lambda to, incarnation: to.wait_lac(incarnation, ledger_id, beyond, wait_s),
-            LacReply,
+            lambda to, incarnation: to.answer(incarnation, request),
+            request.failed,
             timeout_s,
-            ends_with_caller=True,
+            ends_with_caller=isinstance(request, WaitLac),
         )
-
-    @override
-    async def write_lac(
-        self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
-    ) -> AddReply:
-        return await self._ask(
-            bookie,
-            lambda to, incarnation: to.write_lac(incarnation, ledger_id, master_key, explicit),
-            AddReply,
-            timeout_s,
-        )
-
-    @override
-    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        return await self._ask(
-            bookie, lambda to, incarnation: to.list_entries(incarnation, ledger_id), ListReply, timeout_s
-        )
-
-    @override
-    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
-        return await self._ask(bookie, lambda to, incarnation: to.info(incarnation), InfoReply, timeout_s)
 
     @override
     async def close(self) -> None:
@@ -183,16 +118,16 @@ class MemoryTransport(Transport):
     async def _ask(
         self,
         bookie: BookieId,
-        ask: Callable[[BookieHandler, str], Coroutine[Any, Any, Reply]],
-        failed: Failed[Reply],
+        ask: Callable[[BookieHandler, str], Coroutine[Any, Any, ReplyT]],
+        failed: Failed[ReplyT],
         timeout_s: float,
         *,
         ends_with_caller: bool = False,
-    ) -> Reply:
+    ) -> ReplyT:
         line = self._line(bookie)
         broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         line.calls[broken] = None
-        sent: asyncio.Future[Reply] | tuple[Status, str] | None = None
+        sent: asyncio.Future[ReplyT] | tuple[Status, str] | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 sent = await self._in_turn(bookie, line, ask)
@@ -215,8 +150,8 @@ class MemoryTransport(Transport):
                 sent.cancel()
 
     async def _in_turn(
-        self, bookie: BookieId, line: _Line, ask: Callable[[BookieHandler, str], Coroutine[Any, Any, Reply]]
-    ) -> asyncio.Future[Reply] | tuple[Status, str]:
+        self, bookie: BookieId, line: _Line, ask: Callable[[BookieHandler, str], Coroutine[Any, Any, ReplyT]]
+    ) -> asyncio.Future[ReplyT] | tuple[Status, str]:
         """Deliver after everything that was called before, while the delays of many requests overlap."""
         before, line.tail = line.tail, asyncio.get_running_loop().create_future()
         delivered = line.tail
@@ -234,8 +169,8 @@ class MemoryTransport(Transport):
                 before.add_done_callback(lambda _: delivered.set_result(None))
 
     async def _deliver(
-        self, bookie: BookieId, faults: Faults, ask: Callable[[BookieHandler, str], Coroutine[Any, Any, Reply]]
-    ) -> asyncio.Future[Reply] | tuple[Status, str]:
+        self, bookie: BookieId, faults: Faults, ask: Callable[[BookieHandler, str], Coroutine[Any, Any, ReplyT]]
+    ) -> asyncio.Future[ReplyT] | tuple[Status, str]:
         try:
             address = await self._resolver.resolve(bookie)
         except BkhealError as error:

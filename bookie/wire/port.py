@@ -1,4 +1,4 @@
-"""The transport port: the requests of any process to a bookie, over any protocol.
+"""The transport port: the requests of any process to a bookie (``bookie.wire.requests``), over any protocol.
 
 Remote misbehaviour is an answer, not an exception: every call returns a reply with a ``Status``, also without an
 answer. Only cancellation and our own bugs raise. A status is *absent* for exactly two values (safety rule S6):
@@ -9,9 +9,10 @@ adapters match them and drop the rest. Every call has a deadline.
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -171,15 +172,41 @@ class InfoReply:
     detail: str = ""
 
 
-FailedReply = TypeVar("FailedReply", covariant=True)
+class Reply(Protocol):
+    """What the replies to all requests have in common."""
+
+    @property
+    def status(self) -> Status:
+        """The outcome."""
+        ...
+
+    @property
+    def detail(self) -> str:
+        """The reason, if more is known than the status."""
+        ...
 
 
-class Failed(Protocol[FailedReply]):
+ReplyT = TypeVar("ReplyT", bound=Reply)
+_ReplyT_co = TypeVar("_ReplyT_co", bound=Reply, covariant=True)
+
+
+class Failed(Protocol[_ReplyT_co]):
     """A kind of reply as the constructor of a failed one."""
 
-    def __call__(self, status: Status, *, detail: str) -> FailedReply:
+    def __call__(self, status: Status, *, detail: str) -> _ReplyT_co:
         """Make the reply."""
         ...
+
+
+class Request(ABC, Generic[_ReplyT_co]):
+    """One request to a bookie, as a value (``bookie.wire.requests``), with the kind of its reply in its type."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def failed(self) -> Failed[_ReplyT_co]:
+        """How a reply is made for this request if it failed as a whole."""
 
 
 class Transport(Protocol):
@@ -189,64 +216,8 @@ class Transport(Protocol):
         """Store a batch of entries."""
         ...
 
-    async def read(
-        self,
-        bookie: BookieId,
-        ledger_id: LedgerId,
-        entry_ids: Sequence[EntryId],
-        timeout_s: float,
-        *,
-        fence_key: bytes | None = None,
-    ) -> ReadReply:
-        """Read entries (at most ``READ_ENTRIES_MAX``, ascending).
-
-        The answer holds at most ``READ_BYTES_MAX`` bytes and one entry more. With ``fence_key`` (the master key) the
-        ledger is durably fenced before anything is read, as by ``fence``; a wrong key answers UNAUTHORIZED.
-        """
-        ...
-
-    async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
-        """Read the entry with the greatest id that the bookie holds; one result, its true id in it."""
-        ...
-
-    async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
-        """Refuse every later add without the recovery flag, permanently; creates an unknown ledger."""
-        ...
-
-    async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
-        """What the bookie knows of the last add confirmed; never fences."""
-        ...
-
-    async def wait_lac(
-        self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
-    ) -> LacReply:
-        """Long poll: answered as soon as the answer shows a last add confirmed greater than ``beyond``.
-
-        After ``wait_s`` (bookies bound it) it answers with what there is; a ledger that is unknown there, or in limbo,
-        is waited for as well. ``timeout_s`` has to be longer than ``wait_s``. ``entry`` carries entry ``beyond + 1``
-        once it is confirmed and stored there. The bookie bounds the number of waiters; beyond it the answer comes at
-        once, so a caller that repeats the request needs a pause of its own.
-        """
-        ...
-
-    async def write_lac(
-        self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
-    ) -> AddReply:
-        """Write a last add confirmed (``packet.pack_lac``).
-
-        A hint: not durable, never needed for safety.
-        """
-        ...
-
-    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        """Which entries of a ledger the bookie holds. Keeps the ledger from being collected for a while (a pin).
-
-        UNSUPPORTED by a bookie that has no lists: ``bookie.client.held_entries`` finds out by reading.
-        """
-        ...
-
-    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
-        """State of the bookie."""
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        """Make any other request, and return the reply to it."""
         ...
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from operator import lt
 from typing import Final
 
-from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
+from bookie.model.ids import LEDGER_ID_MAX, NO_ENTRY, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, packet_ids
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, AddBatch
 
@@ -61,6 +61,11 @@ def entry_ids_problem(entry_ids: Sequence[EntryId]) -> str | None:
     if entry_ids[0] < 0 or entry_ids[-1] > LEDGER_ID_MAX or not all(map(lt, entry_ids, entry_ids[1:])):
         return "entry ids must ascend from 0 on, without repetition"
     return None
+
+
+def beyond_problem(beyond: EntryId) -> str | None:
+    """Return what is wrong with the last add confirmed that a long poll goes beyond."""
+    return None if beyond >= NO_ENTRY else f"not a last add confirmed: {beyond}"
 
 
 def explicit_lac(ledger_id: LedgerId, packet: bytes) -> int | str:

@@ -7,38 +7,18 @@ no longer speaks that protocol, so that adds to one bookie stay on one connectio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 from typing_extensions import override
 
 from bookie.model.errors import BkhealError
-from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.ids import BookieId
 from bookie.wire.apache.transport import ApacheTransport
 from bookie.wire.grpc_transport import GrpcTransport
-from bookie.wire.port import (
-    AddBatch,
-    AddReply,
-    Failed,
-    FenceReply,
-    InfoReply,
-    LacReply,
-    ListReply,
-    ReadReply,
-    Status,
-    Transport,
-)
+from bookie.wire.port import AddBatch, AddReply, Failed, ReplyT, Request, Status, Transport
 from bookie.wire.resolver import APACHE_PROTOCOL, Resolver
 from bookie.wire.security import PLAINTEXT, BookieSecurity
-
-
-class _Reply(Protocol):
-    @property
-    def status(self) -> Status: ...
-
-
-Reply = TypeVar("Reply", bound=_Reply)
 
 
 def open_transport(resolver: Resolver, security: BookieSecurity = PLAINTEXT) -> RoutedTransport:
@@ -75,59 +55,8 @@ class RoutedTransport(Transport):
         return await self._ask(bookie, timeout_s, lambda to: to.add(bookie, batch, timeout_s), AddReply)
 
     @override
-    async def read(
-        self,
-        bookie: BookieId,
-        ledger_id: LedgerId,
-        entry_ids: Sequence[EntryId],
-        timeout_s: float,
-        *,
-        fence_key: bytes | None = None,
-    ) -> ReadReply:
-        return await self._ask(
-            bookie,
-            timeout_s,
-            lambda to: to.read(bookie, ledger_id, entry_ids, timeout_s, fence_key=fence_key),
-            ReadReply,
-        )
-
-    @override
-    async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
-        return await self._ask(bookie, timeout_s, lambda to: to.read_last(bookie, ledger_id, timeout_s), ReadReply)
-
-    @override
-    async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
-        return await self._ask(
-            bookie, timeout_s, lambda to: to.fence(bookie, ledger_id, master_key, timeout_s), FenceReply
-        )
-
-    @override
-    async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
-        return await self._ask(bookie, timeout_s, lambda to: to.read_lac(bookie, ledger_id, timeout_s), LacReply)
-
-    @override
-    async def wait_lac(
-        self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
-    ) -> LacReply:
-        return await self._ask(
-            bookie, timeout_s, lambda to: to.wait_lac(bookie, ledger_id, beyond, wait_s, timeout_s), LacReply
-        )
-
-    @override
-    async def write_lac(
-        self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
-    ) -> AddReply:
-        return await self._ask(
-            bookie, timeout_s, lambda to: to.write_lac(bookie, ledger_id, master_key, explicit, timeout_s), AddReply
-        )
-
-    @override
-    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        return await self._ask(bookie, timeout_s, lambda to: to.list_entries(bookie, ledger_id, timeout_s), ListReply)
-
-    @override
-    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
-        return await self._ask(bookie, timeout_s, lambda to: to.info(bookie, timeout_s), InfoReply)
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        return await self._ask(bookie, timeout_s, lambda to: to.ask(bookie, request, timeout_s), request.failed)
 
     @override
     async def close(self) -> None:
@@ -140,9 +69,9 @@ class RoutedTransport(Transport):
         self,
         bookie: BookieId,
         timeout_s: float,
-        ask: Callable[[Transport], Awaitable[Reply]],
-        failed: Failed[Reply],
-    ) -> Reply:
+        ask: Callable[[Transport], Awaitable[ReplyT]],
+        failed: Failed[ReplyT],
+    ) -> ReplyT:
         route = self._routes.get(bookie)
         if route is None or bookie in self._searches:
             try:

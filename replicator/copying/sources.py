@@ -17,6 +17,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import HEADER_SIZE, DamagedEntry, unpack
 from bookie.wire.port import ReadReply, Status, Transport
+from bookie.wire.requests import Read
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 
 READ_TIMEOUT_S: Final = 15.0
@@ -62,7 +63,7 @@ class EntrySource:
 
     async def ask(self, bookie: BookieId, entry_ids: Sequence[EntryId]) -> ReadReply:
         """One request to one bookie."""
-        return await self._transport.read(bookie, self._ledger_id, entry_ids, READ_TIMEOUT_S)
+        return await self._transport.ask(bookie, Read(self._ledger_id, entry_ids), READ_TIMEOUT_S)
 
     def damage(self, packet: bytes, entry_id: EntryId) -> str | None:
         """What is wrong with stored bytes, or None."""

@@ -18,58 +18,55 @@ S rules are defined in docs/invariants.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
-from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
-from bookie.wire.port import EntryResult, FenceReply, LacReply, ReadReply, Status, Transport
+from typing_extensions import override
+
+from bookie.model.ids import NO_ENTRY, BookieId, EntryId
+from bookie.wire.port import (
+    AddBatch,
+    AddReply,
+    EntryResult,
+    FenceReply,
+    LacReply,
+    ReadReply,
+    ReplyT,
+    Request,
+    Status,
+    Transport,
+)
 
 
-class DoubtingTransport:
-    """``Transport``, but for the denials of ``doubted``."""
+class DoubtingTransport(Transport):
+    """Another transport, but for the denials of ``doubted``."""
 
     def __init__(self, transport: Transport, doubted: Collection[BookieId]) -> None:
         self._transport = transport
         self._doubted = frozenset(doubted)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+    @override
+    async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        return await self._transport.add(bookie, batch, timeout_s)
 
-    async def read(
-        self,
-        bookie: BookieId,
-        ledger_id: LedgerId,
-        entry_ids: Sequence[EntryId],
-        timeout_s: float,
-        *,
-        fence_key: bytes | None = None,
-    ) -> ReadReply:
-        """Read entries; denials of a doubted bookie become LIMBO."""
-        reply = await self._transport.read(bookie, ledger_id, entry_ids, timeout_s, fence_key=fence_key)
-        return self._read(bookie, reply)
+    @override
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        reply = await self._transport.ask(bookie, request, timeout_s)
+        return _without_denials(reply) if bookie in self._doubted else reply
 
-    async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
-        """Read the last entry; a denial of a doubted bookie becomes LIMBO."""
-        return self._read(bookie, await self._transport.read_last(bookie, ledger_id, timeout_s))
+    @override
+    async def close(self) -> None:
+        await self._transport.close()
 
-    async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
-        """Fence a ledger; a denial of a doubted bookie becomes LIMBO."""
-        reply = await self._transport.fence(bookie, ledger_id, master_key, timeout_s)
-        if bookie in self._doubted and reply.status is Status.OK and reply.last_entry is None:
-            return replace(reply, last_entry=EntryResult(EntryId(NO_ENTRY), Status.LIMBO))
-        return reply
 
-    async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
-        """Read the last add confirmed; a denial of a doubted bookie becomes LIMBO."""
-        reply = await self._transport.read_lac(bookie, ledger_id, timeout_s)
-        if bookie in self._doubted and reply.status.is_absent:
-            return replace(reply, status=Status.LIMBO)
-        return reply
-
-    def _read(self, bookie: BookieId, reply: ReadReply) -> ReadReply:
-        if bookie not in self._doubted:
-            return reply
+def _without_denials(reply: ReplyT) -> ReplyT:
+    """Return the reply with LIMBO for each denial: of an entry, of a last entry, or of what is confirmed."""
+    status = Status.LIMBO if reply.status.is_absent else reply.status
+    if isinstance(reply, ReadReply):
         results = [replace(each, status=Status.LIMBO) if each.status.is_absent else each for each in reply.results]
-        status = Status.LIMBO if reply.status.is_absent else reply.status
         return replace(reply, status=status, results=tuple(results))
+    if isinstance(reply, FenceReply) and status is Status.OK and reply.last_entry is None:
+        return replace(reply, last_entry=EntryResult(EntryId(NO_ENTRY), Status.LIMBO))
+    if isinstance(reply, LacReply):
+        return replace(reply, status=status)
+    return reply

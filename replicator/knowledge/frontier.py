@@ -24,6 +24,7 @@ from bookie.model.ids import NO_ENTRY, BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import DamagedEntry, Entry, unpack
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, Status, Transport
+from bookie.wire.requests import ReadLast
 from replicator.knowledge.evidence import Answer
 
 _TIMEOUT_S: Final = 15.0
@@ -81,7 +82,7 @@ class Frontier:
 
     async def _last(self, ledger: Versioned, bookie: BookieId) -> _MemberAnswer | Answer:
         """Evaluate the last entry of a member; a damaged one was written as well."""
-        reply = await self._transport.read_last(bookie, ledger.ledger_id, _TIMEOUT_S)
+        reply = await self._transport.ask(bookie, ReadLast(ledger.ledger_id), _TIMEOUT_S)
         result = reply.results[0] if reply.results else EntryResult(EntryId(NO_ENTRY), reply.status)
         if result.status.is_absent or result.status is Status.LIMBO:
             return _MemberAnswer()

@@ -36,6 +36,7 @@ from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.schedule import Stripe
 from bookie.runtime.clock import Clock
 from bookie.wire.port import Status, Transport
+from bookie.wire.requests import ReadLast
 from replicator.knowledge.evidence import Answer
 from replicator.knowledge.frontier import Frontier, Written, proven
 from replicator.knowledge.loss import acknowledged_sample, shows_loss
@@ -186,7 +187,7 @@ class Holdings:
             return False
         last = metadata.last_fragment
         for bookie in dict.fromkeys(member for member in last.members if member in bookies.registered):
-            reply = await self._transport.read_last(bookie, ledger.ledger_id, LIST_TIMEOUT_S)
+            reply = await self._transport.ask(bookie, ReadLast(ledger.ledger_id), LIST_TIMEOUT_S)
             for result in reply.results:
                 if result.entry_id >= last.first_entry_id and proven(ledger, result) is not None:
                     return True  # if it is unreadable, the next member may have a good copy

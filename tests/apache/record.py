@@ -28,6 +28,7 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.digest import master_key
 from bookie.wire.apache.transport import ApacheTransport
 from bookie.wire.port import Status
+from bookie.wire.requests import Info
 from bookie.wire.security import BookieSecurity, SaslCredentials
 from tests.apache.driver import JavaDriver, JavaError, compile_java
 from tests.apache.recording_proxy import Frame, RecordingProxy
@@ -214,7 +215,7 @@ async def handshakes(
     async with RecordingProxy(with_login) as proxy:
         credentials = SaslCredentials(LOGIN.own_name, LOGIN.passwords[LOGIN.own_name])
         ours = ApacheTransport(Directory(proxy.port), security=BookieSecurity(sasl=credentials))
-        reply = await ours.info(BOOKIE, DEADLINE_S)
+        reply = await ours.ask(BOOKIE, Info(), DEADLINE_S)
         await ours.close()
         assert reply.status is Status.OK, reply
     return found + [_frame("v3", "our login", frame) for frame in proxy.frames]

@@ -19,6 +19,7 @@ from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.wire.port import Status
+from bookie.wire.requests import Fence
 from tests.apache.driver import JavaDriver, JavaHandle, expected, payloads
 from tests.apache.programs import Replicator, bkheal
 from tests.apache.waiting import until
@@ -139,7 +140,7 @@ async def test_a_repair_that_bookies_refuse_or_whose_copies_do_not_verify_change
     members = set((await java.call("metadata", ledger=another_key.ledger_id))["ensembles"]["0"])
     (spare,) = bookies - members
     other_key = master_key(b"another")
-    fenced = await client.ports.transport.fence(BookieId(spare), LedgerId(another_key.ledger_id), other_key, 10)
+    fenced = await client.ports.transport.ask(BookieId(spare), Fence(LedgerId(another_key.ledger_id), other_key), 10)
     assert fenced.status is Status.OK
     read = await bkheal("ledger", "read", str(unlike.ledger_id), uri=apache_cluster.metadata_uri)
     assert (read.exit_code, read.printed, read.errors.count("\n")) == (69, "", 1)

@@ -22,6 +22,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
 from bookie.model.packet import pack
 from bookie.wire.port import AddBatch, AddReply, Status
+from bookie.wire.requests import ReadLast
 from tests.apache.driver import JavaDriver, JavaError, JavaHandle, expected, payloads
 from tests.apache.waiting import until
 from tests.apache.worlds import connect, paused
@@ -60,7 +61,7 @@ async def members_of(client: ConnectedBookKeeper, ledger_id: int) -> Sequence[Bo
 
 async def last_stored(client: ConnectedBookKeeper, bookie: BookieId, ledger_id: int) -> int:
     """The last entry that a bookie has, acknowledged or not; -1 for none."""
-    reply = await client.ports.transport.read_last(bookie, LedgerId(ledger_id), STATE_S)
+    reply = await client.ports.transport.ask(bookie, ReadLast(LedgerId(ledger_id)), STATE_S)
     return reply.results[0].entry_id if reply.results and reply.results[0].status is Status.OK else -1
 
 

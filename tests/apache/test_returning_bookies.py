@@ -20,6 +20,7 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.model.schedule import Stripe
 from bookie.runtime.ports import free_loopback_port
 from bookie.wire.port import Status
+from bookie.wire.requests import Read
 from tests.apache.driver import JavaDriver
 from tests.apache.programs import Replicator
 from tests.apache.waiting import until
@@ -85,7 +86,9 @@ async def test_a_bookie_under_another_port_is_found_again_and_filled_up_in_place
     await extend(handle, "CRC32C", 10)
 
     async def first_entry() -> Status:
-        reply = await client.ports.transport.read(moved.bookie_id, LedgerId(whole[0].ledger_id), [EntryId(0)], STATE_S)
+        reply = await client.ports.transport.ask(
+            moved.bookie_id, Read(LedgerId(whole[0].ledger_id), [EntryId(0)]), STATE_S
+        )
         return reply.results[0].status if reply.results else reply.status
 
     assert await first_entry() is Status.OK

@@ -20,6 +20,7 @@ from bookie.model.metadata import DigestType
 from bookie.wire.apache.connection import CERTIFICATE_REFUSED, TLS_OR_LOGIN_DEMANDED
 from bookie.wire.apache.transport import BULK_ENTRIES_MIN, ApacheTransport
 from bookie.wire.port import Status
+from bookie.wire.requests import Info, ListEntries
 from bookie.wire.security import BookieSecurity, SaslCredentials, TlsSettings
 from tests.apache.driver import JavaError, expected, payloads
 from tests.apache.programs import Audit, Ended, Replicator, bkheal
@@ -343,9 +344,9 @@ async def test_bookies_that_know_clients_by_their_certificates_say_so_to_those_w
             reply = await outside.add(BOOKIE, one, DEADLINE_S)
             assert (reply.status, reply.detail) == (Status.UNREACHABLE, TLS_OR_LOGIN_DEMANDED)
     async with reached(bookies[0], BookieSecurity(sasl=SaslCredentials(NAME, SECRET))) as outside:
-        assert "demands TLS (--tls-ca)" in (await outside.info(BOOKIE, DEADLINE_S)).detail
+        assert "demands TLS (--tls-ca)" in (await outside.ask(BOOKIE, Info(), DEADLINE_S)).detail
     async with reached(bookies[0], BookieSecurity(secured.certificate("client"))) as outside:
-        assert (await outside.info(BOOKIE, DEADLINE_S)).detail == CERTIFICATE_REFUSED
+        assert (await outside.ask(BOOKIE, Info(), DEADLINE_S)).detail == CERTIFICATE_REFUSED
     async with reached(bookies[0], BookieSecurity(secured.certificate("keeper"))) as inside:
-        assert (await inside.list_entries(BOOKIE, LEDGER, DEADLINE_S)).status is Status.NO_LEDGER
-        assert (await inside.info(BOOKIE, DEADLINE_S)).status is Status.OK
+        assert (await inside.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S)).status is Status.NO_LEDGER
+        assert (await inside.ask(BOOKIE, Info(), DEADLINE_S)).status is Status.OK

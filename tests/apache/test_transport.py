@@ -20,6 +20,7 @@ from bookie.wire.apache import v2
 from bookie.wire.apache.listing import LIST_SILENCE_S
 from bookie.wire.apache.transport import ApacheTransport
 from bookie.wire.port import AddBatch, AddReply, EntryResult, FenceReply, LacReply, ListReply, ReadReply, Status
+from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress
 from tests.apache.driver import JavaDriver, payload
 from tests.apache.recording_proxy import Frame, RecordingProxy
@@ -67,25 +68,25 @@ class OneBookie:
 
     async def read(self, entry_ids: Sequence[int], fence_key: bytes | None = None) -> ReadReply:
         wanted = [EntryId(each) for each in entry_ids]
-        return await self.transport.read(BOOKIE, self.ledger_id, wanted, STATE_S, fence_key=fence_key)
+        return await self.transport.ask(BOOKIE, Read(self.ledger_id, wanted, fence_key=fence_key), STATE_S)
 
     async def fence(self, key: bytes = KEY) -> FenceReply:
-        return await self.transport.fence(BOOKIE, self.ledger_id, key, STATE_S)
+        return await self.transport.ask(BOOKIE, Fence(self.ledger_id, key), STATE_S)
 
     async def write_lac(self, last_add_confirmed: int, key: bytes = KEY) -> Status:
         packet = self.lac(last_add_confirmed)
-        return (await self.transport.write_lac(BOOKIE, self.ledger_id, key, packet, STATE_S)).status
+        return (await self.transport.ask(BOOKIE, WriteLac(self.ledger_id, key, packet), STATE_S)).status
 
     async def explicit_lac(self) -> int | None:
-        reply = await self.transport.read_lac(BOOKIE, self.ledger_id, STATE_S)
+        reply = await self.transport.ask(BOOKIE, ReadLac(self.ledger_id), STATE_S)
         assert reply.status is Status.OK
         return unpack_lac(DIGEST, reply.explicit, self.ledger_id) if reply.explicit else None
 
     async def listed(self) -> ListReply:
-        return await self.transport.list_entries(BOOKIE, self.ledger_id, STATE_S)
+        return await self.transport.ask(BOOKIE, ListEntries(self.ledger_id), STATE_S)
 
     async def last(self) -> EntryResult:
-        reply = await self.transport.read_last(BOOKIE, self.ledger_id, STATE_S)
+        reply = await self.transport.ask(BOOKIE, ReadLast(self.ledger_id), STATE_S)
         assert reply.status is Status.OK
         [last] = reply.results
         return last
@@ -93,8 +94,8 @@ class OneBookie:
     @asynccontextmanager
     async def polling(self, beyond: int) -> AsyncIterator[asyncio.Task[LacReply]]:
         """A long poll that is on its way to the bookie, and not answered while other requests are."""
-        where = (BOOKIE, self.ledger_id, EntryId(beyond))
-        poll = asyncio.create_task(self.transport.wait_lac(*where, LONG_WAIT_S, LONG_WAIT_S + STATE_S))
+        waiting = WaitLac(self.ledger_id, EntryId(beyond), LONG_WAIT_S)
+        poll = asyncio.create_task(self.transport.ask(BOOKIE, waiting, LONG_WAIT_S + STATE_S))
         try:
             await until(self.long_polls, lambda polls: polls > 0, "the long poll is asked")
             await self.last()
@@ -145,9 +146,8 @@ async def test_a_ledger_that_the_bookie_never_heard_of(bookie: OneBookie) -> Non
     reply = await bookie.read([0, 5])
     assert (reply.status, [result.status for result in reply.results]) == (Status.OK, [Status.NO_LEDGER] * 2)
     assert (await bookie.last()).status is Status.NO_LEDGER
-    where = (BOOKIE, bookie.ledger_id)
-    assert (await bookie.transport.read_lac(*where, STATE_S)).status is Status.NO_LEDGER
-    assert (await bookie.transport.wait_lac(*where, NO_ENTRY, SOON_S, STATE_S)).status is Status.NO_LEDGER
+    for request in (ReadLac(bookie.ledger_id), WaitLac(bookie.ledger_id, NO_ENTRY, SOON_S)):
+        assert (await bookie.transport.ask(BOOKIE, request, STATE_S)).status is Status.NO_LEDGER
     assert (await bookie.listed()).status is Status.NO_LEDGER
     assert {result.status for result in (await bookie.read(range(20))).results} == {Status.NO_LEDGER}
 
@@ -190,7 +190,7 @@ async def test_an_explicit_lac_is_read_as_it_was_written(bookie: OneBookie) -> N
     assert await bookie.add(0, 1) is Status.OK
     assert await bookie.explicit_lac() is None
     assert await bookie.write_lac(1) is Status.OK
-    reply = await bookie.transport.read_lac(BOOKIE, bookie.ledger_id, STATE_S)
+    reply = await bookie.transport.ask(BOOKIE, ReadLac(bookie.ledger_id), STATE_S)
     assert (reply.explicit, reply.last_entry) == (bookie.lac(1), bookie.found([1])[0])
 
 
@@ -217,13 +217,13 @@ async def test_a_long_poll_waits_until_an_entry_confirms_the_one_before(bookie: 
 async def test_a_long_poll_ends_with_what_is_known(bookie: OneBookie) -> None:
     assert await bookie.add(0, 1) is Status.OK
     async with bookie.polling(beyond=5):
-        reply = await bookie.transport.wait_lac(BOOKIE, bookie.ledger_id, EntryId(5), SOON_S, STATE_S)
+        reply = await bookie.transport.ask(BOOKIE, WaitLac(bookie.ledger_id, EntryId(5), SOON_S), STATE_S)
         assert (reply.status, reply.explicit) == (Status.OK, b"")
         assert (reply.last_entry, reply.entry) == (bookie.found([1])[0], None)
 
 
 async def test_info_list_and_force(bookie: OneBookie) -> None:
-    info = (await bookie.transport.info(BOOKIE, STATE_S)).info
+    info = (await bookie.transport.ask(BOOKIE, Info(), STATE_S)).info
     assert info is not None
     assert 0 < info.disk_free_bytes <= info.disk_total_bytes
     assert await bookie.add(0, 1, 2, 7) is Status.OK

@@ -17,6 +17,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
 from bookie.wire.port import Status
+from bookie.wire.requests import ListEntries
 from tests.apache.conftest import BOOKIES_SORTED, OwnCluster
 from tests.apache.driver import JavaDriver, expected
 from tests.apache.programs import Audit, Replicator
@@ -49,11 +50,11 @@ async def test_what_a_bookie_without_lists_holds_is_found_by_reading(
         stored = [entry for entry in range(50) if position in (entry % 5, (entry + 1) % 5)]
         has_lists = index < BOOKIES_SORTED
         for _ in range(2):
-            listed = await transport.list_entries(BookieId(bookie.bookie_id), ledger_id, 10.0)
+            listed = await transport.ask(BookieId(bookie.bookie_id), ListEntries(ledger_id), 10.0)
             assert listed.status is (Status.OK if has_lists else Status.UNSUPPORTED)
         held = await asking.held(bookie.bookie_id, ledger_id, map(EntryId, range(60)))
         assert (held.status, list(held.entries)) == (Status.OK, stored)
-        assert (await transport.list_entries(bookie.bookie_id, NO_SUCH_LEDGER, 10.0)).status is Status.NO_LEDGER
+        assert (await transport.ask(bookie.bookie_id, ListEntries(NO_SUCH_LEDGER), 10.0)).status is Status.NO_LEDGER
 
 
 async def test_a_loss_among_bookies_without_lists_is_healed_and_checked_by_sample(

@@ -17,6 +17,7 @@ from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.framing import FrameSplitter, framed
 from bookie.wire.apache.transport import ApacheTransport
 from bookie.wire.port import AddBatch, Status
+from bookie.wire.requests import Info
 from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress
 from tests.deadlines import STATE_S
 
@@ -177,7 +178,7 @@ class ScriptedApacheBookie:
 
 async def connect(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
     """A round trip. A call that must time out goes over this connection; it might not be sent if it had to connect."""
-    info = asyncio.create_task(transport.info(BOOKIE, DEADLINE_S))
+    info = asyncio.create_task(transport.ask(BOOKIE, Info(), DEADLINE_S))
     (await bookie.next(pb.GET_BOOKIE_INFO)).answer()
     assert (await info).status is Status.OK
 

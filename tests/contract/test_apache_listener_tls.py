@@ -16,6 +16,7 @@ from bookie.wire.apache import v2
 from bookie.wire.apache.connection import TLS_DEMANDED, TLS_OR_LOGIN_DEMANDED
 from bookie.wire.apache.transport import BULK_ENTRIES_MIN, ApacheTransport
 from bookie.wire.port import Status
+from bookie.wire.requests import Fence, Info, ListEntries, Read
 from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials, TlsSettings
 from bookie.wire.tls import TlsFilesError
 from tests.apache.recording_proxy import RecordingProxy
@@ -84,12 +85,12 @@ async def everything_asked(transport: ApacheTransport) -> list[tuple[Status, str
     many = [EntryId(number) for number in range(BULK_ENTRIES_MIN)]
     replies = (
         await transport.add(BOOKIE, batch(0), DEADLINE_S),
-        await transport.read(BOOKIE, LEDGER, [EntryId(0)], DEADLINE_S),
-        await transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S),
-        await transport.list_entries(BOOKIE, LEDGER, DEADLINE_S),
-        await transport.info(BOOKIE, DEADLINE_S),
+        await transport.ask(BOOKIE, Read(LEDGER, [EntryId(0)]), DEADLINE_S),
+        await transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S),
+        await transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S),
+        await transport.ask(BOOKIE, Info(), DEADLINE_S),
         await transport.add(BOOKIE, batch(*many, is_recovery=True), DEADLINE_S),
-        await transport.read(BOOKIE, LEDGER, many, DEADLINE_S),
+        await transport.ask(BOOKIE, Read(LEDGER, many), DEADLINE_S),
     )
     return [(reply.status, reply.detail) for reply in replies]
 
@@ -113,7 +114,7 @@ async def test_our_client_without_tls_is_told_so_and_stores_nothing(
         assert "--tls-ca" in told
         assert world.service.batches == []
         transport = ApacheTransport(Directory(world.port), security=BookieSecurity(certificates["client"]))
-        assert (await transport.list_entries(BOOKIE, LEDGER, DEADLINE_S)).status is Status.NO_LEDGER
+        assert (await transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S)).status is Status.NO_LEDGER
         assert (await transport.add(BOOKIE, batch(0), DEADLINE_S)).status is Status.OK  # nor was the ledger fenced
         await transport.close()
 
@@ -122,7 +123,7 @@ async def test_what_was_refused_in_the_clear_is_asked_once(certificates: dict[st
     async with listening(tls=certificates["bookie"]) as world, RecordingProxy(world.port) as proxy:
         transport = ApacheTransport(Directory(proxy.port))
         assert (await transport.add(BOOKIE, batch(0), DEADLINE_S)).status is Status.UNREACHABLE
-        assert (await transport.info(BOOKIE, DEADLINE_S)).status is Status.UNREACHABLE
+        assert (await transport.ask(BOOKIE, Info(), DEADLINE_S)).status is Status.UNREACHABLE
         await transport.close()
         asked = [pb.Request.FromString(frame.body).header.operation for frame in proxy.frames if frame.is_request]
         assert asked == [pb.ADD_ENTRY, pb.GET_BOOKIE_INFO]

@@ -26,6 +26,7 @@ from bookie.wire.port import (
     ReadReply,
     Status,
 )
+from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 from tests.contract.scripted_apache_bookie import (
     AFTER_AN_ANSWER_S,
     BOOKIE,
@@ -57,7 +58,7 @@ async def transport(bookie: ScriptedApacheBookie) -> AsyncIterator[ApacheTranspo
 
 def reading(transport: ApacheTransport, *entry_ids: int, fence_key: bytes | None = None) -> asyncio.Task[ReadReply]:
     wanted = [EntryId(entry_id) for entry_id in entry_ids]
-    return asyncio.create_task(transport.read(BOOKIE, LEDGER, wanted, DEADLINE_S, fence_key=fence_key))
+    return asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, wanted, fence_key=fence_key), DEADLINE_S))
 
 
 def found(*entry_ids: int) -> tuple[EntryResult, ...]:
@@ -191,14 +192,14 @@ async def test_small_entries_at_the_start_promise_nothing_of_those_behind_them(
             received.answer(body=entry(entry_id))
 
     bookie.react = react
-    reply = await transport.read(BOOKIE, LEDGER, [EntryId(number) for number in range(100)], AFTER_AN_ANSWER_S)
+    reply = await transport.ask(BOOKIE, Read(LEDGER, [EntryId(number) for number in range(100)]), AFTER_AN_ANSWER_S)
     assert reply.status is Status.TIMEOUT
     assert reply.results == found(0, 1)
     assert len(asked) <= 20  # any of them may be as large as a frame
 
 
 async def test_a_deadline_leaves_what_came_before_it(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
-    call = asyncio.create_task(transport.read(BOOKIE, LEDGER, [EntryId(1), EntryId(2)], AFTER_AN_ANSWER_S))
+    call = asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, [EntryId(1), EntryId(2)]), AFTER_AN_ANSWER_S))
     (await bookie.next(pb.READ_ENTRY)).answer(body=entry(1))
     reply = await call
     assert (reply.status, reply.results) == (Status.TIMEOUT, found(1))
@@ -235,7 +236,7 @@ async def test_where_the_fence_fails_nothing_is_read(
 async def test_a_fence_tells_the_true_id_of_the_last_entry(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
-    call = asyncio.create_task(transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S))
+    call = asyncio.create_task(transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S))
     received = await bookie.next(pb.READ_ENTRY)
     asked = received.request.readRequest
     assert (asked.ledgerId, asked.entryId, asked.masterKey) == (LEDGER, -1, KEY)
@@ -250,7 +251,7 @@ async def test_a_fence_tells_the_true_id_of_the_last_entry(
 async def test_a_fence_that_found_no_entry_counts_once_the_journal_was_forced(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, code: int, forced: int
 ) -> None:
-    call = asyncio.create_task(transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S))
+    call = asyncio.create_task(transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S))
     (await bookie.next(pb.READ_ENTRY)).answer(code)
     force = await bookie.next(pb.FORCE_LEDGER)
     assert force.request.forceLedgerRequest.ledgerId == LEDGER
@@ -269,7 +270,7 @@ async def test_a_fence_that_found_no_entry_counts_once_the_journal_was_forced(
 async def test_a_fence_whose_last_entry_is_another_ledgers_is_corrupt_there(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
-    call = asyncio.create_task(transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S))
+    call = asyncio.create_task(transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S))
     (await bookie.next(pb.READ_ENTRY)).answer(body=entry(4, ledger_id=8))
     assert await call == FenceReply(Status.OK, EntryResult(NO_ENTRY, Status.CORRUPT))
 
@@ -287,13 +288,13 @@ async def test_a_fence_whose_last_entry_is_another_ledgers_is_corrupt_there(
 async def test_the_last_entry_is_named_by_its_own_header(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, code: int, body: bytes | None, expected: ReadReply
 ) -> None:
-    call = asyncio.create_task(transport.read_last(BOOKIE, LEDGER, DEADLINE_S))
+    call = asyncio.create_task(transport.ask(BOOKIE, ReadLast(LEDGER), DEADLINE_S))
     (await bookie.next(pb.READ_ENTRY)).answer(code, **({} if body is None else {"body": body}))
     assert await call == expected
 
 
 async def test_lacs_come_as_they_are(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
-    call = asyncio.create_task(transport.read_lac(BOOKIE, LEDGER, DEADLINE_S))
+    call = asyncio.create_task(transport.ask(BOOKIE, ReadLac(LEDGER), DEADLINE_S))
     (await bookie.next(pb.READ_LAC)).answer(lacBody=EXPLICIT, lastEntryBody=entry(7))
     assert await call == LacReply(Status.OK, EXPLICIT, found(7)[0])
 
@@ -314,7 +315,7 @@ async def test_lacs_come_as_they_are(transport: ApacheTransport, bookie: Scripte
 async def test_without_a_last_entry_a_plain_read_tells_unknown_empty_and_limbo_apart(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, code: int, explicit: bytes, last: int, status: Status
 ) -> None:
-    call = asyncio.create_task(transport.read_lac(BOOKIE, LEDGER, DEADLINE_S))
+    call = asyncio.create_task(transport.ask(BOOKIE, ReadLac(LEDGER), DEADLINE_S))
     (await bookie.next(pb.READ_LAC)).answer(code, **({"lacBody": explicit} if explicit else {}))
     read = await bookie.next(pb.READ_ENTRY)
     assert (read.request.readRequest.entryId, read.request.readRequest.HasField("flag")) == (-1, False)
@@ -325,7 +326,7 @@ async def test_without_a_last_entry_a_plain_read_tells_unknown_empty_and_limbo_a
 async def test_an_entry_that_comes_between_the_two_questions_is_found(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
-    call = asyncio.create_task(transport.read_lac(BOOKIE, LEDGER, DEADLINE_S))
+    call = asyncio.create_task(transport.ask(BOOKIE, ReadLac(LEDGER), DEADLINE_S))
     (await bookie.next(pb.READ_LAC)).answer(pb.ENOENTRY)
     (await bookie.next(pb.READ_ENTRY)).answer(body=entry(0))
     assert await call == LacReply(Status.OK, b"", found(0)[0])
@@ -350,7 +351,7 @@ async def test_a_long_poll_is_followed_by_what_proves_it(
     content: dict[str, object],
     piggybacked: EntryResult | None,
 ) -> None:
-    call = asyncio.create_task(transport.wait_lac(BOOKIE, LEDGER, EntryId(6), 1.5, DEADLINE_S))
+    call = asyncio.create_task(transport.ask(BOOKIE, WaitLac(LEDGER, EntryId(6), 1.5), DEADLINE_S))
     poll = await bookie.next(pb.READ_ENTRY)
     asked = poll.request.readRequest
     assert (asked.entryId, asked.previousLAC, asked.timeOut) == (-1, 6, 1500)
@@ -367,7 +368,7 @@ async def test_a_long_poll_is_followed_by_what_proves_it(
 async def test_waits_are_bounded_and_none_is_no_wait(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, wait_s: float, asked_ms: int | None
 ) -> None:
-    call = asyncio.create_task(transport.wait_lac(BOOKIE, LEDGER, NO_ENTRY, wait_s, DEADLINE_S))
+    call = asyncio.create_task(transport.ask(BOOKIE, WaitLac(LEDGER, NO_ENTRY, wait_s), DEADLINE_S))
     asked = (await bookie.next(pb.READ_ENTRY)).request.readRequest
     assert (asked.timeOut if asked.HasField("timeOut") else None) == asked_ms
     call.cancel()
@@ -376,7 +377,7 @@ async def test_waits_are_bounded_and_none_is_no_wait(
 async def test_a_long_poll_for_an_unknown_ledger_says_so(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
-    call = asyncio.create_task(transport.wait_lac(BOOKIE, LEDGER, NO_ENTRY, 1.0, DEADLINE_S))
+    call = asyncio.create_task(transport.ask(BOOKIE, WaitLac(LEDGER, NO_ENTRY, 1.0), DEADLINE_S))
     (await bookie.next(pb.READ_ENTRY)).answer(pb.ENOLEDGER)
     (await bookie.next(pb.READ_LAC)).answer(pb.ENOENTRY)
     (await bookie.next(pb.READ_ENTRY)).answer(pb.ENOLEDGER)
@@ -386,7 +387,7 @@ async def test_a_long_poll_for_an_unknown_ledger_says_so(
 async def test_an_explicit_lac_travels_with_its_number(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
-    call = asyncio.create_task(transport.write_lac(BOOKIE, LEDGER, KEY, EXPLICIT, DEADLINE_S))
+    call = asyncio.create_task(transport.ask(BOOKIE, WriteLac(LEDGER, KEY, EXPLICIT), DEADLINE_S))
     received = await bookie.next(pb.WRITE_LAC)
     asked = received.request.writeLacRequest
     assert (asked.ledgerId, asked.lac, asked.masterKey, asked.body) == (LEDGER, 5, KEY, EXPLICIT)
@@ -414,7 +415,7 @@ async def test_forcing_answers_what_the_bookie_did(transport: ApacheTransport, b
 async def test_listings_are_whole_or_no_listings(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, code: int, data: bytes, status: Status
 ) -> None:
-    call = asyncio.create_task(transport.list_entries(BOOKIE, LEDGER, DEADLINE_S))
+    call = asyncio.create_task(transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S))
     (await bookie.next(pb.GET_LIST_OF_ENTRIES_OF_LEDGER)).answer(code, availabilityOfEntriesOfLedger=data)
     reply = await call
     assert reply.status is status
@@ -422,7 +423,7 @@ async def test_listings_are_whole_or_no_listings(
 
 
 async def test_of_a_bookie_only_its_disks_are_known(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
-    call = asyncio.create_task(transport.info(BOOKIE, DEADLINE_S))
+    call = asyncio.create_task(transport.ask(BOOKIE, Info(), DEADLINE_S))
     received = await bookie.next(pb.GET_BOOKIE_INFO)
     assert received.request.getBookieInfoRequest.requested == 3
     received.answer(totalDiskCapacity=100, freeDiskSpace=40)
@@ -435,6 +436,6 @@ async def test_impossible_reads_are_not_sent(
 ) -> None:
     for fence_key in (None, KEY):
         assert (await reading(transport, *entry_ids, fence_key=fence_key)).status is Status.BAD_REQUEST
-    assert (await transport.fence(BOOKIE, LedgerId(-1), KEY, DEADLINE_S)).status is Status.BAD_REQUEST
-    assert (await transport.wait_lac(BOOKIE, LEDGER, EntryId(-2), 0.0, DEADLINE_S)).status is Status.BAD_REQUEST
+    assert (await transport.ask(BOOKIE, Fence(LedgerId(-1), KEY), DEADLINE_S)).status is Status.BAD_REQUEST
+    assert (await transport.ask(BOOKIE, WaitLac(LEDGER, EntryId(-2), 0.0), DEADLINE_S)).status is Status.BAD_REQUEST
     assert bookie.clients == []

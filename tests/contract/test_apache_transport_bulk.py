@@ -22,6 +22,7 @@ from bookie.wire.apache.reading import WINDOW_MAX
 from bookie.wire.apache.statuses import EFENCED_V2, EIO_V2, ENOENTRY_V2, EOK_V2
 from bookie.wire.apache.transport import ApacheTransport
 from bookie.wire.port import READ_BYTES_MAX, AddReply, EntryResult, ReadReply, Status
+from bookie.wire.requests import Read
 from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress
 from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials, SaslMechanism
 from tests.contract.scripted_apache_bookie import (
@@ -162,7 +163,7 @@ async def transport(bookie: Bookie) -> AsyncIterator[ApacheTransport]:
 
 
 async def read(transport: ApacheTransport, entry_ids: Iterable[int], timeout_s: float = DEADLINE_S) -> ReadReply:
-    return await transport.read(BOOKIE, LEDGER, [EntryId(each) for each in entry_ids], timeout_s)
+    return await transport.ask(BOOKIE, Read(LEDGER, [EntryId(each) for each in entry_ids]), timeout_s)
 
 
 def found(entry_ids: Iterable[int]) -> tuple[EntryResult, ...]:
@@ -194,7 +195,7 @@ async def test_an_entry_that_is_too_long_is_told_by_version_3_and_bulk_goes_on(
     bookie: Bookie, transport: ApacheTransport, wanted: range
 ) -> None:
     bookie.entries[10] = entry(10, bytes(FRAME_BYTES_MAX))
-    reply = await transport.read(BOOKIE, LEDGER, list(map(EntryId, wanted)), DEADLINE_S)
+    reply = await transport.ask(BOOKIE, Read(LEDGER, list(map(EntryId, wanted))), DEADLINE_S)
     assert {result.entry_id: result.status for result in reply.results if result.status is not Status.OK} == {
         10: Status.IO_ERROR
     }
@@ -202,7 +203,7 @@ async def test_an_entry_that_is_too_long_is_told_by_version_3_and_bulk_goes_on(
     asked = len(bookie.asked_v2)
     bookie.asked_v3.clear()
     others = range(wanted.start + 20, wanted.start + 60, wanted.step)
-    assert (await transport.read(BOOKIE, LEDGER, list(map(EntryId, others)), DEADLINE_S)).results == found(others)
+    assert (await transport.ask(BOOKIE, Read(LEDGER, list(map(EntryId, others))), DEADLINE_S)).results == found(others)
     assert len(bookie.asked_v2) > asked
     assert not bookie.asked_v3
     assert len(bookie.peers) == 2

@@ -23,6 +23,7 @@ from bookie.wire.apache.connection import TLS_OR_LOGIN_DEMANDED
 from bookie.wire.apache.sasl import parse_challenge
 from bookie.wire.apache.transport import ApacheTransport
 from bookie.wire.port import InfoReply, Status
+from bookie.wire.requests import Fence, Info
 from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials, SaslMechanism, TlsSettings
 from bookie.wire.tls import TlsFilesError
 from tests.contract.scripted_apache_bookie import (
@@ -67,7 +68,7 @@ async def reached(bookie: ScriptedApacheBookie, security: BookieSecurity) -> Asy
 
 async def info(bookie: ScriptedApacheBookie, security: BookieSecurity, timeout_s: float = DEADLINE_S) -> InfoReply:
     async with reached(bookie, security) as transport:
-        return await transport.info(BOOKIE, timeout_s)
+        return await transport.ask(BOOKIE, Info(), timeout_s)
 
 
 def server_context(tls: TlsSettings, *, asks_for_certificates: bool = False) -> ssl.SSLContext:
@@ -113,7 +114,7 @@ async def test_tls_is_asked_for_in_the_clear_and_everything_else_goes_inside(
     async with scripted_bookie() as bookie:
         bookie.react = with_tls(server_context(certificates["bookie"]), answers_everything)
         async with reached(bookie, BookieSecurity(TlsSettings(certificates["client"].ca))) as transport:
-            replies = await asyncio.gather(*(transport.info(BOOKIE, DEADLINE_S) for _ in range(5)))
+            replies = await asyncio.gather(*(transport.ask(BOOKIE, Info(), DEADLINE_S) for _ in range(5)))
             assert {reply.status for reply in replies} == {Status.OK}
             assert len(bookie.clients) == 1
 
@@ -308,7 +309,7 @@ async def test_a_login_by_digest_opens_the_connection() -> None:
     async with scripted_bookie() as bookie:
         bookie.react = DigestMd5Bookie().react
         async with reached(bookie, DIGEST_MD5) as transport:
-            calls = (transport.info(BOOKIE, DEADLINE_S) for _ in range(3))
+            calls = (transport.ask(BOOKIE, Info(), DEADLINE_S) for _ in range(3))
             assert [reply.status for reply in await asyncio.gather(*calls)] == [Status.OK] * 3
 
 
@@ -343,7 +344,7 @@ async def test_a_refused_login_is_no_verdict_on_a_ledgers_password(
     async with scripted_bookie() as bookie:
         bookie.react = DigestMd5Bookie("another password", is_silent=is_silent).react
         async with reached(bookie, DIGEST_MD5) as transport:
-            reply = await transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S)
+            reply = await transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S)
             assert reply.status is Status.UNREACHABLE
             assert "refused the login of 'bookkeeper' by DIGEST-MD5" in reply.detail
             assert PASSWORD not in repr(reply) + repr(vars(transport)) + caplog.text
@@ -354,7 +355,7 @@ async def test_a_bookie_that_wants_another_login_is_unreachable(security: Bookie
     async with scripted_bookie() as bookie:
         bookie.react = DigestMd5Bookie().react
         async with reached(bookie, security) as transport:
-            reply = await transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S)
+            reply = await transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S)
             assert reply.status is Status.UNREACHABLE
             assert "login" in reply.detail
 
@@ -412,14 +413,14 @@ async def test_a_connection_that_is_never_ready_is_given_up(monkeypatch: pytest.
 async def test_the_next_call_after_a_failed_login_tries_again() -> None:
     async with scripted_bookie() as bookie, reached(bookie, DIGEST_MD5) as transport:
         bookie.react = lambda received: received.refuse(pb.EUA)
-        assert (await transport.info(BOOKIE, DEADLINE_S)).status is Status.UNREACHABLE
+        assert (await transport.ask(BOOKIE, Info(), DEADLINE_S)).status is Status.UNREACHABLE
         bookie.react = DigestMd5Bookie().react
-        assert (await transport.info(BOOKIE, DEADLINE_S)).status is Status.OK
+        assert (await transport.ask(BOOKIE, Info(), DEADLINE_S)).status is Status.OK
 
 
 async def test_closing_gives_up_a_handshake() -> None:
     async with scripted_bookie() as bookie, reached(bookie, DIGEST_MD5) as transport:
-        call = asyncio.create_task(transport.info(BOOKIE, DEADLINE_S))
+        call = asyncio.create_task(transport.ask(BOOKIE, Info(), DEADLINE_S))
         await bookie.next(pb.AUTH)
         await transport.close()
         assert (await call).status is Status.UNREACHABLE
@@ -428,9 +429,9 @@ async def test_closing_gives_up_a_handshake() -> None:
 
 async def test_a_caller_that_gives_up_leaves_the_handshake_to_the_others() -> None:
     async with scripted_bookie() as bookie, reached(bookie, DIGEST_MD5) as transport:
-        impatient = asyncio.create_task(transport.info(BOOKIE, DEADLINE_S))
+        impatient = asyncio.create_task(transport.ask(BOOKIE, Info(), DEADLINE_S))
         first = await bookie.next(pb.AUTH)
-        patient = asyncio.create_task(transport.info(BOOKIE, DEADLINE_S))
+        patient = asyncio.create_task(transport.ask(BOOKIE, Info(), DEADLINE_S))
         impatient.cancel()
         peer = DigestMd5Bookie()
         bookie.react = peer.react

@@ -12,6 +12,7 @@ from bookie.model.ids import LedgerId
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.transport import ApacheTransport
 from bookie.wire.port import ListReply, Status
+from bookie.wire.requests import ListEntries, ReadLast
 from tests.contract.scripted_apache_bookie import (
     AFTER_AN_ANSWER_S,
     BOOKIE,
@@ -44,7 +45,7 @@ async def transport(bookie: ScriptedApacheBookie) -> AsyncIterator[ApacheTranspo
 def listing(
     transport: ApacheTransport, timeout_s: float = DEADLINE_S, ledger_id: int = LEDGER
 ) -> asyncio.Task[ListReply]:
-    return asyncio.create_task(transport.list_entries(BOOKIE, LedgerId(ledger_id), timeout_s))
+    return asyncio.create_task(transport.ask(BOOKIE, ListEntries(LedgerId(ledger_id)), timeout_s))
 
 
 async def unlisted(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
@@ -136,7 +137,7 @@ async def test_a_list_that_comes_late_shows_that_the_bookie_lists(
     (await bookie.next(pb.READ_ENTRY)).answer(body=entry(7))
     assert (await call).status is Status.UNSUPPORTED
     asked.answer(availabilityOfEntriesOfLedger=LISTED.encode())
-    read = asyncio.create_task(transport.read_last(BOOKIE, LEDGER, DEADLINE_S))
+    read = asyncio.create_task(transport.ask(BOOKIE, ReadLast(LEDGER), DEADLINE_S))
     (await bookie.next(pb.READ_ENTRY)).answer(body=entry(7))
     assert (await read).status is Status.OK
     call = listing(transport)

@@ -14,6 +14,7 @@ from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.framing import FRAME_BYTES_MAX, framed
 from bookie.wire.apache.transport import ApacheTransport
 from bookie.wire.port import AddBatch, AddReply, Status
+from bookie.wire.requests import Fence, Info, Read, ReadLac, ReadLast
 from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress
 from bookie.wire.routing import open_transport
 from bookie.wire.security import BookieSecurity
@@ -32,6 +33,7 @@ from tests.contract.scripted_apache_bookie import (
     entry,
     scripted_bookie,
 )
+from tests.worlds.requests import one_of_each
 
 Start = Callable[[], Awaitable[ScriptedApacheBookie]]
 
@@ -71,18 +73,10 @@ async def every_request(transport: ApacheTransport, timeout_s: float) -> list[tu
     packet = LEDGER.to_bytes(8, "big") + bytes(12)
     replies = await asyncio.gather(
         transport.add(BOOKIE, batch(0), timeout_s),
-        transport.read(BOOKIE, LEDGER, [EntryId(0)], timeout_s),
-        transport.read_last(BOOKIE, LEDGER, timeout_s),
-        transport.fence(BOOKIE, LEDGER, KEY, timeout_s),
-        transport.read(BOOKIE, LEDGER, [EntryId(0)], timeout_s, fence_key=KEY),
-        transport.read_lac(BOOKIE, LEDGER, timeout_s),
-        transport.wait_lac(BOOKIE, LEDGER, EntryId(0), timeout_s, timeout_s),
-        transport.write_lac(BOOKIE, LEDGER, KEY, packet, timeout_s),
-        transport.list_entries(BOOKIE, LEDGER, timeout_s),
-        transport.info(BOOKIE, timeout_s),
+        *(transport.ask(BOOKIE, each, timeout_s) for each in one_of_each(LEDGER, KEY, packet, timeout_s)),
         transport.force(BOOKIE, LEDGER, timeout_s),
     )
-    return [(reply.status, reply.detail) for reply in replies]  # type: ignore[attr-defined]
+    return [(reply.status, reply.detail) for reply in replies]
 
 
 async def test_acks_in_any_order_reach_the_right_callers(
@@ -258,7 +252,7 @@ async def test_an_entry_that_is_too_long_is_an_io_error_of_its_own(
 ) -> None:
     add = adding(transport, batch(0))
     added = await bookie.next(pb.ADD_ENTRY)
-    read = asyncio.create_task(transport.read(BOOKIE, LEDGER, list(map(EntryId, range(3))), DEADLINE_S))
+    read = asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, list(map(EntryId, range(3)))), DEADLINE_S))
     reads = [await bookie.next(pb.READ_ENTRY) for _ in range(3)]
     reads[0].answer(body=entry(0))
     await in_pieces(reads[1], too_long(reads[1]))
@@ -283,9 +277,9 @@ async def test_whoever_asks_for_a_last_entry_that_is_too_long_hears_it(
 
     bookie.react = react
     replies = await asyncio.gather(
-        transport.read_last(BOOKIE, LEDGER, DEADLINE_S),
-        transport.read_lac(BOOKIE, LEDGER, DEADLINE_S),
-        transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S),
+        transport.ask(BOOKIE, ReadLast(LEDGER), DEADLINE_S),
+        transport.ask(BOOKIE, ReadLac(LEDGER), DEADLINE_S),
+        transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S),
     )
     assert [reply.status for reply in replies] == [Status.IO_ERROR] * 3
     assert all("raise --frame-bytes-max" in reply.detail for reply in replies)
@@ -325,7 +319,7 @@ async def test_longer_frames_are_taken_where_they_are_allowed(
     assert received.request.addRequest.body == packet
     received.answer()
     assert (await call).status is Status.OK
-    read = asyncio.create_task(transport.read(BOOKIE, LEDGER, [EntryId(0)], DEADLINE_S))
+    read = asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, [EntryId(0)]), DEADLINE_S))
     (await bookie.next(pb.READ_ENTRY)).answer(body=packet)
     assert (await read).results[0].packet == packet
     await transport.close()
@@ -335,7 +329,7 @@ async def test_requests_on_a_broken_connection_are_unreachable_and_the_next_one_
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     calls = [adding(transport, batch(n)) for n in range(2)]
-    read = asyncio.create_task(transport.read(BOOKIE, LEDGER, [EntryId(0)], DEADLINE_S))
+    read = asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, [EntryId(0)]), DEADLINE_S))
     received = [await bookie.requests.get() for _ in range(3)]
     received[0].client.hang_up()
     assert [(await call).status for call in calls] == [Status.UNREACHABLE] * 2
@@ -406,7 +400,7 @@ async def test_the_largest_entry_passes_in_both_directions(directory: Directory,
     assert received.request.addRequest.body == packet
     received.answer()
     assert (await call).status is Status.OK
-    read = asyncio.create_task(transport.read(BOOKIE, LEDGER, [EntryId(0)], DEADLINE_S))
+    read = asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, [EntryId(0)]), DEADLINE_S))
     (await bookie.next(pb.READ_ENTRY)).answer(body=packet)
     assert (await read).results[0].packet == packet
     await transport.close()
@@ -463,14 +457,14 @@ async def test_closing_answers_what_is_in_flight_and_what_comes_later(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     adds = [adding(transport, batch(n, payload=bytes(900))) for n in range(2)]  # the second one waits for room
-    read = asyncio.create_task(transport.read(BOOKIE, LEDGER, [EntryId(0)], DEADLINE_S))
-    fence = asyncio.create_task(transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S))
+    read = asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, [EntryId(0)]), DEADLINE_S))
+    fence = asyncio.create_task(transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S))
     for _ in range(3):
         await bookie.requests.get()
     await transport.close()
     assert [(await add).status for add in adds] == [Status.UNREACHABLE] * 2
     assert ((await read).status, (await fence).status) == (Status.UNREACHABLE, Status.UNREACHABLE)
-    assert (await transport.info(BOOKIE, DEADLINE_S)).status is Status.UNREACHABLE
+    assert (await transport.ask(BOOKIE, Info(), DEADLINE_S)).status is Status.UNREACHABLE
     await transport.close()
 
 
@@ -499,7 +493,7 @@ async def test_an_address_that_is_none_is_unreachable(
     transport: ApacheTransport, directory: Directory, host: str, port: int
 ) -> None:
     directory.address = BookieAddress(host, port, APACHE_PROTOCOL)
-    reply = await transport.info(BOOKIE, DEADLINE_S)
+    reply = await transport.ask(BOOKIE, Info(), DEADLINE_S)
     assert reply.status is Status.UNREACHABLE
     assert "cannot connect" in reply.detail
     assert "4464" not in reply.detail
@@ -550,7 +544,7 @@ async def test_the_keys_of_a_ledger_stay_out_of_details(
     bookie.react = lambda received: received.answer(pb.EUA)
     replies = [
         await transport.add(BOOKIE, AddBatch(LedgerId(7), key, [entry(0)]), DEADLINE_S),
-        await transport.fence(BOOKIE, LEDGER, key, DEADLINE_S),
+        await transport.ask(BOOKIE, Fence(LEDGER, key), DEADLINE_S),
     ]
     assert [reply.status for reply in replies] == [Status.UNAUTHORIZED] * 2  # type: ignore[attr-defined]
     assert "very-secret" not in repr(replies)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import cast
 
 import pytest
+from typing_extensions import override
 
 from auditor.api.operations import StoreOperations, worst_fragment
 from auditor.api.operations_port import BookieState, TaskState
@@ -21,7 +22,9 @@ from bookie.metadata.tasks.underreplication import InvalidDelayError, UnderRepli
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity
-from bookie.wire.port import BookieInfo, InfoReply, Status
+from bookie.wire.port import BookieInfo, InfoReply, ReplyT, Request, Status
+from bookie.wire.requests import Info
+from tests.worlds.requests import WithoutAdds
 
 A, B, C, D = (BookieId(f"{name}:3181") for name in "abcd")
 NOW_MS = 1_700_000_000_000
@@ -40,17 +43,19 @@ class ManualClock:
         raise AssertionError("nothing here waits")
 
 
-class Figures:
+class Figures(WithoutAdds):
     """Answers for one bookie, and for no other."""
 
     def __init__(self) -> None:
         self.asked: list[BookieId] = []
 
-    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
+    @override
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        assert isinstance(request, Info)
         self.asked.append(bookie)
         if bookie != A:
-            return InfoReply(Status.UNREACHABLE)
-        return InfoReply(Status.OK, BookieInfo("uuid", "1", False, 1_000, 400, 12))
+            return cast(ReplyT, InfoReply(Status.UNREACHABLE))
+        return cast(ReplyT, InfoReply(Status.OK, BookieInfo("uuid", "1", False, 1_000, 400, 12)))
 
 
 @pytest.fixture
@@ -71,8 +76,7 @@ def figures() -> Figures:
 
 @pytest.fixture
 def operations(store: MetadataStore, cluster: Cluster, clock: ManualClock, figures: Figures) -> StoreOperations:
-    transport: Any = figures
-    return StoreOperations(store, cluster, transport, clock)
+    return StoreOperations(store, cluster, figures, clock)
 
 
 def ledger(*members: BookieId, last: int | None = 9) -> LedgerMetadata:

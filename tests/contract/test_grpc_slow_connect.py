@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.port import Status
+from bookie.wire.requests import ReadLac
 from bookie.wire.resolver import BookieAddress
 from tests.contract.test_grpc_transport_misbehaviour import (
     BOOKIE,
@@ -62,5 +63,5 @@ async def test_a_connection_may_take_longer_than_one_lost_packet_costs(
     there.lac = pb.LacResponse()
     async with hesitant(there.port) as port:
         directory.address = BookieAddress("127.0.0.1", port)
-        reply = await transport.read_lac(BOOKIE, LEDGER, DEADLINE_S)
+        reply = await transport.ask(BOOKIE, ReadLac(LEDGER), DEADLINE_S)
         assert reply.status is Status.OK, reply.detail

@@ -18,6 +18,7 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.port import Status
+from bookie.wire.requests import Info
 from bookie.wire.resolver import BookieAddress
 from bookie.wire.security import TlsSettings
 from bookie.wire.tls import TlsFilesError, channel_credentials, server_credentials
@@ -83,7 +84,7 @@ async def info_status(service: BookieService, server_tls: TlsSettings, client_tl
     await server.start(service)
     transport = GrpcTransport(Directory(port), tls=client_tls, is_plaintext=client_tls is None)
     try:
-        return (await transport.info(BOOKIE, STATE_S)).status
+        return (await transport.ask(BOOKIE, Info(), STATE_S)).status
     finally:
         await transport.close()
         await server.stop()

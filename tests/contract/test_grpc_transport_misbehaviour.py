@@ -19,9 +19,11 @@ from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX
 from bookie.wire.grpc_transport import GrpcTransport, InsecureTransportError
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status
+from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac
 from bookie.wire.resolver import BookieAddress
 from bookie.wire.security import TlsSettings
 from tests.deadlines import STATE_S
+from tests.worlds.requests import one_of_each
 
 BOOKIE = BookieId("b:1")
 LEDGER = LedgerId(7)
@@ -165,23 +167,15 @@ def adding(transport: GrpcTransport, what: AddBatch, timeout_s: float = DEADLINE
 
 async def round_trip(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
     bookie.lac = pb.LacResponse(status=pb.STATUS_NO_LEDGER)
-    assert (await transport.read_lac(BOOKIE, LEDGER, DEADLINE_S)).status is Status.NO_LEDGER
+    assert (await transport.ask(BOOKIE, ReadLac(LEDGER), DEADLINE_S)).status is Status.NO_LEDGER
 
 
 async def every_request(transport: GrpcTransport, timeout_s: float) -> list[tuple[Status, str]]:
     replies = await asyncio.gather(
         transport.add(BOOKIE, batch(), timeout_s),
-        transport.read(BOOKIE, LEDGER, [EntryId(0)], timeout_s),
-        transport.read_last(BOOKIE, LEDGER, timeout_s),
-        transport.fence(BOOKIE, LEDGER, b"key", timeout_s),
-        transport.read(BOOKIE, LEDGER, [EntryId(0)], timeout_s, fence_key=b"key"),
-        transport.read_lac(BOOKIE, LEDGER, timeout_s),
-        transport.wait_lac(BOOKIE, LEDGER, EntryId(0), timeout_s, timeout_s),
-        transport.write_lac(BOOKIE, LEDGER, b"key", b"lac", timeout_s),
-        transport.list_entries(BOOKIE, LEDGER, timeout_s),
-        transport.info(BOOKIE, timeout_s),
+        *(transport.ask(BOOKIE, each, timeout_s) for each in one_of_each(LEDGER, b"key", b"lac", timeout_s)),
     )
-    return [(reply.status, reply.detail) for reply in replies]  # type: ignore[attr-defined]
+    return [(reply.status, reply.detail) for reply in replies]
 
 
 async def test_acks_in_any_order_reach_the_right_callers(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
@@ -341,20 +335,20 @@ async def test_closing_answers_what_is_in_flight_and_what_comes_later(
     transport: GrpcTransport, bookie: ScriptedBookie
 ) -> None:
     adds = [adding(transport, batch()), adding(transport, batch(bytes(1000)))]  # the second one waits for room
-    read = asyncio.create_task(transport.read(BOOKIE, LEDGER, [EntryId(0)], DEADLINE_S))
-    fence = asyncio.create_task(transport.fence(BOOKIE, LEDGER, b"key", DEADLINE_S))
+    read = asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, [EntryId(0)]), DEADLINE_S))
+    fence = asyncio.create_task(transport.ask(BOOKIE, Fence(LEDGER, b"key"), DEADLINE_S))
     await bookie.adds.get()
     await transport.close()
     assert [(await add).status for add in adds] == [Status.UNREACHABLE] * 2
     assert ((await read).status, (await fence).status) == (Status.UNREACHABLE, Status.UNREACHABLE)
-    assert (await transport.info(BOOKIE, DEADLINE_S)).status is Status.UNREACHABLE
+    assert (await transport.ask(BOOKIE, Info(), DEADLINE_S)).status is Status.UNREACHABLE
     await transport.close()
 
 
 async def test_a_bookie_that_nobody_runs_is_unreachable_at_once(transport: GrpcTransport, directory: Directory) -> None:
     directory.address = BookieAddress("127.0.0.1", 1)
     assert (await transport.add(BOOKIE, batch(), DEADLINE_S)).status is Status.UNREACHABLE
-    assert (await transport.info(BOOKIE, DEADLINE_S)).status is Status.UNREACHABLE
+    assert (await transport.ask(BOOKIE, Info(), DEADLINE_S)).status is Status.UNREACHABLE
 
 
 def piece(*entry_ids: int, **fields: object) -> pb.EntryBatch:
@@ -387,7 +381,7 @@ async def test_only_answers_to_the_request_count(
     results: tuple[EntryResult, ...],
 ) -> None:
     bookie.pieces = pieces
-    reply = await transport.read(BOOKIE, LEDGER, [EntryId(1), EntryId(2), EntryId(3)], DEADLINE_S)
+    reply = await transport.ask(BOOKIE, Read(LEDGER, [EntryId(1), EntryId(2), EntryId(3)]), DEADLINE_S)
     assert (reply.status, reply.results) == (status, results)
 
 
@@ -402,7 +396,7 @@ async def test_the_last_entry_is_one_entry(
     transport: GrpcTransport, bookie: ScriptedBookie, last: pb.EntryBatch, expected: ReadReply
 ) -> None:
     bookie.last = last
-    assert await transport.read_last(BOOKIE, LEDGER, DEADLINE_S) == expected
+    assert await transport.ask(BOOKIE, ReadLast(LEDGER), DEADLINE_S) == expected
 
 
 @pytest.mark.parametrize("last", [piece(is_last=True), piece(5, 6, is_last=True)])
@@ -410,7 +404,7 @@ async def test_a_last_entry_that_is_none_or_two_is_no_answer(
     transport: GrpcTransport, bookie: ScriptedBookie, last: pb.EntryBatch
 ) -> None:
     bookie.last = last
-    assert (await transport.read_last(BOOKIE, LEDGER, DEADLINE_S)).status is Status.IO_ERROR
+    assert (await transport.ask(BOOKIE, ReadLast(LEDGER), DEADLINE_S)).status is Status.IO_ERROR
 
 
 @pytest.mark.parametrize(("entry_id", "status"), [(7, Status.OK), (6, Status.IO_ERROR), (8, Status.IO_ERROR)])
@@ -418,9 +412,9 @@ async def test_only_the_entry_waited_for_may_come_along(
     transport: GrpcTransport, bookie: ScriptedBookie, entry_id: int, status: Status
 ) -> None:
     bookie.lac = pb.LacResponse(entry=pb.OneEntry(entry_id=entry_id, packet=b"p"))
-    reply = await transport.wait_lac(BOOKIE, LEDGER, EntryId(6), 0.0, DEADLINE_S)
+    reply = await transport.ask(BOOKIE, WaitLac(LEDGER, EntryId(6), 0.0), DEADLINE_S)
     assert reply.status is status
-    assert (await transport.read_lac(BOOKIE, LEDGER, DEADLINE_S)).status is Status.IO_ERROR
+    assert (await transport.ask(BOOKIE, ReadLac(LEDGER), DEADLINE_S)).status is Status.IO_ERROR
 
 
 @pytest.mark.parametrize(
@@ -435,7 +429,7 @@ async def test_listings_are_whole_or_no_listings(
     transport: GrpcTransport, bookie: ScriptedBookie, pieces: list[pb.EntryList], status: Status
 ) -> None:
     bookie.pieces = pieces
-    assert (await transport.list_entries(BOOKIE, LEDGER, DEADLINE_S)).status is status
+    assert (await transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S)).status is status
 
 
 def test_plaintext_must_be_said_and_excludes_tls(directory: Directory) -> None:

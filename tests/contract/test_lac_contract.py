@@ -10,6 +10,7 @@ import pytest
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 from bookie.model.packet import ENTRY_PAYLOAD_MAX, pack_lac, unpack, unpack_lac
 from bookie.wire.port import AddReply, EntryResult, LacReply, Status
+from bookie.wire.requests import Fence, ReadLac, WaitLac, WriteLac
 from tests.contract.transport_world import (
     BOOKIE,
     DEADLINE_S,
@@ -34,15 +35,15 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 
 
 async def read_lac(world: World) -> LacReply:
-    return await world.transport.read_lac(BOOKIE, LEDGER, DEADLINE_S)
+    return await world.transport.ask(BOOKIE, ReadLac(LEDGER), DEADLINE_S)
 
 
 async def write_lac(world: World, packet: bytes, key: bytes = KEY) -> AddReply:
-    return await world.transport.write_lac(BOOKIE, LEDGER, key, packet, DEADLINE_S)
+    return await world.transport.ask(BOOKIE, WriteLac(LEDGER, key, packet), DEADLINE_S)
 
 
 async def wait_lac(world: World, beyond: int, wait_s: float = DEADLINE_S) -> LacReply:
-    return await world.transport.wait_lac(BOOKIE, LEDGER, EntryId(beyond), wait_s, 2 * DEADLINE_S)
+    return await world.transport.ask(BOOKIE, WaitLac(LEDGER, EntryId(beyond), wait_s), 2 * DEADLINE_S)
 
 
 async def waiting(world: World, *beyond: int) -> list[asyncio.Task[LacReply]]:
@@ -71,7 +72,7 @@ async def test_the_last_entry_is_what_is_known_of_the_lac(world: World) -> None:
 
 
 async def test_a_fenced_ledger_without_entries_has_none(world: World) -> None:
-    await world.transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S)
+    await world.transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S)
     assert await read_lac(world) == LacReply(Status.NO_ENTRY)
     assert (await write_lac(world, lac(4))).status is Status.OK
     assert await read_lac(world) == LacReply(Status.NO_ENTRY, lac(4))
@@ -156,8 +157,8 @@ async def test_other_ledgers_wake_nobody(world: World) -> None:
     await world.add(entry(0))
     [poll] = await waiting(world, NO_ENTRY)
     other = LedgerId(8)
-    await world.transport.fence(BOOKIE, other, KEY, DEADLINE_S)
-    await world.transport.write_lac(BOOKIE, other, KEY, pack_lac(DIGEST, other, 3), DEADLINE_S)
+    await world.transport.ask(BOOKIE, Fence(other, KEY), DEADLINE_S)
+    await world.transport.ask(BOOKIE, WriteLac(other, KEY, pack_lac(DIGEST, other, 3)), DEADLINE_S)
     assert (await read_lac(world)).explicit == b""
     assert not poll.done()
     await write_lac(world, lac(3))
@@ -185,7 +186,7 @@ async def test_a_long_poll_ends_with_what_there_is(world: World) -> None:
 
 
 async def test_a_long_poll_that_outlasts_its_deadline_is_a_timeout(world: World) -> None:
-    reply = await world.transport.wait_lac(BOOKIE, LEDGER, NO_ENTRY, DEADLINE_S, SOON_S)
+    reply = await world.transport.ask(BOOKIE, WaitLac(LEDGER, NO_ENTRY, DEADLINE_S), SOON_S)
     assert reply.status is Status.TIMEOUT
 
 

@@ -25,6 +25,7 @@ from bookie.wire.port import (
     ReadReply,
     Status,
 )
+from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLast, WriteLac
 from bookie.wire.resolver import APACHE_PROTOCOL, GRPC_PROTOCOL, BookieAddress
 from tests.contract.transport_world import (
     BOOKIE,
@@ -42,6 +43,7 @@ from tests.contract.transport_world import (
     outcome,
     told,
 )
+from tests.worlds.requests import one_of_each
 
 
 @pytest.fixture(params=["memory", "grpc", "apache", "apache in bulk"])
@@ -106,18 +108,18 @@ async def test_entries_as_large_as_any_writer_makes_them_go_both_ways(world: Wor
 
 
 async def test_the_last_entry_comes_with_its_true_id(world: World) -> None:
-    assert [r.status for r in (await world.transport.read_last(BOOKIE, LEDGER, DEADLINE_S)).results] == [
+    assert [r.status for r in (await world.transport.ask(BOOKIE, ReadLast(LEDGER), DEADLINE_S)).results] == [
         Status.NO_LEDGER
     ]
     await world.add(entry(3), entry(9))
-    reply = await world.transport.read_last(BOOKIE, LEDGER, DEADLINE_S)
+    reply = await world.transport.ask(BOOKIE, ReadLast(LEDGER), DEADLINE_S)
     assert (reply.status, list(reply.results)) == (Status.OK, ok(9))
 
 
 async def test_a_fence_tells_the_last_entry_and_stops_all_but_recovery(world: World) -> None:
-    assert await world.transport.fence(BOOKIE, LedgerId(8), KEY, DEADLINE_S) == FenceReply(Status.OK, None)
+    assert await world.transport.ask(BOOKIE, Fence(LedgerId(8), KEY), DEADLINE_S) == FenceReply(Status.OK, None)
     await world.add(entry(4))
-    assert await world.transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S) == FenceReply(Status.OK, ok(4)[0])
+    assert await world.transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S) == FenceReply(Status.OK, ok(4)[0])
     assert (await world.add(entry(5))).status is Status.FENCED
     assert (await world.add(entry(5), is_recovery=True)).status is Status.OK
 
@@ -125,7 +127,7 @@ async def test_a_fence_tells_the_last_entry_and_stops_all_but_recovery(world: Wo
 async def test_another_master_key_is_unauthorized(world: World) -> None:
     await world.add(entry(0))
     assert (await world.add(entry(1), key=b"other")).status is Status.UNAUTHORIZED
-    assert (await world.transport.fence(BOOKIE, LEDGER, b"other", DEADLINE_S)).status is Status.UNAUTHORIZED
+    assert (await world.transport.ask(BOOKIE, Fence(LEDGER, b"other"), DEADLINE_S)).status is Status.UNAUTHORIZED
 
 
 async def test_a_fencing_read_fences_and_reads(world: World) -> None:
@@ -175,9 +177,9 @@ async def test_reads_without_a_fence_key_fence_nothing(world: World) -> None:
 
 
 async def test_listings_name_the_entries(world: World) -> None:
-    assert (await world.transport.list_entries(BOOKIE, LEDGER, DEADLINE_S)).status is Status.NO_LEDGER
+    assert (await world.transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S)).status is Status.NO_LEDGER
     await world.add(*(entry(entry_id) for entry_id in (0, 1, 2, 7, 9)))
-    reply = await world.transport.list_entries(BOOKIE, LEDGER, DEADLINE_S)
+    reply = await world.transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S)
     assert (reply.status, reply.entries) == (Status.OK, EntryRuns(((0, 2), (7, 7), (9, 9))))
 
 
@@ -188,7 +190,7 @@ async def test_info_describes_the_bookie(world: World) -> None:
     expected = BookieInfo(INCARNATION, "1.2.3", True, total, free, ledger_count=1)
     if world.kind == "apache":  # its protocol tells of the disks alone
         expected = BookieInfo("", "", False, total, free, ledger_count=None)
-    assert await world.transport.info(BOOKIE, DEADLINE_S) == InfoReply(Status.OK, expected)
+    assert await world.transport.ask(BOOKIE, Info(), DEADLINE_S) == InfoReply(Status.OK, expected)
 
 
 async def test_read_only_bookies_take_recovery_adds_fences_and_reads(world: World) -> None:
@@ -197,9 +199,9 @@ async def test_read_only_bookies_take_recovery_adds_fences_and_reads(world: Worl
     assert (await world.add(entry(1))).status is Status.READ_ONLY
     assert (await world.add(entry(1), is_recovery=True)).status is Status.OK
     assert (await world.read(0, 1)).status is Status.OK
-    assert (await world.transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S)).status is Status.OK
-    assert (await world.transport.write_lac(BOOKIE, LEDGER, KEY, lac(0), DEADLINE_S)).status is Status.OK
-    reply = await world.transport.read(BOOKIE, LedgerId(8), [EntryId(0)], DEADLINE_S, fence_key=KEY)
+    assert (await world.transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S)).status is Status.OK
+    assert (await world.transport.ask(BOOKIE, WriteLac(LEDGER, KEY, lac(0)), DEADLINE_S)).status is Status.OK
+    reply = await world.transport.ask(BOOKIE, Read(LedgerId(8), [EntryId(0)], fence_key=KEY), DEADLINE_S)
     assert [result.status for result in reply.results] == [Status.NO_ENTRY]
     world.service.is_read_only = False
     assert (await world.transport.add(BOOKIE, AddBatch(LEDGER, KEY, [entry(2)], True), DEADLINE_S)).status is Status.OK
@@ -209,20 +211,11 @@ REQUESTS = 10
 
 
 async def every_request(world: World) -> list[Status]:
-    entries = [EntryId(0)]
     replies = await asyncio.gather(
         world.add(entry(0)),
-        world.transport.read(BOOKIE, LEDGER, entries, DEADLINE_S),
-        world.transport.read_last(BOOKIE, LEDGER, DEADLINE_S),
-        world.transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S),
-        world.transport.read(BOOKIE, LEDGER, entries, DEADLINE_S, fence_key=KEY),
-        world.transport.read_lac(BOOKIE, LEDGER, DEADLINE_S),
-        world.transport.wait_lac(BOOKIE, LEDGER, EntryId(0), 0.0, DEADLINE_S),
-        world.transport.write_lac(BOOKIE, LEDGER, KEY, lac(5), DEADLINE_S),
-        world.transport.list_entries(BOOKIE, LEDGER, DEADLINE_S),
-        world.transport.info(BOOKIE, DEADLINE_S),
+        *(world.transport.ask(BOOKIE, each, DEADLINE_S) for each in one_of_each(LEDGER, KEY, lac(5))),
     )
-    return [outcome(reply) if isinstance(reply, ReadReply) else reply.status for reply in replies]  # type: ignore[attr-defined]
+    return [outcome(reply) if isinstance(reply, ReadReply) else reply.status for reply in replies]
 
 
 async def test_requests_for_other_disks_under_this_id_are_refused(naming_world: World) -> None:
@@ -258,7 +251,7 @@ async def test_adds_pinned_to_different_disks_do_not_disturb_each_other(world: W
     replies = await asyncio.gather(*(world.transport.add(BOOKIE, batch, DEADLINE_S) for batch in batches))
     refused, taken = Status.WRONG_INCARNATION, Status.OK
     assert [reply.status for reply in replies] == [taken, refused, taken, refused, taken, taken]
-    assert list((await world.transport.list_entries(BOOKIE, LEDGER, DEADLINE_S)).entries) == [0, 2, 4, 5]
+    assert list((await world.transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S)).entries) == [0, 2, 4, 5]
 
 
 async def test_a_bookie_that_shuts_down_refuses_everything(world: World) -> None:
@@ -338,7 +331,7 @@ async def test_more_bytes_than_a_bookie_takes_at_once_are_refused(world: World) 
 
 
 async def test_an_add_without_an_answer_is_a_timeout_and_may_have_taken_effect(world: World) -> None:
-    await world.transport.info(BOOKIE, DEADLINE_S)  # connects: a call that times out before that is never sent
+    await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # connects: a call that times out before that is never sent
     stuck = world.stick()
     batch = AddBatch(LEDGER, KEY, [entry(0)])
     assert (await world.transport.add(BOOKIE, batch, SOON_S)).status is Status.TIMEOUT
@@ -349,9 +342,9 @@ async def test_an_add_without_an_answer_is_a_timeout_and_may_have_taken_effect(w
 
 
 async def test_a_fence_without_an_answer_is_a_timeout_and_still_done(world: World) -> None:
-    await world.transport.info(BOOKIE, DEADLINE_S)  # as above
+    await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # as above
     stuck = world.stick()
-    assert (await world.transport.fence(BOOKIE, LEDGER, KEY, SOON_S)).status is Status.TIMEOUT
+    assert (await world.transport.ask(BOOKIE, Fence(LEDGER, KEY), SOON_S)).status is Status.TIMEOUT
     await stuck.has_begun.wait()
     stuck.release()
     assert (await world.add(entry(0))).status is Status.FENCED
@@ -376,12 +369,12 @@ async def test_closing_the_transport_answers_calls_in_flight(world: World) -> No
     stuck = world.stick()
     calls = [
         asyncio.create_task(world.add(entry(0))),
-        asyncio.create_task(world.transport.fence(BOOKIE, LEDGER, KEY, DEADLINE_S)),
+        asyncio.create_task(world.transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S)),
     ]
     await stuck.has_begun.wait()
     await world.transport.close()
     assert [reply.status for reply in await asyncio.gather(*calls)] == [Status.UNREACHABLE] * 2  # type: ignore[attr-defined]
-    assert (await world.transport.info(BOOKIE, DEADLINE_S)).status is Status.UNREACHABLE
+    assert (await world.transport.ask(BOOKIE, Info(), DEADLINE_S)).status is Status.UNREACHABLE
     await world.transport.close()
 
 
@@ -389,7 +382,7 @@ async def test_a_cancelled_caller_leaves_the_bookie_working(world: World) -> Non
     stuck = world.stick()
     calls = [
         asyncio.create_task(world.add(entry(0))),
-        asyncio.create_task(world.transport.fence(BOOKIE, LedgerId(9), KEY, DEADLINE_S)),
+        asyncio.create_task(world.transport.ask(BOOKIE, Fence(LedgerId(9), KEY), DEADLINE_S)),
     ]
     await stuck.has_begun.wait()
     for call in calls:

@@ -26,6 +26,7 @@ from bookie.wire.apache.transport import BULK_ENTRIES_MIN, ApacheTransport
 from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status, Transport
+from bookie.wire.requests import Read
 from bookie.wire.resolver import APACHE_PROTOCOL, GRPC_PROTOCOL, BookieAddress
 from tests.deadlines import STATE_S
 
@@ -120,7 +121,7 @@ class World:
 
     async def read(self, *entry_ids: int, fence_key: bytes | None = None) -> ReadReply:
         wanted = [EntryId(entry_id) for entry_id in entry_ids]
-        return await self.transport.read(BOOKIE, LEDGER, wanted, DEADLINE_S, fence_key=fence_key)
+        return await self.transport.ask(BOOKIE, Read(LEDGER, wanted, fence_key=fence_key), DEADLINE_S)
 
 
 def entry(entry_id: int, payload: bytes = b"payload", *, lac: int = NO_ENTRY) -> bytes:

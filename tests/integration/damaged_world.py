@@ -17,6 +17,7 @@ from bookie.server.joining.directories import CURRENT
 from bookie.storage.disks.index_format import pack_entry_key
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.wire.port import Status
+from bookie.wire.requests import Info, ListEntries
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S, kill9
 
@@ -103,11 +104,11 @@ class World:
                 await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _answers(self, bookie: EmbeddedBookie) -> bool:
-        return (await self.client.ports.transport.info(bookie.bookie_id, STATE_S)).status is Status.OK
+        return (await self.client.ports.transport.ask(bookie.bookie_id, Info(), STATE_S)).status is Status.OK
 
     async def _count(self, bookie: EmbeddedBookie, ledger_id: LedgerId) -> int:
         """Entries of a ledger that a bookie has."""
-        return len((await self.client.ports.transport.list_entries(bookie.bookie_id, ledger_id, STATE_S)).entries)
+        return len((await self.client.ports.transport.ask(bookie.bookie_id, ListEntries(ledger_id), STATE_S)).entries)
 
     async def settle(self, *bookies: EmbeddedBookie) -> None:
         """Kill bookies, let them replay their journals into entry logs and index, and kill them again."""

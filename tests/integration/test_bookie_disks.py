@@ -17,6 +17,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.clock import SystemClock
 from bookie.wire.port import Status
+from bookie.wire.requests import ListEntries, Read
 from tests.deadlines import STATE_S
 from tests.integration.test_bookie_process import LEDGER, READY, Machine, entry, machine
 from tests.sessions import LONG_SESSION_S
@@ -32,13 +33,13 @@ def naming(bookie: str) -> LedgerMetadata:
 
 async def lists(machine: Machine, bookie: BookieId) -> Status:
     async with asyncio.timeout(STATE_S):
-        while (reply := await machine.transport.list_entries(bookie, LEDGER, STATE_S)).status.value >= 100:
+        while (reply := await machine.transport.ask(bookie, ListEntries(LEDGER), STATE_S)).status.value >= 100:
             pass
     return reply.status
 
 
 async def first_read(machine: Machine, bookie: BookieId) -> Status:
-    reply = await machine.transport.read(bookie, LEDGER, [EntryId(0)], STATE_S)
+    reply = await machine.transport.ask(bookie, Read(LEDGER, [EntryId(0)]), STATE_S)
     return reply.results[0].status
 
 

@@ -31,6 +31,7 @@ from bookie.model.packet import pack
 from bookie.runtime.clock import SystemClock
 from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.port import AddBatch, Status
+from bookie.wire.requests import Fence, Read
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S, end_sessions, expire, kill9, sessions_of
 
@@ -107,7 +108,7 @@ class Machine:
         """Entries 0 to ``count - 1``, through the transport that knew the bookie before it was started again."""
         entry_ids = [EntryId(entry_id) for entry_id in range(count)]
         async with asyncio.timeout(STATE_S):
-            while (reply := await self.transport.read(bookie, LEDGER, entry_ids, STATE_S)).status is not Status.OK:
+            while (reply := await self.transport.ask(bookie, Read(LEDGER, entry_ids), STATE_S)).status is not Status.OK:
                 assert reply.status is Status.UNREACHABLE
         return [result.packet for result in reply.results]
 
@@ -157,7 +158,7 @@ async def fragile_machine(own_zookeeper: EmbeddedZooKeeper, tmp_path: Path) -> A
 async def test_a_killed_bookie_comes_back_with_its_entries_and_fences(machine: Machine) -> None:
     process, bookie = await machine.ready()
     assert await machine.add(bookie, *(entry(n) for n in range(100))) is Status.OK
-    assert (await machine.transport.fence(bookie, LEDGER, KEY, STATE_S)).status is Status.OK
+    assert (await machine.transport.ask(bookie, Fence(LEDGER, KEY), STATE_S)).status is Status.OK
     await kill9(machine.zookeeper, process)
     assert await machine.add(bookie, entry(100)) is Status.UNREACHABLE
 

@@ -27,6 +27,7 @@ from bookie.model.run import RunKind
 from bookie.server.joining.directories import CURRENT
 from bookie.storage.disks.index_format import pack_entry_key
 from bookie.wire.port import Status
+from bookie.wire.requests import Read
 from spark_jobs.report.summary import Verdict
 from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.settings import AuditSettings
@@ -88,7 +89,7 @@ class Damaged(World):
         self, bookie: EmbeddedBookie, ledger_id: LedgerId, entry: int
     ) -> tuple[Status, tuple[Status, ...]]:
         """What a bookie says of an entry: of the request, and of the entry where it tells."""
-        reply = await self.client.ports.transport.read(bookie.bookie_id, ledger_id, [EntryId(entry)], STATE_S)
+        reply = await self.client.ports.transport.ask(bookie.bookie_id, Read(ledger_id, [EntryId(entry)]), STATE_S)
         return reply.status, tuple(result.status for result in reply.results)
 
 

@@ -11,21 +11,34 @@ import asyncio
 import enum
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, cast
+
+from typing_extensions import override
 
 from bookie.model.errors import BkhealError
-from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.ids import BookieId
 from bookie.wire.handler import BookieHandler
-from bookie.wire.port import AddBatch, AddReply, FenceReply, InfoReply, LacReply, ListReply, ReadReply, Status
+from bookie.wire.port import AddBatch, AddReply, Failed, ReadReply, ReplyT, Request, Status, Transport
+from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 from bookie.wire.resolver import Resolver
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.trace import Trace
 
-Reply = TypeVar("Reply")
 PORT: Final = 3181
 _ADD_LIKE: Final = ("add", "recovery add")
+_KINDS: Final[Mapping[type[Request[Any]], str]] = {
+    Read: "read",
+    ReadLast: "read",
+    Fence: "fence",
+    ReadLac: "lac",
+    WaitLac: "lac",
+    WriteLac: "lac",
+    ListEntries: "list",
+    Info: "info",
+}
+"""Of requests without a fence key; links have faults by kind."""
 
 
 class Fate(enum.Enum):
@@ -137,8 +150,8 @@ class _Line:
     last_add_at_s: float = 0.0
 
 
-class SimTransport:
-    """See the module docstring and ``bookie.wire.port.Transport``."""
+class SimTransport(Transport):
+    """The transport port of one process."""
 
     def __init__(self, network: SimNetwork, process: Process, resolver: Resolver) -> None:
         self._network = network
@@ -148,65 +161,19 @@ class SimTransport:
         self._lines: dict[BookieId, _Line] = {}
         self.is_cut_off = False
 
+    @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
         pin = batch.incarnation
         kind = "recovery add" if batch.is_recovery else "add"
-        reply = await self._call(bookie, kind, lambda to, known: to.add(pin or known, batch), timeout_s)
-        return reply if isinstance(reply, AddReply) else AddReply(*reply)
+        return await self._call(bookie, kind, lambda to, known: to.add(pin or known, batch), AddReply, timeout_s)
 
-    async def read(
-        self,
-        bookie: BookieId,
-        ledger_id: LedgerId,
-        entry_ids: Sequence[EntryId],
-        timeout_s: float,
-        *,
-        fence_key: bytes | None = None,
-    ) -> ReadReply:
-        def ask(to: BookieHandler, known: str) -> Coroutine[Any, Any, ReadReply]:
-            return to.read(known, ledger_id, entry_ids, fence_key)
+    @override
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        is_recovery = isinstance(request, Read) and request.fence_key is not None
+        kind = "recovery read" if is_recovery else _KINDS[type(request)]
+        return await self._call(bookie, kind, lambda to, known: to.answer(known, request), request.failed, timeout_s)
 
-        reply = await self._call(bookie, "read" if fence_key is None else "recovery read", ask, timeout_s)
-        return reply if isinstance(reply, ReadReply) else ReadReply(reply[0], detail=reply[1])
-
-    async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
-        reply = await self._call(bookie, "read", lambda to, known: to.read_last(known, ledger_id), timeout_s)
-        return reply if isinstance(reply, ReadReply) else ReadReply(reply[0], detail=reply[1])
-
-    async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
-        reply = await self._call(bookie, "fence", lambda to, known: to.fence(known, ledger_id, master_key), timeout_s)
-        return reply if isinstance(reply, FenceReply) else FenceReply(reply[0], detail=reply[1])
-
-    async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
-        reply = await self._call(bookie, "lac", lambda to, known: to.read_lac(known, ledger_id), timeout_s)
-        return reply if isinstance(reply, LacReply) else LacReply(reply[0], detail=reply[1])
-
-    async def wait_lac(
-        self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
-    ) -> LacReply:
-        def ask(to: BookieHandler, known: str) -> Coroutine[Any, Any, LacReply]:
-            return to.wait_lac(known, ledger_id, beyond, wait_s)
-
-        reply = await self._call(bookie, "lac", ask, timeout_s)
-        return reply if isinstance(reply, LacReply) else LacReply(reply[0], detail=reply[1])
-
-    async def write_lac(
-        self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
-    ) -> AddReply:
-        def ask(to: BookieHandler, known: str) -> Coroutine[Any, Any, AddReply]:
-            return to.write_lac(known, ledger_id, master_key, explicit)
-
-        reply = await self._call(bookie, "lac", ask, timeout_s)
-        return reply if isinstance(reply, AddReply) else AddReply(*reply)
-
-    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        reply = await self._call(bookie, "list", lambda to, known: to.list_entries(known, ledger_id), timeout_s)
-        return reply if isinstance(reply, ListReply) else ListReply(reply[0], detail=reply[1])
-
-    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
-        reply = await self._call(bookie, "info", lambda to, known: to.info(known), timeout_s)
-        return reply if isinstance(reply, InfoReply) else InfoReply(reply[0], detail=reply[1])
-
+    @override
     async def close(self) -> None:
         self.is_cut_off = True
 
@@ -218,9 +185,10 @@ class SimTransport:
         self,
         bookie: BookieId,
         kind: str,
-        ask: Callable[[BookieHandler, str], Coroutine[Any, Any, Reply]],
+        ask: Callable[[BookieHandler, str], Coroutine[Any, Any, ReplyT]],
+        failed: Failed[ReplyT],
         timeout_s: float,
-    ) -> Reply | tuple[Status, str]:
+    ) -> ReplyT:
         answer: asyncio.Future[Any] = self._loop.create_future()
         line = self._lines.get(bookie)
         if line is None:
@@ -231,9 +199,10 @@ class SimTransport:
             self._process.run("send", self._send_waiting(bookie, line))
         timer = self._loop.call_later(timeout_s, _give_up, answer, timeout_s)
         try:
-            return cast("Reply | tuple[Status, str]", await answer)
+            reply = await answer
         finally:
             timer.cancel()
+        return failed(reply[0], detail=reply[1]) if isinstance(reply, tuple) else cast(ReplyT, reply)
 
     async def _send_waiting(self, bookie: BookieId, line: _Line) -> None:
         """Look the address up and send what waits, in order, whoever called first."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
 
 from bookie.client.bookkeeper import BookKeeper
 from bookie.client.ports import ClientPorts
@@ -27,7 +28,8 @@ from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
-from bookie.wire.port import AddBatch, AddReply, FenceReply, InfoReply, LacReply, ListReply, ReadReply, Status
+from bookie.wire.port import AddBatch, AddReply, FenceReply, ListReply, ReadReply, Reply, ReplyT, Request, Status
+from bookie.wire.requests import Fence, ListEntries, Read
 from tests.simulation.loop import Process, SimClock
 from tests.simulation.network import PORT, SimTransport
 from tests.simulation.store import SimStore, StoreFaults
@@ -53,7 +55,7 @@ STORAGE: Final = StorageSettings(
 )
 
 
-class Witnessed:
+class Witnessed(BookieHandler):
     """A bookie's handler whose answers the oracles see at the moment they are made."""
 
     def __init__(self, world: World, bookie: BookieId, inner: BookieHandler) -> None:
@@ -62,6 +64,7 @@ class Witnessed:
         self._bookie = bookie
         self._inner = inner
 
+    @override
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
         was_fenced = self._truth.is_fenced(self._bookie, batch.ledger_id)
         reply = await self._inner.add(incarnation, batch)
@@ -71,44 +74,27 @@ class Witnessed:
                 self._world.happened("copied", batch.ledger_id, self._bookie)
         return reply
 
-    async def read(
-        self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId], fence_key: bytes | None = None
-    ) -> ReadReply:
-        held = self._truth.holds(self._bookie, ledger_id)
-        reply = await self._inner.read(incarnation, ledger_id, entry_ids, fence_key)
-        is_fencing = fence_key is not None
-        if reply.status is Status.OK and is_fencing:
-            self._truth.fenced(self._bookie, ledger_id)
-        self._truth.answered(self._bookie, ledger_id, held, reply.results, is_fencing=is_fencing)
+    @override
+    async def answer(self, incarnation: str, request: Request[ReplyT]) -> ReplyT:
+        held: frozenset[EntryId] = frozenset()
+        if isinstance(request, Read | ListEntries):
+            held = self._truth.holds(self._bookie, request.ledger_id)
+        reply = await self._inner.answer(incarnation, request)
+        self._witness(request, held, reply)
         return reply
 
-    async def read_last(self, incarnation: str, ledger_id: LedgerId) -> ReadReply:
-        return await self._inner.read_last(incarnation, ledger_id)
-
-    async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
-        reply = await self._inner.fence(incarnation, ledger_id, master_key)
-        if reply.status is Status.OK:
-            self._truth.fenced(self._bookie, ledger_id)
-            self._world.happened("fenced", ledger_id, self._bookie)
-        return reply
-
-    async def read_lac(self, incarnation: str, ledger_id: LedgerId) -> LacReply:
-        return await self._inner.read_lac(incarnation, ledger_id)
-
-    async def wait_lac(self, incarnation: str, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
-        return await self._inner.wait_lac(incarnation, ledger_id, beyond, wait_s)
-
-    async def write_lac(self, incarnation: str, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
-        return await self._inner.write_lac(incarnation, ledger_id, master_key, explicit)
-
-    async def list_entries(self, incarnation: str, ledger_id: LedgerId) -> ListReply:
-        held = self._truth.holds(self._bookie, ledger_id)
-        reply = await self._inner.list_entries(incarnation, ledger_id)
-        self._truth.listed(self._bookie, ledger_id, held, reply)
-        return reply
-
-    async def info(self, incarnation: str) -> InfoReply:
-        return await self._inner.info(incarnation)
+    def _witness(self, request: Request[Any], held: frozenset[EntryId], reply: Reply) -> None:
+        match request, reply:
+            case Read(ledger_id=ledger_id, fence_key=fence_key), ReadReply():
+                is_fencing = fence_key is not None
+                if reply.status is Status.OK and is_fencing:
+                    self._truth.fenced(self._bookie, ledger_id)
+                self._truth.answered(self._bookie, ledger_id, held, reply.results, is_fencing=is_fencing)
+            case Fence(ledger_id=ledger_id), FenceReply(status=Status.OK):
+                self._truth.fenced(self._bookie, ledger_id)
+                self._world.happened("fenced", ledger_id, self._bookie)
+            case ListEntries(ledger_id=ledger_id), ListReply():
+                self._truth.listed(self._bookie, ledger_id, held, reply)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,9 @@ import dataclasses
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
+
+from typing_extensions import override
 
 from bookie.client.ports import ClientPorts
 from bookie.client.recovery.recovery import recover_ledger
@@ -28,7 +30,8 @@ from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
-from bookie.wire.port import AddBatch, EntryResult, ReadReply, Status
+from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, ReplyT, Request, Status, Transport
+from bookie.wire.requests import AnyRequest
 from tests.worlds.virtual_time import VirtualClock
 
 ROOT = "/ledgers"
@@ -39,37 +42,44 @@ DIGEST = digest_for(DigestType.CRC32C, PASSWORD)
 SETTINGS = ClientSettings(add_timeout_s=2, read_timeout_s=2, recovery_add_timeout_s=5, speculative_after_s=1)
 PAYLOAD = 10
 
-Intercept = Callable[[str, tuple[Any, ...], Callable[[], Awaitable[Any]]], Awaitable[Any]]
-"""Gets a call's name, its arguments after the bookie, and the way on; returns the reply."""
+Asked = AddBatch | AnyRequest
+GoOn = Callable[[], Awaitable[Any]]
+Intercept = Callable[[Asked, GoOn], Awaitable[Any]]
+"""Gets what a bookie is asked for, and the way on; returns the reply."""
 
 
-class Intercepting:
-    """A transport whose calls to chosen bookies pass through a function of the test."""
+class Intercepting(Transport):
+    """A transport whose requests to chosen bookies pass through a function of the test."""
 
     def __init__(self, inner: MemoryTransport) -> None:
         self.inner = inner
+        self.faults = inner.faults
         self.hooks: dict[str, Intercept] = {}
         self.every: Intercept | None = None
-        self.calls: list[tuple[str, str, tuple[Any, ...]]] = []
+        self.calls: list[tuple[BookieId, Asked]] = []
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.inner, name)
-        if name in ("close", "faults", "cut"):
-            return method
+    @override
+    async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        reply: AddReply = await self._through(bookie, batch, lambda: self.inner.add(bookie, batch, timeout_s))
+        return reply
 
-        async def call(bookie: str, *args: Any, **more: Any) -> Any:
-            self.calls.append((name, bookie, args))
+    @override
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        asked = cast(AnyRequest, request)
+        reply: ReplyT = await self._through(bookie, asked, lambda: self.inner.ask(bookie, request, timeout_s))
+        return reply
 
-            async def go_on() -> Any:
-                return await method(bookie, *args, **more)
+    @override
+    async def close(self) -> None:
+        await self.inner.close()
 
-            hook = self.hooks.get(bookie, self.every)
-            return await go_on() if hook is None else await hook(name, args, go_on)
+    async def _through(self, bookie: BookieId, asked: Asked, go_on: GoOn) -> Any:
+        self.calls.append((bookie, asked))
+        hook = self.hooks.get(bookie, self.every)
+        return await go_on() if hook is None else await hook(asked, go_on)
 
-        return call
-
-    def count(self, name: str) -> int:
-        return sum(call[0] == name for call in self.calls)
+    def count(self, kind: type[Asked]) -> int:
+        return sum(isinstance(asked, kind) for _, asked in self.calls)
 
 
 def packet(entry_id: int, *, lac: int | None = None, payload: bytes | None = None, length: int | None = None) -> bytes:

@@ -6,8 +6,10 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from typing_extensions import override
 
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo
@@ -31,17 +33,8 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
-from bookie.wire.port import (
-    AddBatch,
-    AddReply,
-    EntryResult,
-    FenceReply,
-    InfoReply,
-    LacReply,
-    ListReply,
-    ReadReply,
-    Status,
-)
+from bookie.wire.port import AddBatch, AddReply, EntryResult, ListReply, ReadReply, Reply, ReplyT, Request, Status
+from bookie.wire.requests import ListEntries, Read, ReadLast
 from bookie.wire.resolver import BookieAddress
 from replicator.copying.target import batches
 from replicator.knowledge.evidence import CorruptCopy
@@ -61,7 +54,7 @@ Tamper = Callable[[EntryResult], EntryResult]
 
 
 @dataclass(slots=True)
-class Tampering:
+class Tampering(BookieHandler):
     """Passes requests on to a bookie and replies in its name, the way the test wants."""
 
     inner: BookieHandler
@@ -83,6 +76,7 @@ class Tampering:
     reads: list[tuple[EntryId, ...]] = field(default_factory=list)
     adds: list[AddBatch] = field(default_factory=list)
 
+    @override
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
         self.adds.append(batch)
         before, self.before_add = self.before_add, None
@@ -92,46 +86,39 @@ class Tampering:
             return AddReply(status, "as the test wants")
         return await self.inner.add(incarnation, batch)
 
-    async def read(
-        self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId], fence_key: bytes | None = None
-    ) -> ReadReply:
-        self.reads.append(tuple(entry_ids))
+    @override
+    async def answer(self, incarnation: str, request: Request[ReplyT]) -> ReplyT:
+        reply: Reply
+        match request:
+            case Read():
+                reply = await self._read(incarnation, request)
+            case ReadLast():
+                last = await self.inner.answer(incarnation, request)
+                reply = replace(last, results=[self.last(result) for result in last.results])
+            case ListEntries():
+                reply = await self._list(incarnation, request)
+            case _:
+                reply = await self.inner.answer(incarnation, request)
+        return cast(ReplyT, reply)
+
+    async def _read(self, incarnation: str, read: Read) -> ReadReply:
+        self.reads.append(tuple(read.entry_ids))
         if self.read_status is not None:
             return ReadReply(self.read_status)
-        reply = await self.inner.read(incarnation, ledger_id, entry_ids, fence_key)
-        results = [self.results.get(result.entry_id, _as_it_is)(result) for result in reply.results]
-        return ReadReply(reply.status, results, reply.detail)
+        reply = await self.inner.answer(incarnation, read)
+        return replace(reply, results=[self.results.get(each.entry_id, _as_it_is)(each) for each in reply.results])
 
-    async def read_last(self, incarnation: str, ledger_id: LedgerId) -> ReadReply:
-        reply = await self.inner.read_last(incarnation, ledger_id)
-        return ReadReply(reply.status, [self.last(result) for result in reply.results], reply.detail)
-
-    async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
-        return await self.inner.fence(incarnation, ledger_id, master_key)
-
-    async def read_lac(self, incarnation: str, ledger_id: LedgerId) -> LacReply:
-        return await self.inner.read_lac(incarnation, ledger_id)
-
-    async def wait_lac(self, incarnation: str, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
-        return await self.inner.wait_lac(incarnation, ledger_id, beyond, wait_s)
-
-    async def write_lac(self, incarnation: str, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
-        return await self.inner.write_lac(incarnation, ledger_id, master_key, explicit)
-
-    async def list_entries(self, incarnation: str, ledger_id: LedgerId) -> ListReply:
+    async def _list(self, incarnation: str, listing: ListEntries) -> ListReply:
         before, self.before_list = self.before_list, None
         if before is not None:
             await before()
         if self.list_replies:
             return self.list_replies.pop(0)
         if self.has_no_lists:
-            last = await self.inner.read_last(incarnation, ledger_id)
+            last = await self.inner.answer(incarnation, ReadLast(listing.ledger_id))
             status = last.results[0].status if last.results else last.status
             return ListReply(status if status.is_absent or status is Status.LIMBO else Status.UNSUPPORTED)
-        return await self.inner.list_entries(incarnation, ledger_id)
-
-    async def info(self, incarnation: str) -> InfoReply:
-        return await self.inner.info(incarnation)
+        return await self.inner.answer(incarnation, listing)
 
 
 def _as_it_is(result: EntryResult) -> EntryResult:

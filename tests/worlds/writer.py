@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from typing_extensions import override
+
 from bookie.client.bookkeeper import BookKeeper
 from bookie.client.options import LedgerOptions, WriterOptions
 from bookie.client.ports import ClientPorts
@@ -26,7 +28,8 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.packet import packet_ids
-from bookie.wire.port import AddBatch, AddReply, Status, Transport
+from bookie.wire.port import AddBatch, AddReply, ReplyT, Request, Status, Transport
+from bookie.wire.requests import WriteLac
 from tests.worlds.virtual_time import VirtualClock, run_virtual
 
 ROOT = "/ledgers"
@@ -72,12 +75,13 @@ class ScriptedBookie:
         return AddReply(Status.OK)
 
 
-class ScriptedTransport:
+class ScriptedTransport(Transport):
     """Adds and explicit LACs to scripted bookies."""
 
     def __init__(self, bookies: Mapping[BookieId, ScriptedBookie]) -> None:
         self._bookies = bookies
 
+    @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
         try:
             async with asyncio.timeout(timeout_s):
@@ -85,14 +89,17 @@ class ScriptedTransport:
         except TimeoutError:
             return AddReply(Status.TIMEOUT)
 
-    async def write_lac(
-        self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
-    ) -> AddReply:
+    @override
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        assert isinstance(request, WriteLac)
         target = self._bookies[bookie]
-        if target.refusal is not None:
-            return AddReply(target.refusal)
-        target.told.append(explicit)
-        return AddReply(Status.OK)
+        if target.refusal is None:
+            target.told.append(request.explicit)
+        return cast(ReplyT, AddReply(target.refusal or Status.OK))
+
+    @override
+    async def close(self) -> None:
+        pass
 
 
 class WriterWorld:
@@ -116,7 +123,7 @@ class WriterWorld:
             await self.join(f"b{index}")
         tasks = UnderReplication(self.store, cluster, VirtualClock())
         await tasks.initialize()
-        transport = cast(Transport, ScriptedTransport(self.bookies))
+        transport = ScriptedTransport(self.bookies)
         rng = random.Random(seed)
         ledgers = LedgerStore(self.store, cluster, rng)
         self.ports = ClientPorts(ledgers, self.registrations, tasks, transport, VirtualClock(), rng, settings)

@@ -58,6 +58,7 @@ def init(uri: MetadataUriOption = None, config: ConfigOption = None) -> None:
 async def _bookies(uri: str) -> list[dict[str, Any]]:
     from bookie.client.connect import connect
     from bookie.metadata.bookies.drains import Drains
+    from bookie.wire.requests import Info
 
     async with await connect(uri, security=bookie_security()) as client:
         registered = await client.ports.registrations.list()
@@ -72,7 +73,7 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
                 state = "draining"
             info = await client.ports.registrations.service_info(bookie) if state != "down" else None
             endpoint = info.endpoints[0] if info and info.endpoints else None
-            reply = await client.ports.transport.info(bookie, _INFO_TIMEOUT_S) if state != "down" else None
+            reply = await client.ports.transport.ask(bookie, Info(), _INFO_TIMEOUT_S) if state != "down" else None
             details = reply.info if reply else None
             return {
                 "bookie_id": bookie,

@@ -14,6 +14,7 @@ from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Status, Transport
+from bookie.wire.requests import Info
 
 _log: Final = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class FreeSpace:
         for gone in sorted(self._known.keys() - writable):
             del self._known[gone]
         for bookie in sorted(writable):
-            reply = await self._transport.info(bookie, self._settings.timeout_s)
+            reply = await self._transport.ask(bookie, Info(), self._settings.timeout_s)
             if reply.status is Status.OK and reply.info is not None:
                 self._known[bookie] = max(0, reply.info.disk_free_bytes)
             if fault_point("free_space.forget"):

@@ -10,9 +10,8 @@ Source: docs/formats.md#coverage, #opening.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from bookie.client.ports import ClientPorts
 from bookie.metadata.ledgers.ledgers import Versioned
@@ -22,7 +21,8 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, Entry, unpack, unpack_lac
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
-from bookie.wire.port import EntryResult, LacReply, Status
+from bookie.wire.port import EntryResult, LacReply, Request, Status
+from bookie.wire.requests import ReadLac, WaitLac
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +49,19 @@ class ConfirmedReads:
 
     async def read(self, ledger: Versioned) -> ConfirmedEnd:
         """Ask every member, until the ensemble is covered or all have answered or timed out."""
-        timeout_s, ledger_id = self._ports.settings.read_timeout_s, ledger.ledger_id
-
-        def ask(bookie: BookieId) -> Coroutine[Any, Any, LacReply]:
-            return self._ports.transport.read_lac(bookie, ledger_id, timeout_s)
-
-        return await self._gather(ledger, ask, lambda tally: tally.is_covered, None)
+        timeout_s = self._ports.settings.read_timeout_s
+        return await self._gather(ledger, ReadLac(ledger.ledger_id), timeout_s, lambda tally: tally.is_covered, None)
 
     async def wait(self, ledger: Versioned, beyond: EntryId, wait_s: float) -> ConfirmedEnd:
         """Ask every member to answer as soon as its value exceeds ``beyond``; the first such answer completes the call.
 
         Takes at least ``wait_s`` if no member has more, even if every bookie refuses at once.
         """
-        clock, ledger_id = self._ports.clock, ledger.ledger_id
+        clock = self._ports.clock
         until_s = clock.monotonic_s() + wait_s
         timeout_s = wait_s + self._ports.settings.read_timeout_s
-        asked_s = 0.0 if fault_point("reader.short_poll") else wait_s
-
-        def ask(bookie: BookieId) -> Coroutine[Any, Any, LacReply]:
-            return self._ports.transport.wait_lac(bookie, ledger_id, beyond, asked_s, timeout_s)
-
-        confirmed = await self._gather(ledger, ask, lambda tally: tally.best > beyond, beyond, wait_s)
+        poll = WaitLac(ledger.ledger_id, beyond, 0.0 if fault_point("reader.short_poll") else wait_s)
+        confirmed = await self._gather(ledger, poll, timeout_s, lambda tally: tally.best > beyond, beyond, wait_s)
         if confirmed.entry_id <= beyond and (rest_s := until_s - clock.monotonic_s()) > 0:
             await clock.sleep(rest_s)
         return confirmed
@@ -77,14 +69,15 @@ class ConfirmedReads:
     async def _gather(
         self,
         ledger: Versioned,
-        ask: Callable[[BookieId], Coroutine[Any, Any, LacReply]],
+        request: Request[LacReply],
+        timeout_s: float,
         is_enough: Callable[[_Tally], bool],
         beyond: EntryId | None,
         patience_s: float | None = None,
     ) -> ConfirmedEnd:
         tally = _Tally(ledger, self._digest, beyond)
         asking = {
-            guarded("last add confirmed", ask(bookie)): position
+            guarded("last add confirmed", self._ports.transport.ask(bookie, request, timeout_s)): position
             for position, bookie in enumerate(ledger.metadata.last_fragment.members)
         }
         waiting = list(asking)

@@ -20,6 +20,7 @@ from bookie.model.packet import DamagedEntry, Entry, unpack
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import Status
+from bookie.wire.requests import Read
 
 Evidence = dict[BookieId, Status]
 """Which replicas could not serve an entry, and why."""
@@ -72,7 +73,7 @@ class ReplicaReads:
     async def ask(self, bookie: BookieId, entry_ids: Sequence[EntryId]) -> list[_Outcome]:
         """One bookie's answer for a prefix of ``entry_ids``; for all of them if it fails."""
         timeout_s = self.ports.settings.read_timeout_s
-        reply = await self.ports.transport.read(bookie, self._ledger_id, entry_ids, timeout_s)
+        reply = await self.ports.transport.ask(bookie, Read(self._ledger_id, entry_ids), timeout_s)
         self.reasons[bookie] = next(filter(None, (result.detail for result in reply.results)), reply.detail)
         outcomes: list[_Outcome] = []
         for entry_id, result in zip(entry_ids, reply.results, strict=False):

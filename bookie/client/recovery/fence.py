@@ -21,6 +21,7 @@ from bookie.model.packet import DamagedEntry, Entry, unpack
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import EntryResult, FenceReply, Status
+from bookie.wire.requests import Fence, ReadLast
 
 
 async def try_key(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> None:
@@ -41,10 +42,11 @@ async def try_key(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -
         return
     timeout_s, ledger_id = ports.settings.read_timeout_s, ledger.ledger_id
     for bookie in ledger.metadata.last_fragment.members:
-        last = await ports.transport.read_last(bookie, ledger_id, timeout_s)
+        last = await ports.transport.ask(bookie, ReadLast(ledger_id), timeout_s)
         if not any(result.status is Status.OK for result in last.results):
             continue
-        if (await ports.transport.fence(bookie, ledger_id, access.key, timeout_s)).status is Status.UNAUTHORIZED:
+        fenced = await ports.transport.ask(bookie, Fence(ledger_id, access.key), timeout_s)
+        if fenced.status is Status.UNAUTHORIZED:
             raise WrongPasswordError(f"ledger {ledger_id}: bookie {bookie} knows it by another password")
         return
 
@@ -70,8 +72,9 @@ async def fence_last_ensemble(ports: ClientPorts, ledger: Versioned, access: Led
     """
     metadata, timeout_s = ledger.metadata, ports.settings.read_timeout_s
     fragment = metadata.last_fragment
+    fence = Fence(ledger.ledger_id, access.key)
     asking = {
-        guarded("fence", ports.transport.fence(bookie, ledger.ledger_id, access.key, timeout_s)): position
+        guarded("fence", ports.transport.ask(bookie, fence, timeout_s)): position
         for position, bookie in enumerate(fragment.members)
     }
     known: dict[int, Entry | None] = {}

@@ -23,6 +23,7 @@ from bookie.model.packet import DamagedEntry, unpack
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import ReadReply, Status
+from bookie.wire.requests import Read
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,9 @@ class RecoveryReader:
 
     async def ask(self, position: int, entry_ids: Sequence[EntryId]) -> list[FoundEntry | Status]:
         """One member's answer for a prefix of ``entry_ids``; for all of them if it fails."""
-        reply: ReadReply = await self._ports.transport.read(
-            self._members[position],
-            self._ledger_id,
-            entry_ids,
-            self._ports.settings.read_timeout_s,
-            fence_key=self._fence_key,
-        )
+        read = Read(self._ledger_id, entry_ids, self._fence_key)
+        timeout_s = self._ports.settings.read_timeout_s
+        reply = await self._ports.transport.ask(self._members[position], read, timeout_s)
         if fault_point("recovery.early_timeout"):
             reply = ReadReply(Status.TIMEOUT)
         outcomes = [

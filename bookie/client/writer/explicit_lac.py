@@ -18,6 +18,7 @@ from bookie.model.schedule import Stripe
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import Status
+from bookie.wire.requests import WriteLac
 
 _log: Final = logging.getLogger(__name__)
 
@@ -56,14 +57,11 @@ class ExplicitLac:
         """Send it to the write set of the entry that it names; whether ``Qa`` of its members took it."""
         ledger = self._pipeline.ledger
         packet = pack_lac(self._digest, ledger.ledger_id, last_add_confirmed)
+        hint = WriteLac(ledger.ledger_id, self._key, packet)
         deadline_s, lanes = self._ports.settings.add_timeout_s, self._pipeline.state.lanes
         positions = Stripe(len(lanes), ledger.metadata.write_quorum).write_set(last_add_confirmed)
         replies = await asyncio.gather(
-            *(
-                self._ports.transport.write_lac(lanes[p].bookie, ledger.ledger_id, self._key, packet, deadline_s)
-                for p in positions
-                if not lanes[p].is_failed
-            )
+            *(self._ports.transport.ask(lanes[p].bookie, hint, deadline_s) for p in positions if not lanes[p].is_failed)
         )
         refusals = [reply.status.name for reply in replies if reply.status is not Status.OK]
         if refusals:

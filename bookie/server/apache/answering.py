@@ -34,6 +34,7 @@ from bookie.server.apache.requests import (
     WriteLac,
 )
 from bookie.server.lac_board import header_lac, proven_lac
+from bookie.wire import requests
 from bookie.wire.apache.framing import FRAME_BYTES_EVERYBODY_TAKES, LENGTH_SIZE
 from bookie.wire.apache.v2 import BATCH_ENTRY_OVERHEAD_BYTES, BATCH_OVERHEAD_BYTES
 from bookie.wire.handler import BookieHandler
@@ -95,7 +96,7 @@ class RequestAnswerer:
             return self._read_answers(reads, {EntryId(NO_ENTRY): await self._last(reads[0])})
         ledger_id, fence_key = reads[0].ledger_id, reads[0].fence_key
         entry_ids = sorted({read.entry_id for read in reads})
-        reply = await self._handler.read(_THESE_DISKS, ledger_id, entry_ids, fence_key)
+        reply = await self._handler.answer(_THESE_DISKS, requests.Read(ledger_id, entry_ids, fence_key))
         if fence_key is not None:
             self._end_polls(ledger_id)
         found = {result.entry_id: result for result in reply.results}
@@ -122,12 +123,12 @@ class RequestAnswerer:
     async def _last(self, read: Read) -> EntryResult:
         """The greatest entry. After fencing an unknown ledger, there is none."""
         if read.fence_key is not None:
-            fenced = await self._handler.fence(_THESE_DISKS, read.ledger_id, read.fence_key)
+            fenced = await self._handler.answer(_THESE_DISKS, requests.Fence(read.ledger_id, read.fence_key))
             self._end_polls(read.ledger_id)
             if fenced.status is not Status.OK:
                 return EntryResult(NO_ENTRY, fenced.status)
             return fenced.last_entry or EntryResult(NO_ENTRY, Status.NO_ENTRY)
-        reply = await self._handler.read_last(_THESE_DISKS, read.ledger_id)
+        reply = await self._handler.answer(_THESE_DISKS, requests.ReadLast(read.ledger_id))
         return reply.results[0] if reply.results else EntryResult(NO_ENTRY, _failure(reply.status))
 
     def _read_answer(self, read: Read, result: EntryResult) -> Sequence[bytes]:
@@ -180,7 +181,7 @@ class RequestAnswerer:
 
         A fence over the other protocol is not noticed: then the time ends the poll.
         """
-        waiting = self._handler.wait_lac(_THESE_DISKS, poll.ledger_id, poll.beyond, poll.wait_s)
+        waiting = self._handler.answer(_THESE_DISKS, requests.WaitLac(poll.ledger_id, poll.beyond, poll.wait_s))
         task = guarded("apache long poll", waiting)
         self._polls.setdefault(poll.ledger_id, set()).add(task)
         try:
@@ -190,7 +191,7 @@ class RequestAnswerer:
             us = asyncio.current_task()
             if us is not None and us.cancelling():
                 raise
-            return await self._handler.wait_lac(_THESE_DISKS, poll.ledger_id, poll.beyond, 0.0)
+            return await self._handler.answer(_THESE_DISKS, requests.WaitLac(poll.ledger_id, poll.beyond, 0.0))
         finally:
             polls = self._polls.get(poll.ledger_id, set())
             polls.discard(task)
@@ -207,7 +208,7 @@ class RequestAnswerer:
 
         Source: docs/formats.md#operations.
         """
-        reply = await self._handler.read_lac(_THESE_DISKS, request.ledger_id)
+        reply = await self._handler.answer(_THESE_DISKS, requests.ReadLac(request.ledger_id))
         self._noted(request.ledger_id, reply)
         if reply.status is Status.OK and reply.last_entry is not None and reply.last_entry.status is Status.OK:
             return v3.lac_answer(request, Status.OK, reply.explicit, reply.last_entry.packet)
@@ -219,13 +220,14 @@ class RequestAnswerer:
         return v3.lac_answer(request, reply.status, reply.explicit, None)
 
     async def _write_lac(self, request: WriteLac) -> bytes:
-        reply = await self._handler.write_lac(_THESE_DISKS, request.ledger_id, request.master_key, request.packet)
+        hint = requests.WriteLac(request.ledger_id, request.master_key, request.packet)
+        reply = await self._handler.answer(_THESE_DISKS, hint)
         if reply.status is Status.OK:
             self._noted(request.ledger_id, LacReply(Status.OK, request.packet))
         return v3.lac_written(request, reply.status)
 
     async def _list_entries(self, request: ListEntries) -> bytes:
-        reply = await self._handler.list_entries(_THESE_DISKS, request.ledger_id)
+        reply = await self._handler.answer(_THESE_DISKS, requests.ListEntries(request.ledger_id))
         if reply.status is not Status.OK:
             return v3.list_answer(request, reply.status, b"")
         encoded = reply.entries.encode()
@@ -236,7 +238,7 @@ class RequestAnswerer:
         return v3.list_answer(request, Status.OK, encoded)
 
     async def _info(self, request: Info) -> bytes:
-        reply = await self._handler.info(_THESE_DISKS)
+        reply = await self._handler.answer(_THESE_DISKS, requests.Info())
         if reply.info is None:
             return v3.info_answer(request, _failure(reply.status), 0, 0)
         return v3.info_answer(request, Status.OK, reply.info.disk_total_bytes, reply.info.disk_free_bytes)
@@ -249,7 +251,7 @@ class RequestAnswerer:
         fence_key = read.fence_key
         while (start := read.first + len(entries)) <= last:
             ids = [EntryId(entry) for entry in range(start, min(start + _BATCH_READ_STEP, last + 1))]
-            reply = await self._handler.read(_THESE_DISKS, read.ledger_id, ids, fence_key)
+            reply = await self._handler.answer(_THESE_DISKS, requests.Read(read.ledger_id, ids, fence_key))
             fence_key = None  # it is done, and durable
             for result in reply.results:
                 room -= BATCH_ENTRY_OVERHEAD_BYTES + len(result.packet)

@@ -30,6 +30,7 @@ from bookie.wire.grpc_codec import (
 )
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import AddBatch
+from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 
 AddContext = grpc.aio.ServicerContext[pb.AddRequest, pb.AddResponse]
 Context = grpc.aio.ServicerContext[object, object]
@@ -62,47 +63,48 @@ class BookieServicer(rpc.BookieServicer):
 
     async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[pb.EntryBatch]:  # noqa: N802
         """Stream the answer in pieces."""
-        entry_ids = cast(list[EntryId], list(request.entry_ids))
         fence_key = request.fence_key if request.HasField("fence_key") else None
-        reply = await self._handler.read(request.incarnation, LedgerId(request.ledger_id), entry_ids, fence_key)
-        for message in read_to_wire(reply):
+        entry_ids = cast(list[EntryId], list(request.entry_ids))
+        read = Read(LedgerId(request.ledger_id), entry_ids, fence_key)
+        for message in read_to_wire(await self._handler.answer(request.incarnation, read)):
             yield message
 
     async def ReadLast(self, request: pb.ReadLastRequest, context: Context) -> pb.EntryBatch:  # noqa: N802
         """Answer in one message: there is one entry."""
-        return read_last_to_wire(await self._handler.read_last(request.incarnation, LedgerId(request.ledger_id)))
+        last = ReadLast(LedgerId(request.ledger_id))
+        return read_last_to_wire(await self._handler.answer(request.incarnation, last))
 
     async def Fence(self, request: pb.FenceRequest, context: Context) -> pb.FenceResponse:  # noqa: N802
         """Fence a ledger."""
-        ledger_id = LedgerId(request.ledger_id)
-        return fence_to_wire(await self._handler.fence(request.incarnation, ledger_id, request.master_key))
+        fence = Fence(LedgerId(request.ledger_id), request.master_key)
+        return fence_to_wire(await self._handler.answer(request.incarnation, fence))
 
     async def ReadLac(self, request: pb.ReadLacRequest, context: Context) -> pb.LacResponse:  # noqa: N802
         """Answer with what is known."""
-        return lac_to_wire(await self._handler.read_lac(request.incarnation, LedgerId(request.ledger_id)))
+        lac = ReadLac(LedgerId(request.ledger_id))
+        return lac_to_wire(await self._handler.answer(request.incarnation, lac))
 
     async def WaitLac(self, request: pb.WaitLacRequest, context: Context) -> pb.LacResponse:  # noqa: N802
         """Answer when there is news; cancelled when the client disconnects."""
-        ledger_id, beyond, wait_s = LedgerId(request.ledger_id), EntryId(request.beyond), request.wait_ms / 1000
-        return lac_to_wire(await self._handler.wait_lac(request.incarnation, ledger_id, beyond, wait_s))
+        poll = WaitLac(LedgerId(request.ledger_id), EntryId(request.beyond), request.wait_ms / 1000)
+        return lac_to_wire(await self._handler.answer(request.incarnation, poll))
 
     async def WriteLac(self, request: pb.WriteLacRequest, context: Context) -> pb.WriteLacResponse:  # noqa: N802
         """Take a hint."""
-        ledger_id = LedgerId(request.ledger_id)
-        reply = await self._handler.write_lac(request.incarnation, ledger_id, request.master_key, request.explicit_lac)
-        return write_lac_to_wire(reply)
+        hint = WriteLac(LedgerId(request.ledger_id), request.master_key, request.explicit_lac)
+        return write_lac_to_wire(await self._handler.answer(request.incarnation, hint))
 
     async def ListEntries(  # noqa: N802
         self, request: pb.ListEntriesRequest, context: Context
     ) -> AsyncIterator[pb.EntryList]:
         """Stream the answer in pieces."""
-        reply = await self._handler.list_entries(request.incarnation, LedgerId(request.ledger_id))
-        for message in list_to_wire(reply):
+        listing = ListEntries(LedgerId(request.ledger_id))
+        for message in list_to_wire(await self._handler.answer(request.incarnation, listing)):
             yield message
 
     async def Info(self, request: pb.InfoRequest, context: Context) -> pb.InfoResponse:  # noqa: N802
         """Answer with the state."""
-        return info_to_wire(await self._handler.info(request.incarnation))
+        return info_to_wire(await self._handler.answer(request.incarnation, Info()))
 
     async def finish_adds(self, deadline_s: float) -> None:
         """Read no further adds, send the acks that are due, and end every add stream."""

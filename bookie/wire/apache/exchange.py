@@ -1,18 +1,18 @@
-"""Each request of the transport port but adds and lists, as an exchange of messages (docs/formats.md#operations).
+"""Each request of ``bookie.wire.requests`` as an exchange of messages (docs/formats.md#operations).
 
-Methods raise ``ConnectionLostError``; ``transport`` sets the deadlines and turns failures into statuses. A bookie in
+Requests raise ``ConnectionLostError``; ``transport`` sets the deadlines and turns failures into statuses. A bookie in
 limbo answers so only for what it misses: the entry that it names as its last need not have been its last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, assert_never, cast
 
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.connection import Answer, Connection
+from bookie.wire.apache.listing import list_entries
 from bookie.wire.apache.reading import EntryReads, checked_entry, entry_result
 from bookie.wire.port import (
     AddReply,
@@ -22,9 +22,13 @@ from bookie.wire.port import (
     InfoReply,
     LacReply,
     ReadReply,
+    Reply,
+    ReplyT,
+    Request,
     Status,
 )
 from bookie.wire.request_shape import explicit_lac
+from bookie.wire.requests import AnyRequest, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 
 _MISSING: Final = (Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO)
 _WAIT_S_MAX: Final = 3600.0
@@ -38,27 +42,58 @@ _NOT_WAITED_FOR: Final = (Status.OK, Status.IO_ERROR, *_MISSING)
 class Exchange:
     """Requests to one bookie over one connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, list_silence_s: float) -> None:
         self._connection = connection
+        self._list_silence_s = list_silence_s
 
-    async def read(
-        self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], results: list[EntryResult], fence_key: bytes | None
-    ) -> ReadReply:
-        """Read entries, after a durable fence if there is a key for it. ``results`` grows as answers come."""
-        if fence_key is not None:
-            fenced = await self.fence(ledger_id, fence_key)
+    async def ask(self, request: Request[ReplyT], results: list[EntryResult]) -> ReplyT:
+        """Make a request. In a read, ``results`` are those of its first entries so far, and grow as answers come.
+
+        Raises:
+            ConnectionLostError: the connection ended.
+        """
+        return cast(ReplyT, await self._exchanged(cast(AnyRequest, request), results))
+
+    async def _exchanged(self, request: AnyRequest, results: list[EntryResult]) -> Reply:
+        match request:
+            case Read():
+                return await self._read(request, results)
+            case ReadLast():
+                return await self._read_last(request.ledger_id)
+            case Fence():
+                return await self._fence(request.ledger_id, request.master_key)
+            case ReadLac():
+                return await self._read_lac(request.ledger_id)
+            case WaitLac():
+                return await self._wait_lac(request)
+            case WriteLac():
+                return await self._write_lac(request)
+            case ListEntries():
+                return await list_entries(self._connection, request.ledger_id, self._list_silence_s)
+            case Info():
+                return await self._info()
+            case _:
+                assert_never(request)
+
+    async def _read(self, read: Read, results: list[EntryResult]) -> ReadReply:
+        """Read entries, after a durable fence if there is a key for it.
+
+        An entry that the bookie fails to read is IO_ERROR by itself.
+        """
+        if read.fence_key is not None:
+            fenced = await self._fence(read.ledger_id, read.fence_key)
             if fenced.status is not Status.OK:
                 return ReadReply(fenced.status, detail=fenced.detail)
-        return await EntryReads(self._connection, ledger_id, fence_key).read(entry_ids, results)
+        return await EntryReads(self._connection, read.ledger_id, read.fence_key).read(read.entry_ids, results)
 
-    async def read_last(self, ledger_id: LedgerId) -> ReadReply:
+    async def _read_last(self, ledger_id: LedgerId) -> ReadReply:
         """Read the last entry. Its id is taken from its own header, for the answer repeats the -1 of the request."""
         result = await self._last(ledger_id)
         if result.status in (Status.OK, Status.CORRUPT, *_MISSING):
             return ReadReply(Status.OK, (result,))
         return ReadReply(result.status, detail=result.detail)
 
-    async def fence(self, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
+    async def _fence(self, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
         """Fence a ledger durably.
 
         With an entry the bookie answers once the fence is in its journal. Without one ("no such entry", limbo) it
@@ -72,18 +107,12 @@ class Exchange:
             return FenceReply(Status.OK, result)
         if result.status not in _MISSING:
             return FenceReply(result.status, detail=result.detail or "the bookie refused to fence the ledger")
-        forced = await self.force(ledger_id)
-        if forced.status is not Status.OK:
-            return FenceReply(forced.status, detail=f"the fence is not known to be durable: {forced.detail}")
+        force = await forced(self._connection, ledger_id)
+        if force.status is not Status.OK:
+            return FenceReply(force.status, detail=f"the fence is not known to be durable: {force.detail}")
         return FenceReply(Status.OK, result if result.status is Status.LIMBO else None)
 
-    async def force(self, ledger_id: LedgerId) -> AddReply:
-        """Wait until everything of a ledger that the bookie was sent before is in its journal."""
-        request = pb.Request(forceLedgerRequest=pb.ForceLedgerRequest(ledgerId=ledger_id))
-        answer = await self._ask(pb.FORCE_LEDGER, request, ledger_id)
-        return AddReply(answer.status, "" if answer.status is Status.OK else "the bookie did not force its journal")
-
-    async def read_lac(self, ledger_id: LedgerId) -> LacReply:
+    async def _read_lac(self, ledger_id: LedgerId) -> LacReply:
         """Ask for the last add confirmed.
 
         READ_LAC answers "no such entry" for an unknown ledger, an empty one and one in limbo alike, and "I/O error" for
@@ -104,35 +133,40 @@ class Exchange:
             return LacReply(Status.LIMBO if is_limbo else Status.OK, explicit, last)
         return LacReply(last.status, explicit)
 
-    async def wait_lac(self, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
+    async def _wait_lac(self, poll: WaitLac) -> LacReply:
         """Wait for a greater last add confirmed, then ask for what proves it.
 
         Apache's bookies answer for an unknown ledger at once. A cancelled long poll keeps its place there until its
         wait ends: the protocol cannot take it back.
         """
-        read = pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY, previousLAC=beyond)
+        ledger_id = poll.ledger_id
+        read = pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY, previousLAC=poll.beyond)
         read.flag = pb.ReadRequest.ENTRY_PIGGYBACK
-        if wait_s > 0:
-            read.timeOut = round(min(wait_s, _WAIT_S_MAX) * 1000)
+        if poll.wait_s > 0:
+            read.timeOut = round(min(poll.wait_s, _WAIT_S_MAX) * 1000)
         answer = await self._ask(pb.READ_ENTRY, pb.Request(readRequest=read), ledger_id)
         if answer.status not in _NOT_WAITED_FOR:
             return LacReply(answer.status)
-        return replace(await self.read_lac(ledger_id), entry=_piggybacked(answer, ledger_id, EntryId(beyond + 1)))
+        return replace(await self._read_lac(ledger_id), entry=_piggybacked(answer, ledger_id, EntryId(poll.beyond + 1)))
 
-    async def write_lac(self, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
+    async def _write_lac(self, hint: WriteLac) -> AddReply:
         """Write a last add confirmed.
 
         Apache's bookies create an unknown ledger for it.
         """
-        lac = explicit_lac(ledger_id, explicit)
+        lac = explicit_lac(hint.ledger_id, hint.explicit)
         if isinstance(lac, str):
             return AddReply(Status.BAD_REQUEST, lac)
-        write = pb.WriteLacRequest(ledgerId=ledger_id, lac=lac, masterKey=master_key, body=explicit)
-        answer = await self._ask(pb.WRITE_LAC, pb.Request(writeLacRequest=write), ledger_id)
+        write = pb.WriteLacRequest(ledgerId=hint.ledger_id, lac=lac, masterKey=hint.master_key, body=hint.explicit)
+        answer = await self._ask(pb.WRITE_LAC, pb.Request(writeLacRequest=write), hint.ledger_id)
         return AddReply(answer.status)
 
-    async def info(self) -> InfoReply:
-        """Ask for the bookie's disks. The protocol offers nothing else: see ``ApacheTransport.info``."""
+    async def _info(self) -> InfoReply:
+        """Ask for the bookie's disks. The protocol offers nothing else.
+
+        Of the rest, ``incarnation`` and ``version`` are empty, ``ledger_count`` is None, ``is_read_only`` False, which
+        means nothing here: whether a bookie is read-only is in its registration.
+        """
         request = pb.Request(getBookieInfoRequest=pb.GetBookieInfoRequest(requested=_DISK_FIGURES))
         answer = await self._ask(pb.GET_BOOKIE_INFO, request)
         if answer.status is not Status.OK:
@@ -157,6 +191,17 @@ class Exchange:
         self, operation: int, request: pb.Request, ledger_id: int | None = None, entry_id: int | None = None
     ) -> Answer:
         return await self._connection.ask(operation, request, ledger_id, entry_id)
+
+
+async def forced(connection: Connection, ledger_id: LedgerId) -> AddReply:
+    """Wait until everything of a ledger that the bookie was sent before is in its journal.
+
+    Raises:
+        ConnectionLostError: the connection ended.
+    """
+    request = pb.Request(forceLedgerRequest=pb.ForceLedgerRequest(ledgerId=ledger_id))
+    answer = await connection.ask(pb.FORCE_LEDGER, request, ledger_id)
+    return AddReply(answer.status, "" if answer.status is Status.OK else "the bookie did not force its journal")
 
 
 def _piggybacked(answer: Answer, ledger_id: LedgerId, entry_id: EntryId) -> EntryResult | None:

@@ -36,7 +36,8 @@ async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: f
 
     A bookie that does not list, and holds no entry of the ledger or is in limbo over it, gives this answer to the read
     of the last one. It is its answer here, too, and names no entries: in limbo it may serve some. Without any answer
-    this does not return; deadlines are the caller's.
+    this does not return; deadlines are the caller's. Apache's bookies know no pins: the ledger may be collected at any
+    time.
 
     Raises:
         ConnectionLostError: the connection ended.

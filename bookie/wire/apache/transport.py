@@ -12,43 +12,36 @@ disks is refused unless the address names the same.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final
 
 from typing_extensions import override
 
 from bookie.model.errors import BkhealError
-from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.add_lane import AddLane
-from bookie.wire.apache import listing
 from bookie.wire.apache.adding import AddWaiter
 from bookie.wire.apache.bulk_link import BulkLink
 from bookie.wire.apache.connection import Connection
-from bookie.wire.apache.exchange import Exchange
+from bookie.wire.apache.exchange import Exchange, forced
 from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.apache.handshake import client_context, open_connection
+from bookie.wire.apache.listing import LIST_SILENCE_S
 from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.apache.too_long import HINT
-from bookie.wire.port import (
-    AddBatch,
-    AddReply,
-    EntryResult,
-    Failed,
-    FenceReply,
-    InfoReply,
-    LacReply,
-    ListReply,
-    ReadReply,
-    Status,
-    Transport,
+from bookie.wire.port import AddBatch, AddReply, EntryResult, Failed, ReplyT, Request, Status, Transport
+from bookie.wire.request_shape import (
+    batch_ids_problem,
+    batch_size_problem,
+    beyond_problem,
+    entry_ids_problem,
+    ledger_problem,
 )
-from bookie.wire.request_shape import batch_ids_problem, batch_size_problem, entry_ids_problem, ledger_problem
+from bookie.wire.requests import Fence, Read, WaitLac, WriteLac, with_results
 from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress, Resolver, UnresolvedError, address_for
 from bookie.wire.security import PLAINTEXT, BookieSecurity
-
-Reply = TypeVar("Reply", covariant=True)
 
 IN_FLIGHT_BYTES_MAX: Final = 16 << 20
 """Default bound of the adds in flight to one bookie, as over gRPC."""
@@ -111,7 +104,7 @@ class ApacheTransport(Transport):
         security: BookieSecurity = PLAINTEXT,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
-        list_silence_s: float = listing.LIST_SILENCE_S,
+        list_silence_s: float = LIST_SILENCE_S,
         bulk_entries_min: int = BULK_ENTRIES_MIN,
     ) -> None:
         """Connect to nothing yet.
@@ -191,86 +184,30 @@ class ApacheTransport(Transport):
                 adding.forget(connection)
 
     @override
-    async def read(
-        self,
-        bookie: BookieId,
-        ledger_id: LedgerId,
-        entry_ids: Sequence[EntryId],
-        timeout_s: float,
-        *,
-        fence_key: bytes | None = None,
-    ) -> ReadReply:
-        """An entry that the bookie fails to read is IO_ERROR by itself."""
-        problem = ledger_problem(ledger_id, fence_key or b"") or entry_ids_problem(entry_ids)
-        if problem is not None:
-            return ReadReply(Status.BAD_REQUEST, detail=problem)
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        if (problem := _problem(request)) is not None:
+            return request.failed(Status.BAD_REQUEST, detail=problem)
         results: list[EntryResult] = []
 
-        async def asked() -> ReadReply:
+        async def asked() -> ReplyT:
             link = await self._link(bookie)
-            if link.bulk is not None and fence_key is None and len(entry_ids) >= self._bulk_entries_min:
-                await link.bulk.fetch(ledger_id, entry_ids, results)
-            return await Exchange(await link.connection()).read(ledger_id, entry_ids, results, fence_key)
+            if link.bulk is not None and isinstance(request, Read) and self._is_for_bulk(request):
+                await link.bulk.fetch(request.ledger_id, request.entry_ids, results)
+            exchange = Exchange(await link.connection(), min(self._list_silence_s, timeout_s / 2))
+            return await exchange.ask(request, results)
 
-        return await _answered(timeout_s, asked(), lambda status, *, detail: ReadReply(status, tuple(results), detail))
+        return with_results(await _answered(timeout_s, asked(), request.failed), results)
 
-    @override
-    async def read_last(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ReadReply:
-        return await self._ask(bookie, timeout_s, lambda to: to.read_last(ledger_id), ReadReply)
-
-    @override
-    async def fence(self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, timeout_s: float) -> FenceReply:
-        if (problem := ledger_problem(ledger_id, master_key)) is not None:
-            return FenceReply(Status.BAD_REQUEST, detail=problem)
-        return await self._ask(bookie, timeout_s, lambda to: to.fence(ledger_id, master_key), FenceReply)
+    def _is_for_bulk(self, read: Read) -> bool:
+        return read.fence_key is None and len(read.entry_ids) >= self._bulk_entries_min
 
     async def force(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> AddReply:
         """Wait until everything of a ledger that the bookie was sent before is durable there."""
-        return await self._ask(bookie, timeout_s, lambda to: to.force(ledger_id), AddReply)
 
-    @override
-    async def read_lac(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> LacReply:
-        return await self._ask(bookie, timeout_s, lambda to: to.read_lac(ledger_id), LacReply)
+        async def asked() -> AddReply:
+            return await forced(await (await self._link(bookie)).connection(), ledger_id)
 
-    @override
-    async def wait_lac(
-        self, bookie: BookieId, ledger_id: LedgerId, beyond: EntryId, wait_s: float, timeout_s: float
-    ) -> LacReply:
-        """Apache's bookies do not wait for a ledger that they do not know."""
-        if beyond < NO_ENTRY:
-            return LacReply(Status.BAD_REQUEST, detail=f"not a last add confirmed: {beyond}")
-        return await self._ask(bookie, timeout_s, lambda to: to.wait_lac(ledger_id, beyond, wait_s), LacReply)
-
-    @override
-    async def write_lac(
-        self, bookie: BookieId, ledger_id: LedgerId, master_key: bytes, explicit: bytes, timeout_s: float
-    ) -> AddReply:
-        if (problem := ledger_problem(ledger_id, master_key)) is not None:
-            return AddReply(Status.BAD_REQUEST, problem)
-        return await self._ask(bookie, timeout_s, lambda to: to.write_lac(ledger_id, master_key, explicit), AddReply)
-
-    @override
-    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        """Apache's bookies know no pins: the ledger may be collected at any time.
-
-        Those with DbLedgerStorage cannot list: see ``listing``.
-        """
-
-        async def asked() -> ListReply:
-            link = await self._link(bookie)
-            silence_s = min(self._list_silence_s, timeout_s / 2)
-            return await listing.list_entries(await link.connection(), ledger_id, silence_s)
-
-        return await _answered(timeout_s, asked(), ListReply)
-
-    @override
-    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
-        """Only the disk figures are known over this protocol.
-
-        Of the rest, ``incarnation`` and ``version`` are empty, ``ledger_count`` is None, ``is_read_only`` False, which
-        means nothing here: whether a bookie is read-only is in its registration.
-        """
-        return await self._ask(bookie, timeout_s, lambda to: to.info(), InfoReply)
+        return await _answered(timeout_s, asked(), AddReply)
 
     @override
     async def close(self) -> None:
@@ -281,19 +218,6 @@ class ApacheTransport(Transport):
         self._links.clear()
         if self._closing:
             await asyncio.wait(self._closing)
-
-    async def _ask(
-        self,
-        bookie: BookieId,
-        timeout_s: float,
-        ask: Callable[[Exchange], Awaitable[Reply]],
-        failed: Failed[Reply],
-    ) -> Reply:
-        async def asked() -> Reply:
-            link = await self._link(bookie)
-            return await ask(Exchange(await link.connection()))
-
-        return await _answered(timeout_s, asked(), failed)
 
     async def _link(self, bookie: BookieId) -> _Link:
         """The link to the present address of ``bookie``.
@@ -326,6 +250,19 @@ class ApacheTransport(Transport):
         task.add_done_callback(self._closing.discard)
 
 
+def _problem(request: Request[Any]) -> str | None:
+    """What is wrong with the shape of a request, as far as these bookies do not check it."""
+    match request:
+        case Read():
+            return ledger_problem(request.ledger_id, request.fence_key or b"") or entry_ids_problem(request.entry_ids)
+        case Fence() | WriteLac():
+            return ledger_problem(request.ledger_id, request.master_key)
+        case WaitLac():
+            return beyond_problem(request.beyond)
+        case _:
+            return None
+
+
 class _OtherDisksError(BkhealError):
     """A batch for disks that are not those at the address, or not known to be."""
 
@@ -333,7 +270,7 @@ class _OtherDisksError(BkhealError):
         super().__init__(f"the batch is meant for incarnation {wanted[:64]} of {bookie}, which nothing names there")
 
 
-async def _answered(timeout_s: float, ask: Awaitable[Reply], failed: Failed[Reply]) -> Reply:
+async def _answered(timeout_s: float, ask: Awaitable[ReplyT], failed: Failed[ReplyT]) -> ReplyT:
     """Await ``ask`` for at most ``timeout_s``; what goes wrong on the way becomes a status."""
     try:
         async with asyncio.timeout(timeout_s):

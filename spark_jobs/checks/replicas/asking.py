@@ -21,14 +21,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from bookie.client.held_entries import HeldEntries, ReadsAndLists
+from bookie.client.held_entries import HeldEntries
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
 from bookie.runtime.waiting import all_or_first_error
-from bookie.wire.port import Status
+from bookie.wire.port import Status, Transport
 from spark_jobs.checks.replicas.expected import SettledLedger, settled_metadata
 from spark_jobs.checks.replicas.verdict import FragmentFinding, Holdings, findings
 
@@ -96,7 +96,7 @@ class Asker:
 
     def __init__(
         self,
-        transport: ReadsAndLists,
+        transport: Transport,
         ledgers: ReadsLedgers,
         registered: Callable[[], Awaitable[AbstractSet[BookieId]]],
         clock: Clock,

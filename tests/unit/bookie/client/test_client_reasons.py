@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,17 +12,17 @@ from bookie.client.options import LedgerOptions
 from bookie.client.reader.reader import LedgerReader
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status
+from bookie.wire.requests import Read
 from tests.unit.bookie.client.test_ledger_client import World as ClientWorld
-from tests.worlds.recovery import DIGEST, LEDGER, PAYLOAD, World, a_world, transport_of
+from tests.worlds.recovery import DIGEST, LEDGER, PAYLOAD, Asked, GoOn, World, a_world, transport_of
 from tests.worlds.virtual_time import in_virtual_time
 
-Call = Callable[[], Awaitable[Any]]
 REFUSED = "the bookie refused the login of 'keeper'"
 
 
 def answering(reply: ReadReply) -> Any:
-    async def hook(name: str, args: Any, go_on: Call) -> Any:
-        return reply if name == "read" else await go_on()
+    async def hook(asked: Asked, go_on: GoOn) -> Any:
+        return reply if isinstance(asked, Read) else await go_on()
 
     return hook
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import pytest
+from typing_extensions import override
 
 from bookie.client.held_entries import REQUESTS_MAX, HeldEntries
 from bookie.model.availability import EntryRuns
-from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, ReadReply, Status
+from bookie.model.ids import BookieId, EntryId
+from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, ReadReply, ReplyT, Request, Status
+from bookie.wire.requests import Read
 from tests.worlds.repair import LEDGER, make_packets
+from tests.worlds.requests import WithoutAdds
 from tests.worlds.virtual_time import VirtualClock, in_virtual_time
 
 BOOKIE = BookieId("b")
@@ -19,7 +23,7 @@ COUNT = 500
 PACKETS = make_packets(LEDGER, COUNT)
 
 
-class Bookie:
+class Bookie(WithoutAdds):
     """Serves ``held``, answers for some entries what the test says, and lists only if told to."""
 
     def __init__(self, held: range = range(COUNT)) -> None:
@@ -33,12 +37,12 @@ class Bookie:
         self.asked: list[Sequence[EntryId]] = []
         self.in_flight = self.in_flight_max = 0
 
-    async def list_entries(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> ListReply:
-        return self.listing
+    @override
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        reply = await self._read(request.entry_ids) if isinstance(request, Read) else self.listing
+        return cast(ReplyT, reply)
 
-    async def read(
-        self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId], timeout_s: float
-    ) -> ReadReply:
+    async def _read(self, entry_ids: Sequence[EntryId]) -> ReadReply:
         self.asked.append(list(entry_ids))
         self.in_flight += 1
         self.in_flight_max = max(self.in_flight_max, self.in_flight)

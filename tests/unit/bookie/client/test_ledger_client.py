@@ -50,6 +50,7 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, AddReply, Status
+from bookie.wire.requests import Fence, Read
 from bookie.wire.security import BookieSecurity, TlsSettings
 from bookie.wire.tls import TlsFilesError
 
@@ -104,7 +105,7 @@ class World:
         """Copy entries of the first fragment to ``target`` and let it take over ``position``."""
         ledger = await self.client.ports.ledgers.read(ledger_id)
         source = ledger.metadata.fragments[0].members[position]
-        found = await self.transport.read(source, ledger_id, entry_ids, 1)
+        found = await self.transport.ask(source, Read(ledger_id, entry_ids), 1)
         copies = AddBatch(ledger_id, master_key(b""), [result.packet for result in found.results], is_recovery=True)
         assert (await self.transport.add(target, copies, 1)).status is Status.OK
         await self.client.ports.ledgers.write(
@@ -227,7 +228,7 @@ async def test_a_fenced_writer_is_told_that_the_outcome_is_unknown_and_never_clo
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2), password=b"p")
     await fill(writer, 0, 3)
     for bookie in writer.metadata.last_fragment.members:
-        await world.transport.fence(bookie, writer.ledger_id, master_key(b"p"), 1)
+        await world.transport.ask(bookie, Fence(writer.ledger_id, master_key(b"p")), 1)
     with pytest.raises(LedgerFencedError):
         await writer.append(b"too late")
     for _ in range(2):
@@ -240,7 +241,7 @@ async def test_each_refusal_is_an_error_of_its_own(world: World) -> None:
     """One that is raised again and again would collect a traceback, and with it every payload that was refused."""
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2), password=b"p")
     for bookie in writer.metadata.last_fragment.members:
-        await world.transport.fence(bookie, writer.ledger_id, master_key(b"p"), 1)
+        await world.transport.ask(bookie, Fence(writer.ledger_id, master_key(b"p")), 1)
     errors = []
     for _ in range(3):
         with pytest.raises(LedgerFencedError) as refusal:

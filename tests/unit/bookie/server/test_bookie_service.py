@@ -20,6 +20,7 @@ from bookie.storage.port import DiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, AddReply, EntryResult, LacReply, ReadReply, Status
+from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 from tests.deadlines import STATE_S
 from tests.worlds.virtual_time import VirtualClock, in_virtual_time
 
@@ -58,7 +59,7 @@ class Bookie:
         return asyncio.create_task(self.add(entry_id, size))
 
     async def wait_lac(self, beyond: int, wait_s: float = STATE_S) -> LacReply:
-        return await self.service.wait_lac("uuid", LEDGER, EntryId(beyond), wait_s)
+        return await self.service.answer("uuid", WaitLac(LEDGER, EntryId(beyond), wait_s))
 
     async def waiting(self, beyond: int) -> asyncio.Task[LacReply]:
         """A long poll that has its place."""
@@ -108,7 +109,7 @@ async def test_a_drain_waits_for_what_was_begun(bookie: Bookie) -> None:
 
 async def test_a_request_whose_caller_is_gone_ends_all_the_same(bookie: Bookie) -> None:
     gate = bookie.journal.before = Gate(Operation.SYNC)
-    fence = asyncio.create_task(bookie.service.fence("", LEDGER, KEY))
+    fence = asyncio.create_task(bookie.service.answer("", Fence(LEDGER, KEY)))
     await gate.has_begun.wait()
     fence.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -133,7 +134,7 @@ async def test_room_is_given_back_whatever_became_of_the_add(bookie: Bookie) -> 
 
 async def test_reads_beyond_the_limit_wait_for_their_turn(bookie: Bookie) -> None:
     gate = bookie.index.before = Gate(Operation.INDEX_READ)
-    reads = [asyncio.create_task(bookie.service.read("", LedgerId(n), [EntryId(0)])) for n in range(5)]
+    reads = [asyncio.create_task(bookie.service.answer("", Read(LedgerId(n), [EntryId(0)]))) for n in range(5)]
     await gate.has_begun.wait()
     gate.open()
     assert {(await read).status for read in reads} == {Status.OK}
@@ -141,7 +142,7 @@ async def test_reads_beyond_the_limit_wait_for_their_turn(bookie: Bookie) -> Non
 
 async def test_a_read_whose_caller_is_gone_keeps_its_place(bookie: Bookie) -> None:
     gate = bookie.index.before = Gate(Operation.INDEX_READ)
-    reads = [asyncio.create_task(bookie.service.list_entries("uuid", LEDGER)) for _ in range(2)]
+    reads = [asyncio.create_task(bookie.service.answer("uuid", ListEntries(LEDGER))) for _ in range(2)]
     await gate.has_begun.wait()
     for read in reads:
         read.cancel()
@@ -152,7 +153,7 @@ async def test_a_read_whose_caller_is_gone_keeps_its_place(bookie: Bookie) -> No
         begun.append(path)
 
     bookie.index.before = count
-    late = asyncio.create_task(bookie.service.read("uuid", LedgerId(99), [EntryId(0)]))
+    late = asyncio.create_task(bookie.service.answer("uuid", Read(LedgerId(99), [EntryId(0)])))
     for _ in range(10):
         await asyncio.sleep(0)
     assert not begun
@@ -166,7 +167,7 @@ async def test_a_bug_in_one_request_is_answered_and_logged(bookie: Bookie, caplo
         raise ZeroDivisionError
 
     bookie.index.before = bug
-    reply = await bookie.service.read_last("", LEDGER)
+    reply = await bookie.service.answer("", ReadLast(LEDGER))
     assert (reply.status, "ZeroDivisionError" in reply.detail) == (Status.IO_ERROR, False)
     assert "ZeroDivisionError" in caplog.text
     bookie.index.before = give_way
@@ -178,7 +179,7 @@ async def test_a_device_that_does_not_answer_is_an_io_error(bookie: Bookie, monk
         raise DiskError("the device is gone")
 
     monkeypatch.setattr(MemoryDisk, "space", no_answer)
-    assert (await bookie.service.info("")).status is Status.IO_ERROR
+    assert (await bookie.service.answer("", Info())).status is Status.IO_ERROR
 
 
 async def test_a_full_disk_is_read_only_by_itself(bookie: Bookie) -> None:
@@ -218,7 +219,7 @@ async def test_an_explicit_lac_during_the_look_is_not_missed(bookie: Bookie) -> 
     poll = asyncio.create_task(bookie.wait_lac(NO_ENTRY))
     await gate.has_begun.wait()
     explicit = pack_lac(DIGEST, LEDGER, 0)
-    assert await bookie.service.write_lac("uuid", LEDGER, KEY, explicit) == AddReply(Status.OK)
+    assert await bookie.service.answer("uuid", WriteLac(LEDGER, KEY, explicit)) == AddReply(Status.OK)
     gate.open()
     assert (await poll).explicit == explicit
 
@@ -254,7 +255,7 @@ async def test_an_add_that_failed_wakes_nobody(bookie: Bookie) -> None:
     poll = await bookie.waiting(NO_ENTRY)
     bookie.journal.before = broken
     assert (await bookie.add(1, lac=0)).status is Status.IO_ERROR
-    assert (await bookie.service.read_lac("uuid", LEDGER)).last_entry == found(0, NO_ENTRY)
+    assert (await bookie.service.answer("uuid", ReadLac(LEDGER))).last_entry == found(0, NO_ENTRY)
     assert not poll.done()
     poll.cancel()
 
@@ -280,11 +281,11 @@ async def test_a_drain_does_not_wait_for_long_polls(bookie: Bookie) -> None:
 async def test_unlikely_branches_change_no_answer_for_the_worse(bookie: Bookie, fires: Callable[[str], bool]) -> None:
     with deciding_by(fires):
         await bookie.add(0)
-        await bookie.service.write_lac("uuid", LEDGER, KEY, pack_lac(DIGEST, LEDGER, 0))
+        await bookie.service.answer("uuid", WriteLac(LEDGER, KEY, pack_lac(DIGEST, LEDGER, 0)))
         await bookie.add(1, lac=0)
         reply = await bookie.wait_lac(NO_ENTRY)
         assert (reply.status, reply.last_entry, reply.entry) == (Status.OK, found(1, lac=0), found(0, NO_ENTRY))
-        read = await bookie.service.read("uuid", LEDGER, [EntryId(0), EntryId(1)])
+        read = await bookie.service.answer("uuid", Read(LEDGER, [EntryId(0), EntryId(1)]))
         assert (read.status, read.results[0]) == (Status.OK, found(0, NO_ENTRY))
 
 
@@ -314,5 +315,5 @@ async def test_a_last_entry_that_does_not_verify_is_shown_as_such(
         return ReadReply(Status.OK, [damaged])
 
     monkeypatch.setattr(LedgerStorage, "read_last", read_last)
-    assert await bookie.service.read_lac("uuid", LEDGER) == LacReply(Status.OK, b"", damaged)
+    assert await bookie.service.answer("uuid", ReadLac(LEDGER)) == LacReply(Status.OK, b"", damaged)
     assert await bookie.wait_lac(NO_ENTRY, 0.0) == LacReply(Status.OK, b"", damaged)

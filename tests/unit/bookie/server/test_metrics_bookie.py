@@ -22,6 +22,7 @@ from bookie.storage.port import DiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
+from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 from tests.worlds.virtual_time import VirtualClock, in_virtual_time
 
 LEDGER = LedgerId(3)
@@ -71,8 +72,8 @@ async def test_adds_are_counted_once_a_batch_and_by_what_they_carry(bookie: Book
 
 async def test_reads_are_counted_by_what_was_sent(bookie: Bookie) -> None:
     await bookie.service.add("uuid", AddBatch(LEDGER, KEY, [entry(0), entry(1)]))
-    await bookie.service.read("uuid", LEDGER, [EntryId(0), EntryId(1), EntryId(7)])
-    await bookie.service.read_last("uuid", LEDGER)
+    await bookie.service.answer("uuid", Read(LEDGER, [EntryId(0), EntryId(1), EntryId(7)]))
+    await bookie.service.answer("uuid", ReadLast(LEDGER))
     assert bookie.value(names.READ_ENTRIES) == 3
     assert bookie.value(names.READ_BYTES) == 3 * len(entry(0))
 
@@ -80,14 +81,14 @@ async def test_reads_are_counted_by_what_was_sent(bookie: Bookie) -> None:
 async def test_every_operation_is_counted(bookie: Bookie) -> None:
     service = bookie.service
     await service.add("", AddBatch(LEDGER, KEY, [entry(0)]))
-    await service.read("", LEDGER, [EntryId(0)])
-    await service.read_last("", LEDGER)
-    await service.read_lac("", LEDGER)
-    await service.wait_lac("", LEDGER, EntryId(0), 0.0)
-    await service.write_lac("", LEDGER, KEY, b"no packet")
-    await service.list_entries("", LEDGER)
-    await service.info("")
-    await service.fence("", LEDGER, KEY)
+    await service.answer("", Read(LEDGER, [EntryId(0)]))
+    await service.answer("", ReadLast(LEDGER))
+    await service.answer("", ReadLac(LEDGER))
+    await service.answer("", WaitLac(LEDGER, EntryId(0), 0.0))
+    await service.answer("", WriteLac(LEDGER, KEY, b"no packet"))
+    await service.answer("", ListEntries(LEDGER))
+    await service.answer("", Info())
+    await service.answer("", Fence(LEDGER, KEY))
     assert bookie.answered("write_lac", "bad_request") == 1
     others = set(names.OPERATIONS) - {"write_lac"}
     assert {operation for operation in others if bookie.answered(operation, "ok") == 1} == others

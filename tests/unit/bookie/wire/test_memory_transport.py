@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from typing_extensions import override
 
 from bookie.model.errors import TransientError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.fault_points import deciding_by
+from bookie.wire.handler import BookieHandler
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
-from bookie.wire.port import AddBatch, AddReply, FenceReply, InfoReply, LacReply, ListReply, ReadReply, Status
+from bookie.wire.port import AddBatch, AddReply, ReplyT, Request, Status
+from bookie.wire.requests import WaitLac
 from bookie.wire.resolver import BookieAddress
 from tests.deadlines import STATE_S
 
@@ -22,7 +24,7 @@ SOON_S = 0.1
 
 
 @dataclass
-class RecordingBookie:
+class RecordingBookie(BookieHandler):
     """Accepts everything, in the order of arrival."""
 
     payloads: list[bytes] = field(default_factory=list)
@@ -32,6 +34,7 @@ class RecordingBookie:
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     has_received: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @override
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
         self.incarnations.add(incarnation)
         self.payloads.extend(batch.entries)
@@ -39,37 +42,16 @@ class RecordingBookie:
         await self.may_answer.wait()
         return AddReply(Status.OK)
 
-    async def read(
-        self, incarnation: str, ledger_id: LedgerId, entry_ids: Sequence[EntryId], fence_key: bytes | None = None
-    ) -> ReadReply:
-        return ReadReply(Status.OK)
-
-    async def read_last(self, incarnation: str, ledger_id: LedgerId) -> ReadReply:
-        return ReadReply(Status.OK)
-
-    async def fence(self, incarnation: str, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
-        return FenceReply(Status.OK)
-
-    async def read_lac(self, incarnation: str, ledger_id: LedgerId) -> LacReply:
-        return LacReply(Status.OK)
-
-    async def wait_lac(self, incarnation: str, ledger_id: LedgerId, beyond: EntryId, wait_s: float) -> LacReply:
-        self.polls += 1
-        self.has_received.set()
-        try:
-            await self.may_answer.wait()
-        finally:
-            self.polls -= 1
-        return LacReply(Status.OK)
-
-    async def write_lac(self, incarnation: str, ledger_id: LedgerId, master_key: bytes, explicit: bytes) -> AddReply:
-        return AddReply(Status.OK)
-
-    async def list_entries(self, incarnation: str, ledger_id: LedgerId) -> ListReply:
-        return ListReply(Status.OK)
-
-    async def info(self, incarnation: str) -> InfoReply:
-        return InfoReply(Status.OK)
+    @override
+    async def answer(self, incarnation: str, request: Request[ReplyT]) -> ReplyT:
+        if isinstance(request, WaitLac):
+            self.polls += 1
+            self.has_received.set()
+            try:
+                await self.may_answer.wait()
+            finally:
+                self.polls -= 1
+        return request.failed(Status.OK, detail="")
 
 
 @dataclass
@@ -178,7 +160,7 @@ async def test_a_pinned_incarnation_goes_before_the_registered_one(
 
 async def test_a_long_poll_ends_with_its_caller(transport: MemoryTransport, bookie: RecordingBookie) -> None:
     bookie.may_answer.clear()
-    poll = asyncio.create_task(transport.wait_lac(BOOKIE, LedgerId(1), EntryId(0), STATE_S, STATE_S))
+    poll = asyncio.create_task(transport.ask(BOOKIE, WaitLac(LedgerId(1), EntryId(0), STATE_S), STATE_S))
     await bookie.has_received.wait()
     assert bookie.polls == 1
     poll.cancel()
@@ -187,7 +169,7 @@ async def test_a_long_poll_ends_with_its_caller(transport: MemoryTransport, book
     await asyncio.sleep(0)
     assert bookie.polls == 0
     bookie.may_answer.set()
-    reply = await transport.wait_lac(BOOKIE, LedgerId(1), EntryId(0), STATE_S, STATE_S)
+    reply = await transport.ask(BOOKIE, WaitLac(LedgerId(1), EntryId(0), STATE_S), STATE_S)
     assert reply.status is Status.OK
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from bookie.metadata.port import StoreUnavailableError
-from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.ids import BookieId, LedgerId
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
-from bookie.wire.port import AddBatch, AddReply, Status, Transport
+from bookie.wire.port import AddBatch, AddReply, Status
+from bookie.wire.requests import Info
 from bookie.wire.resolver import BookieAddress
 from bookie.wire.routing import RoutedTransport, open_transport
+from tests.worlds.requests import one_of_each
 
 OURS, APACHES = BookieId("ours:1"), BookieId("apache:2")
 LEDGER = LedgerId(7)
@@ -112,26 +112,14 @@ async def test_a_bookie_without_an_address_is_unresolved_for_every_request(error
     addresses.error = error
     transport = open_transport(addresses)
     try:
-        assert [reply.status for reply in await every_request(transport, OURS)] == [Status.UNRESOLVED] * 9
+        assert (await transport.add(OURS, BATCH, 1)).status is Status.UNRESOLVED
+        for request in one_of_each(LEDGER, b"key", b"", 0.1):
+            assert (await transport.ask(OURS, request, 1)).status is Status.UNRESOLVED
     finally:
         await transport.close()
-
-
-async def every_request(to: Transport, bookie: BookieId) -> Sequence[Any]:
-    return [
-        await to.add(bookie, BATCH, 1),
-        await to.read(bookie, LEDGER, [EntryId(0)], 1),
-        await to.read_last(bookie, LEDGER, 1),
-        await to.fence(bookie, LEDGER, b"key", 1),
-        await to.read_lac(bookie, LEDGER, 1),
-        await to.wait_lac(bookie, LEDGER, EntryId(0), 0.1, 1),
-        await to.write_lac(bookie, LEDGER, b"key", b"", 1),
-        await to.list_entries(bookie, LEDGER, 1),
-        await to.info(bookie, 1),
-    ]
 
 
 async def test_a_closed_transport_answers_nobody() -> None:
     transport = open_transport(Addresses(apache="bookie-rpc", ours="bookie-grpc"))
     await transport.close()
-    assert [(await transport.info(bookie, 1)).status for bookie in (OURS, APACHES)] == [Status.UNREACHABLE] * 2
+    assert [(await transport.ask(bookie, Info(), 1)).status for bookie in (OURS, APACHES)] == [Status.UNREACHABLE] * 2

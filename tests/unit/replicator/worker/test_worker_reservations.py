@@ -12,6 +12,7 @@ from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.reservations import Reservation
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import ListReply, Status
+from bookie.wire.requests import ListEntries
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.worlds.repair import LEDGER, ROOT, Recorder, World, a_world, make_metadata, names
@@ -358,7 +359,7 @@ async def test_a_target_that_is_back_on_new_disks_gets_another_copy() -> None:
         await lose(world, "b")
 
         async def lose_disks() -> None:
-            listing = await world.bookies["t"].inner.list_entries("1", LEDGER)
+            listing = await world.bookies["t"].inner.answer("1", ListEntries(LEDGER))
             await world.kill("t")
             await histories.record(BookieId("t"), "2", 1)
             await world.add_bookies("t", incarnation="2")

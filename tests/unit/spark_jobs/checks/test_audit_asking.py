@@ -13,6 +13,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity
 from bookie.wire.port import EntryResult, ListReply, Status
+from bookie.wire.requests import ListEntries
 from spark_jobs.checks.replicas.asking import LEDGERS_IN_FLIGHT, PER_BOOKIE_IN_FLIGHT, SILENT_AFTER, Answers, Asker
 from spark_jobs.checks.replicas.expected import settled_metadata
 from tests.worlds.repair import Tamper, World, a_world, make_metadata, make_packets, should_hold
@@ -99,7 +100,7 @@ async def test_only_a_healthy_denial_is_absence(status: Status) -> None:
 async def test_a_bookie_in_limbo_that_lists_everything_is_whole() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {})
-        whole = await world.bookies.transport.list_entries(BookieId("c"), LedgerId(1), 1)
+        whole = await world.bookies.transport.ask(BookieId("c"), ListEntries(LedgerId(1)), 1)
         world.bookies["c"].list_replies = [ListReply(Status.LIMBO, whole.entries)]
         answers = await ask(world, 1)
         assert (answers.found, dict(answers.unknown)) == ([], {})

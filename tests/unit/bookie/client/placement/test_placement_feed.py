@@ -8,8 +8,10 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
+from typing_extensions import override
 
 from bookie.client.placement.feed import PlacementFeed, load_placement
 from bookie.client.placement.free_space import FreeSpace, FreeSpaceSettings
@@ -24,25 +26,29 @@ from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
 from bookie.runtime.fault_points import deciding_by
-from bookie.wire.port import BookieInfo, InfoReply, Status, Transport
+from bookie.wire.port import BookieInfo, InfoReply, ReplyT, Request, Status
+from bookie.wire.requests import Info
+from tests.worlds.requests import WithoutAdds
 from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
 
 BK1, BK2, BK3 = (BookieId(f"bk{i}:3181") for i in range(1, 4))
 
 
 @dataclass(slots=True)
-class Answers:
-    """Stands for a transport that is only asked for ``info``."""
+class Answers(WithoutAdds):
+    """Tells the free space of bookies."""
 
     free: Mapping[BookieId, int | Status]
     asked: list[tuple[BookieId, float]] = field(default_factory=list)
 
-    async def info(self, bookie: BookieId, timeout_s: float) -> InfoReply:
+    @override
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        assert isinstance(request, Info)
         self.asked.append((bookie, VirtualClock().monotonic_s()))
         found = self.free.get(bookie, Status.UNREACHABLE)
         if isinstance(found, Status):
-            return InfoReply(found)
-        return InfoReply(Status.OK, BookieInfo("1", "test", False, 10**12, found, 0))
+            return cast(ReplyT, InfoReply(found))
+        return cast(ReplyT, InfoReply(Status.OK, BookieInfo("1", "test", False, 10**12, found, 0)))
 
 
 class World:
@@ -52,8 +58,7 @@ class World:
         self.answers = answers
         self.topologies = TopologyStore(store, cluster)
         self.registrations = Registrations(store, cluster)
-        transport: Transport = answers  # type: ignore[assignment]
-        self.space = FreeSpace(self.registrations, transport, VirtualClock(), FreeSpaceSettings(round_s=60, gap_s=1))
+        self.space = FreeSpace(self.registrations, answers, VirtualClock(), FreeSpaceSettings(round_s=60, gap_s=1))
 
     async def register(self, *bookies: BookieId) -> None:
         for bookie in bookies:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +18,13 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerState
 from bookie.runtime.fault_points import deciding_by
 from bookie.wire.port import ReadReply, Status
+from bookie.wire.requests import Read
 from tests.worlds.recovery import (
     DIGEST,
     LEDGER,
     PAYLOAD,
+    Asked,
+    GoOn,
     World,
     a_world,
     members,
@@ -31,8 +33,6 @@ from tests.worlds.recovery import (
     transport_of,
 )
 from tests.worlds.virtual_time import in_virtual_time, run_virtual
-
-Call = Callable[[], Awaitable[Any]]
 
 
 async def reader_of(world: World, ports: ClientPorts) -> LedgerReader:
@@ -55,24 +55,24 @@ def expected(world: World, count: int) -> list[bytes]:
 
 
 def only(status: Status) -> Any:
-    async def hook(name: str, args: Any, go_on: Call) -> Any:
-        return ReadReply(status) if name == "read" else await go_on()
+    async def hook(asked: Asked, go_on: GoOn) -> Any:
+        return ReadReply(status) if isinstance(asked, Read) else await go_on()
 
     return hook
 
 
 def after(world: World, seconds: float) -> Any:
-    async def hook(name: str, args: Any, go_on: Call) -> Any:
-        if name == "read":
+    async def hook(asked: Asked, go_on: GoOn) -> Any:
+        if isinstance(asked, Read):
             await world.clock.sleep(seconds)
         return await go_on()
 
     return hook
 
 
-async def wrong_digest(name: str, args: Any, go_on: Call) -> Any:
+async def wrong_digest(asked: Asked, go_on: GoOn) -> Any:
     reply = await go_on()
-    return spoiled(reply, range(1000)) if name == "read" else reply
+    return spoiled(reply, range(1000)) if isinstance(asked, Read) else reply
 
 
 @pytest.mark.parametrize("mode", ReadMode)
@@ -108,7 +108,7 @@ async def test_one_replica_is_enough_when_it_answers() -> None:
         await closed(world, "a b c", (3, 2), 30)
         ports = world.client(read_chunk_entries=1000)
         assert len(await payloads(await reader_of(world, ports))) == 30
-        assert transport_of(ports).count("read") == 3  # each member once, striped
+        assert transport_of(ports).count(Read) == 3  # each member once, striped
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,11 @@ async def test_near_replicas_are_asked_first() -> None:
         ports = replace(world.client(), near=lambda bookie: {"c": 0, "e": 1}.get(bookie, 2))
         reader = await reader_of(world, ports)
         assert await payloads(reader) == expected(world, 20)
-        asked = {bookie: args[1] for name, bookie, args in transport_of(ports).calls if name == "read"}
+        asked = {bookie: read.entry_ids for bookie, read in transport_of(ports).calls if isinstance(read, Read)}
         for entry_id in range(20):
             write_set = {"abcde"[(entry_id + i) % 5] for i in range(3)}
             first = "c" if "c" in write_set else "e" if "e" in write_set else "abcde"[entry_id % 5]
-            assert entry_id in asked[first]
+            assert entry_id in asked[BookieId(first)]
 
 
 @in_virtual_time
@@ -179,11 +179,11 @@ async def test_another_entry_than_asked_for_is_not_taken() -> None:
     async with a_world("a b c") as world:
         await closed(world, "a b c", (1, 1), 6)
 
-        async def another(name: str, args: Any, go_on: Call) -> Any:
+        async def another(asked: Asked, go_on: GoOn) -> Any:
             reply = await go_on()
-            if name != "read":
+            if not isinstance(asked, Read):
                 return reply
-            other = packet(args[1][0] + 3)
+            other = packet(asked.entry_ids[0] + 3)
             return ReadReply(reply.status, [replace(result, packet=other) for result in reply.results])
 
         world.transport.every = another
@@ -274,8 +274,8 @@ def test_whatever_fails_no_wrong_byte_is_returned(seed: int, mode: ReadMode) -> 
             await closed(world, "a b c d e", (3, 2), 60)
             ports = world.client(read_mode=mode, read_chunk_entries=rng.choice([1, 7, 60]))
 
-            async def hook(name: str, args: Any, go_on: Call) -> Any:
-                if name != "read":
+            async def hook(asked: Asked, go_on: GoOn) -> Any:
+                if not isinstance(asked, Read):
                     return await go_on()
                 await world.clock.sleep(rng.choice([0, 0, 0.1, 1.5]))
                 reply = await go_on()

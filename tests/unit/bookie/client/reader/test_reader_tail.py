@@ -20,7 +20,8 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.packet import pack_lac
 from bookie.runtime.fault_points import deciding_by
 from bookie.wire.port import EntryResult, LacReply, Status
-from tests.worlds.recovery import DIGEST, KEY, LEDGER, PASSWORD, World, a_world, packet, transport_of
+from bookie.wire.requests import Read, ReadLac, WaitLac, WriteLac
+from tests.worlds.recovery import DIGEST, KEY, LEDGER, PASSWORD, Asked, GoOn, World, a_world, packet, transport_of
 from tests.worlds.virtual_time import in_virtual_time, run_virtual
 
 
@@ -66,8 +67,8 @@ async def test_entries_come_as_they_are_confirmed() -> None:
             await world.clock.sleep(0.05)
             assert seen == list(range(entry_id))  # the newest one may still vanish
         for name in "abc":
-            explicit = pack_lac(DIGEST, LEDGER, 4)
-            assert (await world.transport.write_lac(BookieId(name), LEDGER, KEY, explicit, 1)).status is Status.OK
+            hint = WriteLac(LEDGER, KEY, pack_lac(DIGEST, LEDGER, 4))
+            assert (await world.transport.ask(BookieId(name), hint, 1)).status is Status.OK
         await world.clock.sleep(0.05)
         assert seen == list(range(5))
         await world.put_through(ledger, 5)
@@ -82,7 +83,7 @@ async def test_an_idle_ledger_costs_one_poll_of_each_member_and_one_look_a_secon
         await world.create((0, "a b c"), quorum=(3, 2))
         following = asyncio.create_task(collect(await reader_of(world), 0, []))
         await world.clock.sleep(10.5)
-        assert 30 <= world.transport.count("wait_lac") <= 36
+        assert 30 <= world.transport.count(WaitLac) <= 36
         following.cancel()
 
 
@@ -91,13 +92,13 @@ async def test_bookies_that_refuse_to_wait_are_not_asked_in_a_hot_loop() -> None
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
 
-        async def at_once(name: str, args: Any, go_on: Any) -> Any:
-            return LacReply(Status.TOO_MANY_REQUESTS) if name == "wait_lac" else await go_on()
+        async def at_once(asked: Asked, go_on: GoOn) -> Any:
+            return LacReply(Status.TOO_MANY_REQUESTS) if isinstance(asked, WaitLac) else await go_on()
 
         world.transport.every = at_once
         following = asyncio.create_task(collect(await reader_of(world), 0, []))
         await world.clock.sleep(10.5)
-        assert world.transport.count("wait_lac") <= 36
+        assert world.transport.count(WaitLac) <= 36
         following.cancel()
 
 
@@ -167,8 +168,8 @@ def test_quorum_last_add_confirmed_needs_coverage(status: Status) -> None:
             ledger = await world.create((0, "a b c"), quorum=(3, 2))
             await world.put_all(ledger, 0, 4)
 
-            async def cannot_tell(name: str, args: Any, go_on: Any) -> Any:
-                return LacReply(status) if name == "read_lac" else await go_on()
+            async def cannot_tell(asked: Asked, go_on: GoOn) -> Any:
+                return LacReply(status) if isinstance(asked, ReadLac) else await go_on()
 
             world.transport.hooks["a"] = cannot_tell
             assert await (await reader_of(world)).quorum_last_add_confirmed() == 3
@@ -220,8 +221,8 @@ async def test_a_forged_last_add_confirmed_is_not_believed() -> None:
         ledger = await world.create((0, "a b c"), quorum=(3, 2))
         await world.put_all(ledger, 0, 2)
 
-        async def forged(name: str, args: Any, go_on: Any) -> Any:
-            if name not in ("read_lac", "wait_lac"):
+        async def forged(asked: Asked, go_on: GoOn) -> Any:
+            if not isinstance(asked, ReadLac | WaitLac):
                 return await go_on()
             return LacReply(Status.OK, explicit=pack_lac(DIGEST, LEDGER, 9)[:-1] + b"?")
 
@@ -243,7 +244,7 @@ def test_no_dirty_reads_while_writer_and_recoveries_fight(seed: int) -> None:
             at_work = world.client(seed=seed, close_timeout_s=3)
 
             def late(transport: Any) -> None:
-                async def hook(name: str, args: Any, go_on: Any) -> Any:
+                async def hook(asked: Asked, go_on: GoOn) -> Any:
                     await world.clock.sleep(rng.random() / 2)
                     return await go_on()
 
@@ -325,8 +326,8 @@ def test_an_entry_that_comes_along_is_taken_only_if_the_answer_confirms_it(confi
             await world.create((0, "a b c"), quorum=(3, 2))
             lac = pack_lac(DIGEST, LEDGER, 0 if confirmed else -1)
 
-            async def generous(name: str, args: Any, go_on: Any) -> Any:
-                if name != "wait_lac":
+            async def generous(asked: Asked, go_on: GoOn) -> Any:
+                if not isinstance(asked, WaitLac):
                     return await go_on()
                 return LacReply(Status.OK, explicit=lac, entry=EntryResult(EntryId(0), Status.OK, packet(0)))
 
@@ -335,7 +336,7 @@ def test_an_entry_that_comes_along_is_taken_only_if_the_answer_confirms_it(confi
             following = asyncio.create_task(collect(await reader_of(world), 0, seen))
             await world.clock.sleep(0.5)
             assert seen == ([0] if confirmed else [])
-            assert world.transport.count("read") == 0
+            assert world.transport.count(Read) == 0
             following.cancel()
 
     run_virtual(scenario())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
@@ -12,10 +14,13 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 from bookie.model.packet import pack
 from bookie.wire.port import AddBatch, AddReply, ReadReply, Status
+from bookie.wire.requests import Fence, Read
 from tests.worlds.recovery import (
     KEY,
     LEDGER,
     PASSWORD,
+    Asked,
+    GoOn,
     a_world,
     closed_at,
     ends,
@@ -81,7 +86,7 @@ async def test_a_bookie_that_knows_another_key_ends_it() -> None:
         await world.create((0, "a b c"), quorum=(3, 2))
         await world.storages[BookieId("b")].fence(LEDGER, b"x" * 20)
 
-        async def late(name, args, go_on):  # type: ignore[no-untyped-def]
+        async def late(asked: Asked, go_on: GoOn) -> Any:
             await world.clock.sleep(0.5)
             return await go_on()
 
@@ -137,7 +142,7 @@ async def test_a_slow_bookie_that_alone_has_entries_is_waited_for() -> None:
         await world.create((0, "a b c"), quorum=(3, 1))
         await world.put("c", packet(0))
 
-        async def slow(name, args, go_on):  # type: ignore[no-untyped-def]
+        async def slow(asked: Asked, go_on: GoOn) -> Any:
             await world.clock.sleep(1.9)
             return await go_on()
 
@@ -189,9 +194,9 @@ def test_a_copy_that_cannot_be_read_is_not_absent(status: Status | None) -> None
             await world.put("a", packet(4))  # c has it as well, and b answers for the third copy
             await world.put("c", packet(4))
 
-            async def damaged(name, args, go_on):  # type: ignore[no-untyped-def]
+            async def damaged(asked: Asked, go_on: GoOn) -> Any:
                 reply = await go_on()
-                return spoiled(reply, [4], status) if name == "read" else reply
+                return spoiled(reply, [4], status) if isinstance(asked, Read) else reply
 
             world.transport.hooks["a"] = damaged
             world.hang("c")
@@ -334,8 +339,8 @@ async def test_adds_refused_by_all_leave_it_in_recovery() -> None:
         ledger = await world.create((0, "a b c"), quorum=(3, 2))
         await world.put_all(ledger, 0, 3)
 
-        async def read_only(name, args, go_on):  # type: ignore[no-untyped-def]
-            return AddReply(Status.READ_ONLY) if name == "add" else await go_on()
+        async def read_only(asked: Asked, go_on: GoOn) -> Any:
+            return AddReply(Status.READ_ONLY) if isinstance(asked, AddBatch) else await go_on()
 
         world.transport.every = read_only
         with pytest.raises(RecoveryImpossibleNowError, match="entry 3"):
@@ -351,8 +356,8 @@ async def test_bookies_that_fail_the_adds_are_replaced_from_the_entry_on() -> No
         ledger = await world.create((0, "a b c"), quorum=(3, 2))
         await world.put_all(ledger, 0, 3)
 
-        async def no_adds(name, args, go_on):  # type: ignore[no-untyped-def]
-            return AddReply(Status.UNREACHABLE) if name == "add" else await go_on()
+        async def no_adds(asked: Asked, go_on: GoOn) -> Any:
+            return AddReply(Status.UNREACHABLE) if isinstance(asked, AddBatch) else await go_on()
 
         world.transport.hooks.update(a=no_adds, c=no_adds)
         metadata = await world.recover()
@@ -387,9 +392,9 @@ async def test_an_ensemble_changed_in_memory_is_not_stored_by_a_recovery_that_st
         transport = transport_of(ports)
         transport.faults(BookieId("c")).is_request_lost = True
 
-        async def then_all_fail(name, args, go_on):  # type: ignore[no-untyped-def]
+        async def then_all_fail(asked: Asked, go_on: GoOn) -> Any:
             reply = await go_on()
-            if name == "add":
+            if isinstance(asked, AddBatch):
                 transport.faults(BookieId("a")).is_request_lost = True
                 transport.faults(BookieId("b")).is_request_lost = True
             return reply
@@ -407,8 +412,8 @@ async def test_a_ledger_deleted_meanwhile() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
 
-        async def deletes(name, args, go_on):  # type: ignore[no-untyped-def]
-            if name == "read":
+        async def deletes(asked: Asked, go_on: GoOn) -> Any:
+            if isinstance(asked, Read):
                 await world.ledgers.delete(LEDGER)
             return await go_on()
 
@@ -424,9 +429,9 @@ async def test_a_busy_bookie_is_offered_the_entries_again() -> None:
         await put_copies(world, 0, "abc")
         refusals = 3
 
-        async def busy(name, args, go_on):  # type: ignore[no-untyped-def]
+        async def busy(asked: Asked, go_on: GoOn) -> Any:
             nonlocal refusals
-            if name == "add" and refusals:
+            if isinstance(asked, AddBatch) and refusals:
                 refusals -= 1
                 return AddReply(Status.TOO_MANY_REQUESTS)
             return await go_on()
@@ -446,8 +451,8 @@ async def test_a_silent_member_is_waited_for_once_and_not_to_its_deadline() -> N
             for name in "abc":
                 await world.put(name, packet(entry_id, lac=0))
 
-        async def silent(name, args, go_on):  # type: ignore[no-untyped-def]
-            if name == "read":
+        async def silent(asked: Asked, go_on: GoOn) -> Any:
+            if isinstance(asked, Read):
                 await world.clock.sleep(1000)
             return await go_on()
 
@@ -485,15 +490,15 @@ def test_metadata_without_a_password_is_opened_with_the_given_one_or_an_empty_on
 @in_virtual_time
 async def test_another_key_met_only_when_reading_or_storing_ends_it_as_well() -> None:
     async with a_world("a b c") as world:
-        for call in ("read", "add"):
+        for kind, refused in ((Read, ReadReply), (AddBatch, AddReply)):
             ledger = await world.create((0, "a b c"), quorum=(3, 2))
             await world.put_all(ledger, 0, 1)
 
-            async def unauthorized(name, args, go_on, call=call):  # type: ignore[no-untyped-def]
-                if name == "fence":
+            async def unauthorized(asked: Asked, go_on: GoOn, kind: Any = kind, refused: Any = refused) -> Any:
+                if isinstance(asked, Fence):
                     await world.clock.sleep(1)
-                if name == call:
-                    return (ReadReply if call == "read" else AddReply)(Status.UNAUTHORIZED)
+                if isinstance(asked, kind):
+                    return refused(Status.UNAUTHORIZED)
                 return await go_on()
 
             world.transport.hooks["b"] = unauthorized

@@ -21,12 +21,15 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerState
 from bookie.runtime.fault_points import deciding_by
 from bookie.wire.port import AddBatch, AddReply, ReadReply, Status
+from bookie.wire.requests import Fence, ListEntries, Read
 from tests.worlds.recovery import (
     DIGEST,
     KEY,
     LEDGER,
     PASSWORD,
     ROOT,
+    Asked,
+    GoOn,
     World,
     a_world,
     closed_at,
@@ -41,7 +44,7 @@ from tests.worlds.virtual_time import in_virtual_time, run_virtual
 async def shuffled(world: World, rng: random.Random, ports: Any) -> None:
     """Let each of a client's requests take its own time."""
 
-    async def late(name: str, args: Any, go_on: Any) -> Any:
+    async def late(asked: Asked, go_on: GoOn) -> Any:
         await world.clock.sleep(rng.random())
         reply = await go_on()
         await world.clock.sleep(rng.random())
@@ -154,8 +157,8 @@ async def test_a_writer_cannot_commit_after_another_client_closed() -> None:
         ports = world.client()
         transport = transport_of(ports)
 
-        async def no_fence(name: str, args: Any, go_on: Any) -> Any:
-            if name == "fence":
+        async def no_fence(asked: Asked, go_on: GoOn) -> Any:
+            if isinstance(asked, Fence):
                 await world.clock.sleep(1.5)  # the others cover the ensemble before
             return await go_on()
 
@@ -172,14 +175,14 @@ async def test_a_read_that_answers_never_stored_has_fenced() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
 
-        async def cut_off(name: str, args: Any, go_on: Any) -> Any:
-            if name == "fence":
+        async def cut_off(asked: Asked, go_on: GoOn) -> Any:
+            if isinstance(asked, Fence):
                 await asyncio.sleep(100)
             return await go_on()
 
         world.transport.hooks["a"] = cut_off
         await world.recover()
-        asked = {bookie for name, bookie, _ in world.transport.calls if name == "read"}
+        asked = {bookie for bookie, request in world.transport.calls if isinstance(request, Read)}
         assert "a" in asked
         for bookie in asked:
             reply = await world.storages[BookieId(bookie)].add(AddBatch(LEDGER, KEY, [packet(0)]))
@@ -191,12 +194,12 @@ async def change(world: World, **changes: Any) -> None:
     await world.ledgers.write(LEDGER, replace(ledger.metadata, **changes), ledger.version)
 
 
-def once(world: World, operation: str, action: Any) -> None:
-    """Before the next such call to bookie a, do something."""
+def once(world: World, kind: type[Asked], action: Any) -> None:
+    """Before the next such request to bookie a, do something."""
     pending = [action]
 
-    async def hook(name: str, args: Any, go_on: Any) -> Any:
-        if name == operation and pending:
+    async def hook(asked: Asked, go_on: GoOn) -> Any:
+        if isinstance(asked, kind) and pending:
             await pending.pop()()
         return await go_on()
 
@@ -213,7 +216,7 @@ async def test_an_older_fragment_repaired_meanwhile_is_kept() -> None:
         async def repair() -> None:
             await change(world, fragments=repaired)
 
-        once(world, "read", repair)
+        once(world, Read, repair)
         metadata = await world.recover()
         assert ends(metadata) == closed_at(6)
         assert metadata.fragments == repaired
@@ -230,7 +233,7 @@ async def test_a_length_is_read_from_where_repair_has_moved_the_entry() -> None:
         async def repair() -> None:
             await change(world, fragments=(Fragment(EntryId(0), members("g e f")), ledger.metadata.last_fragment))
 
-        once(world, "fence", repair)
+        once(world, Fence, repair)
         assert ends(await world.recover()) == closed_at(3)
 
 
@@ -246,7 +249,7 @@ async def test_a_changed_last_fragment_makes_it_begin_anew() -> None:
         async def another() -> None:
             await change(world, fragments=(ledger.metadata.fragments[0], Fragment(EntryId(4), members("d e f"))))
 
-        once(world, "read", another)
+        once(world, Read, another)
         metadata = await world.recover()
         assert ends(metadata) == closed_at(5)
         assert [fragment.first_entry_id for fragment in metadata.fragments] == [0, 4]
@@ -258,8 +261,8 @@ async def test_a_last_fragment_that_never_stands_still_ends_it() -> None:
         ledger = await world.create((0, "a b c"), quorum=(3, 2))
         await world.put_all(ledger, 0, 3)
 
-        async def swap(name: str, args: Any, go_on: Any) -> Any:
-            if name == "fence":
+        async def swap(asked: Asked, go_on: GoOn) -> Any:
+            if isinstance(asked, Fence):
                 last = (await world.metadata()).last_fragment
                 other = members("a b d") if last.members == members("a b c") else members("a b c")
                 await change(world, fragments=(Fragment(EntryId(0), other),))
@@ -303,7 +306,7 @@ async def test_closed_by_another_client_meanwhile() -> None:
         async def close() -> None:
             await change(world, state=LedgerState.CLOSED, last_entry_id=EntryId(3), length=40)
 
-        once(world, "add", close)
+        once(world, AddBatch, close)
         world.hang("b")
         assert ends(await world.recover()) == closed_at(3)
         assert await world.marked() == ("b",)
@@ -318,7 +321,7 @@ async def test_deleted_and_created_again_meanwhile() -> None:
             await world.ledgers.delete(LEDGER)
             await world.create((0, "a b c"), quorum=(3, 2))
 
-        once(world, "read", replaced)
+        once(world, Read, replaced)
         with pytest.raises(NoSuchLedgerError):
             await world.recover()
         assert (await world.metadata()).state is LedgerState.OPEN
@@ -441,9 +444,9 @@ async def test_an_answer_about_another_entry_proves_nothing() -> None:
         ledger = await world.create((0, "a b c"), quorum=(3, 2))
         await world.put_all(ledger, 0, 3)
 
-        async def other(name: str, args: Any, go_on: Any) -> Any:
+        async def other(asked: Asked, go_on: GoOn) -> Any:
             reply = await go_on()
-            if name != "read":
+            if not isinstance(asked, Read):
                 return reply
             return ReadReply(reply.status, [replace(result, entry_id=result.entry_id + 1) for result in reply.results])
 
@@ -464,7 +467,7 @@ async def test_a_rolling_restart_does_not_stop_it() -> None:
         ports = world.client(recovery_read_entries=2)
         transport, calls = transport_of(ports), 0
 
-        async def restarts(name: str, args: Any, go_on: Any) -> Any:
+        async def restarts(asked: Asked, go_on: GoOn) -> Any:
             nonlocal calls
             calls += 1
             for index, bookie in enumerate("abc"):
@@ -483,8 +486,8 @@ async def test_a_member_that_is_late_with_an_add_is_replaced() -> None:
         ledger = await world.create((0, "a b c"), quorum=(3, 2))
         await world.put_all(ledger, 0, 3)
 
-        async def late(name: str, args: Any, go_on: Any) -> Any:
-            if name == "add":
+        async def late(asked: Asked, go_on: GoOn) -> Any:
+            if isinstance(asked, AddBatch):
                 await world.clock.sleep(60)
                 return AddReply(Status.OK)
             return await go_on()
@@ -519,10 +522,10 @@ async def test_a_spare_whose_disks_are_replaced_before_it_is_named_is_not_named_
         world.down("c")
         lists = 0
 
-        async def lose_disks(name: str, args: Any, go_on: Any) -> Any:
+        async def lose_disks(asked: Asked, go_on: GoOn) -> Any:
             nonlocal lists
             reply = await go_on()
-            if name == "list_entries":
+            if isinstance(asked, ListEntries):
                 lists += 1
                 if lists == 1:
                     await histories.record(BookieId("d"), "2", 1)

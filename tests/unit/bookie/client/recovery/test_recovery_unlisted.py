@@ -8,15 +8,16 @@ import pytest
 
 from bookie.client.recovery import recovery as recovery_holdings
 from bookie.wire.port import ListReply, Status
-from tests.worlds.recovery import World, a_world, closed_at, ends, packet
+from bookie.wire.requests import ListEntries
+from tests.worlds.recovery import Asked, GoOn, World, a_world, closed_at, ends, packet
 from tests.worlds.virtual_time import in_virtual_time
 
 COUNT = 40
 
 
 def without_lists(world: World) -> None:
-    async def unlisted(name: str, args: Any, go_on: Any) -> Any:
-        return ListReply(Status.UNSUPPORTED) if name == "list_entries" else await go_on()
+    async def unlisted(asked: Asked, go_on: GoOn) -> Any:
+        return ListReply(Status.UNSUPPORTED) if isinstance(asked, ListEntries) else await go_on()
 
     world.transport.every = unlisted
 
