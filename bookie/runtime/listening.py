@@ -25,9 +25,9 @@ def address_in_use(
         port: the port as configured.
         what: the service on this address, such as ``HTTP``.
         options: the options for the port and the host, such as ``--http-port`` and ``--http-host``.
-        reason: the error of the operating system; None: find it by trying to listen.
+        reason: the error of the operating system; None, or an error without a number: find it by trying to listen.
     """
-    why = _why_not(host, port) if reason is None else _words(reason)
+    why = _words(reason) if reason is not None and reason.errno else _why_not(host, port)
     return AddressInUseError(
         f"cannot listen on {host_and_port(host, port)} for {what} ({why}): "
         f"stop what listens there, or choose another {' or '.join(options)}"
