@@ -10,10 +10,14 @@ import asyncio
 
 import pytest
 
+from bookie.metadata.layout import task_path
 from bookie.metadata.port import ANY_VERSION
-from bookie.metadata.tasks.parked import ParkReason
-from bookie.model.ids import BookieId, EntryId
+from bookie.metadata.tasks.parked import ParkedTask, ParkReason
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
+from replicator.knowledge.absence import Absences
+from replicator.queue.delay import Delays
+from replicator.queue.task_queue import TaskQueue
 from replicator.telemetry.events import Ending
 from tests.worlds.repair import LEDGER, Running, World, a_world, make_metadata, make_packets, names
 from tests.worlds.virtual_time import in_virtual_time, until
@@ -104,6 +108,69 @@ async def test_what_was_known_counts_after_a_recovery_has_written_to_the_bookie(
         await world.register("c")
         await assert_nothing_is_lost(world, packets)
         await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_list_of_tasks_that_is_outdated_costs_no_doubt() -> None:
+    """While one worker lists the tasks, the ledger is marked, and another worker records a doubt, copies, and dies."""
+    async with a_world("a b c t u") as world:
+        packets = await lose_b_and_miss_c(world, "b c")
+        ports = world.ports(world.store)
+        assert await ports.tasks.read(LEDGER) is not None
+        await ports.doubts.add(LEDGER, {BookieId("b")})
+        await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(10)])
+        await world.store.delete(task_path(world.cluster.root, LEDGER))
+        queue = TaskQueue(ports, 60, Delays(ports.clock, 30), Absences(ports))
+        listing = ports.parked.list
+
+        async def marked_meanwhile() -> list[ParkedTask]:
+            await world.tasks.mark(LEDGER, names("b c"))
+            return await listing()
+
+        ports.parked.list = marked_meanwhile  # type: ignore[method-assign]
+        await queue.refresh()
+        assert await ports.doubts.get(LEDGER) == frozenset({BookieId("b")})
+        running = world.worker(once=False)
+        run = asyncio.create_task(running.worker.run())
+        await stays_unclosed(world, running, 40 * MINUTES)
+        await world.register("c")
+        await assert_nothing_is_lost(world, packets)
+        await running.stop(run)
+
+
+@in_virtual_time
+async def test_a_task_stays_if_a_doubt_was_recorded_after_the_verdict() -> None:
+    async with a_world("a b c t u") as world:
+        await lose_b_and_miss_c(world, "b c")
+        ports = world.ports(world.store)
+        await ports.doubts.add(LEDGER, {BookieId("b")})
+        deletion = await ports.doubts.deletion(LEDGER)
+        assert deletion is not None
+        held = await ports.tasks.lock(LEDGER, "a worker")
+        assert held is not None
+        await ports.doubts.add(LEDGER, {BookieId("c")})
+        assert not await ports.tasks.complete(held, [deletion])
+        assert await ports.doubts.get(LEDGER) == frozenset({BookieId("b"), BookieId("c")})
+        held = await ports.tasks.lock(LEDGER, "a worker")
+        assert held is not None
+        deletion = await ports.doubts.deletion(LEDGER)
+        assert deletion is not None
+        assert await ports.tasks.complete(held, [deletion])
+        assert (await ports.doubts.get(LEDGER), await ports.tasks.read(LEDGER)) == (frozenset(), None)
+
+
+@in_virtual_time
+async def test_a_doubt_without_a_task_goes_when_its_ledger_is_closed() -> None:
+    async with a_world("a b c") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        closed = LedgerId(LEDGER + 1)
+        await world.ledger(closed, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        doubts = world.ports(world.store).doubts
+        for ledger_id in (LEDGER, closed, LedgerId(LEDGER + 2)):
+            await doubts.add(ledger_id, {BookieId("b")})
+        running = world.worker(once=True)
+        await running.worker.run()
+        assert await doubts.ledgers() == {LEDGER}
 
 
 @in_virtual_time
