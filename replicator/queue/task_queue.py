@@ -7,8 +7,9 @@ failure delays a task but does not change its rank (R40).
 Tasks, locks, parked tasks and metadata are read in bulk, and the order of the reads matters in one place: the bookies
 are listed after the metadata of each part, so a bookie that registers during this time does not look lost (R2). A
 parked ledger without a task loses its record at once. A doubt outlives its task while the ledger is open, because the
-list may be minutes old by then, and a worker with a newer one may have recorded the doubt. This cleans up after workers that died between the completion of a task and the deletion of its
-records, and after Apache's workers, which do not have such records.
+list may be minutes old by then, and a worker with a newer one may have recorded the doubt. This cleans up after workers
+that died between the completion of a task and the deletion of its records, and after Apache's workers, which do not
+have such records.
 
 A task waits if it is locked, parked or failed recently, or if its ledger is open and in its grace period. No lock is
 held while it waits. Parked tasks have a record in ZooKeeper; everything else is noted in memory, with a due time. A
