@@ -22,22 +22,10 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity
 from bookie.wire.port import BookieInfo, InfoReply, Status
+from tests.worlds.clocks import EPOCH_MS, ManualClock
 
 A, B, C, D = (BookieId(f"{name}:3181") for name in "abcd")
-NOW_MS = 1_700_000_000_000
-
-
-class ManualClock:
-    now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def epoch_ms(self) -> int:
-        return NOW_MS
-
-    async def sleep(self, seconds: float) -> None:
-        raise AssertionError("nothing here waits")
+NOW_MS = EPOCH_MS
 
 
 class Figures:

@@ -28,9 +28,10 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import AddBatch, AddReply, FenceReply, InfoReply, LacReply, ListReply, ReadReply, Status
-from tests.simulation.loop import Process, SimClock
+from tests.simulation.loop import Process
 from tests.simulation.network import PORT, SimTransport
 from tests.simulation.store import SimStore, StoreFaults
+from tests.worlds.clocks import VirtualClock
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -129,7 +130,7 @@ class SimBookie:
         self.bookie = BookieId(name)
         self.process = Process(name)
         self.process.is_alive = False
-        self.clock = SimClock(world.loop)
+        self.clock = VirtualClock()
         self.faults = DiskFaults()
         self.is_listening = False
         self.is_retired = False
@@ -317,7 +318,7 @@ class SimClient:
         self.world = world
         self.process = Process(name)
         self.rng = random.Random(world.rng.getrandbits(64))
-        self.clock = SimClock(world.loop, skew_ms=self.rng.randrange(-2000, 2000))
+        self.clock = VirtualClock(self.rng.randrange(-2000, 2000))
         self.faults = StoreFaults()
         self.store = world.session(self.process, self.rng, self.faults)
         registrations = Registrations(self.store, world.cluster)

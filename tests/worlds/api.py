@@ -35,26 +35,11 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
 from bookie.runtime.telemetry.metrics import Exposition
+from tests.worlds.clocks import EPOCH_MS, ManualClock
 
-NOW_MS = 1_700_000_000_000
+NOW_MS = EPOCH_MS
 EVIL = '<script>alert("x")</script>'
 """A name that somebody else chose."""
-
-
-class ManualClock:
-    """Moves when told."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def epoch_ms(self) -> int:
-        return NOW_MS + int(self.now_s * 1000)
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 class TwinControl:

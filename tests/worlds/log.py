@@ -31,7 +31,7 @@ from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
-from tests.worlds.virtual_time import VirtualClock
+from tests.worlds.clocks import VirtualClock
 
 ROOT = "/ledgers"
 NAME = "orders/eu"

@@ -29,7 +29,7 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, EntryResult, ReadReply, Status
-from tests.worlds.virtual_time import VirtualClock
+from tests.worlds.clocks import VirtualClock
 
 ROOT = "/ledgers"
 LEDGER = LedgerId(7)

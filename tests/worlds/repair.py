@@ -49,7 +49,7 @@ from replicator.ports import RepairPorts
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending, Outlook, TaskResult
 from replicator.worker import RunEnd, Worker
-from tests.worlds.virtual_time import VirtualClock
+from tests.worlds.clocks import VirtualClock
 
 ROOT = "/ledgers"
 LEDGER = LedgerId(7)

@@ -25,7 +25,7 @@ from bookie.model.run import RunKind, RunRecord
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
-from tests.worlds.virtual_time import VirtualClock
+from tests.worlds.clocks import VirtualClock
 
 ROOT = "/ledgers"
 BOOKIES = tuple(BookieId(f"bk{number}:3181") for number in range(1, 6))

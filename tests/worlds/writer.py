@@ -27,7 +27,8 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.packet import packet_ids
 from bookie.wire.port import AddBatch, AddReply, Status, Transport
-from tests.worlds.virtual_time import VirtualClock, run_virtual
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import run_virtual
 
 ROOT = "/ledgers"
 SETTINGS = ClientSettings(add_timeout_s=10, close_timeout_s=30, degraded_retry_s=5, failed_bookie_quarantine_s=30)

@@ -16,27 +16,17 @@ from replicator.telemetry import metrics as names
 from replicator.telemetry.apache_metrics import ApacheEvents
 from replicator.telemetry.events import Ending, EventSink, Fanout, Load, Outlook, TaskResult
 from replicator.telemetry.metrics import MetricsEvents, replicator_metrics
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.clocks import EPOCH_MS, ManualClock, VirtualClock
+from tests.worlds.virtual_time import in_virtual_time
 
-NOW_MS = 1_700_000_000_000
+NOW_MS = EPOCH_MS
 LEDGER = LedgerId(1)
-
-
-class StoppedClock:
-    def monotonic_s(self) -> float:
-        return 0.0
-
-    def epoch_ms(self) -> int:
-        return NOW_MS
-
-    async def sleep(self, seconds: float) -> None:
-        raise AssertionError("nothing sleeps here")
 
 
 class World:
     def __init__(self) -> None:
         self.metrics: MetricSet = replicator_metrics("1")
-        self.events = MetricsEvents(self.metrics, StoppedClock())
+        self.events = MetricsEvents(self.metrics, ManualClock())
 
     def value(self, name: str, **labels: str) -> float:
         found = self.metrics.registry.get_sample_value(name, labels)

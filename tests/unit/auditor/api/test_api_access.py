@@ -15,7 +15,8 @@ from auditor.api.http.routes import Route
 from auditor.api.http.server import HttpFace
 from auditor.api.settings import ApiSettings, is_loopback
 from bookie.runtime.configuration.settings import ConfigurationError
-from tests.worlds.api import ManualClock, TwinControl, TwinOperations, World, running
+from tests.worlds.api import TwinControl, TwinOperations, World, running
+from tests.worlds.clocks import ManualClock
 
 POLICIES = {
     "open to read": (True, False),

@@ -19,7 +19,8 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import in_virtual_time
 
 ROOT = "/ledgers"
 A, B, C, D = (BookieId(f"bk{name}:1") for name in "abcd")

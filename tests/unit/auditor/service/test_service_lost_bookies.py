@@ -13,8 +13,9 @@ from bookie.metadata.layout import cookie_path, disable_path
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.runs.records import Runs
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from tests.worlds.clocks import VirtualClock
 from tests.worlds.service import BOOKIES, ROOT, SESSION_TIMEOUT_S, World
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
+from tests.worlds.virtual_time import in_virtual_time, until
 
 A, B, C, D, _ = BOOKIES
 DAY_MS = 86_400_000
@@ -415,21 +416,11 @@ async def test_a_loss_that_a_wrong_clock_noted_in_the_future_waits_for_the_delay
     await world.close()
 
 
-class JumpingClock(VirtualClock):
-    """A date that may be wrong. The monotonic time never jumps."""
-
-    def __init__(self) -> None:
-        self.skew_ms = 0
-
-    def epoch_ms(self) -> int:
-        return super().epoch_ms() + self.skew_ms
-
-
 @pytest.mark.parametrize("jump_ms", [-30 * DAY_MS, -60_000, DAY_MS])
 @in_virtual_time
 async def test_a_clock_that_jumps_after_an_outage_keeps_no_loss_waiting(jump_ms: int) -> None:
     world = await World.create()
-    world.clock = clock = JumpingClock()
+    world.clock = clock = VirtualClock()
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
     auditor.store.suspend()
@@ -448,7 +439,7 @@ async def test_a_clock_that_jumps_after_an_outage_keeps_no_loss_waiting(jump_ms:
 @in_virtual_time
 async def test_a_clock_that_jumps_after_a_failed_audit_keeps_no_loss_waiting(jump_ms: int) -> None:
     world = await World.create()
-    world.clock = clock = JumpingClock()
+    world.clock = clock = VirtualClock()
     world.failures = [RuntimeError("no luck")]
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
@@ -465,7 +456,7 @@ async def test_a_clock_that_jumps_after_a_failed_audit_keeps_no_loss_waiting(jum
 @in_virtual_time
 async def test_a_clock_that_jumps_back_during_a_delay_begins_it_again_at_most() -> None:
     world = await World.create()
-    world.clock = clock = JumpingClock()
+    world.clock = clock = VirtualClock()
     await world.set_delay(300)
     auditor = await world.auditor()
     await when(lambda: auditor.leads)

@@ -20,8 +20,9 @@ from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded
 from spark_jobs.runs.port import ProgressEvent, RunStoppedError
+from tests.worlds.clocks import VirtualClock
 from tests.worlds.service import BOOKIES, ROOT, SESSION_TIMEOUT_S, Auditor, World
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
+from tests.worlds.virtual_time import in_virtual_time, until
 
 
 async def when(condition: Callable[[], bool], seconds: float = 600) -> None:

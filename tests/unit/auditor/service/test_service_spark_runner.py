@@ -25,7 +25,8 @@ from bookie.model.run import RunCause, RunKind
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import InvalidSettingError
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import in_virtual_time
 
 SETTINGS = ServiceSettings(metadata_uri="zk://h:1/ledgers", missing_share_max=0.25, min_racks=3, report_dir="r")
 

@@ -11,8 +11,9 @@ from bookie.client.held_entries import REQUESTS_MAX, HeldEntries
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, ReadReply, Status
+from tests.worlds.clocks import VirtualClock
 from tests.worlds.repair import LEDGER, make_packets
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.virtual_time import in_virtual_time
 
 BOOKIE = BookieId("b")
 COUNT = 500

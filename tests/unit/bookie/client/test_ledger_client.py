@@ -52,6 +52,7 @@ from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, AddReply, Status
 from bookie.wire.security import BookieSecurity
 from bookie.wire.tls import TlsFilesError, TlsSettings
+from tests.worlds.clocks import ManualClock
 
 ROOT = "/ledgers"
 BOOKIES = tuple(BookieId(f"b{i}") for i in range(7))
@@ -633,18 +634,8 @@ async def test_a_call_that_is_cancelled_while_it_waits_for_room_holds_up_nobody(
     await writer.close()
 
 
-class HandClock(SystemClock):
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-
 async def test_a_known_address_stands_while_the_store_is_silent(world: World) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     resolver = RegistrationResolver(world.client.ports.registrations, clock, patience_s=0.01)
     known = await resolver.resolve(BOOKIES[0])
     world.store.suspend()

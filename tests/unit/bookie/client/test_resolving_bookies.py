@@ -15,8 +15,8 @@ from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import BookieId
-from bookie.runtime.clock import SystemClock
 from bookie.wire.resolver import BookieAddress
+from tests.worlds.clocks import ManualClock
 
 ROOT = "/ledgers"
 BOOKIE = BookieId("bookie-1:3181")
@@ -24,14 +24,6 @@ GRPC = Endpoint("bookie", "host", 1, "bookie-grpc")
 APACHE = Endpoint("bookie", "host", 2, "bookie-rpc")
 HTTP = Endpoint("httpserver", "host", 3, "http")
 PROPERTIES = ((PROPERTY_INCARNATION, "disks"),)
-
-
-class HandClock(SystemClock):
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
@@ -60,15 +52,15 @@ async def test_grpc_is_preferred_to_apaches_protocol(
     registrations: Registrations, info: ServiceInfo, expected: BookieAddress | None
 ) -> None:
     await register(registrations, info)
-    assert await RegistrationResolver(registrations, HandClock()).resolve(BOOKIE) == expected
+    assert await RegistrationResolver(registrations, ManualClock()).resolve(BOOKIE) == expected
 
 
 async def test_a_bookie_that_is_not_registered_has_no_address(registrations: Registrations) -> None:
-    assert await RegistrationResolver(registrations, HandClock()).resolve(BOOKIE) is None
+    assert await RegistrationResolver(registrations, ManualClock()).resolve(BOOKIE) is None
 
 
 async def test_an_address_with_an_incarnation_outlives_its_registration(registrations: Registrations) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     resolver = RegistrationResolver(registrations, clock)
     await register(registrations, ServiceInfo((GRPC,), PROPERTIES))
     known = await resolver.resolve(BOOKIE)
@@ -94,7 +86,7 @@ async def test_without_news_an_address_stands_for_long_only_with_an_incarnation(
 ) -> None:
     store = MemoryStore(MemoryCell())
     await format_cluster(store, ROOT, rng=random.Random(1))
-    registrations, clock = Silent(store, await open_cluster(store, ROOT)), HandClock()
+    registrations, clock = Silent(store, await open_cluster(store, ROOT)), ManualClock()
     resolver = RegistrationResolver(registrations, clock)
     await register(registrations, ServiceInfo((endpoint,), PROPERTIES))
     known = await resolver.resolve(BOOKIE)
@@ -114,7 +106,7 @@ async def test_without_news_an_address_stands_for_long_only_with_an_incarnation(
 
 
 async def test_an_apache_address_ends_with_its_registration(registrations: Registrations) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     resolver = RegistrationResolver(registrations, clock)
     await register(registrations, ServiceInfo((APACHE,)))
     assert await resolver.resolve(BOOKIE) is not None

@@ -37,7 +37,8 @@ from bookie.wire.port import Status
 from replicator.plan.planner import Plan, plan_repair, target_chooser
 from replicator.queue.parking import Memory, seen
 from tests.worlds import recovery as recovery_world
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import in_virtual_time
 from tests.worlds.writer import WriterWorld, in_world
 
 CLASS = "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy"

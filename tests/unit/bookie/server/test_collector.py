@@ -26,7 +26,8 @@ from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, ListReply, Status
 from tests.unit.bookie.storage.test_store_crash import SMALL, entry
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time, run_virtual
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import in_virtual_time, run_virtual
 
 US, BK1, BK2 = BookieId("us:3181"), BookieId("bk1:3181"), BookieId("bk2:3181")
 L5, L6 = LedgerId(5), LedgerId(6)

@@ -17,7 +17,8 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 from tests.unit.bookie.storage.test_store_crash import entry
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import in_virtual_time
 
 US = BookieId("us:3181")
 THRESHOLD = 100_000

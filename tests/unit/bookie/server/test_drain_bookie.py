@@ -19,7 +19,8 @@ from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import in_virtual_time, until
 
 US = BookieId("us:3181")
 

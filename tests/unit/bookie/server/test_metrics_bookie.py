@@ -22,7 +22,8 @@ from bookie.storage.port import DiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import in_virtual_time
 
 LEDGER = LedgerId(3)
 KEY = b"key"

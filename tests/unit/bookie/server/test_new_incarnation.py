@@ -28,7 +28,8 @@ from bookie.storage.disks.memory import Operation, give_way
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 from tests.unit.bookie.storage.test_store_crash import SMALL, Machine, PowerSwitch, entry
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import in_virtual_time
 
 US, BK1 = BookieId("us:3181"), BookieId("bk1:3181")
 OPEN = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (US, BK1)),))

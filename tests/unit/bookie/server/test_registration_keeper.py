@@ -24,7 +24,7 @@ from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from tests.deadlines import STATE_S
-from tests.worlds.clocks import SteppingClock
+from tests.worlds.clocks import ManualClock
 
 BOOKIE = BookieId("bookie-1")
 INFO = service_info("host", 3181, "uuid")
@@ -40,7 +40,7 @@ class World:
     watcher: Registrations
     """Of another session."""
     keeper: RegistrationKeeper
-    clock: SteppingClock
+    clock: ManualClock
 
     async def until(self, bookies: Bookies) -> None:
         seen = await self.watcher.list()
@@ -55,7 +55,7 @@ async def world() -> AsyncIterator[World]:
     store, other = MemoryStore(cell), MemoryStore(cell)
     await format_cluster(store, "/ledgers", rng=random.Random(1))
     cluster = await open_cluster(store, "/ledgers")
-    clock = SteppingClock(turns=20)
+    clock = ManualClock(turns=20)
     keeper = make_keeper(store, cluster, clock)
     yield World(store, cluster, Registrations(other, cluster), keeper, clock)
     store.fault_hook = None
@@ -64,7 +64,7 @@ async def world() -> AsyncIterator[World]:
     await other.close()
 
 
-def make_keeper(store: MemoryStore, cluster: Cluster, clock: SteppingClock) -> RegistrationKeeper:
+def make_keeper(store: MemoryStore, cluster: Cluster, clock: ManualClock) -> RegistrationKeeper:
     return RegistrationKeeper(store, Registrations(store, cluster), BOOKIE, INFO, clock, takeover_deadline_s=0.05)
 
 
@@ -146,7 +146,7 @@ async def test_a_switch_that_the_store_does_not_hear_is_made_up_for(world: World
 async def test_an_id_that_another_process_uses_is_refused_at_the_start(world: World) -> None:
     await world.keeper.start(is_read_only=False)
     store = MemoryStore(world.store.cell)
-    second = make_keeper(store, world.cluster, SteppingClock(turns=20))
+    second = make_keeper(store, world.cluster, ManualClock(turns=20))
     with pytest.raises(BookieIdInUseError):
         await second.start(is_read_only=False)
     await second.stop(STATE_S)

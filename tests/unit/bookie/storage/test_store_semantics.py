@@ -20,6 +20,7 @@ from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, AddReply, EntryResult, FenceReply, ListReply, ReadReply, Status
+from tests.worlds.clocks import ManualClock
 
 LEDGER = LedgerId(7)
 KEY = b"secret-key-of-ledger"
@@ -54,29 +55,6 @@ class Valve:
         self._moved = asyncio.Event()
 
 
-class ManualClock:
-    """Time that stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.slept: list[float] = []
-        self._waiting: list[asyncio.Event] = []
-
-    def monotonic_s(self) -> float:
-        return 0.0
-
-    def epoch_ms(self) -> int:
-        return 0
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self._waiting.append(asyncio.Event())
-        await self._waiting[-1].wait()
-
-    def ring(self) -> None:
-        for event in self._waiting:
-            event.set()
-
-
 class World:
     """A store on twins, with a valve before each."""
 
@@ -109,6 +87,10 @@ class World:
         reply = await self.store.read(LEDGER, [EntryId(entry_id)])
         assert reply.status is Status.OK
         return reply.results[0].status
+
+    def let_retry(self) -> None:
+        """Let the time pass after which a full disk is tried again."""
+        self.clock.now_s += StorageSettings().flush_retry_s
 
     def is_full(self) -> bool:
         return self.store.is_full
@@ -459,9 +441,9 @@ async def test_full_journal_disk_is_read_only_until_there_is_space(world: World)
     assert (await world.add(2)).status is Status.READ_ONLY
     assert await world.status_of(0) is Status.OK
     assert await world.status_of(1) is Status.NO_ENTRY
-    assert world.clock.slept
+    assert world.clock.sleepers
     world.valve.open()
-    world.clock.ring()
+    world.let_retry()
     await settle()
     assert not world.is_full()
     assert (await world.add(1)).status is Status.OK
@@ -476,7 +458,7 @@ async def test_key_that_met_a_full_disk_binds_nobody(world: World) -> None:
     assert await world.status_of(0) is Status.NO_LEDGER
     world.valve.open()
     await settle()
-    world.clock.ring()
+    world.let_retry()
     await settle()
     assert (await world.add(0, key=b"second")).status is Status.OK
     await world.restart()
@@ -490,7 +472,7 @@ async def test_fence_that_met_a_full_disk_is_tried_again_and_holds_meanwhile(wor
     assert (await world.store.fence(LEDGER, KEY)).status is Status.READ_ONLY
     world.valve.open()
     await settle()
-    world.clock.ring()
+    world.let_retry()
     await settle()
     assert (await world.add(1)).status is Status.FENCED
     assert (await world.store.fence(LEDGER, KEY)).status is Status.OK
@@ -512,7 +494,7 @@ async def test_full_ledger_disk_loses_nothing_and_is_tried_again(world: World, o
     assert await world.status_of(0) is Status.OK
     world.valve.open()
     for _ in range(2):
-        world.clock.ring()
+        world.let_retry()
         await settle()
     assert not world.is_full()
     assert (await world.add(2, is_recovery=True)).status is Status.OK
@@ -535,7 +517,7 @@ async def test_store_with_a_journal_to_replay_opens_on_a_full_disk_for_reading(w
     await settle()
     world.valve.open()
     for _ in range(2):
-        world.clock.ring()
+        world.let_retry()
         await settle()
     assert (await world.add(1, is_recovery=True)).status is Status.OK
     await world.restart()

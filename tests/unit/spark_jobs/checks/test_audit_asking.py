@@ -15,9 +15,10 @@ from bookie.model.severity import Severity
 from bookie.wire.port import EntryResult, ListReply, Status
 from spark_jobs.checks.replicas.asking import LEDGERS_IN_FLIGHT, PER_BOOKIE_IN_FLIGHT, SILENT_AFTER, Answers, Asker
 from spark_jobs.checks.replicas.expected import settled_metadata
+from tests.worlds.clocks import VirtualClock
 from tests.worlds.repair import Tamper, World, a_world, make_metadata, make_packets, should_hold
 from tests.worlds.repair import answers as answers_with
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.virtual_time import in_virtual_time
 
 
 @asynccontextmanager

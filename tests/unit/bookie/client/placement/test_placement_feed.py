@@ -25,7 +25,8 @@ from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
 from bookie.runtime.fault_points import deciding_by
 from bookie.wire.port import BookieInfo, InfoReply, Status, Transport
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import in_virtual_time, until
 
 BK1, BK2, BK3 = (BookieId(f"bk{i}:3181") for i in range(1, 4))
 

@@ -19,7 +19,7 @@ from bookie.server.joining.directories import Role
 from bookie.server.settings import BookieSettings
 from bookie.server.upkeep.registration_keeper import service_info
 from bookie.storage.disks.memory import MemoryDisk
-from tests.worlds.virtual_time import VirtualClock
+from tests.worlds.clocks import VirtualClock
 
 US, OTHER, APACHE = BookieId("us:3181"), BookieId("other:3181"), BookieId("apache:3181")
 
