@@ -69,7 +69,7 @@ def long_poll(beyond: int, wait_ms: int | None, *, entry_id: int = -1, wants_ent
     return message
 
 
-class World:
+class ProtocolWorld:
     """Use ``create``, and ``close`` in the end."""
 
     def __init__(self, storage: LedgerStorage, service: BookieService, index: MemoryIndex) -> None:
@@ -78,7 +78,7 @@ class World:
         self.v3, self.v2 = DialectV3(), DialectV2()
 
     @classmethod
-    async def create(cls) -> World:
+    async def create(cls) -> ProtocolWorld:
         ledgers, index = MemoryDisk(), MemoryIndex()
         storage = await LedgerStorage.open(MemoryDisk(), ledgers, index, StorageSettings(), SystemClock())
         return cls(storage, BookieService(storage, ledgers, BookieIdentity("uuid", "1")), index)

@@ -247,7 +247,7 @@ class Reply:
 
 
 @dataclass(slots=True)
-class World:
+class ApiWorld:
     """A running face and what is behind it."""
 
     face: HttpFace
@@ -300,7 +300,7 @@ def settings_in(directory: Path, **changes: Any) -> tuple[ApiSettings, Mapping[R
 @asynccontextmanager
 async def running(
     directory: Path, *, connector: aiohttp.BaseConnector | None = None, **changes: Any
-) -> AsyncIterator[World]:
+) -> AsyncIterator[ApiWorld]:
     """A face that runs while the block does."""
     settings, tokens = settings_in(directory, **changes)
     control, operations, clock = TwinControl(), TwinOperations(), ManualClock()
@@ -311,6 +311,6 @@ async def running(
         async with aiohttp.ClientSession(connector=connector) as session:
             url = f"{scheme}://127.0.0.1:{face.port}"
             assert settings.tokens_file is not None
-            yield World(face, control, operations, clock, session, url, tokens, settings.tokens_file)
+            yield ApiWorld(face, control, operations, clock, session, url, tokens, settings.tokens_file)
     finally:
         await face.stop()

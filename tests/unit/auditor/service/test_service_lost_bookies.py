@@ -14,7 +14,8 @@ from bookie.metadata.nodes import ensure_path
 from bookie.metadata.runs.records import Runs
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from tests.worlds.clocks import VirtualClock
-from tests.worlds.service import BOOKIES, ROOT, SESSION_TIMEOUT_S, World
+from tests.worlds.cluster import ROOT
+from tests.worlds.service import BOOKIES, SESSION_TIMEOUT_S, ServiceWorld
 from tests.worlds.virtual_time import in_virtual_time, until
 
 A, B, C, D, _ = BOOKIES
@@ -30,7 +31,7 @@ async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
 
 @in_virtual_time
 async def test_without_a_delay_a_loss_is_audited_at_once() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
     lost_s = world.clock.monotonic_s()
@@ -48,7 +49,7 @@ async def test_without_a_delay_a_loss_is_audited_at_once() -> None:
 
 @in_virtual_time
 async def test_the_delay_is_kept_for_each_bookie_and_a_return_ends_it() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     await world.set_delay(300)
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
@@ -71,7 +72,7 @@ async def test_the_delay_is_kept_for_each_bookie_and_a_return_ends_it() -> None:
 
 @in_virtual_time
 async def test_restarting_every_bookie_within_the_delay_starts_nothing() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     await world.set_delay(60)
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
@@ -88,7 +89,7 @@ async def test_restarting_every_bookie_within_the_delay_starts_nothing() -> None
 
 @in_virtual_time
 async def test_the_delay_runs_on_across_a_change_of_leader() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     await world.set_delay(300)
     first = await world.auditor("a")
     await when(lambda: first.leads)
@@ -106,7 +107,7 @@ async def test_the_delay_runs_on_across_a_change_of_leader() -> None:
 
 @in_virtual_time
 async def test_a_return_cancels_the_delay_across_a_change_of_leader() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     await world.set_delay(300)
     first = await world.auditor("a")
     await when(lambda: first.leads)
@@ -126,7 +127,7 @@ async def test_a_return_cancels_the_delay_across_a_change_of_leader() -> None:
 
 @in_virtual_time
 async def test_a_new_leader_repeats_no_audit_that_was_done() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     first = await world.auditor("a")
     await when(lambda: first.leads)
     second = await world.auditor("b")
@@ -143,7 +144,7 @@ async def test_a_new_leader_repeats_no_audit_that_was_done() -> None:
 
 @in_virtual_time
 async def test_the_brake_holds_while_too_many_are_gone_and_settles_when_they_return() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
     for bookie in BOOKIES:
@@ -161,7 +162,7 @@ async def test_the_brake_holds_while_too_many_are_gone_and_settles_when_they_ret
 
 @in_virtual_time
 async def test_what_stays_away_after_the_brake_is_audited() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     await world.set_delay(60)
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
@@ -181,7 +182,7 @@ async def test_what_stays_away_after_the_brake_is_audited() -> None:
 @in_virtual_time
 async def test_a_loss_waits_for_no_run_of_its_kind(is_dry_run: bool, is_paused: bool) -> None:
     """Not for a long one, a dry run, or one that somebody has paused and forgotten."""
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.check_s = 5000
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
@@ -201,10 +202,10 @@ async def test_a_loss_waits_for_no_run_of_its_kind(is_dry_run: bool, is_paused: 
 
 @in_virtual_time
 async def test_a_loss_asks_a_run_of_another_process_to_end() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
-    runs = Runs(world.store(), ROOT)
+    runs = Runs(world.session(), ROOT)
     lease = await runs.acquire(RunKind.BOOKIES, "r1", "cron/1")
     await runs.write(RunRecord("r1", RunKind.BOOKIES, RunCause.COMMAND, "cron", "cron/1", RunState.RUNNING))
     await world.down(A)
@@ -219,7 +220,7 @@ async def test_a_loss_asks_a_run_of_another_process_to_end() -> None:
 
 @in_virtual_time
 async def test_a_second_loss_waits_for_the_reaction_to_the_first() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.check_s = 100
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
@@ -234,7 +235,7 @@ async def test_a_second_loss_waits_for_the_reaction_to_the_first() -> None:
 
 @in_virtual_time
 async def test_a_loss_never_waits_for_a_run_of_another_kind() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.check_s = 5000
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
@@ -249,7 +250,7 @@ async def test_a_loss_never_waits_for_a_run_of_another_kind() -> None:
 
 @in_virtual_time
 async def test_an_audit_that_fails_is_tried_again_later() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.failures = [RuntimeError("no luck"), RuntimeError("none again")]
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
@@ -264,8 +265,8 @@ async def test_an_audit_that_fails_is_tried_again_later() -> None:
 
 @in_virtual_time
 async def test_while_recovery_is_disabled_no_audit_is_started_by_a_loss() -> None:
-    world = await World.create()
-    admin = world.store()
+    world = await ServiceWorld.create()
+    admin = world.session()
     await ensure_path(admin, disable_path(ROOT))
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
@@ -280,7 +281,7 @@ async def test_while_recovery_is_disabled_no_audit_is_started_by_a_loss() -> Non
 
 @in_virtual_time
 async def test_setting_the_same_delay_again_starts_an_audit_that_does_not_wait() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     await world.set_delay(3600)
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
@@ -299,7 +300,7 @@ async def test_setting_the_same_delay_again_starts_an_audit_that_does_not_wait()
 
 @in_virtual_time
 async def test_a_shorter_delay_counts_from_when_the_bookie_was_lost() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     await world.set_delay(3600)
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
@@ -314,13 +315,13 @@ async def test_a_shorter_delay_counts_from_when_the_bookie_was_lost() -> None:
 
 @in_virtual_time
 async def test_a_decommissioned_bookie_is_lost_no_more() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     await world.set_delay(100)
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
     await world.down(A)
     await asyncio.sleep(10)
-    admin = world.store()
+    admin = world.session()
     await admin.delete(cookie_path(ROOT, A))
     await asyncio.sleep(300)
     assert auditor.runner.requests == []
@@ -330,7 +331,7 @@ async def test_a_decommissioned_bookie_is_lost_no_more() -> None:
 
 @in_virtual_time
 async def test_after_an_outage_of_the_store_bookies_may_register_again_first() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
     auditor.store.suspend()
@@ -351,7 +352,7 @@ async def test_after_an_outage_of_the_store_bookies_may_register_again_first() -
 
 @in_virtual_time
 async def test_an_outage_that_the_auditors_session_survived_may_have_ended_those_of_bookies() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
     auditor.store.suspend()
@@ -370,7 +371,7 @@ async def test_an_outage_that_the_auditors_session_survived_may_have_ended_those
 
 @in_virtual_time
 async def test_a_blink_of_the_connection_delays_no_reaction() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
     auditor.store.suspend()
@@ -383,7 +384,7 @@ async def test_a_blink_of_the_connection_delays_no_reaction() -> None:
 
 @in_virtual_time
 async def test_a_lost_bookie_that_was_back_while_nobody_led_is_audited_again() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     first = await world.auditor("a")
     await when(lambda: first.leads)
     await world.down(A)
@@ -404,9 +405,9 @@ async def test_a_lost_bookie_that_was_back_while_nobody_led_is_audited_again() -
 
 @in_virtual_time
 async def test_a_loss_that_a_wrong_clock_noted_in_the_future_waits_for_the_delay_alone() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     await world.set_delay(300)
-    await FirstSeenDown(world.store(), ROOT).reconcile(frozenset({A}), world.clock.epoch_ms() + 30 * 86_400_000)
+    await FirstSeenDown(world.session(), ROOT).reconcile(frozenset({A}), world.clock.epoch_ms() + 30 * 86_400_000)
     await world.down(A)
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
@@ -419,7 +420,7 @@ async def test_a_loss_that_a_wrong_clock_noted_in_the_future_waits_for_the_delay
 @pytest.mark.parametrize("jump_ms", [-30 * DAY_MS, -60_000, DAY_MS])
 @in_virtual_time
 async def test_a_clock_that_jumps_after_an_outage_keeps_no_loss_waiting(jump_ms: int) -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.clock = clock = VirtualClock()
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
@@ -438,7 +439,7 @@ async def test_a_clock_that_jumps_after_an_outage_keeps_no_loss_waiting(jump_ms:
 @pytest.mark.parametrize("jump_ms", [-30 * DAY_MS, DAY_MS])
 @in_virtual_time
 async def test_a_clock_that_jumps_after_a_failed_audit_keeps_no_loss_waiting(jump_ms: int) -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.clock = clock = VirtualClock()
     world.failures = [RuntimeError("no luck")]
     auditor = await world.auditor()
@@ -455,7 +456,7 @@ async def test_a_clock_that_jumps_after_a_failed_audit_keeps_no_loss_waiting(jum
 
 @in_virtual_time
 async def test_a_clock_that_jumps_back_during_a_delay_begins_it_again_at_most() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.clock = clock = VirtualClock()
     await world.set_delay(300)
     auditor = await world.auditor()

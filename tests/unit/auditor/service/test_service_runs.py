@@ -21,7 +21,8 @@ from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded
 from spark_jobs.runs.port import ProgressEvent, RunStoppedError
 from tests.worlds.clocks import VirtualClock
-from tests.worlds.service import BOOKIES, ROOT, SESSION_TIMEOUT_S, Auditor, World
+from tests.worlds.cluster import ROOT
+from tests.worlds.service import BOOKIES, SESSION_TIMEOUT_S, Auditor, ServiceWorld
 from tests.worlds.virtual_time import in_virtual_time, until
 
 
@@ -32,7 +33,7 @@ async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
     await until(holds, seconds)
 
 
-async def leading(world: World, name: str = "a", **settings: object) -> Auditor:
+async def leading(world: ServiceWorld, name: str = "a", **settings: object) -> Auditor:
     auditor = await world.auditor(name, **settings)
     await when(lambda: auditor.leads)
     return auditor
@@ -60,11 +61,11 @@ async def ended(service: AuditorService, run_id: str) -> RunRecord:
 
 @in_virtual_time
 async def test_a_run_is_on_record_from_its_beginning_to_its_end() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.check_s = 20
     auditor = await leading(world)
     record = await start(auditor.service)
-    stored = Runs(world.store(), ROOT)
+    stored = Runs(world.session(), ROOT)
     assert await stored.get(record.run_id) == record
     assert (record.state, record.cause, record.owner, record.process) == (
         RunState.RUNNING,
@@ -93,7 +94,7 @@ async def test_a_run_is_on_record_from_its_beginning_to_its_end() -> None:
 
 @in_virtual_time
 async def test_a_second_run_of_a_kind_is_refused_and_another_kind_is_not() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await leading(world)
     first = await start(auditor.service)
     with pytest.raises(RunBusyError, match=first.run_id) as busy:
@@ -109,7 +110,7 @@ async def test_a_second_run_of_a_kind_is_refused_and_another_kind_is_not() -> No
 
 @in_virtual_time
 async def test_two_starts_at_once_make_one_run() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await leading(world)
     results = await asyncio.gather(start(auditor.service), start(auditor.service), return_exceptions=True)
     assert sorted(type(result).__name__ for result in results) == ["RunBusyError", "RunRecord"]
@@ -118,9 +119,9 @@ async def test_two_starts_at_once_make_one_run() -> None:
 
 @in_virtual_time
 async def test_a_one_shot_run_elsewhere_makes_the_service_busy() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await leading(world)
-    lease = await Runs(world.store(), ROOT).acquire(RunKind.BOOKIES, "one-shot", "cron:7")
+    lease = await Runs(world.session(), ROOT).acquire(RunKind.BOOKIES, "one-shot", "cron:7")
     with pytest.raises(RunBusyError, match=r"one-shot in cron:7"):
         await start(auditor.service)
     await lease.release()
@@ -130,9 +131,9 @@ async def test_a_one_shot_run_elsewhere_makes_the_service_busy() -> None:
 
 @in_virtual_time
 async def test_a_loss_during_a_one_shot_run_is_audited_after_it() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await leading(world)
-    lease = await Runs(world.store(), ROOT).acquire(RunKind.BOOKIES, "one-shot", "cron:7")
+    lease = await Runs(world.session(), ROOT).acquire(RunKind.BOOKIES, "one-shot", "cron:7")
     await world.down(BOOKIES[0])
     await asyncio.sleep(127)
     assert world.marked == []
@@ -144,7 +145,7 @@ async def test_a_loss_during_a_one_shot_run_is_audited_after_it() -> None:
 
 @in_virtual_time
 async def test_a_follower_starts_nothing_and_names_the_leader() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     await leading(world, "a")
     follower = await world.auditor("b")
     await when(lambda: follower.service.status().leader == "a:8080")
@@ -155,7 +156,7 @@ async def test_a_follower_starts_nothing_and_names_the_leader() -> None:
 
 @in_virtual_time
 async def test_a_follower_shows_runs_of_the_leader() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     leader = await leading(world, "a")
     follower = await world.auditor("b", backlog_interval_s=1)
     await when(lambda: follower.service.status().is_store_connected)
@@ -170,7 +171,7 @@ async def test_a_follower_shows_runs_of_the_leader() -> None:
 
 @in_virtual_time
 async def test_a_paused_run_waits_and_goes_on() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.check_s = 10
     auditor = await leading(world)
     record = await start(auditor.service)
@@ -179,7 +180,7 @@ async def test_a_paused_run_waits_and_goes_on() -> None:
     await asyncio.sleep(500)
     paused = await auditor.service.run(record.run_id)
     assert paused.state is RunState.PAUSED
-    assert await Runs(world.store(), ROOT).get(record.run_id) == paused
+    assert await Runs(world.session(), ROOT).get(record.run_id) == paused
     assert (await auditor.service.resume_run(record.run_id, owner="me")).state is RunState.RUNNING
     final = await ended(auditor.service, record.run_id)
     assert final.state is RunState.DONE
@@ -191,7 +192,7 @@ async def test_a_paused_run_waits_and_goes_on() -> None:
 
 @in_virtual_time
 async def test_a_cancelled_run_ends_and_frees_its_kind() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.check_s = 1000
     auditor = await leading(world)
     record = await start(auditor.service)
@@ -210,11 +211,11 @@ async def test_a_cancelled_run_ends_and_frees_its_kind() -> None:
 
 @in_virtual_time
 async def test_a_run_obeys_a_request_left_in_the_store() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.check_s = 1000
     auditor = await leading(world)
     record = await start(auditor.service)
-    await Runs(world.store(), ROOT).request_cancel(record.run_id, "somebody else")
+    await Runs(world.session(), ROOT).request_cancel(record.run_id, "somebody else")
     final = await ended(auditor.service, record.run_id)
     assert (final.state, final.detail) == (RunState.CANCELLED, "cancelled by somebody else")
     await world.close()
@@ -222,7 +223,7 @@ async def test_a_run_obeys_a_request_left_in_the_store() -> None:
 
 @in_virtual_time
 async def test_a_failed_run_says_why_and_the_service_goes_on() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.failures = [RuntimeError("executor lost")]
     auditor = await leading(world)
     final = await ended(auditor.service, (await start(auditor.service)).run_id)
@@ -234,7 +235,7 @@ async def test_a_failed_run_says_why_and_the_service_goes_on() -> None:
 
 @in_virtual_time
 async def test_the_loss_of_the_session_ends_runs_before_they_publish() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.check_s = 60
     auditor = await leading(world)
     await world.down(BOOKIES[0])
@@ -253,7 +254,7 @@ async def test_the_loss_of_the_session_ends_runs_before_they_publish() -> None:
 
 @in_virtual_time
 async def test_a_connection_that_is_away_too_long_ends_the_leadership_before_the_server_does() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.check_s = 60
     auditor = await leading(world)
     record = await start(auditor.service)
@@ -273,7 +274,7 @@ async def test_a_connection_that_is_away_too_long_ends_the_leadership_before_the
 
 @in_virtual_time
 async def test_runs_of_a_killed_leader_are_called_abandoned_by_the_next() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.check_s = 10_000
     first = await leading(world, "a")
     second = await world.auditor("b")
@@ -288,7 +289,7 @@ async def test_runs_of_a_killed_leader_are_called_abandoned_by_the_next() -> Non
 
 @in_virtual_time
 async def test_a_schedule_goes_on_across_restarts_without_skipping_or_repeating() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     first = await leading(world, "a", bookies_schedule="1h")
     began_s = world.clock.monotonic_s()
     await when(lambda: len(first.counted.ended) == 1, 30)
@@ -309,7 +310,7 @@ async def test_a_schedule_goes_on_across_restarts_without_skipping_or_repeating(
 
 @in_virtual_time
 async def test_a_pause_ends_by_itself_and_another_one_extends_it() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.check_s = 100
     auditor = await leading(world)
     run = await start(auditor.service)
@@ -327,7 +328,7 @@ async def test_a_pause_ends_by_itself_and_another_one_extends_it() -> None:
 @in_virtual_time
 async def test_a_schedule_that_meets_another_run_follows_it_once() -> None:
     """It is not dropped for a whole period: a week, for a weekly check."""
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await leading(world, bookies_schedule="1h")
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await asyncio.sleep(3000)
@@ -344,7 +345,7 @@ async def test_a_schedule_that_meets_another_run_follows_it_once() -> None:
 
 @in_virtual_time
 async def test_a_follower_knows_the_schedules_without_their_times() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     leader = await leading(world, "a", bookies_schedule=" 1h ", placement_schedule="17 2 * * 0")
     follower = await world.auditor("b", bookies_schedule="1h", placement_schedule="17 2 * * 0")
     await when(lambda: follower.service.status().leader != "", 30)
@@ -357,7 +358,7 @@ async def test_a_follower_knows_the_schedules_without_their_times() -> None:
 
 @in_virtual_time
 async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await leading(world, bookies_schedule="1h")
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await auditor.service.pause_kind(RunKind.BOOKIES, owner="me")
@@ -372,7 +373,7 @@ async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for() -> None:
 
 @in_virtual_time
 async def test_the_store_may_be_away_at_the_start() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await world.auditor()
     auditor.connect_failures = [StoreUnavailableError("no answer")] * 30
     await asyncio.sleep(10)
@@ -387,7 +388,7 @@ async def test_the_store_may_be_away_at_the_start() -> None:
 
 @in_virtual_time
 async def test_a_stopped_service_ends_its_runs_resigns_and_lets_another_lead_at_once() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     world.check_s = 10_000
     first = await leading(world, "a")
     second = await world.auditor("b")
@@ -398,13 +399,13 @@ async def test_a_stopped_service_ends_its_runs_resigns_and_lets_another_lead_at_
     await when(lambda: second.leads, 1)
     final = await second.service.run(record.run_id)
     assert (final.state, final.detail) == (RunState.ABANDONED, "the auditor is stopping")
-    assert await Runs(world.store(), ROOT).holder(RunKind.BOOKIES) is None
+    assert await Runs(world.session(), ROOT).holder(RunKind.BOOKIES) is None
     await world.close()
 
 
 @in_virtual_time
 async def test_old_records_are_removed() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await leading(world, runs_kept=2)
     for _ in range(5):
         await ended(auditor.service, (await start(auditor.service)).run_id)
@@ -416,7 +417,7 @@ async def test_old_records_are_removed() -> None:
 
 @in_virtual_time
 async def test_whoever_waits_for_a_change_is_woken_when_the_run_ends() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await leading(world)
     record = await start(auditor.service)
     waiting = guarded("waiting", ended(auditor.service, record.run_id))

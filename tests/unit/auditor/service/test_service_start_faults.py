@@ -11,7 +11,8 @@ from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.memory import Fault
 from bookie.model.run import RunCause, RunKind, RunRecord
-from tests.worlds.service import BOOKIES, ROOT, Auditor, World
+from tests.worlds.cluster import ROOT
+from tests.worlds.service import BOOKIES, Auditor, ServiceWorld
 from tests.worlds.virtual_time import in_virtual_time, until
 
 
@@ -52,7 +53,7 @@ class Refusing:
 
 @in_virtual_time
 async def test_a_caller_who_gives_up_while_a_run_begins_leaves_no_lock_without_a_run() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
     auditor.store.fault_hook = SlowRecords(20)
@@ -62,7 +63,7 @@ async def test_a_caller_who_gives_up_while_a_run_begins_leaves_no_lock_without_a
     await asyncio.sleep(60)
     auditor.store.fault_hook = None
     await asyncio.sleep(60)
-    assert await Runs(world.store(), ROOT).holder(RunKind.BOOKIES) is None
+    assert await Runs(world.session(), ROOT).holder(RunKind.BOOKIES) is None
     assert auditor.service.status().running == ()
     await world.down(BOOKIES[0])
     await when(lambda: bool(world.marked), 30)
@@ -71,7 +72,7 @@ async def test_a_caller_who_gives_up_while_a_run_begins_leaves_no_lock_without_a
 
 @in_virtual_time
 async def test_a_start_that_fails_and_cannot_let_go_lets_go_once_the_store_answers() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await world.auditor()
     await when(lambda: auditor.leads)
     refusing = auditor.store.fault_hook = Refusing()
@@ -81,7 +82,7 @@ async def test_a_start_that_fails_and_cannot_let_go_lets_go_once_the_store_answe
     auditor.store.fault_hook = None
     assert refusing.is_on
     await asyncio.sleep(5)
-    assert await Runs(world.store(), ROOT).holder(RunKind.BOOKIES) is None
+    assert await Runs(world.session(), ROOT).holder(RunKind.BOOKIES) is None
     await world.down(BOOKIES[0])
     await when(lambda: bool(world.marked), 30)
     await world.close()

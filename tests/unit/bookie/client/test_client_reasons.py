@@ -13,8 +13,9 @@ from bookie.client.options import LedgerOptions
 from bookie.client.reader.reader import LedgerReader
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status
-from tests.unit.bookie.client.test_ledger_client import World as ClientWorld
-from tests.worlds.recovery import DIGEST, LEDGER, PAYLOAD, World, a_world, transport_of
+from tests.unit.bookie.client.test_ledger_client import ClientWorld
+from tests.worlds.ledgers import LEDGER
+from tests.worlds.recovery import DIGEST, PAYLOAD, RecoveryWorld, a_world, transport_of
 from tests.worlds.virtual_time import in_virtual_time
 
 Call = Callable[[], Awaitable[Any]]
@@ -28,7 +29,7 @@ def answering(reply: ReadReply) -> Any:
     return hook
 
 
-async def failure_of_a_read(world: World, *replies: ReadReply) -> str:
+async def failure_of_a_read(world: RecoveryWorld, *replies: ReadReply) -> str:
     ledger = await world.create((0, "a b"), quorum=(2, 2))
     await world.put_all(ledger, 0, 0)
     await world.ledgers.write(LEDGER, ledger.metadata.closed(EntryId(0), PAYLOAD), 0)
@@ -73,7 +74,7 @@ def test_a_writer_that_ends_tells_what_its_bookies_told(monkeypatch: pytest.Monk
                 await writer.append(b"lost")
             await writer.close()
         finally:
-            await world.stop()
+            await world.close()
 
     asyncio.run(scenario())
 

@@ -12,7 +12,7 @@ from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, ReadReply, Status
 from tests.worlds.clocks import VirtualClock
-from tests.worlds.repair import LEDGER, make_packets
+from tests.worlds.ledgers import LEDGER, make_packets
 from tests.worlds.virtual_time import in_virtual_time
 
 BOOKIE = BookieId("b")

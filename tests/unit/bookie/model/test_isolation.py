@@ -38,6 +38,7 @@ from replicator.plan.planner import Plan, plan_repair, target_chooser
 from replicator.queue.parking import Memory, seen
 from tests.worlds import recovery as recovery_world
 from tests.worlds.clocks import VirtualClock
+from tests.worlds.ledgers import make_metadata
 from tests.worlds.virtual_time import in_virtual_time
 from tests.worlds.writer import WriterWorld, in_world
 
@@ -278,14 +279,11 @@ async def test_a_writer_begins_and_goes_on_in_the_groups_of_its_ledger(world: Wr
 async def test_a_recovery_replaces_a_bookie_within_the_groups_of_its_ledger() -> None:
     async with recovery_world.a_world("a b c x y z") as world:
         world.ports.placement.topology = TOPOLOGY
-        ensemble = tuple(map(BookieId, "ab"))
-        metadata = LedgerMetadata(
-            2, 2, 2, (Fragment(EntryId(0), ensemble),), password=recovery_world.PASSWORD, custom=wish("red")
-        )
-        ledger = await world.ledgers.create(recovery_world.LEDGER, metadata)
+        metadata = dataclasses.replace(make_metadata((0, "a b"), quorum=(2, 2)), custom=wish("red"))
+        ledger = await world.ledgers.create(LEDGER, metadata)
         await world.put_all(ledger, 0, 3)
         await world.put("a", recovery_world.packet(4))
-        world.down("b")
+        world.hang_up("b")
         closed = await world.recover()
         assert closed.members() <= names("a b c")
         assert "c" in closed.members()

@@ -13,14 +13,16 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
-from tests.worlds.repair import LEDGER, ROOT, Running, World, a_world, make_metadata, names
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 
-async def drain(world: World, bookie: str, *ledgers: int) -> None:
+async def drain(world: RepairWorld, bookie: str, *ledgers: int) -> None:
     """As an operator does: note it, let the bookie turn read-only, and mark its ledgers."""
     await Drains(world.store, ROOT).start(Drain(BookieId(bookie), "test", 1))
-    await world.register(bookie, is_read_only=True)
+    await world.rejoin(bookie, is_read_only=True)
     await world.tasks.mark_many([(LedgerId(ledger), names(bookie)) for ledger in ledgers])
 
 
@@ -31,7 +33,7 @@ async def ended(running: Running, ending: Ending) -> None:
     await until(is_there)
 
 
-async def is_done(world: World) -> bool:
+async def is_done(world: RepairWorld) -> bool:
     return not await world.tasks.list()
 
 

@@ -16,8 +16,10 @@ from bookie.model.ids import BookieId
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import guarded
 from replicator.worker import RunEnd
-from tests.worlds.repair import LEDGER, a_world, make_metadata, names
-from tests.worlds.service import ROOT, World
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import a_world
+from tests.worlds.service import ServiceWorld
 from tests.worlds.virtual_time import in_virtual_time, until
 
 HOUR_S = 3600.0
@@ -112,13 +114,13 @@ async def test_a_worker_that_should_end_ends_with_what_the_store_refuses() -> No
 async def test_an_auditor_that_is_refused_says_why_and_asks_less_and_less_often(
     caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     path = {
         "votes": election_path(ROOT),
         "cookies": parent_of(cookie_path(ROOT, BookieId("x"))),
         "first-seen-down": own_path("first-seen-down", ROOT),
     }[what]
-    await ensure_path(world.store(), path)
+    await ensure_path(world.session(), path)
     world.cell.deny(path)
     auditor = await world.auditor()
     await asyncio.sleep(HOUR_S)

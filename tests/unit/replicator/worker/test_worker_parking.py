@@ -11,7 +11,8 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.wire.port import Status
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
-from tests.worlds.repair import LEDGER, a_world, answers, flipped, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import a_world, answers, flipped
 from tests.worlds.virtual_time import in_virtual_time, until
 
 
@@ -60,7 +61,7 @@ async def test_a_silent_source_is_no_reason_to_park() -> None:
         await asyncio.sleep(60)
         assert set(running.recorder.endings()) == {Ending.FAILED}
         assert await world.parked.list() == []
-        world.network_up("c")
+        world.bookies.listen("c")
         await until(world.is_clean)
         assert await running.stop(run) is RunEnd.STOPPED
         await world.assert_whole(LEDGER, packets, "t")
@@ -161,7 +162,7 @@ async def test_without_a_live_copy_the_ledger_is_parked_until_a_holder_returns()
         await world.tasks.mark(LEDGER, names("a b"))
         recorder = await world.heal()
         assert [result.reason for result in recorder.results] == [ParkReason.NO_LIVE_COPY]
-        await world.register("a", is_read_only=True)
+        await world.rejoin("a", is_read_only=True)
         assert (await world.heal()).endings() == [Ending.REPAIRED]
         assert (await world.metadata(LEDGER)).last_fragment.members[0] == "a"
         assert await world.is_clean()

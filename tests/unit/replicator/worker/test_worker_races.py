@@ -16,7 +16,9 @@ from bookie.model.metadata import Fragment
 from replicator.repair.lease import Lease, LeaseLostError
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
-from tests.worlds.repair import LEDGER, ROOT, World, a_world, make_metadata, names
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, run_virtual, until
 
 
@@ -359,7 +361,7 @@ async def test_what_does_not_end_in_time_is_let_go_cleanly() -> None:
         assert await world.tasks.locked() == frozenset()
 
 
-async def assert_no_unverified_member(world: World, packets: dict[EntryId, bytes], lost: str) -> None:
+async def assert_no_unverified_member(world: RepairWorld, packets: dict[EntryId, bytes], lost: str) -> None:
     """Whatever happened, each member but the lost ones holds all it should (I17), and members are distinct (I6)."""
     metadata = await world.metadata(LEDGER)
     for fragment in metadata.fragments:

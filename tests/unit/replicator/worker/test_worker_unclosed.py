@@ -23,23 +23,15 @@ from bookie.model.metadata import LedgerState
 from bookie.wire.port import AddBatch, Status
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
-from tests.worlds.repair import (
-    LEDGER,
-    PASSWORD,
-    ROOT,
-    Running,
-    World,
-    a_world,
-    make_metadata,
-    make_packets,
-    names,
-)
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import LEDGER, PASSWORD, make_metadata, make_packets, names
+from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 GRACE_S = 30.0
 
 
-async def lose(world: World, *bookies: str) -> None:
+async def lose(world: RepairWorld, *bookies: str) -> None:
     await world.kill(*bookies)
     await world.tasks.mark(LEDGER, names(" ".join(bookies)))
 
@@ -51,7 +43,7 @@ def _has_failed(running: Running, times: int) -> Callable[[], Awaitable[bool]]:
     return look
 
 
-async def a_writer(world: World) -> LedgerWriter:
+async def a_writer(world: RepairWorld) -> LedgerWriter:
     client = BookKeeper(world.ports(world.store).client())
     return await client.create_ledger(LedgerOptions(3, 3, 2), password=PASSWORD)
 
@@ -151,7 +143,7 @@ async def test_a_bookie_that_is_back_within_the_grace_period_leaves_the_writer_a
         running = world.worker(once=False)
         run = asyncio.create_task(running.worker.run())
         await asyncio.sleep(GRACE_S - 1)
-        await world.register("b")
+        await world.rejoin("b")
         await until(world.is_clean, seconds=5)
         assert running.recorder.endings() == [Ending.DELAYED, Ending.NOTHING_MISSING]
         assert world.version(LEDGER) == 0
@@ -166,7 +158,7 @@ async def test_the_grace_period_begins_anew_when_the_bookie_was_back_in_between(
         running = world.worker(once=False)
         run = asyncio.create_task(running.worker.run())
         await asyncio.sleep(GRACE_S - 1)
-        await world.register("b")
+        await world.rejoin("b")
         await until(world.is_clean, seconds=5)
         await lose(world, "b")
         await asyncio.sleep(GRACE_S - 1)
@@ -295,7 +287,7 @@ async def test_a_recovery_that_is_impossible_now_is_parked_until_a_bookie_comes_
         assert running.recorder.endings() == [Ending.DELAYED, Ending.PARKED]
         assert requests < 900 / 5 * 30
         running.store.fault_hook = None
-        await world.register("c")
+        await world.rejoin("c")
         await until(world.is_clean, seconds=60)
         await world.assert_whole(LEDGER, packets)
         assert (await world.metadata(LEDGER)).last_entry_id == 9
@@ -329,7 +321,7 @@ async def test_a_recovery_that_registered_bookies_do_not_answer_is_tried_again_a
         assert await running.worker.run() is RunEnd.UNSETTLED
         assert running.recorder.endings() == [Ending.DELAYED, *[Ending.FAILED] * 5]
         assert "a: UNREACHABLE" in running.recorder.results[-1].detail
-        world.network_up("a")
+        world.bookies.listen("a")
         await world.heal()
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
@@ -344,7 +336,7 @@ async def test_a_bookie_that_comes_ends_the_pause_after_a_recovery_that_failed()
         running = world.worker(once=False)
         run = asyncio.create_task(running.worker.run())
         await until(_has_failed(running, 6), seconds=3600)  # the pause is minutes by now
-        world.network_up("a")
+        world.bookies.listen("a")
         await world.add_bookies("v")
         await until(world.is_clean, seconds=10)
         await world.assert_whole(LEDGER, packets)
@@ -366,7 +358,7 @@ async def test_a_recovery_is_parked_where_too_many_members_lost_their_disks() ->
         assert (await world.metadata(LEDGER)).state is LedgerState.IN_RECOVERY
 
 
-async def an_end_that_no_bookie_tells(world: World) -> None:
+async def an_end_that_no_bookie_tells(world: RepairWorld) -> None:
     """An open ledger whose last fragment is empty, and whose confirmed entries are on members in limbo alone."""
     await world.ledger(LEDGER, make_metadata((0, "a b"), (10, "c d"), quorum=(2, 2), last=None), 10)
     await world.kill("a", "b")
@@ -424,7 +416,7 @@ async def test_a_silent_source_of_an_older_fragment_does_not_keep_the_ledger_ope
         assert Ending.FAILED in running.recorder.endings()
         after = await world.metadata(LEDGER)
         assert (after.state, after.last_entry_id) == (LedgerState.CLOSED, 19)
-        world.network_up("d")
+        world.bookies.listen("d")
         await until(world.is_clean)
         await world.assert_whole(LEDGER, packets)
         await running.stop(run)

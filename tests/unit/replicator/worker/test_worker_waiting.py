@@ -8,7 +8,8 @@ import pytest
 
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
-from tests.worlds.repair import LEDGER, Running, World, a_world, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 NEVER_S = 1e6
@@ -16,12 +17,12 @@ NEVER_S = 1e6
 SOON_S = 1.0
 
 
-async def a_loss(world: World) -> None:
+async def a_loss(world: RepairWorld) -> None:
     await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
     await world.kill("b")
 
 
-async def an_idle_worker(world: World) -> tuple[Running, asyncio.Task[RunEnd]]:
+async def an_idle_worker(world: RepairWorld) -> tuple[Running, asyncio.Task[RunEnd]]:
     running = world.worker(once=False, poll_interval_s=NEVER_S)
     run = asyncio.create_task(running.worker.run())
     await asyncio.sleep(600)
@@ -63,8 +64,8 @@ async def test_what_was_marked_while_repair_was_disabled_is_taken_when_it_is_ena
         running, run = await an_idle_worker(world)
         await world.tasks.disable()
         if is_seen:
-            await world.register("t", is_read_only=True)
-            await world.register("t")  # a bookie that changes has the worker look
+            await world.rejoin("t", is_read_only=True)
+            await world.rejoin("t")  # a bookie that changes has the worker look
             await asyncio.sleep(600)
         await world.tasks.mark(LEDGER, names("b"))
         await asyncio.sleep(600 if is_seen else 0)

@@ -15,13 +15,14 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerState
 from replicator.telemetry.events import Ending
-from tests.worlds.repair import LEDGER, Running, World, a_world, make_metadata, make_packets, names
+from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
+from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 MINUTES = 60.0
 
 
-async def lose_b_and_miss_c(world: World, named: str, *, has_no_lists: bool = False) -> dict[EntryId, bytes]:
+async def lose_b_and_miss_c(world: RepairWorld, named: str, *, has_no_lists: bool = False) -> dict[EntryId, bytes]:
     """The situation of the module docstring, with a task that names ``named``."""
     packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
     last = make_packets(LEDGER, 11)[EntryId(10)]
@@ -34,7 +35,7 @@ async def lose_b_and_miss_c(world: World, named: str, *, has_no_lists: bool = Fa
     return {**packets, EntryId(10): last}
 
 
-async def assert_nothing_is_lost(world: World, packets: dict[EntryId, bytes]) -> None:
+async def assert_nothing_is_lost(world: RepairWorld, packets: dict[EntryId, bytes]) -> None:
     await until(world.is_clean, seconds=4000)
     metadata = await world.metadata(LEDGER)
     assert metadata.state is not LedgerState.CLOSED or metadata.last_entry_id == 10
@@ -42,7 +43,7 @@ async def assert_nothing_is_lost(world: World, packets: dict[EntryId, bytes]) ->
     assert await world.ports(world.store).doubts.ledgers() == frozenset()
 
 
-async def stays_unclosed(world: World, running: Running, seconds: float) -> None:
+async def stays_unclosed(world: RepairWorld, running: Running, seconds: float) -> None:
     await asyncio.sleep(seconds)
     assert (await world.metadata(LEDGER)).state is not LedgerState.CLOSED
     assert running.recorder.results[-1].ending is Ending.PARKED
@@ -59,7 +60,7 @@ def test_an_acknowledged_entry_is_not_cut_off(named: str, has_no_lists: bool) ->
             running = world.worker(once=False)
             run = asyncio.create_task(running.worker.run())
             await stays_unclosed(world, running, 10 * MINUTES)
-            await world.register("c")
+            await world.rejoin("c")
             await assert_nothing_is_lost(world, packets)
             await running.stop(run)
 
@@ -77,7 +78,7 @@ def test_another_worker_does_not_cut_it_off_either(named: str) -> None:
                 run = asyncio.create_task(running.worker.run())
                 await stays_unclosed(world, running, 40 * MINUTES)
                 await running.stop(run)
-            await world.register("c")
+            await world.rejoin("c")
             running = world.worker(once=False, seed=3)
             run = asyncio.create_task(running.worker.run())
             await assert_nothing_is_lost(world, packets)
@@ -101,7 +102,7 @@ async def test_what_was_known_counts_after_a_recovery_has_written_to_the_bookie(
         running = world.worker(once=False, seed=2)
         run = asyncio.create_task(running.worker.run())
         await stays_unclosed(world, running, 40 * MINUTES)
-        await world.register("c")
+        await world.rejoin("c")
         await assert_nothing_is_lost(world, packets)
         await running.stop(run)
 

@@ -20,11 +20,12 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.packet import pack_lac
 from bookie.runtime.fault_points import deciding_by
 from bookie.wire.port import EntryResult, LacReply, Status
-from tests.worlds.recovery import DIGEST, KEY, LEDGER, PASSWORD, World, a_world, packet, transport_of
+from tests.worlds.ledgers import LEDGER, PASSWORD
+from tests.worlds.recovery import DIGEST, KEY, RecoveryWorld, a_world, packet, transport_of
 from tests.worlds.virtual_time import in_virtual_time, run_virtual
 
 
-async def reader_of(world: World, ports: ClientPorts | None = None) -> LedgerReader:
+async def reader_of(world: RecoveryWorld, ports: ClientPorts | None = None) -> LedgerReader:
     return LedgerReader(ports or world.ports, await world.ledgers.read(LEDGER), DIGEST)
 
 
@@ -206,11 +207,11 @@ async def test_it_never_goes_back() -> None:
         await world.put("a", packet(3), packet(4))
         reader = await reader_of(world)
         assert await reader.refresh() in (1, 3)
-        world.down("b", "c")
+        world.hang_up("b", "c")
         assert await reader.refresh() == 3
         world.hang("a")
         for name in "bc":
-            world.network.listen(name, 1, world.services[BookieId(name)])
+            world.listen(name)
         assert await reader.refresh() == 3
 
 

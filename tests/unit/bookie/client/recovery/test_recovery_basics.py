@@ -12,19 +12,8 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 from bookie.model.packet import pack
 from bookie.wire.port import AddBatch, AddReply, ReadReply, Status
-from tests.worlds.recovery import (
-    KEY,
-    LEDGER,
-    PASSWORD,
-    a_world,
-    closed_at,
-    ends,
-    members,
-    packet,
-    put_copies,
-    spoiled,
-    transport_of,
-)
+from tests.worlds.ledgers import LEDGER, PASSWORD, names
+from tests.worlds.recovery import KEY, a_world, closed_at, ends, packet, put_copies, spoiled, transport_of
 from tests.worlds.virtual_time import in_virtual_time
 
 QUORUMS = [((3, 3), "a b c"), ((3, 2), "a b c"), ((2, 2), "a b c"), ((2, 1), "a b c"), ((3, 2), "a b c d e")]
@@ -467,7 +456,7 @@ def test_metadata_without_a_password_is_opened_with_the_given_one_or_an_empty_on
                 3,
                 3,
                 3,
-                (Fragment(EntryId(0), members("a b c")),),
+                (Fragment(EntryId(0), names("a b c")),),
                 digest_type=None,
                 password=None,
                 format_version=1,

@@ -21,24 +21,13 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerState
 from bookie.runtime.fault_points import deciding_by
 from bookie.wire.port import AddBatch, AddReply, ReadReply, Status
-from tests.worlds.recovery import (
-    DIGEST,
-    KEY,
-    LEDGER,
-    PASSWORD,
-    ROOT,
-    World,
-    a_world,
-    closed_at,
-    ends,
-    members,
-    packet,
-    transport_of,
-)
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import LEDGER, PASSWORD, names
+from tests.worlds.recovery import DIGEST, KEY, RecoveryWorld, a_world, closed_at, ends, packet, transport_of
 from tests.worlds.virtual_time import in_virtual_time, run_virtual
 
 
-async def shuffled(world: World, rng: random.Random, ports: Any) -> None:
+async def shuffled(world: RecoveryWorld, rng: random.Random, ports: Any) -> None:
     """Let each of a client's requests take its own time."""
 
     async def late(name: str, args: Any, go_on: Any) -> Any:
@@ -84,7 +73,7 @@ def test_four_recoveries_at_once_agree(seed: int) -> None:
     run_virtual(scenario())
 
 
-async def writer_of(world: World, ports: Any) -> LedgerWriter:
+async def writer_of(world: RecoveryWorld, ports: Any) -> LedgerWriter:
     ledger = await world.ledgers.read(LEDGER)
     return LedgerWriter(ports, ledger, DIGEST, PASSWORD)
 
@@ -186,12 +175,12 @@ async def test_a_read_that_answers_never_stored_has_fenced() -> None:
             assert reply.status is Status.FENCED
 
 
-async def change(world: World, **changes: Any) -> None:
+async def change(world: RecoveryWorld, **changes: Any) -> None:
     ledger = await world.ledgers.read(LEDGER)
     await world.ledgers.write(LEDGER, replace(ledger.metadata, **changes), ledger.version)
 
 
-def once(world: World, operation: str, action: Any) -> None:
+def once(world: RecoveryWorld, operation: str, action: Any) -> None:
     """Before the next such call to bookie a, do something."""
     pending = [action]
 
@@ -208,7 +197,7 @@ async def test_an_older_fragment_repaired_meanwhile_is_kept() -> None:
     async with a_world("a b c d e f g") as world:
         ledger = await world.create((0, "e f d"), (4, "a b c"), quorum=(3, 2))
         await world.put_all(ledger, 0, 6)
-        repaired = (Fragment(EntryId(0), members("e f g")), ledger.metadata.last_fragment)
+        repaired = (Fragment(EntryId(0), names("e f g")), ledger.metadata.last_fragment)
 
         async def repair() -> None:
             await change(world, fragments=repaired)
@@ -225,10 +214,10 @@ async def test_a_length_is_read_from_where_repair_has_moved_the_entry() -> None:
         ledger = await world.create((0, "d e f"), (4, "a b c"), quorum=(1, 1))
         await world.put_all(ledger, 0, 2)
         await world.put("g", packet(3))
-        await change(world, fragments=(Fragment(EntryId(0), members("d e f")), ledger.metadata.last_fragment))
+        await change(world, fragments=(Fragment(EntryId(0), names("d e f")), ledger.metadata.last_fragment))
 
         async def repair() -> None:
-            await change(world, fragments=(Fragment(EntryId(0), members("g e f")), ledger.metadata.last_fragment))
+            await change(world, fragments=(Fragment(EntryId(0), names("g e f")), ledger.metadata.last_fragment))
 
         once(world, "fence", repair)
         assert ends(await world.recover()) == closed_at(3)
@@ -244,7 +233,7 @@ async def test_a_changed_last_fragment_makes_it_begin_anew() -> None:
             await world.put(name, packet(4), packet(5))
 
         async def another() -> None:
-            await change(world, fragments=(ledger.metadata.fragments[0], Fragment(EntryId(4), members("d e f"))))
+            await change(world, fragments=(ledger.metadata.fragments[0], Fragment(EntryId(4), names("d e f"))))
 
         once(world, "read", another)
         metadata = await world.recover()
@@ -261,7 +250,7 @@ async def test_a_last_fragment_that_never_stands_still_ends_it() -> None:
         async def swap(name: str, args: Any, go_on: Any) -> Any:
             if name == "fence":
                 last = (await world.metadata()).last_fragment
-                other = members("a b d") if last.members == members("a b c") else members("a b c")
+                other = names("a b d") if last.members == names("a b c") else names("a b c")
                 await change(world, fragments=(Fragment(EntryId(0), other),))
             return await go_on()
 
@@ -283,7 +272,7 @@ async def test_an_ensemble_changed_before_the_takeover_is_the_one_that_is_read()
         async def hook(operation: str, path: str) -> Fault | None:
             if operation == "set" and pending:
                 pending.clear()
-                await change(world, fragments=(ledger.metadata.fragments[0], Fragment(EntryId(4), members("d e f"))))
+                await change(world, fragments=(ledger.metadata.fragments[0], Fragment(EntryId(4), names("d e f"))))
             return None
 
         ports = world.client()
@@ -491,7 +480,7 @@ async def test_a_member_that_is_late_with_an_add_is_replaced() -> None:
 
         world.transport.hooks["b"] = late
         metadata = await world.recover()
-        assert metadata.last_fragment.members == members("a d c")
+        assert metadata.last_fragment.members == names("a d c")
         assert await world.holds("d") == [3]
 
 
@@ -516,7 +505,7 @@ async def test_a_spare_whose_disks_are_replaced_before_it_is_named_is_not_named_
         await histories.record(BookieId("d"), "1", 0)
         ledger = await world.create((0, "a b c"), quorum=(3, 2))
         await world.put_all(ledger, 0, 3)
-        world.down("c")
+        world.hang_up("c")
         lists = 0
 
         async def lose_disks(name: str, args: Any, go_on: Any) -> Any:
@@ -526,11 +515,11 @@ async def test_a_spare_whose_disks_are_replaced_before_it_is_named_is_not_named_
                 lists += 1
                 if lists == 1:
                     await histories.record(BookieId("d"), "2", 1)
-                    await world.replace_disks("d")
+                    await world.start_bookie("d")
             return reply
 
         world.transport.hooks["d"] = lose_disks
         metadata = await world.recover()
-        assert metadata.last_fragment.members == members("a b d")
+        assert metadata.last_fragment.members == names("a b d")
         assert lists == 2
         assert await world.holds("d") == [3]
