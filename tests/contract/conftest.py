@@ -13,6 +13,7 @@ from kazoo.client import KazooClient
 from kazoo.protocol.connection import _CONNECTION_DROP
 from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id
 
+from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
@@ -21,6 +22,7 @@ from tests.sessions import LONG_SESSION_S, close_session
 from tests.simulation.loop import Process
 from tests.simulation.store import SimCell, SimStore, StoreFaults
 from tests.simulation.trace import Trace
+from tests.worlds.cluster import formatted
 
 
 class Backend(Protocol):
@@ -190,6 +192,11 @@ async def store(backend: Backend) -> MetadataStore:
 async def base(store: MetadataStore) -> str:
     """An existing node of this test's own."""
     return await store.create(f"/t-{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+async def cluster(store: MetadataStore, base: str) -> Cluster:
+    return await formatted(store, f"{base}/ledgers")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from auditor.api.operations_port import BookieState, TaskState
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.service_info import PROTOCOL_GRPC, Endpoint, ServiceInfo
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import bookie_path, ledger_path, lost_bookie_delay_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import ANY_VERSION, MetadataStore
@@ -39,12 +39,6 @@ class Figures:
         if bookie != A:
             return InfoReply(Status.UNREACHABLE)
         return InfoReply(Status.OK, BookieInfo("uuid", "1", False, 1_000, 400, 12))
-
-
-@pytest.fixture
-async def cluster(store: MetadataStore, base: str) -> Cluster:
-    await format_cluster(store, f"{base}/ledgers", rng=random.Random(1))
-    return await open_cluster(store, f"{base}/ledgers")
 
 
 @pytest.fixture

@@ -10,17 +10,14 @@ from pathlib import Path
 import pytest
 
 from bookie.model.ids import BookieId
-from bookie.runtime.clock import SystemClock
 from bookie.server.grpc.server import GrpcServer
-from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
-from bookie.storage.settings import StorageSettings
-from bookie.storage.store import LedgerStorage
+from bookie.server.service import BookieService
 from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.port import Status
 from bookie.wire.resolver import BookieAddress
 from bookie.wire.tls import TlsFilesError, TlsSettings, channel_credentials, server_credentials
 from tests.deadlines import STATE_S
+from tests.worlds.cluster import open_bookie
 
 pytestmark = pytest.mark.needs("openssl")
 
@@ -70,10 +67,9 @@ class Directory:
 
 @pytest.fixture
 async def service() -> AsyncIterator[BookieService]:
-    ledgers = MemoryDisk()
-    storage = await LedgerStorage.open(MemoryDisk(), ledgers, MemoryIndex(), StorageSettings(), SystemClock())
-    yield BookieService(storage, ledgers, BookieIdentity("uuid", "1"))
-    await storage.abort()
+    bookie = await open_bookie()
+    yield bookie.service
+    await bookie.storage.abort()
 
 
 async def info_status(service: BookieService, server_tls: TlsSettings, client_tls: TlsSettings | None) -> Status:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
 import pytest
 
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import lock_path, task_path, tasks_path
 from bookie.metadata.port import ANY_VERSION, Check, MetadataStore, MultiFailedError
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
@@ -33,12 +32,6 @@ NOW_MS = EPOCH_MS
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
-
-
-@pytest.fixture
-async def cluster(store: MetadataStore, base: str) -> Cluster:
-    await format_cluster(store, f"{base}/ledgers", rng=random.Random(1))
-    return await open_cluster(store, f"{base}/ledgers")
 
 
 @pytest.fixture

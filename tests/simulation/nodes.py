@@ -34,7 +34,7 @@ from tests.simulation.store import SimStore, StoreFaults
 from tests.worlds.clocks import VirtualClock
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.world import SimWorld
 
 SESSION_S: Final = 3.0
 """How long the metadata store waits for a dead process."""
@@ -57,7 +57,7 @@ STORAGE: Final = StorageSettings(
 class Witnessed:
     """A bookie's handler whose answers the oracles see at the moment they are made."""
 
-    def __init__(self, world: World, bookie: BookieId, inner: BookieHandler) -> None:
+    def __init__(self, world: SimWorld, bookie: BookieId, inner: BookieHandler) -> None:
         self._world = world
         self._truth = world.truth
         self._bookie = bookie
@@ -125,7 +125,7 @@ class DiskFaults:
 class SimBookie:
     """A bookie id with its disks, through all the lives of its process."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: SimWorld, name: str) -> None:
         self.world = world
         self.bookie = BookieId(name)
         self.process = Process(name)
@@ -314,7 +314,7 @@ CLIENT: Final = ClientSettings(
 class SimClient:
     """A process that talks to the store and to bookies: an application, a worker, an auditor."""
 
-    def __init__(self, world: World, name: str, settings: ClientSettings = CLIENT) -> None:
+    def __init__(self, world: SimWorld, name: str, settings: ClientSettings = CLIENT) -> None:
         self.world = world
         self.process = Process(name)
         self.rng = random.Random(world.rng.getrandbits(64))

@@ -27,7 +27,7 @@ from tests.worlds.clocks import VirtualClock
 RESTART_S: Final = 2.0
 
 
-class World:
+class SimWorld:
     """See the module docstring.
 
     Attributes:

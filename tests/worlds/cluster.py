@@ -1,14 +1,12 @@
 """One cluster for the tests: metadata and disks in memory, bookies in this process, and a network between them.
 
-``MemoryCluster`` is the whole. A test that needs less takes ``open_bookie`` or ``formatted``; a test that needs more
+``MemoryCluster`` is the whole. A test that needs less takes ``formatted`` or ``open_bookie``. A test that needs more
 derives a world of its own.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -28,7 +26,7 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.server.service import BookieIdentity, BookieService, ServiceLimits
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, give_way
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
@@ -38,6 +36,8 @@ from tests.worlds.clocks import VirtualClock
 
 ROOT = "/ledgers"
 PORT = 3181
+VERSION = "1.2.3"
+"""What every bookie says that it runs."""
 
 
 async def formatted(
@@ -71,23 +71,12 @@ async def open_bookie(
     incarnation: str = "uuid",
     settings: StorageSettings | None = None,
     limits: ServiceLimits | None = None,
-    disk_bytes: int | None = None,
 ) -> MemoryBookie:
-    """Open a bookie on empty disks, of ``disk_bytes`` each."""
-    journal, ledgers = (MemoryDisk() if disk_bytes is None else MemoryDisk(capacity_bytes=disk_bytes) for _ in range(2))
-    index = MemoryIndex()
+    """Open a bookie on empty disks."""
+    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
     storage = await LedgerStorage.open(journal, ledgers, index, settings or StorageSettings(), clock or SystemClock())
-    service = BookieService(storage, ledgers, BookieIdentity(incarnation, "test"), limits or ServiceLimits())
+    service = BookieService(storage, ledgers, BookieIdentity(incarnation, VERSION), limits or ServiceLimits())
     return MemoryBookie(journal, ledgers, index, storage, service)
-
-
-@asynccontextmanager
-async def a_bookie(clock: Clock | None = None) -> AsyncIterator[MemoryBookie]:
-    """A bookie for the length of the block; its disks work again at the end."""
-    bookie = await open_bookie(clock)
-    yield bookie
-    bookie.journal.before = bookie.ledgers.before = bookie.index.before = give_way
-    await bookie.storage.abort()
 
 
 class MemoryCluster:

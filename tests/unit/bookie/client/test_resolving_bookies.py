@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,15 +9,14 @@ import pytest
 from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.bookies.registration import Endpoint, Registrations, ServiceInfo
 from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION
-from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import BookieId
 from bookie.wire.resolver import BookieAddress
 from tests.worlds.clocks import ManualClock
+from tests.worlds.cluster import formatted
 
-ROOT = "/ledgers"
 BOOKIE = BookieId("bookie-1:3181")
 GRPC = Endpoint("bookie", "host", 1, "bookie-grpc")
 APACHE = Endpoint("bookie", "host", 2, "bookie-rpc")
@@ -29,8 +27,7 @@ PROPERTIES = ((PROPERTY_INCARNATION, "disks"),)
 @pytest.fixture
 async def registrations() -> AsyncIterator[Registrations]:
     store = MemoryStore(MemoryCell())
-    await format_cluster(store, ROOT, rng=random.Random(1))
-    yield Registrations(store, await open_cluster(store, ROOT))
+    yield Registrations(store, await formatted(store))
     await store.close()
 
 
@@ -85,8 +82,7 @@ async def test_without_news_an_address_stands_for_long_only_with_an_incarnation(
     endpoint: Endpoint, stands: bool
 ) -> None:
     store = MemoryStore(MemoryCell())
-    await format_cluster(store, ROOT, rng=random.Random(1))
-    registrations, clock = Silent(store, await open_cluster(store, ROOT)), ManualClock()
+    registrations, clock = Silent(store, await formatted(store)), ManualClock()
     resolver = RegistrationResolver(registrations, clock)
     await register(registrations, ServiceInfo((endpoint,), PROPERTIES))
     known = await resolver.resolve(BOOKIE)
