@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
@@ -21,6 +21,7 @@ from bookie.metadata.tasks.underreplication import Task, UnderReplication
 from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
+from bookie.runtime.tasks import guarded
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
@@ -357,10 +358,17 @@ class Running:
     worker: Worker
     store: MemoryStore
     recorder: Recorder
+    run: asyncio.Task[RunEnd] | None = None
+    """Once it is started."""
 
-    async def stop(self, run: asyncio.Task[RunEnd]) -> RunEnd:
+    def start(self) -> Self:
+        self.run = guarded("worker", self.worker.run())
+        return self
+
+    async def stop(self) -> RunEnd:
+        assert self.run is not None
         self.worker.stop()
-        return await run
+        return await self.run
 
 
 @asynccontextmanager

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec
 
 from auditor.service.events import EventFanout
 from auditor.service.runs.gate import RunGate
@@ -27,9 +30,12 @@ from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from tests.worlds.cluster import ROOT, MemoryCluster
+from tests.worlds.virtual_time import run_virtual, when
 
 BOOKIES = tuple(BookieId(f"bk{number}:3181") for number in range(1, 6))
 SESSION_TIMEOUT_S = 10.0
+
+P = ParamSpec("P")
 
 
 @dataclass
@@ -75,6 +81,12 @@ class ServiceWorld(MemoryCluster):
         self.auditors.append(auditor)
         return auditor
 
+    async def leader(self, name: str = "a", **settings: object) -> Auditor:
+        """An auditor that leads."""
+        auditor = await self.auditor(name, **settings)
+        await when(lambda: auditor.leads)
+        return auditor
+
     async def close(self) -> None:
         for auditor in self.auditors:
             await auditor.stop()
@@ -83,6 +95,27 @@ class ServiceWorld(MemoryCluster):
     @property
     def marked_bookies(self) -> list[frozenset[BookieId]]:
         return [marked.bookies for marked in self.marked]
+
+
+def in_service_world(
+    test: Callable[Concatenate[ServiceWorld, P], Coroutine[Any, Any, None]],
+) -> Callable[P, None]:
+    """Run a coroutine test in virtual time; its first argument is a world with five bookies."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def main() -> None:
+            world = await ServiceWorld.create()
+            await test(world, *args, **kwargs)
+            await world.close()
+
+        run_virtual(main())
+
+    # pytest must not take the world for a fixture
+    signature = inspect.signature(test)
+    shown: Any = run
+    shown.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+    return run
 
 
 @dataclass

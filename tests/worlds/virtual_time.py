@@ -65,3 +65,12 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 600) 
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110 (virtual time: looking costs nothing)
             await asyncio.sleep(0.1)
+
+
+async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
+    """As ``until``, for what can be seen without waiting."""
+
+    async def holds() -> bool:
+        return condition()
+
+    await until(holds, seconds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -19,32 +18,22 @@ from bookie.metadata.runs.records import Runs
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import cancel, guarded
 from tests.worlds.cluster import ROOT
-from tests.worlds.service import ServiceWorld
-from tests.worlds.virtual_time import in_virtual_time, until
+from tests.worlds.service import ServiceWorld, in_service_world
+from tests.worlds.virtual_time import in_virtual_time, when
 
 
-async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
-    async def holds() -> bool:
-        return condition()
-
-    await until(holds, seconds)
-
-
-@in_virtual_time
-async def test_a_record_that_cannot_be_removed_does_not_keep_the_schedule_from_starting() -> None:
-    world = await ServiceWorld.create()
+@in_service_world
+async def test_a_record_that_cannot_be_removed_does_not_keep_the_schedule_from_starting(world: ServiceWorld) -> None:
     runs = Runs(world.session(), ROOT)
     old = RunRecord("20200101T000000Z-000000", RunKind.BOOKIES, RunCause.HTTP, "me", "x:1", RunState.DONE)
     for record in (old, replace(old, run_id="20200102T000000Z-000000")):
         await runs.write(record)
     stranger = f"{own_path('runs', ROOT)}/records/{old.run_id}/note"
     await world.session().create(stranger)
-    auditor = await world.auditor(bookies_schedule="1h", runs_kept=1)
-    await when(lambda: auditor.leads)
+    auditor = await world.leader(bookies_schedule="1h", runs_kept=1)
     await asyncio.sleep(2 * 3600)
     assert auditor.runner.requests
     assert await runs.get("20200102T000000Z-000000") is None, "the others are still removed"
-    await world.close()
 
 
 class SlowCounter(BacklogCounter):
@@ -78,12 +67,10 @@ async def test_counting_a_huge_backlog_leaves_most_of_the_time_to_others() -> No
     assert len(counter.began_s) == 10
 
 
-@in_virtual_time
-async def test_no_run_begins_while_the_service_stops() -> None:
-    world = await ServiceWorld.create()
+@in_service_world
+async def test_no_run_begins_while_the_service_stops(world: ServiceWorld) -> None:
     world.check_s = 60
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    auditor = await world.leader()
     await auditor.service.start_run(RunKind.REPLICAS, cause=RunCause.HTTP, owner="me")
     auditor.stopping.set()
     await asyncio.sleep(0.05)
@@ -93,12 +80,10 @@ async def test_no_run_begins_while_the_service_stops() -> None:
     await auditor.stop()
     records = await Runs(world.session(), ROOT).list(9)
     assert [(record.kind, record.state) for record in records] == [(RunKind.REPLICAS, RunState.ABANDONED)]
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_scheduled_run_that_failed_is_tried_again_long_before_the_next_one() -> None:
-    world = await ServiceWorld.create()
+@in_service_world
+async def test_a_scheduled_run_that_failed_is_tried_again_long_before_the_next_one(world: ServiceWorld) -> None:
     world.failures = [StoreUnavailableError("away"), RuntimeError("Java gateway process exited")]
     auditor = await world.auditor(
         bookies_schedule="24h",
@@ -114,18 +99,16 @@ async def test_a_scheduled_run_that_failed_is_tried_again_long_before_the_next_o
     world.failures = [StoreUnavailableError("away")] * 1000
     await asyncio.sleep(13 * 3600)
     assert len(auditor.counted.ended) == 3 + 6, "at longer and longer distance, within the grace time alone"
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_scheduled_run_that_is_configured_wrongly_is_not_tried_before_it_is_due_again() -> None:
-    world = await ServiceWorld.create()
+@in_service_world
+async def test_a_scheduled_run_that_is_configured_wrongly_is_not_tried_before_it_is_due_again(
+    world: ServiceWorld,
+) -> None:
     world.failures = [UnknownOptionError("no such option")] * 9
-    auditor = await world.auditor(bookies_schedule="24h", misfire_grace_s=3600)
-    await when(lambda: auditor.leads)
+    auditor = await world.leader(bookies_schedule="24h", misfire_grace_s=3600)
     await asyncio.sleep(3600)
     assert [record.exit_code for record in auditor.counted.ended] == [78]
-    await world.close()
 
 
 @in_virtual_time

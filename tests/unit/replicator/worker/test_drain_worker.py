@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import pytest
@@ -142,8 +141,7 @@ async def test_an_open_ledger_is_moved_as_soon_as_its_writer_has_left_or_closed_
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await drain(world, "b", LEDGER)
-        running = world.worker(once=False, poll_interval_s=1.0)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False, poll_interval_s=1.0).start()
         await ended(running, Ending.PARKED)
         before = await world.ledgers.read(LEDGER)
         changed = before.metadata.with_last_fragment(EntryId(5), names("a c"))
@@ -155,7 +153,7 @@ async def test_an_open_ledger_is_moved_as_soon_as_its_writer_has_left_or_closed_
         assert metadata.state is LedgerState.OPEN
         assert "b" not in metadata.members()
         await world.assert_whole(LEDGER, packets)
-        assert await running.stop(run) is RunEnd.STOPPED
+        assert await running.stop() is RunEnd.STOPPED
 
 
 @in_virtual_time
@@ -163,14 +161,13 @@ async def test_a_ledger_left_open_is_recovered_once_its_drained_bookie_is_stoppe
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await drain(world, "b", LEDGER)
-        running = world.worker(once=False, poll_interval_s=1.0, open_ledger_grace_s=5.0)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False, poll_interval_s=1.0, open_ledger_grace_s=5.0).start()
         await ended(running, Ending.PARKED)
         await world.kill("b")
         await ended(running, Ending.REPAIRED)
         assert (await world.metadata(LEDGER)).is_closed
         await world.assert_whole(LEDGER, packets)
-        await running.stop(run)
+        await running.stop()
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -186,8 +183,7 @@ def test_whatever_happens_meanwhile_every_entry_keeps_its_copies(seed: int) -> N
                 metadata = make_metadata((0, members), quorum=(2, 2), last=last)
                 written[ledger] = await world.ledger(ledger, metadata, last + 1)
             drained = rng.sample("abcdefg", 2)
-            runs = [world.worker(once=False, seed=seed + i, poll_interval_s=0.5) for i in range(2)]
-            tasks = [asyncio.create_task(running.worker.run()) for running in runs]
+            runs = [world.worker(once=False, seed=seed + i, poll_interval_s=0.5).start() for i in range(2)]
             drains = Drains(world.store, ROOT)
             for bookie in drained:
                 await drain(world, bookie, *written)
@@ -202,8 +198,8 @@ def test_whatever_happens_meanwhile_every_entry_keeps_its_copies(seed: int) -> N
                         await world.clock.sleep(rng.random())
                         await world.tasks.release_alone(held)
             await until(lambda: is_done(world))
-            for running, task in zip(runs, tasks, strict=True):
-                await running.stop(task)
+            for running in runs:
+                await running.stop()
             for ledger, packets in written.items():
                 assert (await world.metadata(ledger)).members().isdisjoint(drained)
                 await world.assert_whole(ledger, packets)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -296,13 +295,12 @@ async def test_new_tasks_are_noticed_and_the_most_urgent_come_first() -> None:
         await world.ledger(2, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
         await world.tasks.mark_many([(LedgerId(i), names("b")) for i in (1, 2)])
-        running = world.worker(once=False, ledgers_in_flight=1)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False, ledgers_in_flight=1).start()
         await until(world.is_clean, seconds=20)
         assert [result.ledger_id for result in running.recorder.results] == [2, 1]
         await world.ledger(3, make_metadata((0, "a d"), quorum=(2, 2), last=9), 10)
         await world.kill("d")
         await world.tasks.mark(LedgerId(3), names("d"))
         await until(world.is_clean, seconds=20)
-        await running.stop(run)
+        await running.stop()
         assert running.recorder.results[-1].ledger_id == 3

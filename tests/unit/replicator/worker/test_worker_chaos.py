@@ -109,7 +109,8 @@ async def history(seed: int) -> None:
         chaos = Chaos(world, workers, rng)
         for running in workers:
             running.store.fault_hook = chaos.flaky
-        runs = [asyncio.create_task(running.worker.run()) for running in workers]
+        for running in workers:
+            running.start()
         for _ in range(DISTURBANCES):
             await chaos.disturb()
             await asyncio.sleep(rng.random() * 0.3)
@@ -117,8 +118,8 @@ async def history(seed: int) -> None:
         for running in workers:
             running.store.fault_hook = None
         await until(world.is_clean, seconds=1200)
-        for running, run in zip(workers, runs, strict=True):
-            await running.stop(run)
+        for running in workers:
+            await running.stop()
         for ledger_id, expected in packets.items():
             await world.assert_whole(ledger_id, expected)
             metadata = await world.metadata(ledger_id)

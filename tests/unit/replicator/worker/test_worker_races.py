@@ -117,12 +117,12 @@ async def test_a_lock_that_became_somebody_else_s_is_left_to_them() -> None:
             assert await world.tasks.lock(LEDGER, "thief") is not None
 
         world.bookies["t"].before_add = steal
-        run = asyncio.create_task(running.worker.run())
+        running.start()
         await asyncio.sleep(60)
         assert running.recorder.endings() == [Ending.STOPPED]
         assert await world.tasks.locked() == {LEDGER}
         assert world.version(LEDGER) == 0
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -178,7 +178,7 @@ async def test_the_end_of_the_session_ends_every_effect() -> None:
             running.store.expire()
 
         world.bookies["t"].before_add = expire
-        run = asyncio.create_task(running.worker.run())
+        running.start()
         await asyncio.sleep(120)
         assert running.recorder.results == []
         assert world.version(LEDGER) == 0
@@ -186,7 +186,7 @@ async def test_the_end_of_the_session_ends_every_effect() -> None:
         assert await world.tasks.locked() == frozenset()
         running.store.resume()
         await until(world.is_clean, seconds=20)
-        await running.stop(run)
+        await running.stop()
         await world.assert_whole(LEDGER, packets, "t")
 
 
@@ -210,9 +210,9 @@ async def test_a_new_session_at_once_does_not_continue_what_the_old_one_began() 
 
         running.store.fault_hook = note
         world.bookies["t"].before_add = expire
-        run = asyncio.create_task(running.worker.run())
+        running.start()
         await until(world.is_clean, seconds=60)
-        await running.stop(run)
+        await running.stop()
         assert sessions == [2]  # one write of metadata, by the second session
         assert running.recorder.endings() == [Ending.REPAIRED]
         await world.assert_whole(LEDGER, packets, "t")
@@ -246,7 +246,7 @@ async def test_disable_stops_before_the_next_copy_and_enable_goes_on() -> None:
         await world.tasks.mark(LEDGER, names("b"))
         running = world.worker(once=False)
         world.bookies["t"].before_add = world.tasks.disable
-        run = asyncio.create_task(running.worker.run())
+        running.start()
         await asyncio.sleep(60)
         assert running.recorder.endings() == [Ending.STOPPED]
         assert len(world.bookies["t"].adds) <= 4  # what was on its way
@@ -254,7 +254,7 @@ async def test_disable_stops_before_the_next_copy_and_enable_goes_on() -> None:
         assert await world.tasks.locked() == frozenset()
         await world.tasks.enable()
         await until(world.is_clean, seconds=20)
-        await running.stop(run)
+        await running.stop()
         await world.assert_whole(LEDGER, packets, "t")
 
 
@@ -308,9 +308,9 @@ async def test_a_store_that_fails_now_and_then_only_delays() -> None:
             return rng.choices((None, Fault.FAIL_BEFORE, Fault.LOSE_ANSWER), (90, 5, 5))[0]
 
         running.store.fault_hook = flaky
-        run = asyncio.create_task(running.worker.run())
+        running.start()
         await until(world.is_clean, seconds=3600)
-        await running.stop(run)
+        await running.stop()
         for ledger_id, expected in packets.items():
             await world.assert_whole(ledger_id, expected)
 

@@ -106,7 +106,7 @@ async def test_a_reservation_that_another_worker_took_over_stops_the_install() -
             return None
 
         running.store.fault_hook = late
-        run = asyncio.create_task(running.worker.run())
+        running.start()
         await asyncio.sleep(60)
         assert writes  # it was on its way
         assert world.version(LEDGER) == 0
@@ -114,7 +114,7 @@ async def test_a_reservation_that_another_worker_took_over_stops_the_install() -
         reserved = await world.reservations.read(LEDGER)
         assert reserved is not None
         assert reserved.reservations == (other,)  # the other worker's stands
-        await running.stop(run)
+        await running.stop()
         assert len(packets) == 10
 
 

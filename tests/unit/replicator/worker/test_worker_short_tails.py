@@ -123,8 +123,7 @@ async def test_a_read_only_bookie_that_lacks_entries_waits_for_the_writer() -> N
         await wipe(world, "b")
         await world.registrations.unregister(BookieId("b"))
         await world.rejoin("b", is_read_only=True)
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(3 * GRACE_S)
         assert running.recorder.results[-1].reason is ParkReason.OPEN_LEDGER
         ledger = await world.ledgers.read(LEDGER)
@@ -132,7 +131,7 @@ async def test_a_read_only_bookie_that_lacks_entries_waits_for_the_writer() -> N
         await world.ledgers.write(LEDGER, ledger.metadata.closed(EntryId(9), 90), ledger.version)
         await until(world.is_clean, seconds=30)
         await world.assert_whole(LEDGER, packets, "t")
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -159,15 +158,14 @@ async def test_while_a_member_cannot_say_what_was_written_the_task_stays() -> No
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await wipe(world, "b")
         world.bookies.hang_up("a")
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(5 * GRACE_S)
         assert set(running.recorder.endings()) <= {Ending.FAILED, Ending.PARKED}
         assert await world.task(LEDGER) is not None
         world.bookies.listen("a")
         await until(world.is_clean, seconds=600)
         await world.assert_whole(LEDGER, packets)
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -177,12 +175,11 @@ async def test_a_damaged_last_entry_is_no_proof_that_nothing_was_written() -> No
         await wipe(world, "b")
         world.bookies["a"].last = flipped
         world.bookies["a"].results[EntryId(9)] = flipped
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(5 * GRACE_S)
         assert running.recorder.results[-1].reason is ParkReason.UNREADABLE_ENTRIES
         assert await world.task(LEDGER) is not None
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -219,7 +216,7 @@ def test_a_ledger_stays_unclosed_while_nobody_can_be_believed(is_recovery_begun:
             if is_recovery_begun:
                 await world.kill("b", "c")
                 await world.tasks.mark(LEDGER, names("b c"))
-                run = asyncio.create_task(running.worker.run())
+                running.start()
                 await asyncio.sleep(3 * GRACE_S)
                 assert (await world.metadata(LEDGER)).state is LedgerState.IN_RECOVERY
                 await world.add_bookies("b", incarnation="2")
@@ -227,7 +224,7 @@ def test_a_ledger_stays_unclosed_while_nobody_can_be_believed(is_recovery_begun:
             else:
                 await wipe(world, "b", has_no_lists=True)
                 await lose_too(world, "c")
-                run = asyncio.create_task(running.worker.run())
+                running.start()
             await asyncio.sleep(10 * GRACE_S)
             assert (await world.metadata(LEDGER)).state is not LedgerState.CLOSED
             assert running.recorder.endings()[-1] is Ending.PARKED
@@ -237,7 +234,7 @@ def test_a_ledger_stays_unclosed_while_nobody_can_be_believed(is_recovery_begun:
             if after.state is LedgerState.CLOSED:
                 assert after.last_entry_id == 9
             await world.assert_whole(LEDGER, packets)
-            await running.stop(run)
+            await running.stop()
 
     test()
 

@@ -57,12 +57,11 @@ def test_an_acknowledged_entry_is_not_cut_off(named: str, has_no_lists: bool) ->
     async def test() -> None:
         async with a_world("a b c t u") as world:
             packets = await lose_b_and_miss_c(world, named, has_no_lists=has_no_lists)
-            running = world.worker(once=False)
-            run = asyncio.create_task(running.worker.run())
+            running = world.worker(once=False).start()
             await stays_unclosed(world, running, 10 * MINUTES)
             await world.rejoin("c")
             await assert_nothing_is_lost(world, packets)
-            await running.stop(run)
+            await running.stop()
 
     test()
 
@@ -74,15 +73,13 @@ def test_another_worker_does_not_cut_it_off_either(named: str) -> None:
         async with a_world("a b c t u") as world:
             packets = await lose_b_and_miss_c(world, named)
             for seed in (1, 2):
-                running = world.worker(once=False, seed=seed)
-                run = asyncio.create_task(running.worker.run())
+                running = world.worker(once=False, seed=seed).start()
                 await stays_unclosed(world, running, 40 * MINUTES)
-                await running.stop(run)
+                await running.stop()
             await world.rejoin("c")
-            running = world.worker(once=False, seed=3)
-            run = asyncio.create_task(running.worker.run())
+            running = world.worker(once=False, seed=3).start()
             await assert_nothing_is_lost(world, packets)
-            await running.stop(run)
+            await running.stop()
 
     test()
 
@@ -93,18 +90,16 @@ async def test_what_was_known_counts_after_a_recovery_has_written_to_the_bookie(
     async with a_world("a b c t u") as world:
         packets = await lose_b_and_miss_c(world, "b c")
         doubts = world.ports(world.store).doubts
-        running = world.worker(once=False, seed=1)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False, seed=1).start()
         await stays_unclosed(world, running, 5 * MINUTES)
-        await running.stop(run)
+        await running.stop()
         assert await doubts.get(LEDGER) == frozenset({BookieId("b")})
         await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(10)])
-        running = world.worker(once=False, seed=2)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False, seed=2).start()
         await stays_unclosed(world, running, 40 * MINUTES)
         await world.rejoin("c")
         await assert_nothing_is_lost(world, packets)
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -116,15 +111,14 @@ async def test_a_damaged_record_makes_every_member_doubtful() -> None:
         await world.store.set(doubts.path(LEDGER), b"{", ANY_VERSION)
         await world.kill("c")
         await world.tasks.mark(LEDGER, names("c"))
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await stays_unclosed(world, running, 5 * MINUTES)
         assert doubts.path(LEDGER) in running.recorder.results[-1].detail
         await doubts.forget(LEDGER)  # the operator, after a look at the bookies
         await until(world.is_clean, seconds=4000)
         assert (await world.metadata(LEDGER)).last_entry_id == 9
         await world.assert_whole(LEDGER, packets)
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -136,10 +130,9 @@ async def test_a_slow_member_does_not_keep_a_ledger_open() -> None:
         await world.bookies.put("a", LEDGER, [last])
         await world.kill("c")
         await world.tasks.mark(LEDGER, names("c"))
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await until(world.is_clean, seconds=600)
         metadata = await world.metadata(LEDGER)
         assert (metadata.state, metadata.last_entry_id) == (LedgerState.CLOSED, 10)
         await world.assert_whole(LEDGER, {**packets, EntryId(10): last})
-        await running.stop(run)
+        await running.stop()
