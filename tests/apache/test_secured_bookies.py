@@ -41,8 +41,8 @@ from tests.apache.worlds import (
     world,
     written,
 )
+from tests.contract.certificates import make_ca, make_certificate, openssl
 from tests.contract.scripted_apache_bookie import BOOKIE, DEADLINE_S, LEDGER, Directory, batch
-from tests.contract.test_grpc_tls import make_ca, make_certificate, openssl
 
 pytestmark = [
     pytest.mark.apache,

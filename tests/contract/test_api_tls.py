@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from auditor.api.grpc.server import GrpcFace
 from auditor.api.http.server import HttpFace
 from auditor.api.settings import ServerTls
 from bookie.wire.tls import TlsFilesError
+from tests.contract.certificates import openssl
 from tests.deadlines import STATE_S
 from tests.worlds.api import TwinControl, TwinOperations, running, settings_in
 from tests.worlds.clocks import ManualClock
@@ -36,10 +36,6 @@ class Pair:
 
     cert: Path
     key: Path
-
-
-def openssl(*arguments: str, directory: Path) -> None:
-    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
 
 
 def make_ca(directory: Path, name: str) -> Path:

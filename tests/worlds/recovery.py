@@ -90,9 +90,13 @@ class RecoveryWorld(MemoryCluster):
         quorum: tuple[int, int],
         state: LedgerState = LedgerState.OPEN,
         ledger_id: LedgerId = LEDGER,
+        filled_to: int = -1,
     ) -> Versioned:
+        """Create a ledger, and store its entries up to ``filled_to`` where they belong."""
         metadata = make_metadata(*fragments, quorum=quorum, state=state)
-        return await self.ledgers.create(ledger_id, metadata)
+        ledger = await self.ledgers.create(ledger_id, metadata)
+        await self.put_all(ledger, 0, filled_to)
+        return ledger
 
     async def put(self, bookie: str, *packets: bytes) -> None:
         """Store packets on one bookie, whatever they are."""

@@ -172,6 +172,29 @@ class WriterWorld(MemoryCluster):
         task = await self.ports.tasks.read(writer.ledger_id)
         return () if task is None else task.missing
 
+    def hold_writes(self, writer: LedgerWriter) -> asyncio.Event:
+        """Let writes of the ledger's metadata wait until the event is set."""
+        may_write, ledger_path = asyncio.Event(), self.ports.ledgers.path(writer.ledger_id)
+
+        async def hold(operation: str, path: str) -> Fault | None:
+            if operation == "set" and path == ledger_path:
+                await may_write.wait()
+            return None
+
+        self.store.fault_hook = hold
+        return may_write
+
+    def lose_answers(self, writer: LedgerWriter) -> None:
+        """Let writes of the ledger's metadata be done without an answer, and reads of it fail."""
+        ledger_path = self.ports.ledgers.path(writer.ledger_id)
+
+        async def lose(operation: str, path: str) -> Fault | None:
+            if path != ledger_path:
+                return None
+            return Fault.LOSE_ANSWER if operation == "set" else Fault.FAIL_BEFORE
+
+        self.store.fault_hook = lose
+
     def on_writes(self, writer: LedgerWriter, *faults: Fault | None) -> list[Fault | None]:
         """What is to go wrong with the coming writes of the ledger's metadata, in turn; those left are returned."""
         left, ledger_path = list(faults), self.ports.ledgers.path(writer.ledger_id)

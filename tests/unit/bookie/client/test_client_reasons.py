@@ -30,8 +30,7 @@ def answering(reply: ReadReply) -> Any:
 
 
 async def failure_of_a_read(world: RecoveryWorld, *replies: ReadReply) -> str:
-    ledger = await world.create((0, "a b"), quorum=(2, 2))
-    await world.put_all(ledger, 0, 0)
+    ledger = await world.create((0, "a b"), quorum=(2, 2), filled_to=0)
     await world.ledgers.write(LEDGER, ledger.metadata.closed(EntryId(0), PAYLOAD), 0)
     ports = world.client()
     for name, reply in zip("ab", replies, strict=True):

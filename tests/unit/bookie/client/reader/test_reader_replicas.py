@@ -187,8 +187,7 @@ async def test_another_entry_than_asked_for_is_not_taken() -> None:
 async def test_nothing_outside_the_readable_part_is_returned() -> None:
     """Catalogue 62: an entry beyond the last add confirmed may still vanish."""
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 4)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=4)
         reader = await reader_of(world, world.ports)
         assert await reader.last_entry_id() == 3
         for entry_id in (-1, 4, 5):
@@ -302,6 +301,5 @@ def test_whatever_fails_no_wrong_byte_is_returned(seed: int, mode: ReadMode) -> 
 @in_virtual_time
 async def test_an_open_ledger_that_is_in_recovery_can_be_read() -> None:
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2), state=LedgerState.IN_RECOVERY)
-        await world.put_all(ledger, 0, 4)
+        await world.create((0, "a b c"), quorum=(3, 2), state=LedgerState.IN_RECOVERY, filled_to=4)
         assert await payloads(await reader_of(world, world.ports)) == expected(world, 4)

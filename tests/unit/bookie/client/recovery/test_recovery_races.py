@@ -46,8 +46,7 @@ def test_four_recoveries_at_once_agree(seed: int) -> None:
     async def scenario() -> None:
         rng = random.Random(seed)
         async with a_world("a b c d e f") as world:
-            ledger = await world.create((0, "a b c d"), quorum=(3, 2))
-            await world.put_all(ledger, 0, 5)
+            await world.create((0, "a b c d"), quorum=(3, 2), filled_to=5)
             for entry_id in range(6, 12):
                 for i in range(3):
                     if rng.random() < 0.5:
@@ -195,8 +194,7 @@ def once(world: RecoveryWorld, operation: str, action: Any) -> None:
 @in_virtual_time
 async def test_an_older_fragment_repaired_meanwhile_is_kept() -> None:
     async with a_world("a b c d e f g") as world:
-        ledger = await world.create((0, "e f d"), (4, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 6)
+        ledger = await world.create((0, "e f d"), (4, "a b c"), quorum=(3, 2), filled_to=6)
         repaired = (Fragment(EntryId(0), names("e f g")), ledger.metadata.last_fragment)
 
         async def repair() -> None:
@@ -211,8 +209,7 @@ async def test_an_older_fragment_repaired_meanwhile_is_kept() -> None:
 @in_virtual_time
 async def test_a_length_is_read_from_where_repair_has_moved_the_entry() -> None:
     async with a_world("a b c d e f g") as world:
-        ledger = await world.create((0, "d e f"), (4, "a b c"), quorum=(1, 1))
-        await world.put_all(ledger, 0, 2)
+        ledger = await world.create((0, "d e f"), (4, "a b c"), quorum=(1, 1), filled_to=2)
         await world.put("g", packet(3))
         await change(world, fragments=(Fragment(EntryId(0), names("d e f")), ledger.metadata.last_fragment))
 
@@ -227,8 +224,7 @@ async def test_a_length_is_read_from_where_repair_has_moved_the_entry() -> None:
 async def test_a_changed_last_fragment_makes_it_begin_anew() -> None:
     """Catalogue 45: what was found on bookies that do not vote any more decides nothing."""
     async with a_world("a b c d e f") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         for name in "def":
             await world.put(name, packet(4), packet(5))
 
@@ -244,8 +240,7 @@ async def test_a_changed_last_fragment_makes_it_begin_anew() -> None:
 @in_virtual_time
 async def test_a_last_fragment_that_never_stands_still_ends_it() -> None:
     async with a_world("a b c d") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
         async def swap(name: str, args: Any, go_on: Any) -> Any:
             if name == "fence":
@@ -263,8 +258,7 @@ async def test_a_last_fragment_that_never_stands_still_ends_it() -> None:
 @in_virtual_time
 async def test_an_ensemble_changed_before_the_takeover_is_the_one_that_is_read() -> None:
     async with a_world("a b c d e f") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         for name in "def":
             await world.put(name, packet(4))
         pending = [True]
@@ -285,8 +279,7 @@ async def test_an_ensemble_changed_before_the_takeover_is_the_one_that_is_read()
 async def test_closed_by_another_client_meanwhile() -> None:
     """Catalogue 48: that end stands; the bookie that kept silent was marked before, which is a hint."""
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         await world.put("c", packet(4))
 
         async def close() -> None:
@@ -319,8 +312,7 @@ async def test_deleted_and_created_again_meanwhile() -> None:
 def test_a_store_that_fails_once(operation: str, nth: int, fault: Fault) -> None:
     async def scenario() -> None:
         async with a_world("a b c d") as world:
-            ledger = await world.create((0, "a b c"), quorum=(3, 2))
-            await world.put_all(ledger, 0, 3)
+            await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
             ports = world.client()
             count = 0
 
@@ -348,8 +340,7 @@ def test_a_store_that_fails_once(operation: str, nth: int, fault: Fault) -> None
 @in_virtual_time
 async def test_every_answer_to_the_closing_change_is_lost() -> None:
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         world.hang("c")
         ports = world.client()
         transport_of(ports).faults(BookieId("c")).is_request_lost = True
@@ -368,8 +359,7 @@ def test_whatever_step_it_dies_at_the_next_one_completes() -> None:
 
     async def scenario(turns: int) -> bool:
         async with a_world("a b c d") as world:
-            ledger = await world.create((0, "a b c"), quorum=(3, 2))
-            await world.put_all(ledger, 0, 3)
+            ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
             await world.put("c", packet(4))
             await world.put("b", packet(5, lac=3))
             ports = world.client(recovery_read_entries=2)
@@ -402,8 +392,7 @@ def test_every_fault_point_is_legal(seed: int) -> None:
     async def scenario() -> None:
         rng = random.Random(seed)
         async with a_world("a b c d e f g h") as world:
-            ledger = await world.create((0, "a b c d"), quorum=(3, 2))
-            await world.put_all(ledger, 0, 5)
+            ledger = await world.create((0, "a b c d"), quorum=(3, 2), filled_to=5)
             for entry_id in (6, 7, 8):
                 await world.put("abcd"[entry_id % 4], packet(entry_id, lac=5))
                 await world.put("abcd"[(entry_id + 1) % 4], packet(entry_id, lac=5))
@@ -427,8 +416,7 @@ def test_every_fault_point_is_legal(seed: int) -> None:
 async def test_an_answer_about_another_entry_proves_nothing() -> None:
     """Catalogue 56 (S18): a late or mixed-up answer."""
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
         async def other(name: str, args: Any, go_on: Any) -> Any:
             reply = await go_on()
@@ -445,8 +433,7 @@ async def test_an_answer_about_another_entry_proves_nothing() -> None:
 async def test_a_rolling_restart_does_not_stop_it() -> None:
     """Catalogue 43: one bookie after another is away for a while."""
     async with a_world("a b c d e") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         for entry_id in range(4, 40):
             await world.put("abc"[entry_id % 3], packet(entry_id, lac=3))
             await world.put("abc"[(entry_id + 1) % 3], packet(entry_id, lac=3))
@@ -469,8 +456,7 @@ async def test_a_rolling_restart_does_not_stop_it() -> None:
 @in_virtual_time
 async def test_a_member_that_is_late_with_an_add_is_replaced() -> None:
     async with a_world("a b c d") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
         async def late(name: str, args: Any, go_on: Any) -> Any:
             if name == "add":
@@ -503,8 +489,7 @@ async def test_a_spare_whose_disks_are_replaced_before_it_is_named_is_not_named_
     async with a_world("a b c d") as world:
         histories = Incarnations(world.store, ROOT)
         await histories.record(BookieId("d"), "1", 0)
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         world.hang_up("c")
         lists = 0
 
