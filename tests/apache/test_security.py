@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,13 @@ from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials, Tls
 from tests.apache.conftest import OwnCluster
 from tests.apache.driver import JavaDriver, JavaError, expected, payloads
 from tests.apache.worlds import connect
+from tests.contract.certificates import openssl
 
 pytestmark = pytest.mark.apache
 
 SIZES = (100, 0, 70_000)
 CONTENTS = payloads("secure", range(12), SIZES)
 SASL = ApacheSasl({"ours": 'a "word" \\', "theirs": "another"}, own_name="theirs")
-
-
-def openssl(*arguments: str, directory: Path) -> None:
-    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
 
 
 def certificate(directory: Path, name: str, host: str) -> TlsSettings:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,10 @@ from auditor.api.http.server import HttpFace
 from auditor.api.settings import ServerTls
 from auditor.cli.audit.remote import Remote, RemoteSettings, RemoteUnavailableError
 from bookie.wire.tls import TlsFilesError
+from tests.contract.certificates import openssl
 from tests.deadlines import STATE_S
-from tests.worlds.api import ManualClock, TwinControl, TwinOperations, running, settings_in
+from tests.worlds.api import TwinControl, TwinOperations, running, settings_in
+from tests.worlds.clocks import ManualClock
 
 pytestmark = pytest.mark.needs("openssl")
 
@@ -36,10 +37,6 @@ class Pair:
 
     cert: Path
     key: Path
-
-
-def openssl(*arguments: str, directory: Path) -> None:
-    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
 
 
 def make_ca(directory: Path, name: str) -> Path:
@@ -240,17 +237,13 @@ async def test_renewed_certificate_is_taken_while_serving(tmp_path: Path, folder
         await face.stop()
 
 
-class HastyClock(ManualClock):
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(0.01)
-
-
 async def test_http_face_follows_its_certificate(tmp_path: Path, folder: Path) -> None:
     cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     shutil.copyfile(folder / "server.pem", cert)
     shutil.copyfile(folder / "server.key", key)
     settings, _ = settings_in(tmp_path, tls=ServerTls(cert, key))
-    face = HttpFace(TwinControl(), TwinOperations(), settings, HastyClock())
+    clock = ManualClock()
+    face = HttpFace(TwinControl(), TwinOperations(), settings, clock)
     await face.start()
     try:
         assert await served_certificate(face.port) == der(folder / "server.pem")
@@ -258,6 +251,6 @@ async def test_http_face_follows_its_certificate(tmp_path: Path, folder: Path) -
         shutil.copyfile(folder / "renewed.key", key)
         async with asyncio.timeout(STATE_S):
             while await served_certificate(face.port) != der(folder / "renewed.pem"):
-                pass
+                clock.now_s += 60
     finally:
         await face.stop()
