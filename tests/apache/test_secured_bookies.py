@@ -41,7 +41,7 @@ from tests.apache.worlds import (
     world,
     written,
 )
-from tests.contract.certificates import make_ca, make_certificate, openssl
+from tests.certificates import make_ca, make_certificate
 from tests.contract.scripted_apache_bookie import BOOKIE, DEADLINE_S, LEDGER, Directory, batch
 
 pytestmark = [
@@ -119,10 +119,7 @@ def make_pem(directory: Path) -> None:
 
 def make_role(directory: Path, name: str, role: str) -> None:
     """A certificate whose organizational unit names a role, in the way that Apache's bookies read it."""
-    request = ("-subj", f"/OU=0:{role}/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-    openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *request, directory=directory)
-    signing = ("-CA", "our-ca.pem", "-CAkey", "our-ca.key", "-CAcreateserial")
-    openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing, directory=directory)
+    make_certificate(directory, name, "our-ca", "DNS:client", subject=f"/OU=0:{role}/CN={name}")
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from bookie.metadata.port import MetadataStore
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.wire.security import TlsSettings
-from tests.contract.certificates import make_ca, make_certificate
+from tests.certificates import make_ca, make_certificate
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S, close_session
 from tests.simulation.loop import Process

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +20,12 @@ from auditor.api.http.server import HttpFace
 from auditor.api.settings import ServerTls
 from auditor.cli.audit.remote import Remote, RemoteSettings, RemoteUnavailableError
 from bookie.wire.tls import TlsFilesError
-from tests.contract.certificates import openssl
+from tests.certificates import make_ca, make_certificate, openssl
 from tests.deadlines import STATE_S
 from tests.worlds.api import TwinControl, TwinOperations, running, settings_in
 from tests.worlds.clocks import ManualClock
 
 pytestmark = pytest.mark.needs("openssl")
-
-NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A certificate and its key."""
-
-    cert: Path
-    key: Path
-
-
-def make_ca(directory: Path, name: str) -> Path:
-    files = ("-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
-    openssl("req", "-x509", *NEW_KEY, *files, directory=directory)
-    return directory / f"{name}.pem"
-
-
-def make_pair(directory: Path, name: str, ca: str, host: str, *, days: int = 2) -> Pair:
-    openssl(
-        "req", *NEW_KEY, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr", directory=directory
-    )
-    (directory / f"{name}.ext").write_text(f"subjectAltName={host}\n")
-    signing = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", f"{name}.ext")
-    days_ = ("-days", str(days))
-    openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing, *days_, directory=directory)
-    return Pair(directory / f"{name}.pem", directory / f"{name}.key")
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +33,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("certificates")
     make_ca(directory, "our-ca")
     make_ca(directory, "strange-ca")
-    make_pair(directory, "server", "our-ca", "IP:127.0.0.1")
-    make_pair(directory, "renewed", "our-ca", "IP:127.0.0.1")
-    make_pair(directory, "elsewhere", "our-ca", "DNS:another.example")
-    make_pair(directory, "client", "our-ca", "DNS:client")
-    make_pair(directory, "stranger", "strange-ca", "DNS:client")
-    make_pair(directory, "expired", "our-ca", "DNS:client", days=-1)
+    make_certificate(directory, "server", "our-ca", "IP:127.0.0.1")
+    make_certificate(directory, "renewed", "our-ca", "IP:127.0.0.1")
+    make_certificate(directory, "elsewhere", "our-ca", "DNS:another.example")
+    make_certificate(directory, "client", "our-ca", "DNS:client")
+    make_certificate(directory, "stranger", "strange-ca", "DNS:client")
+    make_certificate(directory, "expired", "our-ca", "DNS:client", days=-1)
     return directory
 
 
