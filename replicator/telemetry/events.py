@@ -52,6 +52,8 @@ class TaskResult:
     """Stored bytes (header, digest and payload)."""
     is_recovered: bool = False
     """Whether the ledger was taken from its writer and closed in this turn."""
+    replaced_copies: int = 0
+    """Damaged copies that were replaced by good ones, in place or on another bookie."""
     seconds: float = 0.0
     reason: ParkReason | None = None
     detail: str = ""
@@ -63,6 +65,8 @@ class TaskResult:
         values: dict[str, str | int | float] = {"ledger_id": self.ledger_id, "ending": self.ending.value}
         if self.fragments:
             values |= {"fragments": self.fragments, "entries": self.entries, "bytes": self.bytes}
+        if self.replaced_copies:
+            values["replaced_copies"] = self.replaced_copies
         if self.is_recovered:
             values["recovered"] = True
         if self.reason is not None:

@@ -25,6 +25,7 @@ COPIED_BYTES: Final = "bkheal_replicator_copied_bytes_total"
 REPAIRED_FRAGMENTS: Final = "bkheal_replicator_repaired_fragments_total"
 RECOVERED_LEDGERS: Final = "bkheal_replicator_recovered_ledgers_total"
 CORRUPT_COPIES: Final = "bkheal_replicator_corrupt_copies_total"
+REPLACED_COPIES: Final = "bkheal_replicator_replaced_copies_total"
 TASK_DURATION: Final = "bkheal_replicator_task_duration_seconds"
 TIME_TO_FULL: Final = "bkheal_time_to_full_seconds"
 LISTED_TASKS: Final = "bkheal_replicator_listed_tasks"
@@ -73,9 +74,10 @@ REPLICATOR: Final = (
     Definition(
         CORRUPT_COPIES,
         _COUNTER,
-        "Stored copies that did not verify; another copy was used if there was one",
+        "Stored copies that did not verify; if there was a good one, it was used, and it replaces the damaged one",
         watch="it increases: a disk returns wrong bytes",
     ),
+    Definition(REPLACED_COPIES, _COUNTER, "Damaged copies that were replaced by good ones"),
     Definition(TASK_DURATION, _HISTOGRAM, "Time of one turn of a task, by how it ended", _BY_ENDING, WORK_BUCKETS_S),
     Definition(
         TIME_TO_FULL,
@@ -134,6 +136,7 @@ class MetricsEvents(EventSink):
         self._fragments = metrics.counter(REPAIRED_FRAGMENTS)
         self._recovered = metrics.counter(RECOVERED_LEDGERS)
         self._corrupt = metrics.counter(CORRUPT_COPIES)
+        self._replaced = metrics.counter(REPLACED_COPIES)
         self._time_to_full = metrics.histogram(TIME_TO_FULL)
         self._tasks = {state: metrics.gauge(LISTED_TASKS, state=state) for state in STATES}
         self._in_flight = metrics.gauge(IN_FLIGHT_LEDGERS), metrics.gauge(IN_FLIGHT_BYTES)
@@ -158,6 +161,7 @@ class MetricsEvents(EventSink):
             self._parked[result.reason].inc()
         self._fragments.inc(result.fragments)
         self._recovered.inc(result.is_recovered)
+        self._replaced.inc(result.replaced_copies)
         if result.ending is Ending.REPAIRED and result.marked_ms > 0:
             self._time_to_full.observe(max(0.0, (self._clock.epoch_ms() - result.marked_ms) / 1000))
         if result.ending not in _NO_PROGRESS:
