@@ -88,9 +88,19 @@ class Copier:
     """Copies positions. One for the whole process, because the bounds are shared."""
 
     def __init__(
-        self, transport: Transport, clock: Clock, throttle: Throttle, reads: Throttle, budget: ByteBudget
+        self,
+        transport: Transport,
+        clock: Clock,
+        throttle: Throttle,
+        reads: Throttle,
+        budget: ByteBudget,
+        is_avoided: Callable[[BookieId], bool] = lambda _: False,
     ) -> None:
-        """Prepare copying; ``throttle`` bounds what targets are sent, and ``reads`` what sources are asked for."""
+        """Prepare copying; ``throttle`` bounds what targets are sent, and ``reads`` what sources are asked for.
+
+        Sources that ``is_avoided`` are asked last (R42).
+        """
+        self.is_avoided = is_avoided
         self.transport = transport
         self.clock = clock
         self.throttle = throttle
@@ -256,7 +266,8 @@ class _CopyRun:
     def _orders(self, entry_ids: Sequence[EntryId], turn: int) -> Orders:
         """Whom to ask: the first holder changes from chunk to chunk, bookies that did not answer come last."""
         size = len(self._holders)
-        rotated = [sorted(_rotate(holders, turn), key=self._suspects.__contains__) for holders in self._holders]
+        last = self._suspects | {b for b in set().union(*self._holders) if self._copier.is_avoided(b)}
+        rotated = [sorted(_rotate(holders, turn), key=last.__contains__) for holders in self._holders]
         return {entry_id: rotated[entry_id % size] for entry_id in entry_ids}
 
     async def _send(self, packets: Sequence[bytes]) -> None:

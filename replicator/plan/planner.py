@@ -86,6 +86,8 @@ class Knowledge:
     """Positions with an entry that every live holder denied, and the evidence."""
     failed_targets: frozenset[BookieId] = frozenset()
     """Bookies that would not take copies of this ledger a moment ago."""
+    avoided: frozenset[BookieId] = frozenset()
+    """Bookies that have not answered this process for a while: targets only if there is no other one (R42)."""
 
     def behind_up_to(self, key: PositionKey) -> EntryId | None:
         """The last entry to store on the position's bookie, in place, although its fragment may still grow."""
@@ -297,7 +299,12 @@ class _FragmentPlan:
             return old
         candidates = self._candidates()
         members = [self.taken.get(p, m) for p, m in enumerate(self.metadata.fragments[self.index].members)]
-        return choose(self._key(position), members, candidates) if candidates else None
+        answering = [candidate for candidate in candidates if candidate not in self.knowledge.avoided]
+        for some in (answering, candidates):
+            target = choose(self._key(position), members, some) if some else None
+            if target is not None:
+                return target
+        return None
 
     def _candidates(self) -> list[BookieId]:
         return sorted(self._allowed(self._spare()))

@@ -242,6 +242,7 @@ class LedgerRepair:
             damaged,
             tuple(self._log.unreadable.items()),
             frozenset(self._log.failed_targets),
+            self._ports.circuits.avoided(bookies.writable, self._ports.clock.monotonic_s()),
         )
         choose = target_chooser(ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement)
         return plan_repair(ledger, bookies, choose, knowledge)

@@ -112,6 +112,8 @@ class Load:
     copied_bytes: int = 0
     throttled_s: float = 0.0
     """Time in which the throttle held copying up."""
+    unreachable_bookies: int = 0
+    """Bookies whose circuit is open: they have not answered for a while."""
 
 
 class EventSink(Protocol):

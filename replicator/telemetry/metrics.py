@@ -33,6 +33,7 @@ IN_FLIGHT_LEDGERS: Final = "bkheal_replicator_ledgers_in_flight"
 IN_FLIGHT_BYTES: Final = "bkheal_replicator_bytes_in_flight"
 THROTTLE: Final = "bkheal_replicator_throttle_bytes_per_second"
 THROTTLED: Final = "bkheal_replicator_throttled_seconds_total"
+UNREACHABLE_BOOKIES: Final = "bkheal_replicator_unreachable_bookies"
 LAST_PROGRESS: Final = "bkheal_replicator_last_progress_timestamp_seconds"
 
 ENDINGS: Final = tuple(ending.value for ending in Ending)
@@ -104,6 +105,12 @@ REPLICATOR: Final = (
         watch="the rate is above 0.9 for hours: the bound decides how long data stays with too few copies",
     ),
     Definition(
+        UNREACHABLE_BOOKIES,
+        _GAUGE,
+        "Registered bookies that have not answered this process for a while; it asks them only from time to time",
+        watch="it is not 0: the log names the bookies",
+    ),
+    Definition(
         LAST_PROGRESS,
         _GAUGE,
         "When this process last copied an entry or ended a turn other than as busy or failed; 0: not yet",
@@ -140,6 +147,7 @@ class MetricsEvents(EventSink):
         self._time_to_full = metrics.histogram(TIME_TO_FULL)
         self._tasks = {state: metrics.gauge(LISTED_TASKS, state=state) for state in STATES}
         self._in_flight = metrics.gauge(IN_FLIGHT_LEDGERS), metrics.gauge(IN_FLIGHT_BYTES)
+        self._unreachable = metrics.gauge(UNREACHABLE_BOOKIES)
         self._throttle = metrics.gauge(THROTTLE)
         self._copied_entries, self._copied_bytes, self._throttled_s = (
             _Total(metrics.counter(name)) for name in (COPIED_ENTRIES, COPIED_BYTES, THROTTLED)
@@ -176,6 +184,7 @@ class MetricsEvents(EventSink):
         ledgers, held_bytes = self._in_flight
         ledgers.set(now.ledgers_in_flight)
         held_bytes.set(now.bytes_in_flight)
+        self._unreachable.set(now.unreachable_bookies)
         self._throttle.set(now.bytes_per_second)
         self._copied_bytes.reach(now.copied_bytes)
         self._throttled_s.reach(now.throttled_s)

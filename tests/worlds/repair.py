@@ -31,6 +31,7 @@ from bookie.server.service import BookieIdentity, BookieService
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
+from bookie.wire.circuits import Circuits, CircuitTransport
 from bookie.wire.handler import BookieHandler
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ListReply, ReadReply, Reply, ReplyT, Request, Status
@@ -237,6 +238,8 @@ class World:
         self.parked: ParkedTasks
         self.reservations: Reservations
         self._sessions = [self.store]
+        self.has_circuits = True
+        """Whether workers remember which bookies do not answer, as processes do."""
 
     async def start(self, bookies: str) -> None:
         await format_cluster(self.store, ROOT, rng=random.Random(0))
@@ -248,6 +251,8 @@ class World:
         await self.add_bookies(bookies)
 
     def ports(self, store: MemoryStore, seed: int = 0) -> RepairPorts:
+        circuits = Circuits()
+        transport = self.bookies.transport
         return RepairPorts(
             store=store,
             cluster=self.cluster,
@@ -257,9 +262,10 @@ class World:
             parked=ParkedTasks(store, self.cluster.root),
             doubts=DoubtedMembers(store, self.cluster.root),
             reservations=Reservations(store, self.cluster.root),
-            transport=self.bookies.transport,
+            transport=CircuitTransport(transport, circuits, self.clock) if self.has_circuits else transport,
             clock=self.clock,
             rng=random.Random(seed),
+            circuits=circuits,
         )
 
     async def add_bookies(self, bookies: str, *, incarnation: str = "1") -> None:
