@@ -37,7 +37,8 @@ PROBE_PAUSE_S: Final = 1.0
 PROBE_PAUSE_S_MAX: Final = 30.0
 """Pauses between probes: from the first on, each is twice the one before, up to the second."""
 PROBE_TIMEOUT_S: Final = 5.0
-"""Longest wait for the answer to a probe, so that it costs its caller less than a request to a closed circuit."""
+"""Deadline of the first probes, which come often. A later one waits as long as the pause before it, up to its caller's
+deadline: a bookie that is slow and works must not stay shut out."""
 _NO_ANSWER: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE})
 _OF_THIS_PROCESS: Final = _NO_ANSWER | {Status.UNRESOLVED, Status.UNSUPPORTED}
 """Statuses that do not prove an answer of the bookie."""
@@ -100,6 +101,11 @@ class Circuits:
             return Admission.REFUSED
         circuit.is_probing = True
         return Admission.PROBE
+
+    def probe_timeout_s(self, bookie: BookieId) -> float:
+        """How long a probe may wait for its answer."""
+        circuit = self._circuits.get(bookie)
+        return PROBE_TIMEOUT_S if circuit is None else max(PROBE_TIMEOUT_S, circuit.pause_s)
 
     def answered(self, bookie: BookieId) -> None:
         """The bookie has answered a request, whatever it was."""
@@ -173,7 +179,7 @@ class CircuitTransport(Transport):
         if admission is Admission.REFUSED:
             return failed(Status.UNREACHABLE, detail=f"bookie {bookie} has not answered for a while, and was not asked")
         if admission is Admission.PROBE:
-            return await self._probe(bookie, send(min(timeout_s, PROBE_TIMEOUT_S)))
+            return await self._probe(bookie, send(min(timeout_s, self._circuits.probe_timeout_s(bookie))))
         reply = await send(timeout_s)
         now_s = self._clock.monotonic_s()
         if is_answer(reply):

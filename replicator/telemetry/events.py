@@ -52,13 +52,13 @@ class TaskResult:
     """Stored bytes (header, digest and payload)."""
     is_recovered: bool = False
     """Whether the ledger was taken from its writer and closed in this turn."""
-    replaced_copies: int = 0
-    """Damaged copies that were replaced by good ones, in place or on another bookie."""
     seconds: float = 0.0
     reason: ParkReason | None = None
     detail: str = ""
     marked_ms: int = field(default=0, compare=False)
     """When the ledger was last marked, epoch milliseconds; 0 or less: not known."""
+    replaced_copies: int = 0
+    """Damaged copies that were replaced by good ones, in place or on another bookie."""
 
     def fields(self) -> dict[str, str | int | float]:
         """As plain values for logs and JSON, without empty ones."""

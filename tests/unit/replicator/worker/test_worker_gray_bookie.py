@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bookie.model.ids import BookieId, LedgerId
 from replicator.telemetry.events import Ending
-from tests.worlds.repair import a_world, make_metadata, names
-from tests.worlds.virtual_time import run_virtual
+from tests.worlds.repair import Running, a_world, make_metadata, names
+from tests.worlds.virtual_time import in_virtual_time, run_virtual, until
 
 LEDGERS = 200
 MEMBERS = ("a b s", "b s c", "s a b", "b c a")
@@ -36,5 +36,45 @@ async def repair_all(*, has_circuits: bool) -> float:
 def test_a_bookie_that_does_not_answer_costs_the_process_and_not_each_ledger() -> None:
     before_s = run_virtual(repair_all(has_circuits=False))
     after_s = run_virtual(repair_all(has_circuits=True))
-    print(before_s, after_s)
-    assert after_s < 30 < 150 < before_s
+    assert after_s < 30 < 200 < before_s
+
+
+@in_virtual_time
+async def test_a_bookie_that_answers_again_is_used_again() -> None:
+    async with a_world("a b s") as world:
+        running = world.worker(once=False)
+        faults = world.bookies.transport.faults(BookieId("s"))
+        faults.is_request_lost = True
+        packets = await world.ledger(1, make_metadata((0, "a b"), quorum=(2, 2), last=4), 5)
+        await world.kill("b")
+        await world.tasks.mark(LedgerId(1), names("b"))
+        async with world.running(running):
+            await until(lambda: _has(running, Ending.FAILED))  # bookie s is the only candidate
+            assert running.worker.load().unreachable_bookies == 1
+            faults.is_request_lost = False
+            await until(world.is_clean)
+            assert running.worker.load().unreachable_bookies == 0
+        await world.assert_whole(1, packets, "s")
+
+
+@in_virtual_time
+async def test_a_bookie_that_is_not_registered_any_more_is_not_counted() -> None:
+    async with a_world("a b s") as world:
+        running = world.worker(once=False)
+        world.bookies.transport.faults(BookieId("s")).is_request_lost = True
+        await world.ledger(1, make_metadata((0, "a b"), quorum=(2, 2), last=4), 5)
+        await world.kill("b")
+        await world.tasks.mark(LedgerId(1), names("b"))
+        async with world.running(running):
+            await until(lambda: _has(running, Ending.FAILED))
+            assert running.worker.load().unreachable_bookies == 1
+            await world.kill("s")
+            await until(lambda: _counts_none(running))
+
+
+async def _has(running: Running, ending: Ending) -> bool:
+    return ending in running.recorder.endings()
+
+
+async def _counts_none(running: Running) -> bool:
+    return running.worker.load().unreachable_bookies == 0
