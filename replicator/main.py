@@ -35,6 +35,7 @@ from bookie.runtime.telemetry.metrics import SESSION
 from bookie.runtime.telemetry.status_pages import Check
 from bookie.runtime.telemetry.telemetry import observable
 from bookie.runtime.version import installed_version
+from bookie.wire.circuits import Circuits, CircuitTransport
 from bookie.wire.routing import open_transport
 from replicator.ports import RepairPorts
 from replicator.settings import ReplicatorSettings
@@ -150,6 +151,8 @@ async def _ports(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSe
     tasks = UnderReplication(store, cluster, clock)
     await tasks.initialize()
     await _check_readable(registrations, tasks)
+    circuits = Circuits()
+    transport = open_transport(RegistrationResolver(registrations, clock), settings.security.load())
     return RepairPorts(
         store=store,
         cluster=cluster,
@@ -159,10 +162,11 @@ async def _ports(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSe
         parked=ParkedTasks(store, cluster.root),
         doubts=DoubtedMembers(store, cluster.root),
         reservations=Reservations(store, cluster.root),
-        transport=open_transport(RegistrationResolver(registrations, clock), settings.security.load()),
+        transport=CircuitTransport(transport, circuits, clock),
         clock=clock,
         rng=rng,
         placement=await load_placement(store, cluster, topology_text(settings.topology_file), settings.placement),
+        circuits=circuits,
     )
 
 

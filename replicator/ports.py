@@ -16,6 +16,7 @@ from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.runtime.clock import Clock
+from bookie.wire.circuits import Circuits
 from bookie.wire.port import Transport
 
 
@@ -35,6 +36,8 @@ class RepairPorts:
     clock: Clock
     rng: random.Random
     placement: Placement = field(default_factory=Placement)
+    circuits: Circuits = field(default_factory=Circuits)
+    """Those of ``transport``, if it is a ``CircuitTransport``."""
 
     def client(self) -> ClientPorts:
         """The same world for the ledger client, which recovers ledgers."""

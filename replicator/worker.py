@@ -17,7 +17,7 @@ from typing import Final
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, Session, SessionState
 from bookie.model.errors import FatalError, OutcomeUnknownError, PermanentError, TransientError
-from bookie.model.ids import LedgerId
+from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.waiting import all_completed, first_of
@@ -68,7 +68,7 @@ class Worker:
         self._throttle = Throttle(ports.clock, settings.bytes_per_second)
         self._reads = Throttle(ports.clock, settings.bytes_per_second)
         budget = ByteBudget(IN_FLIGHT_BYTES)
-        self._copier = Copier(ports.transport, ports.clock, self._throttle, self._reads, budget)
+        self._copier = Copier(ports.transport, ports.clock, self._throttle, self._reads, budget, self._is_avoided)
         self._delays = Delays(ports.clock, settings.open_ledger_grace_s)
         self._absences = Absences(ports)
         self._context = RepairContext(ports, self._copier, events, self._delays, self._absences)
@@ -91,7 +91,11 @@ class Worker:
             self._copier.copied_entries,
             self._copier.copied_bytes,
             max(self._throttle.waited_s, self._reads.waited_s),
+            self._ports.circuits.open_count,
         )
+
+    def _is_avoided(self, bookie: BookieId) -> bool:
+        return self._ports.circuits.is_avoided(bookie, self._ports.clock.monotonic_s())
 
     @property
     def problem(self) -> str:
@@ -288,6 +292,7 @@ class Worker:
                         self._queue.note_change()
                         self._wake.set()
                 seen = await self._ports.registrations.wait_changed(seen)
+                self._ports.circuits.keep_only(seen.registered)
             except TransientError:
                 await self._ports.clock.sleep(STORE_PAUSE_S)
                 continue

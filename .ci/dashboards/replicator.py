@@ -146,6 +146,17 @@ _COPYING = Row(
             steps={900: RED},
             width=8,
         ),
+        Panel(
+            "Bookies that do not answer",
+            "Registered, and asked only from time to time; by replicator. Its log names them.",
+            {"{{instance}}": f"max by (instance) (bkheal_replicator_unreachable_bookies{{{_OURS}}})"},
+            steps={1: YELLOW},
+        ),
+        Panel(
+            "Replaced copies",
+            "Damaged copies that were replaced by good ones, in a day; by replicator.",
+            {"{{instance}}": (f"sum by (instance) (increase(bkheal_replicator_replaced_copies_total{{{_OURS}}}[1d]))")},
+        ),
     ),
 )
 

@@ -36,7 +36,7 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import HEADER_SIZE
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
-from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Transport
+from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Transport
 from replicator.copying.sources import EntrySource, FetchedEntries, Orders
 from replicator.copying.target import Target
 from replicator.copying.throttle import ByteBudget, Throttle
@@ -46,7 +46,9 @@ from replicator.plan.steps import CopyPosition
 LANES_MAX: Final = 4
 """Chunks of one position on their way: enough to read, store and sync at the same time."""
 REPORTED_MAX: Final = 100
-"""Unreadable entries and corrupt copies kept with their answers; beyond it they are only counted."""
+"""Unreadable entries kept with their answers; beyond it they are only counted."""
+CORRUPT_MAX: Final = 10_000
+"""Damaged copies kept of one position, so that they can be replaced."""
 _ENTRY_BYTES_GUESS: Final = 1024
 _SOURCE_PAUSES_S: Final = (0.5, 2.0)
 """Pauses before entries are asked for again whose holders did not answer."""
@@ -86,9 +88,19 @@ class Copier:
     """Copies positions. One for the whole process, because the bounds are shared."""
 
     def __init__(
-        self, transport: Transport, clock: Clock, throttle: Throttle, reads: Throttle, budget: ByteBudget
+        self,
+        transport: Transport,
+        clock: Clock,
+        throttle: Throttle,
+        reads: Throttle,
+        budget: ByteBudget,
+        is_avoided: Callable[[BookieId], bool] = lambda _: False,
     ) -> None:
-        """Prepare copying; ``throttle`` bounds what targets are sent, and ``reads`` what sources are asked for."""
+        """Prepare copying; ``throttle`` bounds what targets are sent, and ``reads`` what sources are asked for.
+
+        Sources that ``is_avoided`` are asked last (R42).
+        """
+        self.is_avoided = is_avoided
         self.transport = transport
         self.clock = clock
         self.throttle = throttle
@@ -122,6 +134,20 @@ class Copier:
         if outcome.is_complete and outcome.entries != expected:
             raise InvariantError(f"copied {outcome.entries} entries of ledger {ledger.ledger_id}, not {expected}")
         return outcome
+
+    async def not_served(
+        self, ledger: Versioned, bookie: BookieId, entry_ids: Sequence[EntryId], rank: int = 0
+    ) -> Answer | None:
+        """Read entries back from a bookie; None if it serves good copies of all of them, else its answer for one."""
+        source = EntrySource(self.transport, ledger.ledger_id, stored_digest(ledger))
+        waiting = list(entry_ids)
+        while waiting:
+            fetched = await source.fetch(dict.fromkeys(waiting[:READ_ENTRIES_MAX], (bookie,)))
+            if fetched.unreadable:
+                return fetched.unreadable[0].answers[0]
+            await self.reads.take(sum(map(len, fetched.packets.values())), rank)
+            waiting = [*fetched.rest, *waiting[READ_ENTRIES_MAX:]]
+        return None
 
 
 class _CopyRun:
@@ -205,7 +231,7 @@ class _CopyRun:
         while waiting and not self._is_over():
             fetched = await self._fetch(waiting, turn)
             if self._is_digest_known:  # a copy that does not match a guess is not evidence of a damaged disk
-                self._corrupt.extend(fetched.corrupt[: REPORTED_MAX - len(self._corrupt)])
+                self._corrupt.extend(fetched.corrupt[: CORRUPT_MAX - len(self._corrupt)])
             self._unreadable.extend(fetched.unreadable[: REPORTED_MAX - len(self._unreadable)])
             self._unreadable_count += len(fetched.unreadable)
             if self._is_over():
@@ -240,7 +266,8 @@ class _CopyRun:
     def _orders(self, entry_ids: Sequence[EntryId], turn: int) -> Orders:
         """Whom to ask: the first holder changes from chunk to chunk, bookies that did not answer come last."""
         size = len(self._holders)
-        rotated = [sorted(_rotate(holders, turn), key=self._suspects.__contains__) for holders in self._holders]
+        last = self._suspects | {b for b in set().union(*self._holders) if self._copier.is_avoided(b)}
+        rotated = [sorted(_rotate(holders, turn), key=last.__contains__) for holders in self._holders]
         return {entry_id: rotated[entry_id % size] for entry_id in entry_ids}
 
     async def _send(self, packets: Sequence[bytes]) -> None:

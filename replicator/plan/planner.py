@@ -4,8 +4,8 @@ The invariant: any subset of a plan's steps may be carried out at the version of
 Each step gives one position a bookie with the entries that the position stores, and changes nothing else. Therefore:
 
 - A fragment that may still grow keeps its members and its end: they belong to the writer. A member that lacks entries
-  is filled in place; everything else waits for the writer or for a recovery (S2). Ends come from the metadata alone
-  (S19).
+  or has damaged copies is filled in place; everything else waits for the writer or for a recovery (S2). Ends come from
+  the metadata alone (S19).
 - A new target is writable, in a group that the ledger may use, not a member of the fragment (S9) and not planned for
   another position of it. Positions are kept. Read-only bookies are sources, not targets, and not missing (S8).
 - While a position waits for a recovery, the plan fills no member in place. The missing entries are the evidence that
@@ -25,7 +25,7 @@ R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.m
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -61,6 +61,9 @@ class PositionKey:
     bookie: BookieId
 
 
+_IN_PLACE: Final = (Cause.INCOMPLETE, Cause.DAMAGED)
+"""Causes for which the bookie of a position keeps it if possible."""
+
 Choose = Callable[[PositionKey, Sequence[BookieId], Sequence[BookieId]], BookieId | None]
 """Picks a target for a position: (position, members of its fragment, sorted candidates) -> a candidate, or None."""
 
@@ -77,14 +80,20 @@ class Knowledge:
     """Positions of growing fragments whose registered bookie may lack entries: only a recovery can determine them."""
     behind: tuple[tuple[PositionKey, EntryId], ...] = ()
     """Positions of fragments that may still grow whose bookie lacks entries, and the last one that it should have."""
+    damaged: Mapping[PositionKey, EntryId] = field(default_factory=dict)
+    """Positions whose registered bookie has damaged copies with good ones elsewhere, and the last of these entries."""
     unreadable: tuple[tuple[PositionKey, str], ...] = ()
     """Positions with an entry that every live holder denied, and the evidence."""
     failed_targets: frozenset[BookieId] = frozenset()
     """Bookies that would not take copies of this ledger a moment ago."""
+    avoided: frozenset[BookieId] = frozenset()
+    """Bookies that have not answered this process for a while: targets only if there is no other one (R42)."""
 
     def behind_up_to(self, key: PositionKey) -> EntryId | None:
-        """The last entry to copy to the position's bookie although its fragment may still grow."""
-        return next((last for known, last in self.behind if known == key), None)
+        """The last entry to store on the position's bookie, in place, although its fragment may still grow."""
+        behind = next((last for known, last in self.behind if known == key), None)
+        damaged = self.damaged.get(key)
+        return behind if damaged is None else max(damaged, damaged if behind is None else behind)
 
     def evidence(self, key: PositionKey) -> str | None:
         """Why the position's entries cannot be read, if that is known."""
@@ -211,7 +220,9 @@ class _FragmentPlan:
         if member in self.bookies.draining:
             return Cause.DRAINING
         known = self.knowledge.doubtful if last is None else self.knowledge.incomplete
-        return Cause.INCOMPLETE if self._key(position) in known else None
+        if self._key(position) in known:
+            return Cause.INCOMPLETE
+        return Cause.DAMAGED if last is not None and self._key(position) in self.knowledge.damaged else None
 
     def _verdict(self, position: int, cause: Cause, last: EntryId | None, choose: Choose) -> Step | Blocked:
         first = self.metadata.fragments[self.index].first_entry_id
@@ -249,12 +260,13 @@ class _FragmentPlan:
         if refusal is not None:
             return refusal
         if member not in self.bookies.writable or member in self.knowledge.failed_targets:
-            detail = "lacks entries and takes none; do not recover the ledger by hand before it does"
+            detail = (
+                "lacks entries or has damaged ones, and takes none; do not recover the ledger by hand before it does"
+            )
             return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
         quorum, sources = self.metadata.write_quorum, self._sources(position)
-        return CopyPosition(
-            self.index, position, member, member, Cause.INCOMPLETE, first, last, quorum, sources=sources
-        )
+        cause = Cause.DAMAGED if self._key(position) in self.knowledge.damaged else Cause.INCOMPLETE
+        return CopyPosition(self.index, position, member, member, cause, first, last, quorum, sources=sources)
 
     def _may_grow(self, position: int, cause: Cause) -> Blocked:
         """No ledger is fenced for a drain, but a recovery that another client has begun is completed."""
@@ -283,11 +295,16 @@ class _FragmentPlan:
     def _target(self, position: int, cause: Cause, choose: Choose) -> BookieId | None:
         failed = self.knowledge.failed_targets
         old = self.metadata.fragments[self.index].members[position]
-        if cause is Cause.INCOMPLETE and old in self.bookies.writable and old not in failed:
+        if cause in _IN_PLACE and old in self.bookies.writable and old not in failed:
             return old
         candidates = self._candidates()
         members = [self.taken.get(p, m) for p, m in enumerate(self.metadata.fragments[self.index].members)]
-        return choose(self._key(position), members, candidates) if candidates else None
+        answering = [candidate for candidate in candidates if candidate not in self.knowledge.avoided]
+        for some in (answering, candidates):
+            target = choose(self._key(position), members, some) if some else None
+            if target is not None:
+                return target
+        return None
 
     def _candidates(self) -> list[BookieId]:
         return sorted(self._allowed(self._spare()))
@@ -318,7 +335,8 @@ class _FragmentPlan:
     def _sources(self, position: int) -> tuple[BookieId | None, ...]:
         members = self.metadata.fragments[self.index].members
         registered, draining = self.bookies.registered, self.bookies.draining
-        return tuple(m if m in registered and (p != position or m in draining) else None for p, m in enumerate(members))
+        is_read = members[position] in draining or self._key(position) in self.knowledge.damaged
+        return tuple(m if m in registered and (p != position or is_read) else None for p, m in enumerate(members))
 
     def _key(self, position: int) -> PositionKey:
         fragment = self.metadata.fragments[self.index]

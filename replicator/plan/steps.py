@@ -17,6 +17,8 @@ class Cause(enum.Enum):
     """Its bookie is not registered."""
     INCOMPLETE = "incomplete"
     """Its bookie is registered and lists fewer entries than it should store (R31)."""
+    DAMAGED = "damaged"
+    """Its bookie is registered and has damaged copies, of which other bookies have good ones (R41)."""
     DRAINING = "draining"
     """Its bookie is registered and whole, and is to be taken out of the cluster."""
 
@@ -29,14 +31,14 @@ class CopyPosition:
     position: int
     old: BookieId
     target: BookieId
-    """Equal to ``old`` for an incomplete bookie, which is filled up in place."""
+    """Equal to ``old`` for a bookie that is filled up in place: it is incomplete, or has damaged copies."""
     cause: Cause
     first: EntryId
     last: EntryId
     write_quorum: int
     sources: tuple[BookieId | None, ...]
     """Per ensemble position the registered bookie to read from; None if it is missing, and at ``position`` unless its
-    bookie is being drained."""
+    bookie is being drained or has damaged copies."""
 
     @property
     def entry_count(self) -> int:
@@ -47,6 +49,11 @@ class CopyPosition:
     def stripe(self) -> Stripe:
         """How the fragment spreads its entries."""
         return Stripe(len(self.sources), self.write_quorum)
+
+    @property
+    def is_of_lost_bookie(self) -> bool:
+        """Whether the position lost its bookie, or is to lose it for a drain; if it is back, nothing is to be done."""
+        return self.cause in (Cause.UNREGISTERED, Cause.DRAINING)
 
     @property
     def is_in_place(self) -> bool:

@@ -12,14 +12,16 @@ from typing import Final
 
 from bookie.client.placement.groups import note_targets
 from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Status
-from replicator.copying.copier import Copier
+from replicator.copying.copier import REPORTED_MAX, Copier, CopyOutcome
+from replicator.knowledge.damage import KnownDamage, without
 from replicator.knowledge.evidence import Answer, describe
 from replicator.knowledge.holdings import Holdings, Shortfall
 from replicator.plan.planner import Plan, PositionKey
-from replicator.plan.steps import CopyPosition, Step, SwapMember
+from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
 from replicator.repair.install import CopiedStep, Installer
 from replicator.repair.lease import Lease
@@ -43,6 +45,7 @@ class Execution:
         copier: Copier,
         lease: Lease,
         events: EventSink,
+        damage: KnownDamage,
         holdings: Holdings,
         reserving: ReservationHolder,
         log: TurnLog,
@@ -54,9 +57,10 @@ class Execution:
         self._copier = copier
         self._lease = lease
         self._events = events
+        self._damage = damage
         self._holdings = holdings
         self._reserving = reserving
-        self._installer = Installer(ports, holdings, lease)
+        self._installer = Installer(ports, copier, holdings, lease)
         self._copied: dict[tuple[PositionKey, BookieId, EntryId], CopiedStep] = {}
 
     async def run(self, plan: Plan, shortfall: Shortfall) -> bool:
@@ -113,14 +117,14 @@ class Execution:
         """Copy one position; None if it did not work, with the reason noted for the next plan."""
         key = _key(ledger, step)
         before = self._copied.get((key, step.target, step.last))
-        if before is not None and before.incarnation == incarnation:
+        overwritten = tuple(sorted(self._damage.of(ledger.ledger_id).get(key, ()))) if step.is_in_place else ()
+        if before is not None and before.incarnation == incarnation and not overwritten:
             return replace(before, step=step)  # copied by an earlier round whose write met a conflict
-        held = shortfall.held_by(step.target)
+        held = without(_held(step, shortfall), overwritten)
         outcome = await self._copier.copy(ledger, step, self._lease.may_continue, held, incarnation, self._rank)
-        for corrupt in outcome.corrupt:
-            self._events.copy_corrupt(ledger.ledger_id, corrupt)
+        self._note_damage(ledger, outcome)
         if outcome.is_complete:
-            copied = CopiedStep(step, incarnation, outcome.entries, outcome.bytes)
+            copied = CopiedStep(step, incarnation, outcome.entries, outcome.bytes, overwritten)
             self._copied[key, step.target, step.last] = copied
             return copied
         if outcome.target_failure is not None:
@@ -133,6 +137,16 @@ class Execution:
                 self._log.silence.append(f"fragment {step.fragment_index} position {step.position}: {evidence}")
         return None
 
+    def _note_damage(self, ledger: Versioned, outcome: CopyOutcome) -> None:
+        """Report damaged copies, and note those with a good copy elsewhere for the next plan."""
+        known = self._damage.copies(ledger.ledger_id) if outcome.corrupt else frozenset()
+        fresh = [copy for copy in outcome.corrupt if (copy.bookie, copy.entry_id) not in known]
+        for corrupt in fresh[:REPORTED_MAX]:
+            self._events.copy_corrupt(ledger.ledger_id, corrupt)
+        without_good = {entry.entry_id for entry in outcome.unreadable}
+        for bookie in self._damage.note(ledger, [copy for copy in fresh if copy.entry_id not in without_good]):
+            self._log.failed_targets[bookie] = Answer(bookie, Status.CORRUPT, "too many damaged copies")
+
     async def _install(self, ledger: Versioned, ready: Sequence[CopiedStep]) -> Versioned:
         installed = await self._installer.install(ledger, ready, self._reserving.current)
         for refusal in installed.refusals:
@@ -141,7 +155,14 @@ class Execution:
             self._log.fragments.add(ledger.metadata.fragments[copy.step.fragment_index].first_entry_id)
             self._log.entries += copy.entries
             self._log.bytes += copy.bytes
+            self._log.replaced_copies += self._damage.replaced(ledger.ledger_id, _key(ledger, copy.step))
         return installed.ledger
+
+
+def _held(step: CopyPosition, shortfall: Shortfall) -> EntryRuns:
+    """What the target has, whether or not its copies are good."""
+    is_all = step.cause is Cause.DAMAGED and step.is_in_place and step.target not in dict(shortfall.held)
+    return EntryRuns(((step.first, step.last),)) if is_all else shortfall.held_by(step.target)
 
 
 def _key(ledger: Versioned, step: Step) -> PositionKey:

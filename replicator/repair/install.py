@@ -31,13 +31,14 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import Check
 from bookie.metadata.tasks.reservations import LedgerReservations
 from bookie.model.errors import InvariantError
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import Status
+from replicator.copying.copier import Copier
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.evidence import Answer
 from replicator.knowledge.holdings import Holdings
-from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
+from replicator.plan.steps import CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
 from replicator.repair.lease import Lease
 
@@ -53,6 +54,8 @@ class CopiedStep:
     incarnation: str = ""
     entries: int = 0
     bytes: int = 0
+    overwritten: tuple[EntryId, ...] = ()
+    """Entries of which the target had damaged copies. It lists them in any case, so they are read back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,9 @@ class InstallResult:
 class Installer:
     """Installs copies of one ledger under its lock."""
 
-    def __init__(self, ports: RepairPorts, holdings: Holdings, lease: Lease) -> None:
+    def __init__(self, ports: RepairPorts, copier: Copier, holdings: Holdings, lease: Lease) -> None:
         self._ports = ports
+        self._copier = copier
         self._holdings = holdings
         self._lease = lease
 
@@ -127,6 +131,10 @@ class Installer:
     async def _lacking(self, ledger: Versioned, copy: CopiedStep) -> Answer | None:
         if isinstance(copy.step, SwapMember):
             return None
+        if copy.overwritten:
+            refusal = await self._copier.not_served(ledger, copy.step.target, copy.overwritten)
+            if refusal is not None:
+                return refusal
         return await self._holdings.missing_on_target(ledger.ledger_id, copy.step)
 
     async def _dead_disks(
@@ -169,7 +177,7 @@ def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadat
 
 def _replaces(copy: CopiedStep) -> bool:
     """True if it replaces a bookie that was lost or that is being drained."""
-    return isinstance(copy.step, SwapMember) or copy.step.cause is not Cause.INCOMPLETE
+    return isinstance(copy.step, SwapMember) or copy.step.is_of_lost_bookie
 
 
 def _gone_targets(copied: Iterable[CopiedStep], bookies: Bookies) -> Iterable[Answer]:

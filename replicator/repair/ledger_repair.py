@@ -16,8 +16,8 @@ reservation, plans from the metadata as it is now, and copies again what no meta
 that it does not choose delete their copies. Doubts and the parked record are deleted after the task. If a crash
 prevents this, the next listing (``queue.task_queue``) deletes them.
 
-The results of a round (targets that refuse, entries that no bookie serves, bookies that returned incomplete) go into
-the next plan. A task that names no bookie requests better placement: it is left to Apache's workers.
+The results of a round (targets that refuse, entries that no bookie serves, bookies that returned incomplete, damaged
+copies) go into the next plan. A task that names no bookie requests better placement: it is left to Apache's workers.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
@@ -46,6 +46,7 @@ from bookie.runtime.retry import Backoff
 from bookie.wire.port import Status
 from replicator.copying.copier import Copier
 from replicator.knowledge.absence import Absences, awaiting, unnamed_absent
+from replicator.knowledge.damage import KnownDamage
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.evidence import SHOWN_MAX
 from replicator.knowledge.holdings import Holdings, Shortfall
@@ -57,6 +58,7 @@ from replicator.plan.planner import (
     plan_repair,
     target_chooser,
 )
+from replicator.plan.steps import CopyPosition
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
 from replicator.queue.parking import ATTEMPTS_MAX
@@ -103,6 +105,7 @@ class RepairContext:
     events: EventSink
     delays: Delays
     absences: Absences
+    damage: KnownDamage = field(default_factory=KnownDamage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ class LedgerRepair:
             context.copier,
             lease,
             context.events,
+            context.damage,
             self._holdings,
             self._reserving,
             self._log,
@@ -223,20 +227,31 @@ class LedgerRepair:
     async def _plan(self, view: View) -> Plan:
         """Plan from the view and from what this turn has learned."""
         ledger, bookies, shortfall = view.ledger, view.bookies, view.shortfall
-        is_asked = needs_tail_evidence(ledger.metadata, bookies, shortfall.doubtful | shortfall.positions)
+        damaged = {
+            key: max(entries)
+            for key, entries in self._context.damage.of(ledger.ledger_id).items()
+            if key.bookie in bookies.staying
+        }
+        asked_of = shortfall.doubtful | shortfall.positions | damaged.keys()
+        is_asked = needs_tail_evidence(ledger.metadata, bookies, asked_of)
         knowledge = Knowledge(
             is_asked and await self._holdings.is_tail_written(ledger, bookies),
             shortfall.positions,
             shortfall.doubtful,
             shortfall.behind,
+            damaged,
             tuple(self._log.unreadable.items()),
             frozenset(self._log.failed_targets),
+            self._ports.circuits.avoided(bookies.writable, self._ports.clock.monotonic_s()),
         )
         choose = target_chooser(ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement)
         return plan_repair(ledger, bookies, choose, knowledge)
 
     async def _execute(self, plan: Plan, view: View) -> TaskResult | None:
         """Copy and install what can be; None: look again."""
+        if not view.ledger.metadata.is_closed:  # before a copy hides what they lack, or may lack (S6)
+            in_place = (step for step in plan.steps if isinstance(step, CopyPosition) and step.is_in_place)
+            await self._unclosed.doubt({step.target for step in in_place})
         if not await self._execution.run(plan, view.shortfall):
             return self._stopped()
         silence = "; ".join(self._log.silence)
@@ -293,6 +308,7 @@ class LedgerRepair:
         doubts = await self._unclosed.doubts_deletion()
         if not await self._lease.complete(checks if doubts is None else [*checks, doubts]):
             return self._ended(Ending.MARKED_AGAIN)
+        self._context.damage.forget(self._task.ledger_id)
         try:
             if self._turn.is_parked:  # a record written since is cleared with a later listing
                 await self._ports.parked.unpark(self._task.ledger_id)
@@ -313,5 +329,6 @@ class LedgerRepair:
             self._log.is_recovered,
             reason=reason,
             detail=detail,
+            replaced_copies=self._log.replaced_copies,
             marked_ms=self._task.ctime_ms,
         )

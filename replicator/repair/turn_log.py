@@ -26,6 +26,8 @@ class TurnLog:
     """First entries of the fragments that were repaired."""
     entries: int = 0
     bytes: int = 0
+    replaced_copies: int = 0
+    """Damaged copies that were replaced by good ones."""
     is_recovered: bool = False
     """Whether this turn closed the ledger."""
     recovery_failure: str = ""

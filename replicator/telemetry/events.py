@@ -57,12 +57,16 @@ class TaskResult:
     detail: str = ""
     marked_ms: int = field(default=0, compare=False)
     """When the ledger was last marked, epoch milliseconds; 0 or less: not known."""
+    replaced_copies: int = 0
+    """Damaged copies that were replaced by good ones, in place or on another bookie."""
 
     def fields(self) -> dict[str, str | int | float]:
         """As plain values for logs and JSON, without empty ones."""
         values: dict[str, str | int | float] = {"ledger_id": self.ledger_id, "ending": self.ending.value}
         if self.fragments:
             values |= {"fragments": self.fragments, "entries": self.entries, "bytes": self.bytes}
+        if self.replaced_copies:
+            values["replaced_copies"] = self.replaced_copies
         if self.is_recovered:
             values["recovered"] = True
         if self.reason is not None:
@@ -108,6 +112,8 @@ class Load:
     copied_bytes: int = 0
     throttled_s: float = 0.0
     """Time in which the throttle held copying up."""
+    unreachable_bookies: int = 0
+    """Bookies whose circuit is open: they have not answered for a while."""
 
 
 class EventSink(Protocol):

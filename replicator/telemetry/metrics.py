@@ -25,6 +25,7 @@ COPIED_BYTES: Final = "bkheal_replicator_copied_bytes_total"
 REPAIRED_FRAGMENTS: Final = "bkheal_replicator_repaired_fragments_total"
 RECOVERED_LEDGERS: Final = "bkheal_replicator_recovered_ledgers_total"
 CORRUPT_COPIES: Final = "bkheal_replicator_corrupt_copies_total"
+REPLACED_COPIES: Final = "bkheal_replicator_replaced_copies_total"
 TASK_DURATION: Final = "bkheal_replicator_task_duration_seconds"
 TIME_TO_FULL: Final = "bkheal_time_to_full_seconds"
 LISTED_TASKS: Final = "bkheal_replicator_listed_tasks"
@@ -32,6 +33,7 @@ IN_FLIGHT_LEDGERS: Final = "bkheal_replicator_ledgers_in_flight"
 IN_FLIGHT_BYTES: Final = "bkheal_replicator_bytes_in_flight"
 THROTTLE: Final = "bkheal_replicator_throttle_bytes_per_second"
 THROTTLED: Final = "bkheal_replicator_throttled_seconds_total"
+UNREACHABLE_BOOKIES: Final = "bkheal_replicator_unreachable_bookies"
 LAST_PROGRESS: Final = "bkheal_replicator_last_progress_timestamp_seconds"
 
 ENDINGS: Final = tuple(ending.value for ending in Ending)
@@ -73,9 +75,10 @@ REPLICATOR: Final = (
     Definition(
         CORRUPT_COPIES,
         _COUNTER,
-        "Stored copies that did not verify; another copy was used if there was one",
+        "Stored copies that did not verify; if there was a good one, it was used, and it replaces the damaged one",
         watch="it increases: a disk returns wrong bytes",
     ),
+    Definition(REPLACED_COPIES, _COUNTER, "Damaged copies that were replaced by good ones"),
     Definition(TASK_DURATION, _HISTOGRAM, "Time of one turn of a task, by how it ended", _BY_ENDING, WORK_BUCKETS_S),
     Definition(
         TIME_TO_FULL,
@@ -100,6 +103,12 @@ REPLICATOR: Final = (
         _COUNTER,
         "Time in which copying waited for that bound; its rate is the share of time, 0 to 1",
         watch="the rate is above 0.9 for hours: the bound decides how long data stays with too few copies",
+    ),
+    Definition(
+        UNREACHABLE_BOOKIES,
+        _GAUGE,
+        "Registered bookies that have not answered this process for a while; it asks them only from time to time",
+        watch="it is not 0: the log names the bookies",
     ),
     Definition(
         LAST_PROGRESS,
@@ -134,9 +143,11 @@ class MetricsEvents(EventSink):
         self._fragments = metrics.counter(REPAIRED_FRAGMENTS)
         self._recovered = metrics.counter(RECOVERED_LEDGERS)
         self._corrupt = metrics.counter(CORRUPT_COPIES)
+        self._replaced = metrics.counter(REPLACED_COPIES)
         self._time_to_full = metrics.histogram(TIME_TO_FULL)
         self._tasks = {state: metrics.gauge(LISTED_TASKS, state=state) for state in STATES}
         self._in_flight = metrics.gauge(IN_FLIGHT_LEDGERS), metrics.gauge(IN_FLIGHT_BYTES)
+        self._unreachable = metrics.gauge(UNREACHABLE_BOOKIES)
         self._throttle = metrics.gauge(THROTTLE)
         self._copied_entries, self._copied_bytes, self._throttled_s = (
             _Total(metrics.counter(name)) for name in (COPIED_ENTRIES, COPIED_BYTES, THROTTLED)
@@ -158,6 +169,7 @@ class MetricsEvents(EventSink):
             self._parked[result.reason].inc()
         self._fragments.inc(result.fragments)
         self._recovered.inc(result.is_recovered)
+        self._replaced.inc(result.replaced_copies)
         if result.ending is Ending.REPAIRED and result.marked_ms > 0:
             self._time_to_full.observe(max(0.0, (self._clock.epoch_ms() - result.marked_ms) / 1000))
         if result.ending not in _NO_PROGRESS:
@@ -172,6 +184,7 @@ class MetricsEvents(EventSink):
         ledgers, held_bytes = self._in_flight
         ledgers.set(now.ledgers_in_flight)
         held_bytes.set(now.bytes_in_flight)
+        self._unreachable.set(now.unreachable_bookies)
         self._throttle.set(now.bytes_per_second)
         self._copied_bytes.reach(now.copied_bytes)
         self._throttled_s.reach(now.throttled_s)

@@ -137,7 +137,7 @@ def test_the_replicas_check_takes_a_listed_entry_for_a_stored_one(spark: SparkSe
     assert world.closed not in world.do(world.marked())
 
 
-def test_a_repair_passes_over_a_damaged_copy_and_reports_it(world: Damaged) -> None:
+def test_a_repair_passes_over_a_damaged_copy_reports_it_and_replaces_it(world: Damaged) -> None:
     first, second, third = world.bookies
     tasks, ledger_id = world.client.ports.tasks, world.short
     for entry in FORGOTTEN:
@@ -158,6 +158,11 @@ def test_a_repair_passes_over_a_damaged_copy_and_reports_it(world: Damaged) -> N
     [event] = events
     assert event["ledger_id"] == ledger_id
     assert event["entry_id"] == damaged[event["bookie_id"]]
+    holder = next(bookie for bookie in (first, second) if bookie.bookie_id == event["bookie_id"])
+    assert world.do(world.statuses(holder, ledger_id, event["entry_id"])) == (Status.OK, (Status.OK,))
+    world.do(world.kill(holder))
+    world.do(world.start_again(holder))
+    assert world.do(world.statuses(holder, ledger_id, event["entry_id"])) == (Status.OK, (Status.OK,)), "from its disk"
 
 
 def test_a_damaged_page_of_the_index_hides_no_entry(spark: SparkSession, world: Damaged) -> None:

@@ -17,6 +17,7 @@ from bookie.metadata.tasks.reservations import Reservations
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import fragment_health
+from bookie.wire.circuits import Circuits, CircuitTransport
 from replicator.knowledge.evidence import CorruptCopy
 from replicator.ports import RepairPorts
 from replicator.settings import ReplicatorSettings
@@ -92,7 +93,7 @@ class Events:
 
 def worker(world: SimWorld, client: SimClient) -> Worker:
     """A replication worker on a client's ports."""
-    ports = client.ports
+    ports, circuits = client.ports, Circuits()
     repair = RepairPorts(
         store=client.store,
         cluster=world.cluster,
@@ -101,10 +102,11 @@ def worker(world: SimWorld, client: SimClient) -> Worker:
         tasks=ports.tasks,
         parked=ParkedTasks(client.store, world.cluster.root),
         doubts=DoubtedMembers(client.store, world.cluster.root),
-        transport=ports.transport,
+        transport=CircuitTransport(ports.transport, circuits, ports.clock),
         clock=ports.clock,
         rng=ports.rng,
         reservations=Reservations(client.store, world.cluster.root),
+        circuits=circuits,
     )
     settings = ReplicatorSettings(
         "zk://simulated/ledgers", ledgers_in_flight=3, poll_interval_s=1.5, grace_s=1.0, open_ledger_grace_s=2.0

@@ -25,6 +25,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.runtime.tasks import guarded
 from bookie.storage.store import LedgerStorage
+from bookie.wire.circuits import Circuits, CircuitTransport
 from bookie.wire.handler import BookieHandler
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ListReply, ReadReply, Reply, ReplyT, Request, Status
@@ -223,6 +224,8 @@ class RepairWorld(MemoryCluster):
     def __init__(self) -> None:
         super().__init__()
         self.bookies = Bookies()
+        self.has_circuits = True
+        """Whether workers remember which bookies do not answer, as processes do."""
 
     async def start(self, bookies: str) -> None:
         await self.found(seed=0)
@@ -231,6 +234,8 @@ class RepairWorld(MemoryCluster):
         await self.add_bookies(bookies)
 
     def ports(self, store: MemoryStore, seed: int = 0) -> RepairPorts:
+        circuits = Circuits()
+        transport = self.bookies.transport
         return RepairPorts(
             store=store,
             cluster=self.cluster,
@@ -240,9 +245,10 @@ class RepairWorld(MemoryCluster):
             parked=ParkedTasks(store, self.cluster.root),
             doubts=DoubtedMembers(store, self.cluster.root),
             reservations=Reservations(store, self.cluster.root),
-            transport=self.bookies.transport,
+            transport=CircuitTransport(transport, circuits, self.clock) if self.has_circuits else transport,
             clock=self.clock,
             rng=random.Random(seed),
+            circuits=circuits,
         )
 
     async def add_bookies(self, names: str, *, incarnation: str = "1") -> None:

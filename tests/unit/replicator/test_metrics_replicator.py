@@ -44,9 +44,11 @@ def test_turns_are_counted_by_how_they_ended(world: Measured) -> None:
     sink.task_ended(TaskResult(LEDGER, Ending.REPAIRED, 2, 10, 460, True, 0.25, marked_ms=NOW_MS - 90_000))
     sink.task_ended(TaskResult(LEDGER, Ending.PARKED, reason=ParkReason.NO_LIVE_COPY, seconds=2.0))
     sink.task_ended(TaskResult(LEDGER, Ending.BUSY))
+    sink.task_ended(TaskResult(LEDGER, Ending.FAILED, replaced_copies=3))
     sink.copy_corrupt(LEDGER, CorruptCopy(BookieId("b"), EntryId(3), "CRC32C digest mismatch"))
     assert world.value(names.TASKS_ENDED, ending="repaired") == world.value(names.TASKS_ENDED, ending="busy") == 1
-    assert world.value(names.TASKS_ENDED, ending="failed") == 0
+    assert world.value(names.TASKS_ENDED, ending="failed") == 1
+    assert world.value(names.REPLACED_COPIES) == 3
     assert world.value(names.PARKED, reason="no_live_copy") == 1
     assert (world.value(names.REPAIRED_FRAGMENTS), world.value(names.RECOVERED_LEDGERS)) == (2, 1)
     assert world.value(names.CORRUPT_COPIES) == 1
@@ -71,7 +73,8 @@ def test_each_task_is_in_one_state(world: Measured) -> None:
 
 def test_totals_of_the_worker_are_followed(world: Measured) -> None:
     world.events.sample(Load(3, 4096, 1000, 10, 460, 1.5))
-    world.events.sample(Load(1, 0, 0, 25, 1150, 2.0))
+    world.events.sample(Load(1, 0, 0, 25, 1150, 2.0, unreachable_bookies=2))
+    assert world.value(names.UNREACHABLE_BOOKIES) == 2
     assert (world.value(names.IN_FLIGHT_LEDGERS), world.value(names.IN_FLIGHT_BYTES)) == (1, 0)
     assert (world.value(names.COPIED_ENTRIES), world.value(names.COPIED_BYTES)) == (25, 1150)
     assert (world.value(names.THROTTLE), world.value(names.THROTTLED)) == (0, 2.0)

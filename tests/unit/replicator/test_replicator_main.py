@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,21 @@ from typing import cast
 import pytest
 
 import replicator.__main__
+from bookie.metadata.cluster import format_cluster
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.tasks.parked import ParkReason
+from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.telemetry.status_pages import Health, Pages
+from bookie.wire.circuits import SILENCES_MAX
+from bookie.wire.port import Status
+from bookie.wire.requests import Info
 from replicator.__main__ import main
 from replicator.knowledge.evidence import CorruptCopy
-from replicator.main import _Telemetry
+from replicator.main import _ports, _Telemetry
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending, Fanout, Outlook, TaskResult
 from replicator.telemetry.status import JsonEvents, LogEvents, Progress
@@ -118,3 +127,21 @@ def test_the_tasks_are_reported_as_they_were_listed_and_written_only_when_they_c
 def test_a_run_is_settled_only_when_nothing_is_delayed() -> None:
     assert Outlook(parked=3, backing_off=1, given_up=1).is_settled
     assert not Outlook(parked=3, delayed=1).is_settled
+
+
+async def test_a_process_does_not_wait_for_a_bookie_with_an_open_circuit() -> None:
+    store, bookie = MemoryStore(MemoryCell()), BookieId("silent")
+    uri = parse_uri("zk+hierarchical://h:1/ledgers")
+    try:
+        await format_cluster(store, uri.ledgers_root, rng=random.Random(0))
+        ports = await _ports(cast(ZooKeeperStore, store), uri, ReplicatorSettings("zk+hierarchical://h:1/ledgers"))
+        try:
+            for _ in range(SILENCES_MAX):
+                ports.circuits.not_answered(bookie, ports.clock.monotonic_s())
+            reply = await ports.transport.ask(bookie, Info(), 1.0)
+            assert (reply.status, ports.circuits.open_count) == (Status.UNREACHABLE, 1)
+            assert reply.detail == "bookie silent has not answered for a while, and was not asked"
+        finally:
+            await ports.transport.close()
+    finally:
+        await store.close()

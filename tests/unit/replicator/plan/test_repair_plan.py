@@ -157,6 +157,40 @@ def test_targets_that_refused_are_not_chosen_again() -> None:
     assert [step.target for step in plan(ledger((0, "a b"), last=9), bookies("a c d"), known).steps] == ["d"]
 
 
+def test_bookies_that_do_not_answer_are_chosen_only_if_no_other_can_be() -> None:
+    known = Knowledge(avoided=frozenset(names("c")))
+    of = ledger((0, "a b"), last=9)
+    assert [step.target for step in plan(of, bookies("a c d"), known).steps] == ["d"]
+    assert [step.target for step in plan(of, bookies("a c"), known).steps] == ["c"]
+
+
+def test_a_bookie_with_damaged_copies_keeps_its_place_if_it_takes_good_ones() -> None:
+    damaged = {PositionKey(EntryId(0), 1, BookieId("b")): EntryId(4)}
+    of, (a, b, c) = ledger((0, "a b"), last=9), names("a b c")
+    in_place = CopyPosition(0, 1, b, b, Cause.DAMAGED, EntryId(0), EntryId(9), 2, (a, b))
+    assert plan(of, bookies("a b c"), Knowledge(damaged=damaged)).steps == (in_place,)
+    assert in_place.holders(0) == (a,)
+    refused = Knowledge(damaged=damaged, failed_targets=frozenset({b}))
+    for known, registered in ((refused, bookies("a b c")), (Knowledge(damaged=damaged), bookies("a c", "b"))):
+        [step] = plan(of, registered, known).steps
+        assert step == CopyPosition(0, 1, b, c, Cause.DAMAGED, EntryId(0), EntryId(9), 2, (a, b))
+        assert step.holders(0) == (a, b)  # what is not damaged there may be nowhere else
+
+
+def test_a_damaged_copy_of_a_fragment_that_may_grow_is_replaced_in_place_or_waits() -> None:
+    known = Knowledge(damaged={PositionKey(EntryId(0), 1, BookieId("b")): EntryId(4)})
+    of, (a, b) = ledger((0, "a b")), names("a b")
+    in_place = CopyPosition(0, 1, b, b, Cause.DAMAGED, EntryId(0), EntryId(4), 2, (a, b))
+    assert plan(of, bookies("a b c"), known).steps == (in_place,)
+    assert reasons(plan(of, bookies("a c", "b"), known)) == [(0, 1, ParkReason.OPEN_LEDGER)]
+
+
+def test_no_damaged_copy_is_replaced_in_place_while_a_position_waits_for_a_recovery() -> None:
+    known = Knowledge(damaged={PositionKey(EntryId(0), 1, BookieId("b")): EntryId(4)})
+    result = plan(ledger((0, "a b c"), quorum=(3, 2)), bookies("a b d"), known)
+    assert (result.steps, reasons(result)) == ((), [(0, 2, ParkReason.NEEDS_RECOVERY)])
+
+
 def test_an_incomplete_bookie_is_filled_up_in_place_if_it_can_be() -> None:
     whole = ledger((0, "a b"), last=9)
     known = Knowledge(incomplete=frozenset({PositionKey(EntryId(0), 1, BookieId("b"))}))

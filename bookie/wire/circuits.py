@@ -1,0 +1,207 @@
+"""Which bookies do not answer, as one process has observed it, and a transport that spares its callers the wait.
+
+A bookie can be registered and not answer: its machine hangs, or a network path drops packets. Then each request costs
+its whole deadline, and each ledger meets the same bookie again. After ``SILENCES_MAX`` requests in a row without an
+answer the *circuit* of the bookie is open: a request fails at once with UNREACHABLE. From time to time one request is
+let through as a probe. The first answer closes the circuit.
+
+UNREACHABLE means "unknown", never "absent" (S6). So an open circuit can delay a repair, and cannot change its result.
+
+The health of a bookie is a property of the process, not of a ledger. It is neither shared nor stored: another process
+may reach the bookie.
+
+Source: R42, docs/failure-model.md#R42.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from typing_extensions import override
+
+from bookie.model.ids import BookieId
+from bookie.runtime.clock import Clock
+from bookie.wire.port import AddBatch, AddReply, Failed, ReadReply, Reply, ReplyT, Request, Status, Transport
+
+_log = logging.getLogger(__name__)
+
+SILENCES_MAX: Final = 3
+"""Requests in a row without an answer that open a circuit: one or two may be lost with a connection."""
+SILENCE_S: Final = 1.0
+"""A request that failed sooner proves nothing: a bookie that restarts refuses connections for a moment."""
+PROBE_PAUSE_S: Final = 1.0
+PROBE_PAUSE_S_MAX: Final = 30.0
+"""Pauses between probes: from the first on, each is twice the one before, up to the second."""
+PROBE_TIMEOUT_S: Final = 5.0
+"""Deadline of the first probes, which come often. A later one waits as long as the pause before it, up to its caller's
+deadline: a bookie that is slow and works must not stay shut out."""
+_NO_ANSWER: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE})
+_OF_THIS_PROCESS: Final = _NO_ANSWER | {Status.UNRESOLVED, Status.UNSUPPORTED}
+"""Statuses that do not prove an answer of the bookie."""
+
+
+class Admission(enum.Enum):
+    """What is to become of a request."""
+
+    SENT = "sent"
+    PROBE = "probe"
+    """It is sent with a short deadline, and the caller must report its end."""
+    REFUSED = "refused"
+
+
+@dataclass(slots=True)
+class _Circuit:
+    silences: int = 0
+    pause_s: float = 0.0
+    """0: the circuit is closed."""
+    next_probe_s: float = 0.0
+    is_probing: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.pause_s > 0
+
+    def is_probe_due(self, now_s: float) -> bool:
+        return not self.is_probing and now_s >= self.next_probe_s
+
+
+class Circuits:
+    """The circuits of all bookies. Decides only; ``CircuitTransport`` asks and reports.
+
+    It has a record for each bookie whose last request had no answer, and for no other.
+    """
+
+    def __init__(self) -> None:
+        self._circuits: dict[BookieId, _Circuit] = {}
+
+    @property
+    def open_count(self) -> int:
+        """How many circuits are open."""
+        return sum(circuit.is_open for circuit in self._circuits.values())
+
+    def is_avoided(self, bookie: BookieId, now_s: float) -> bool:
+        """Whether a request to the bookie would fail at once, so that another bookie is better asked first."""
+        circuit = self._circuits.get(bookie)
+        return circuit is not None and circuit.is_open and not circuit.is_probe_due(now_s)
+
+    def avoided(self, bookies: Collection[BookieId], now_s: float) -> frozenset[BookieId]:
+        """Return those of ``bookies`` that are to be avoided."""
+        return frozenset(bookie for bookie in self._circuits if bookie in bookies and self.is_avoided(bookie, now_s))
+
+    def admit(self, bookie: BookieId, now_s: float) -> Admission:
+        """Decide about a request that is to be made now."""
+        circuit = self._circuits.get(bookie)
+        if circuit is None or not circuit.is_open:
+            return Admission.SENT
+        if not circuit.is_probe_due(now_s):
+            return Admission.REFUSED
+        circuit.is_probing = True
+        return Admission.PROBE
+
+    def probe_timeout_s(self, bookie: BookieId) -> float:
+        """How long a probe may wait for its answer."""
+        circuit = self._circuits.get(bookie)
+        return PROBE_TIMEOUT_S if circuit is None else max(PROBE_TIMEOUT_S, circuit.pause_s)
+
+    def answered(self, bookie: BookieId) -> None:
+        """The bookie has answered a request, whatever it was."""
+        circuit = self._circuits.pop(bookie, None)
+        if circuit is not None and circuit.is_open:
+            _log.info("bookie answers again", extra={"bookie_id": bookie})
+
+    def not_answered(self, bookie: BookieId, now_s: float) -> None:
+        """A request that was no probe had no answer."""
+        circuit = self._circuits.setdefault(bookie, _Circuit())
+        circuit.silences += 1
+        if circuit.silences >= SILENCES_MAX and not circuit.is_open:
+            circuit.pause_s = PROBE_PAUSE_S
+            circuit.next_probe_s = now_s + PROBE_PAUSE_S
+            _log.warning("bookie does not answer, its circuit is open", extra={"bookie_id": bookie})
+
+    def probe_failed(self, bookie: BookieId, now_s: float) -> None:
+        """A probe had no answer."""
+        circuit = self._circuits.get(bookie)
+        if circuit is not None:
+            circuit.is_probing = False
+            circuit.pause_s = min(2 * circuit.pause_s, PROBE_PAUSE_S_MAX)
+            circuit.next_probe_s = now_s + circuit.pause_s
+
+    def probe_cancelled(self, bookie: BookieId) -> None:
+        """A probe ended without a result; the next request may be one."""
+        circuit = self._circuits.get(bookie)
+        if circuit is not None:
+            circuit.is_probing = False
+
+    def keep_only(self, registered: Collection[BookieId]) -> None:
+        """Forget every bookie that is not registered: nothing waits for its answer, and it may return repaired."""
+        for bookie in [bookie for bookie in self._circuits if bookie not in registered]:
+            if self._circuits.pop(bookie).is_open:
+                _log.info("bookie that did not answer is not registered any more", extra={"bookie_id": bookie})
+
+
+class CircuitTransport(Transport):
+    """Another transport, except that requests to a bookie with an open circuit fail at once."""
+
+    def __init__(self, transport: Transport, circuits: Circuits, clock: Clock) -> None:
+        self._transport = transport
+        self._circuits = circuits
+        self._clock = clock
+
+    @override
+    async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        return await self._send(
+            bookie, timeout_s, lambda within_s: self._transport.add(bookie, batch, within_s), AddReply
+        )
+
+    @override
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        return await self._send(
+            bookie, timeout_s, lambda within_s: self._transport.ask(bookie, request, within_s), request.failed
+        )
+
+    @override
+    async def close(self) -> None:
+        await self._transport.close()
+
+    async def _send(
+        self,
+        bookie: BookieId,
+        timeout_s: float,
+        send: Callable[[float], Awaitable[ReplyT]],
+        failed: Failed[ReplyT],
+    ) -> ReplyT:
+        sent_s = self._clock.monotonic_s()
+        admission = self._circuits.admit(bookie, sent_s)
+        if admission is Admission.REFUSED:
+            return failed(Status.UNREACHABLE, detail=f"bookie {bookie} has not answered for a while, and was not asked")
+        if admission is Admission.PROBE:
+            return await self._probe(bookie, send(min(timeout_s, self._circuits.probe_timeout_s(bookie))))
+        reply = await send(timeout_s)
+        now_s = self._clock.monotonic_s()
+        if is_answer(reply):
+            self._circuits.answered(bookie)
+        elif reply.status in _NO_ANSWER and now_s - sent_s >= SILENCE_S:
+            self._circuits.not_answered(bookie, now_s)
+        return reply
+
+    async def _probe(self, bookie: BookieId, sent: Awaitable[ReplyT]) -> ReplyT:
+        reply: ReplyT | None = None
+        try:
+            reply = await sent
+        finally:
+            if reply is None:
+                self._circuits.probe_cancelled(bookie)
+        if is_answer(reply):
+            self._circuits.answered(bookie)
+        else:
+            self._circuits.probe_failed(bookie, self._clock.monotonic_s())
+        return reply
+
+
+def is_answer(reply: Reply) -> bool:
+    """Whether the bookie itself made the reply, or a part of it."""
+    return reply.status not in _OF_THIS_PROCESS or (isinstance(reply, ReadReply) and bool(reply.results))

@@ -1,0 +1,111 @@
+"""Damaged copies that repairs of this process have met and not replaced yet.
+
+A copy is damaged if its bookie serves bytes that do not verify, or finds so itself. It is noted here only if another
+bookie served a good copy of the same entry. The plan then treats its bookie as one that lacks the entry: a good copy is
+stored in its place, and read back. An add replaces an entry with the same id, on our bookies and on Apache's. If the
+bookie still serves the damaged copy, or refuses, its position gets another bookie.
+
+A damaged entry without a good copy is not noted. It parks the position that needs it (R23).
+
+The notes outlive a turn, because a turn may end before it can act on them: a bookie is silent, or a recovery comes
+first. They do not outlive the process. They are hints: storing a good copy once too often has no effect.
+
+Source: R41, docs/failure-model.md#R41.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final
+
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from replicator.knowledge.evidence import CorruptCopy
+from replicator.plan.planner import PositionKey
+
+LEDGER_COPIES_MAX: Final = 10_000
+"""Damaged copies that are noted of a ledger. At this many, the bookies that add to them are replaced as a whole."""
+COPIES_MAX: Final = 100_000
+"""Damaged copies that are noted in all: some 10 MB. Beyond it the ledgers noted first are forgotten."""
+
+_Positions = dict[PositionKey, set[EntryId]]
+
+
+class KnownDamage:
+    """Shared by all turns of a process."""
+
+    def __init__(self) -> None:
+        self._ledgers: dict[LedgerId, _Positions] = {}
+
+    def note(self, ledger: Versioned, copies: Collection[CorruptCopy]) -> frozenset[BookieId]:
+        """Note damaged copies that have good ones elsewhere; return the bookies with too many of them."""
+        if not copies:
+            return frozenset()
+        noted = self._ledgers.pop(ledger.ledger_id, {})
+        count = _count(noted)
+        for copy in copies:
+            for key in _positions(ledger.metadata, copy):
+                entries = noted.setdefault(key, set())
+                if count < LEDGER_COPIES_MAX or not entries:
+                    count += copy.entry_id not in entries
+                    entries.add(copy.entry_id)
+        if noted:
+            self._ledgers[ledger.ledger_id] = noted
+        self._shrink()
+        return frozenset(copy.bookie for copy in copies) if count >= LEDGER_COPIES_MAX else frozenset()
+
+    def of(self, ledger_id: LedgerId) -> Mapping[PositionKey, Collection[EntryId]]:
+        """Return the damaged entries of a ledger by position; never an empty set of them."""
+        return self._ledgers.get(ledger_id, {})
+
+    def copies(self, ledger_id: LedgerId) -> frozenset[tuple[BookieId, EntryId]]:
+        """Return the damaged copies of a ledger."""
+        positions = self._ledgers.get(ledger_id, {}).items()
+        return frozenset((key.bookie, entry_id) for key, entries in positions for entry_id in entries)
+
+    def replaced(self, ledger_id: LedgerId, key: PositionKey) -> int:
+        """The position has good copies now, in place or on another bookie; return how many copies were damaged."""
+        positions = self._ledgers.get(ledger_id, {})
+        entries = positions.pop(key, set())
+        if not positions:
+            self._ledgers.pop(ledger_id, None)
+        return len(entries)
+
+    def forget(self, ledger_id: LedgerId) -> None:
+        """Forget a ledger that has no task any more."""
+        self._ledgers.pop(ledger_id, None)
+
+    def _shrink(self) -> None:
+        total = sum(map(_count, self._ledgers.values()))
+        while total > COPIES_MAX:
+            oldest = next(iter(self._ledgers))
+            total -= _count(self._ledgers.pop(oldest))
+
+
+def without(held: EntryRuns, entry_ids: Iterable[EntryId]) -> EntryRuns:
+    """Return the set ``held`` without ``entry_ids``."""
+    removed = EntryRuns.of(sorted(entry_ids))
+    runs: list[tuple[int, int]] = []
+    for first, last in held.runs:
+        start = first
+        for gap_first, gap_last in removed.within(first, last):
+            if start < gap_first:
+                runs.append((start, gap_first - 1))
+            start = gap_last + 1
+        if start <= last:
+            runs.append((start, last))
+    return EntryRuns(tuple(runs))
+
+
+def _positions(metadata: LedgerMetadata, copy: CorruptCopy) -> Iterator[PositionKey]:
+    """Where the metadata places the copy. Nowhere, if the bookie is not a member there any more."""
+    fragment = metadata.fragments[metadata.fragment_index(copy.entry_id)]
+    for position, member in enumerate(fragment.members):
+        if member == copy.bookie and metadata.stripe.stores(position, copy.entry_id):
+            yield PositionKey(fragment.first_entry_id, position, member)
+
+
+def _count(positions: _Positions) -> int:
+    return sum(map(len, positions.values()))

@@ -1,0 +1,192 @@
+"""Damaged copies that a repair meets: they are replaced by good ones, in place if the bookie accepts that (R41)."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, EntryId
+from bookie.wire.port import Status
+from replicator.knowledge import damage
+from replicator.knowledge.damage import without
+from replicator.telemetry.events import Ending
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import RepairWorld, a_world, answers, flipped
+from tests.worlds.virtual_time import in_virtual_time, until
+
+OTHERS = (("a", EntryId(3)), ("c", EntryId(4)))
+"""Of each other member an entry whose copy is damaged: one of the two members is asked first for both entries."""
+
+
+async def store_damaged(world: RepairWorld, bookie: str, packet: bytes) -> None:
+    """Store an entry with a flipped bit."""
+    await world.bookies.put(bookie, LEDGER, [packet[:-1] + bytes([packet[-1] ^ 1])])
+
+
+async def stored(world: RepairWorld, bookie: str, entry_id: EntryId) -> bytes:
+    reply = await world.bookies.nodes[BookieId(bookie)].storage.read(LEDGER, [entry_id])
+    return reply.results[0].packet
+
+
+def undamaged(packets: dict[EntryId, bytes]) -> dict[EntryId, bytes]:
+    """Entries whose copies nobody damaged: the copy of the member that was not asked stays damaged."""
+    damaged = {entry_id for _, entry_id in OTHERS}
+    return {entry_id: packet for entry_id, packet in packets.items() if entry_id not in damaged}
+
+
+@in_virtual_time
+async def test_a_damaged_copy_is_replaced_in_place_in_the_same_turn() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        for bookie, entry_id in OTHERS:
+            await store_damaged(world, bookie, packets[entry_id])
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        [copy] = recorder.corrupt
+        [result] = recorder.results
+        assert (result.ending, result.entries, result.replaced_copies) == (Ending.REPAIRED, 11, 1)
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a t c")
+        assert await stored(world, copy.bookie, copy.entry_id) == packets[copy.entry_id]
+        assert [len(batch.entries) for batch in world.bookies[copy.bookie].adds] == [1]
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_every_damaged_copy_that_a_striped_ledger_shows_is_replaced() -> None:
+    async with a_world("a b c d t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c d"), quorum=(2, 2), last=39), 40)
+        for entry_id in (EntryId(0), EntryId(1), EntryId(8)):
+            await store_damaged(world, "b" if entry_id % 4 == 0 else "c", packets[entry_id])
+        await world.kill("a")
+        await world.tasks.mark(LEDGER, names("a"))
+        recorder = await world.heal()
+        # Entries 0 and 8 are on the lost bookie and on b alone: they have no good copy. Nobody reads entry 1.
+        assert recorder.endings() == [Ending.PARKED]
+        assert recorder.results[0].reason is ParkReason.UNREADABLE_ENTRIES
+        assert {(copy.bookie, copy.entry_id) for copy in recorder.corrupt} == {("b", 0), ("b", 8)}
+        assert recorder.results[0].replaced_copies == 0
+        assert not world.bookies["b"].adds
+
+
+@in_virtual_time
+async def test_a_bookie_that_serves_damaged_bytes_after_a_good_add_is_replaced() -> None:
+    async with a_world("a b c t u v") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        for bookie, entry_id in OTHERS:
+            world.bookies[bookie].results[entry_id] = flipped
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.REPAIRED]
+        damaged = {copy.bookie for copy in recorder.corrupt}
+        assert damaged
+        assert damaged.isdisjoint((await world.metadata(LEDGER)).last_fragment.members)
+        assert recorder.results[0].replaced_copies == len(damaged)
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_read_only_bookie_with_a_damaged_copy_is_replaced() -> None:
+    async with a_world("a b c t u v") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        for bookie, entry_id in OTHERS:
+            await store_damaged(world, bookie, packets[entry_id])
+            await world.rejoin(bookie, is_read_only=True)
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.REPAIRED]
+        assert {copy.bookie for copy in recorder.corrupt}.isdisjoint((await world.metadata(LEDGER)).members())
+        await world.assert_whole(LEDGER, undamaged(packets))
+
+
+@in_virtual_time
+async def test_a_bookie_without_room_keeps_its_place_until_another_takes_it() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        for bookie, entry_id in OTHERS:
+            await store_damaged(world, bookie, packets[entry_id])
+            world.bookies[bookie].add_replies = [Status.READ_ONLY] * 100
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(lambda: _has_ended(running.recorder.endings(), Ending.PARKED))
+            assert running.recorder.results[-1].reason is ParkReason.TARGETS_REFUSE
+            await world.add_bookies("u v")
+            await until(world.is_clean)
+        [copy] = {(copy.bookie, copy.entry_id) for copy in running.recorder.corrupt}
+        assert copy[0] not in (await world.metadata(LEDGER)).members()
+        await world.assert_whole(LEDGER, undamaged(packets))
+
+
+async def _has_ended(endings: list[Ending], ending: Ending) -> bool:
+    return ending in endings
+
+
+@in_virtual_time
+async def test_a_damaged_copy_of_an_open_ledger_is_replaced_in_place() -> None:
+    async with a_world("a b c t") as world:
+        metadata = make_metadata((0, "a b c"), (20, "a b c"), quorum=(3, 2), last=None)
+        packets = await world.ledger(LEDGER, metadata, 30)
+        before = await world.metadata(LEDGER)
+        for bookie, entry_id in OTHERS:
+            await store_damaged(world, bookie, packets[entry_id])
+        await world.kill("b")
+        await world.add_bookies("b", incarnation="2")
+        await world.tasks.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.REPAIRED]
+        copies = {(copy.bookie, copy.entry_id) for copy in recorder.corrupt}
+        assert recorder.results[0].replaced_copies == len(copies) > 0
+        assert await world.metadata(LEDGER) == before
+        for bookie, entry_id in copies:
+            assert await stored(world, bookie, entry_id) == packets[entry_id]
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_damage_found_in_a_turn_that_fails_is_repaired_by_a_later_turn() -> None:
+    async with a_world("a b c d t") as world:
+        metadata = make_metadata((0, "a b c"), (10, "b d a"), quorum=(3, 2), last=19)
+        packets = await world.ledger(LEDGER, metadata, 20)
+        for bookie, entry_id in OTHERS:
+            await store_damaged(world, bookie, packets[entry_id])
+        for name in "da":
+            world.bookies[name].results |= {EntryId(12): answers(Status.IO_ERROR)}
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(lambda: _has_ended(running.recorder.endings(), Ending.FAILED))
+            for name in "da":
+                world.bookies[name].results.clear()
+            await until(world.is_clean)
+        [copy] = running.recorder.corrupt
+        assert await stored(world, copy.bookie, copy.entry_id) == packets[copy.entry_id]
+        assert sum(result.replaced_copies for result in running.recorder.results) == 1
+
+
+@in_virtual_time
+async def test_a_bookie_with_too_many_damaged_copies_is_replaced_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(damage, "LEDGER_COPIES_MAX", 3)
+    async with a_world("a b c t u v") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        for bookie, first in (("a", 0), ("c", 5)):
+            for entry_id in range(first, first + 5):
+                await store_damaged(world, bookie, packets[EntryId(entry_id)])
+        await world.kill("b")
+        await world.tasks.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.REPAIRED]
+        assert {copy.bookie for copy in recorder.corrupt}.isdisjoint((await world.metadata(LEDGER)).members())
+        assert not any(world.bookies[name].adds for name in "ac")
+
+
+def test_entries_are_taken_out_of_a_list() -> None:
+    held = EntryRuns(((0, 5), (8, 9)))
+    assert without(held, [EntryId(i) for i in (5, 0, 2, 3, 7, 8)]) == EntryRuns(((1, 1), (4, 4), (9, 9)))
+    assert without(held, []) == held

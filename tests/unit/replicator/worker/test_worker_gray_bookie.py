@@ -1,0 +1,81 @@
+"""A bookie that is registered and does not answer: it costs the process some waits, not each ledger (R42)."""
+
+from __future__ import annotations
+
+from bookie.model.ids import BookieId, LedgerId
+from replicator.telemetry.events import Ending
+from tests.worlds.ledgers import make_metadata, names
+from tests.worlds.repair import Running, a_world
+from tests.worlds.virtual_time import in_virtual_time, run_virtual, until
+
+LEDGERS = 200
+MEMBERS = ("a b s", "b s c", "s a b", "b c a")
+"""Bookie b is lost, and bookie s is registered and does not answer. It is a source, and a candidate for copies."""
+
+
+async def repair_all(*, has_circuits: bool) -> float:
+    """Repair the ledgers with default settings; the seconds that it took."""
+    async with a_world("a b c s t") as world:
+        world.has_circuits = has_circuits
+        packets = {}
+        for number in range(LEDGERS):
+            metadata = make_metadata((0, MEMBERS[number % len(MEMBERS)]), quorum=(3, 2), last=4)
+            packets[number] = await world.ledger(number, metadata, 5)
+            await world.tasks.mark(LedgerId(number), names("b"))
+        await world.kill("b")
+        world.bookies.transport.faults(BookieId("s")).is_request_lost = True
+        started_s = world.clock.monotonic_s()
+        recorder = await world.heal()
+        took_s = world.clock.monotonic_s() - started_s
+        assert recorder.endings() == [Ending.REPAIRED] * LEDGERS
+        for number in range(LEDGERS):
+            assert "s" in MEMBERS[number % 4] or "s" not in (await world.metadata(number)).members()
+            await world.assert_whole(number, packets[number])
+        return took_s
+
+
+def test_a_bookie_that_does_not_answer_costs_the_process_and_not_each_ledger() -> None:
+    before_s = run_virtual(repair_all(has_circuits=False))
+    after_s = run_virtual(repair_all(has_circuits=True))
+    assert after_s < 30 < 200 < before_s
+
+
+@in_virtual_time
+async def test_a_bookie_that_answers_again_is_used_again() -> None:
+    async with a_world("a b s") as world:
+        running = world.worker(once=False)
+        faults = world.bookies.transport.faults(BookieId("s"))
+        faults.is_request_lost = True
+        packets = await world.ledger(1, make_metadata((0, "a b"), quorum=(2, 2), last=4), 5)
+        await world.kill("b")
+        await world.tasks.mark(LedgerId(1), names("b"))
+        async with world.running(running):
+            await until(lambda: _has(running, Ending.FAILED))  # bookie s is the only candidate
+            assert running.worker.load().unreachable_bookies == 1
+            faults.is_request_lost = False
+            await until(world.is_clean)
+            assert running.worker.load().unreachable_bookies == 0
+        await world.assert_whole(1, packets, "s")
+
+
+@in_virtual_time
+async def test_a_bookie_that_is_not_registered_any_more_is_not_counted() -> None:
+    async with a_world("a b s") as world:
+        running = world.worker(once=False)
+        world.bookies.transport.faults(BookieId("s")).is_request_lost = True
+        await world.ledger(1, make_metadata((0, "a b"), quorum=(2, 2), last=4), 5)
+        await world.kill("b")
+        await world.tasks.mark(LedgerId(1), names("b"))
+        async with world.running(running):
+            await until(lambda: _has(running, Ending.FAILED))
+            assert running.worker.load().unreachable_bookies == 1
+            await world.kill("s")
+            await until(lambda: _counts_none(running))
+
+
+async def _has(running: Running, ending: Ending) -> bool:
+    return ending in running.recorder.endings()
+
+
+async def _counts_none(running: Running) -> bool:
+    return running.worker.load().unreachable_bookies == 0
