@@ -8,8 +8,9 @@ acknowledged copy does not count yet: the target must list it before the metadat
 
 Chunks may arrive in any order, because an add replaces an entry with the same id. A copy therefore runs in a few lanes.
 Each lane takes the next chunk, checks that the copy may continue, reads the chunk, and sends it, so that reading and
-storing overlap. ``ByteBudget`` bounds the memory, and two ``Throttle`` objects bound the bytes read and sent per
-second.
+storing overlap. ``ByteBudget`` bounds the memory: a lane holds the largest possible answer before it asks, and the true
+size from the answer until the target has acknowledged it (R41). A pause before entries are asked for again holds none.
+Two ``Throttle`` objects bound the bytes read and sent per second.
 
 A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so a hopeless position is
 not copied again and again (R38). After a crash or an early stop, the target has entries that no metadata names. They
@@ -183,16 +184,16 @@ class _CopyRun:
             chunk = list(itertools.islice(self._entry_ids, self._chunk_entries()))
             if not chunk:
                 return
-            try:
-                if not await self._may_continue():
-                    self._is_interrupted = True
-            except BkhealError as error:  # a task group would wrap it; the first one is raised as it is
-                self._error = self._error or error
-            if self._is_over():
-                return
             self._turn += 1
-            async with self._copier.budget.hold(len(chunk) * self._entry_bytes, self._rank):
-                await self._copy_chunk(chunk, self._turn)
+            await self._copy_chunk(chunk, self._turn)
+
+    async def _goes_on(self) -> bool:
+        try:
+            if not await self._may_continue():
+                self._is_interrupted = True
+        except BkhealError as error:  # a task group would wrap it; the first one is raised as it is
+            self._error = self._error or error
+        return not self._is_over()
 
     def _chunk_entries(self) -> int:
         """Entries that make about one full batch, so that a chunk is one request to the target."""
@@ -201,40 +202,64 @@ class _CopyRun:
         return max(1, min(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX // self._entry_bytes))
 
     async def _copy_chunk(self, chunk: Sequence[EntryId], turn: int) -> None:
-        waiting = chunk
-        while waiting and not self._is_over():
-            fetched = await self._fetch(waiting, turn)
-            if self._is_digest_known:  # a copy that does not match a guess is not evidence of a damaged disk
-                self._corrupt.extend(fetched.corrupt[: REPORTED_MAX - len(self._corrupt)])
-            self._unreadable.extend(fetched.unreadable[: REPORTED_MAX - len(self._unreadable)])
-            self._unreadable_count += len(fetched.unreadable)
-            if self._is_over():
-                return
-            await self._send([fetched.packets[entry_id] for entry_id in sorted(fetched.packets)])
-            waiting = fetched.rest
+        """Copy a chunk in as many passes as its size needs, or until the copy is over.
 
-    async def _fetch(self, entry_ids: Sequence[EntryId], turn: int) -> FetchedEntries:
-        """Read the entries; those whose holders did not answer are asked for again a few times."""
-        fetched = await self._read(self._orders(entry_ids, turn))
-        for pause_s in _SOURCE_PAUSES_S:
+        Entries whose holders did not answer are asked for again a few times.
+        """
+        waiting, silences = list(chunk), 0
+        while waiting and await self._goes_on():
+            asked = self._within_budget(waiting)
+            fetched = await self._pass(asked, turn)
+            if fetched is None:
+                return
+            silent = fetched.unreadable
+            silences = silences + 1 if silent else 0
+            if silences > len(_SOURCE_PAUSES_S):
+                self._give_up(silent)
+                return
+            if silent:
+                await self._copier.clock.sleep(_SOURCE_PAUSES_S[silences - 1])
+            waiting = sorted((*fetched.rest, *(entry.entry_id for entry in silent), *waiting[len(asked) :]))
+
+    def _within_budget(self, waiting: Sequence[EntryId]) -> Sequence[EntryId]:
+        """All of ``waiting``, or a single entry if the budget is smaller than their largest possible answer."""
+        is_small_enough = self._source.answer_bytes_max(len(waiting)) <= self._copier.budget.limit_bytes
+        return waiting if is_small_enough else waiting[:1]
+
+    async def _pass(self, waiting: Sequence[EntryId], turn: int) -> FetchedEntries | None:
+        """Read and send what one pass can hold of ``waiting``; None if the copy is over."""
+        budget = self._copier.budget
+        async with budget.hold(self._source.answer_bytes_max(len(waiting)), self._rank) as share:
+            if self._is_over():
+                return None
+            fetched = await self._read(self._orders(waiting, turn))
+            budget.reduce(share, fetched.size_bytes)
             self._suspects.update(fetched.silent)
-            if not fetched.unreadable or any(entry.is_final for entry in fetched.unreadable):
-                break
-            await self._copier.clock.sleep(pause_s)
-            silent = [entry.entry_id for entry in fetched.unreadable]
-            again = await self._read(self._orders(silent, turn))
-            fetched.packets.update(again.packets)
-            fetched.rest = sorted((*fetched.rest, *again.rest))
-            fetched.corrupt.extend(again.corrupt)
-            fetched.unreadable = again.unreadable
+            self._note_corrupt(fetched.corrupt)
+            if any(entry.is_final for entry in fetched.unreadable):
+                self._give_up(fetched.unreadable)
+            if self._is_over():
+                return None
+            await self._send([fetched.packets.pop(entry_id) for entry_id in sorted(fetched.packets)])
         return fetched
+
+    def _give_up(self, unreadable: Sequence[UnreadableEntry]) -> None:
+        self._unreadable.extend(unreadable[: REPORTED_MAX - len(self._unreadable)])
+        self._unreadable_count += len(unreadable)
+
+    def _note_corrupt(self, corrupt: Sequence[CorruptCopy]) -> None:
+        if not self._is_digest_known:  # a copy that does not match a guess is not evidence of a damaged disk
+            return
+        for copy in corrupt:
+            if len(self._corrupt) < REPORTED_MAX and copy not in self._corrupt:  # several passes may meet it
+                self._corrupt.append(copy)
 
     async def _read(self, orders: Orders) -> FetchedEntries:
         """Ask the holders once, within the rate for reads; every attempt counts."""
         estimated_bytes = len(orders) * self._entry_bytes
         await self._copier.reads.take(estimated_bytes, self._rank)
         fetched = await self._source.fetch(orders)
-        self._copier.reads.charge(sum(map(len, fetched.packets.values())) - estimated_bytes)
+        self._copier.reads.charge(fetched.size_bytes - estimated_bytes)
         return fetched
 
     def _orders(self, entry_ids: Sequence[EntryId], turn: int) -> Orders:
