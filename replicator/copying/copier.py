@@ -56,6 +56,12 @@ NOTHING_HELD: Final = EntryRuns(())
 
 MayContinue = Callable[[], Awaitable[bool]]
 """Asked before each chunk: False stops the copy (disabled, session over, stopping)."""
+NoteProgress = Callable[[EntryId, int], Awaitable[None]]
+"""Called with (end, bytes): the target has every entry of the position before ``end``, and so many bytes more."""
+
+
+async def _note_nothing(end: EntryId, size_bytes: int) -> None:
+    return
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,7 @@ class Copier:
         held: EntryRuns = NOTHING_HELD,
         incarnation: str = "",
         rank: int = 0,
+        note_progress: NoteProgress = _note_nothing,
     ) -> CopyOutcome:
         """Copy the entries of ``step`` that ``held`` (what the target has) does not name, to that ``incarnation``.
 
@@ -117,7 +124,7 @@ class Copier:
         Raises:
             BkhealError: what ``may_continue`` raised.
         """
-        run = _CopyRun(self, ledger, step, may_continue, held, incarnation, rank)
+        run = _CopyRun(self, ledger, step, may_continue, held, incarnation, rank, note_progress)
         outcome = await run.run()
         expected = step.entry_count - step.stripe.held_count(step.position, held, step.first, step.last)
         if outcome.is_complete and outcome.entries != expected:
@@ -137,8 +144,15 @@ class _CopyRun:
         held: EntryRuns,
         incarnation: str,
         rank: int,
+        note_progress: NoteProgress,
     ) -> None:
         self._rank = rank
+        self._note_progress = note_progress
+        self._taken_end = EntryId(step.first)
+        """Exclusive end of the chunks that lanes have taken."""
+        self._noted_bytes = 0
+        self._waiting: dict[int, EntryId] = {}
+        """The first entry of each chunk under way that is not acknowledged yet, by the chunk's number."""
         digest = stored_digest(ledger)
         self._copier = copier
         self._ledger_id = ledger.ledger_id
@@ -185,6 +199,7 @@ class _CopyRun:
             if not chunk:
                 return
             self._turn += 1
+            self._taken_end = EntryId(chunk[-1] + 1)
             await self._copy_chunk(chunk, self._turn)
 
     async def _goes_on(self) -> bool:
@@ -207,19 +222,33 @@ class _CopyRun:
         Entries whose holders did not answer are asked for again a few times.
         """
         waiting, silences = list(chunk), 0
+        self._waiting[turn] = chunk[0]
         while waiting and await self._goes_on():
             asked = self._within_budget(waiting)
             fetched = await self._pass(asked, turn)
-            if fetched is None:
+            if fetched is None or self._target_failure is not None:
                 return
             silent = fetched.unreadable
+            waiting = sorted((*fetched.rest, *(entry.entry_id for entry in silent), *waiting[len(asked) :]))
+            if waiting:
+                self._waiting[turn] = waiting[0]
+            else:
+                del self._waiting[turn]
+            await self._note_stored()
             silences = silences + 1 if silent else 0
             if silences > len(_SOURCE_PAUSES_S):
                 self._give_up(silent)
                 return
             if silent:
                 await self._copier.clock.sleep(_SOURCE_PAUSES_S[silences - 1])
-            waiting = sorted((*fetched.rest, *(entry.entry_id for entry in silent), *waiting[len(asked) :]))
+
+    async def _note_stored(self) -> None:
+        size_bytes, self._noted_bytes = self._target.bytes - self._noted_bytes, self._target.bytes
+        end = EntryId(min((*self._waiting.values(), self._taken_end)))
+        try:
+            await self._note_progress(end, size_bytes)
+        except BkhealError as error:
+            self._error = self._error or error
 
     def _within_budget(self, waiting: Sequence[EntryId]) -> Sequence[EntryId]:
         """All of ``waiting``, or a single entry if the budget is smaller than their largest possible answer."""

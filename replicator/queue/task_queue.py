@@ -7,7 +7,8 @@ failure delays a task but does not change its rank (R40).
 Tasks, locks, parked tasks and metadata are read in bulk, and the order of the reads matters in two places. The bookies
 are listed after the metadata of each part, so a bookie that registers during this time does not look lost (R2). Records
 of doubted members are listed before the tasks: such a record is made under the lock of a task, so if the later list has
-no task, this task was completed. The record is then deleted, and so are parked records without a task. This cleans up
+no task, this task was completed. The record is then deleted, and so are parked records and reservations without a task.
+A write that relies on a deleted reservation is refused. This cleans up
 after workers that died between the completion of a task and the deletion of its records, and after Apache's workers,
 which do not have such records.
 
@@ -34,6 +35,7 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.port import Children
 from bookie.metadata.tasks.parked import ParkedTask
+from bookie.metadata.tasks.reservations import UnreadableReservationError
 from bookie.metadata.tasks.underreplication import Task
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point
@@ -194,6 +196,7 @@ class TaskQueue:
         self._is_changed = False
         self._completed.clear()
         doubted = await self._ports.doubts.ledgers()  # before the tasks: a record is younger than its task
+        reserved = await self._ports.reservations.ledgers()
         top = await self._ports.tasks.top()
         tasks = await self._ports.tasks.list()
         self._empty_top = None if tasks else top
@@ -225,7 +228,7 @@ class TaskQueue:
         self._memory.keep_only(verdicts.keys())
         self._delays.keep_only(verdicts.keys())
         self._sum_up(verdicts)
-        await self._forget_orphans(parked, doubted, verdicts)
+        await self._forget_orphans(parked, doubted, reserved, verdicts)
         self._plan_renewal(started_s, verdicts)
         if changes_noted != self._changes_noted:  # and part of the list may be older than the change
             self._renew_anyway_s = self._renew_after_change_s
@@ -312,6 +315,7 @@ class TaskQueue:
         self,
         parked: Mapping[LedgerId, ParkedTask],
         doubted: AbstractSet[LedgerId],
+        reserved: AbstractSet[LedgerId],
         verdicts: Mapping[LedgerId, _Verdict],
     ) -> None:
         """Delete records of ledgers whose task another program finished."""
@@ -319,6 +323,11 @@ class TaskQueue:
             await self._ports.parked.unpark(ledger_id)
         for ledger_id in sorted(doubted - verdicts.keys()):
             await self._ports.doubts.forget(ledger_id)
+        for ledger_id in sorted(reserved - verdicts.keys()):
+            try:
+                await self._ports.reservations.discard(ledger_id)
+            except UnreadableReservationError as error:
+                _log.warning("damaged reservation remains", extra={"ledger_id": ledger_id, "error": str(error)})
 
 
 def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from bookie.client.placement.groups import note_targets
@@ -115,8 +116,13 @@ class Execution:
         before = self._copied.get((key, step.target, step.last))
         if before is not None and before.incarnation == incarnation:
             return replace(before, step=step)  # copied by an earlier round whose write met a conflict
-        held = shortfall.held_by(step.target)
-        outcome = await self._copier.copy(ledger, step, self._lease.may_continue, held, incarnation, self._rank)
+        if step.is_in_place:
+            held = shortfall.held_by(step.target)
+        else:
+            end = self._reserving.end_entry_id(ledger, step, incarnation)
+            held = self._holdings.already_copied(step.target, step.first, end)
+        note = partial(self._reserving.note_progress, ledger, step, incarnation)
+        outcome = await self._copier.copy(ledger, step, self._lease.may_continue, held, incarnation, self._rank, note)
         for corrupt in outcome.corrupt:
             self._events.copy_corrupt(ledger.ledger_id, corrupt)
         if outcome.is_complete:
@@ -137,6 +143,7 @@ class Execution:
         installed = await self._installer.install(ledger, ready, self._reserving.current)
         for refusal in installed.refusals:
             self._log.failed_targets[refusal.bookie] = refusal
+            self._reserving.forget_progress(refusal.bookie)
         for copy in installed.done:
             self._log.fragments.add(ledger.metadata.fragments[copy.step.fragment_index].first_entry_id)
             self._log.entries += copy.entries
