@@ -54,6 +54,8 @@ READ_LEDGERS: Final = 1000
 """Ledgers whose metadata is read and judged at a time: bounds memory, and how long the loop is kept from other work."""
 REFRESH_SHARE: Final = 0.05
 """Largest share of time spent on renewing the list while there is other work."""
+_RESERVED_S: Final = 600.0
+"""Time between two listings of reservations, which look for those without a task."""
 _NAP_S: Final = 0.01
 """Shortest time to wait for a grace period's end: a rounding error must not become a wait that moves no clock."""
 
@@ -113,6 +115,7 @@ class TaskQueue:
         self._renew_after_change_s = -1.0
         self._renew_anyway_s = -1.0
         self._empty_top: Children | None = None
+        self._reserved_due_s = ports.clock.monotonic_s() + _RESERVED_S
         self.outlook = Outlook()
 
     def __len__(self) -> int:
@@ -196,7 +199,7 @@ class TaskQueue:
         self._is_changed = False
         self._completed.clear()
         doubted = await self._ports.doubts.ledgers()  # before the tasks: a record is younger than its task
-        reserved = await self._ports.reservations.ledgers()
+        reserved = await self._reserved()
         top = await self._ports.tasks.top()
         tasks = await self._ports.tasks.list()
         self._empty_top = None if tasks else top
@@ -310,6 +313,15 @@ class TaskQueue:
                 yield self._memory.due_in_s(ledger_id)
             elif verdict is _Verdict.DELAYED:
                 yield max(_NAP_S, self._delays.due_in_s(ledger_id))
+
+    async def _reserved(self) -> AbstractSet[LedgerId]:
+        """Ledgers with reservations; empty if they were listed a short time ago: leftovers are rare and harmless."""
+        now_s = self._ports.clock.monotonic_s()
+        if now_s < self._reserved_due_s:
+            return frozenset()
+        reserved = await self._ports.reservations.ledgers()
+        self._reserved_due_s = now_s + _RESERVED_S
+        return reserved
 
     async def _forget_orphans(
         self,
