@@ -165,7 +165,9 @@ class _CopyRun:
         self._turn = int(ledger.ledger_id)
         self._holders = [step.holders(start) for start in range(len(step.sources))]
         self._suspects: set[BookieId] = set()
-        self._target = Target(copier.transport, copier.clock, copier.throttle, step.target, ledger, incarnation, rank)
+        self._target = Target(
+            copier.transport, copier.clock, copier.throttle, step.target, ledger, incarnation, rank, self._goes_on
+        )
         self._unreadable: list[UnreadableEntry] = []
         self._unreadable_count = 0
         self._corrupt: list[CorruptCopy] = []
@@ -226,7 +228,7 @@ class _CopyRun:
         while waiting and await self._goes_on():
             asked = self._within_budget(waiting)
             fetched = await self._pass(asked, turn)
-            if fetched is None or self._target_failure is not None:
+            if fetched is None:
                 return
             silent = fetched.unreadable
             waiting = sorted((*fetched.rest, *(entry.entry_id for entry in silent), *waiting[len(asked) :]))
@@ -269,8 +271,8 @@ class _CopyRun:
                 self._give_up(fetched.unreadable)
             if self._is_over():
                 return None
-            await self._send([fetched.packets.pop(entry_id) for entry_id in sorted(fetched.packets)])
-        return fetched
+            is_stored = await self._send([fetched.packets.pop(entry_id) for entry_id in sorted(fetched.packets)])
+        return fetched if is_stored else None
 
     def _give_up(self, unreadable: Sequence[UnreadableEntry]) -> None:
         self._unreadable.extend(unreadable[: REPORTED_MAX - len(self._unreadable)])
@@ -297,14 +299,17 @@ class _CopyRun:
         rotated = [sorted(_rotate(holders, turn), key=self._suspects.__contains__) for holders in self._holders]
         return {entry_id: rotated[entry_id % size] for entry_id in entry_ids}
 
-    async def _send(self, packets: Sequence[bytes]) -> None:
+    async def _send(self, packets: Sequence[bytes]) -> bool:
+        """Send copies. A failure after the end of the copy is not the target's."""
         failure = await self._target.store(packets)
         if failure is None:
             self._copier.copied_entries += len(packets)
             self._copier.copied_bytes += sum(map(len, packets))
-        self._target_failure = failure or self._target_failure
+        elif not self._is_over():
+            self._target_failure = failure
         if self._target.entries:
             self._entry_bytes = max(1, self._target.bytes // self._target.entries)
+        return failure is None
 
 
 def entries_without(step: CopyPosition, held: EntryRuns) -> Iterator[EntryId]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 from bookie.metadata.ledgers.ledgers import Versioned
@@ -33,6 +33,10 @@ _BUSY_PAUSE_S_MAX: Final = 5.0
 """Longest pause before a busy target is asked again."""
 
 
+async def _always() -> bool:
+    return True
+
+
 class Target:
     """One bookie as the target of copies of one ledger. Shared by the lanes of a copy."""
 
@@ -45,9 +49,14 @@ class Target:
         ledger: Versioned,
         incarnation: str = "",
         rank: int = 0,
+        goes_on: Callable[[], Awaitable[bool]] = _always,
     ) -> None:
-        """Prepare a target; other disks under its name than those of ``incarnation`` refuse (R30)."""
+        """Prepare a target; other disks under its name than those of ``incarnation`` refuse (R30).
+
+        A busy target is not waited for any longer once ``goes_on`` returns False.
+        """
         self._rank = rank
+        self._goes_on = goes_on
         self._transport = transport
         self._clock = clock
         self._throttle = throttle
@@ -59,7 +68,7 @@ class Target:
         """Entries acknowledged, so durable there (S11)."""
         self.bytes = 0
         self._busy_since_s: float | None = None
-        """Since when the target has answered that it is busy, and nothing else."""
+        """Since when the target has not answered anything but that it is busy."""
         self._waiting = asyncio.Lock()
         """Held by the lane that asks a busy target again. The others wait, so refused batches are few."""
 
@@ -80,11 +89,12 @@ class Target:
         if reply.status is not Status.TOO_MANY_REQUESTS:
             self._busy_since_s = None
             return reply
-        if self._busy_since_s is None:
-            self._busy_since_s = self._clock.monotonic_s()
         async with self._waiting:
             for attempt in itertools.count(1):
-                if self._busy_since_s is not None and self._clock.monotonic_s() - self._busy_since_s >= BUSY_S_MAX:
+                now_s = self._clock.monotonic_s()
+                if self._busy_since_s is None:
+                    self._busy_since_s = now_s
+                if now_s - self._busy_since_s >= BUSY_S_MAX or not await self._goes_on():
                     return reply
                 await self._clock.sleep(min(_BACKOFF_S * 2**attempt, _BUSY_PAUSE_S_MAX))
                 reply = await self._offer(batch, size_bytes)
