@@ -8,8 +8,9 @@ acknowledged copy does not count yet: the target must list it before the metadat
 
 Chunks may arrive in any order, because an add replaces an entry with the same id. A copy therefore runs in a few lanes.
 Each lane takes the next chunk, checks that the copy may continue, reads the chunk, and sends it, so that reading and
-storing overlap. ``ByteBudget`` bounds the memory, and two ``Throttle`` objects bound the bytes read and sent per
-second.
+storing overlap. ``ByteBudget`` bounds the memory: a lane holds the largest possible answer before it asks, and the true
+size from the answer until the target has acknowledged it (R43). A pause before entries are asked for again holds none.
+Two ``Throttle`` objects bound the bytes read and sent per second.
 
 A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so a hopeless position is
 not copied again and again (R38). After a crash or an early stop, the target has entries that no metadata names. They
@@ -57,6 +58,12 @@ NOTHING_HELD: Final = EntryRuns(())
 
 MayContinue = Callable[[], Awaitable[bool]]
 """Asked before each chunk: False stops the copy (disabled, session over, stopping)."""
+NoteProgress = Callable[[EntryId, int], Awaitable[None]]
+"""Called with (end, bytes): the target has every entry of the position before ``end``, and so many bytes more."""
+
+
+async def _note_nothing(end: EntryId, size_bytes: int) -> None:
+    return
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,7 @@ class Copier:
         held: EntryRuns = NOTHING_HELD,
         incarnation: str = "",
         rank: int = 0,
+        note_progress: NoteProgress = _note_nothing,
     ) -> CopyOutcome:
         """Copy the entries of ``step`` that ``held`` (what the target has) does not name, to that ``incarnation``.
 
@@ -128,7 +136,7 @@ class Copier:
         Raises:
             BkhealError: what ``may_continue`` raised.
         """
-        run = _CopyRun(self, ledger, step, may_continue, held, incarnation, rank)
+        run = _CopyRun(self, ledger, step, may_continue, held, incarnation, rank, note_progress)
         outcome = await run.run()
         expected = step.entry_count - step.stripe.held_count(step.position, held, step.first, step.last)
         if outcome.is_complete and outcome.entries != expected:
@@ -162,8 +170,15 @@ class _CopyRun:
         held: EntryRuns,
         incarnation: str,
         rank: int,
+        note_progress: NoteProgress,
     ) -> None:
         self._rank = rank
+        self._note_progress = note_progress
+        self._taken_end = EntryId(step.first)
+        """Exclusive end of the chunks that lanes have taken."""
+        self._noted_bytes = 0
+        self._waiting: dict[int, EntryId] = {}
+        """The first entry of each chunk under way that is not acknowledged yet, by the chunk's number."""
         digest = stored_digest(ledger)
         self._copier = copier
         self._ledger_id = ledger.ledger_id
@@ -176,7 +191,9 @@ class _CopyRun:
         self._turn = int(ledger.ledger_id)
         self._holders = [step.holders(start) for start in range(len(step.sources))]
         self._suspects: set[BookieId] = set()
-        self._target = Target(copier.transport, copier.clock, copier.throttle, step.target, ledger, incarnation, rank)
+        self._target = Target(
+            copier.transport, copier.clock, copier.throttle, step.target, ledger, incarnation, rank, self._goes_on
+        )
         self._unreadable: list[UnreadableEntry] = []
         self._unreadable_count = 0
         self._corrupt: list[CorruptCopy] = []
@@ -209,16 +226,17 @@ class _CopyRun:
             chunk = list(itertools.islice(self._entry_ids, self._chunk_entries()))
             if not chunk:
                 return
-            try:
-                if not await self._may_continue():
-                    self._is_interrupted = True
-            except BkhealError as error:  # a task group would wrap it; the first one is raised as it is
-                self._error = self._error or error
-            if self._is_over():
-                return
             self._turn += 1
-            async with self._copier.budget.hold(len(chunk) * self._entry_bytes, self._rank):
-                await self._copy_chunk(chunk, self._turn)
+            self._taken_end = EntryId(chunk[-1] + 1)
+            await self._copy_chunk(chunk, self._turn)
+
+    async def _goes_on(self) -> bool:
+        try:
+            if not await self._may_continue():
+                self._is_interrupted = True
+        except BkhealError as error:  # a task group would wrap it; the first one is raised as it is
+            self._error = self._error or error
+        return not self._is_over()
 
     def _chunk_entries(self) -> int:
         """Entries that make about one full batch, so that a chunk is one request to the target."""
@@ -227,40 +245,78 @@ class _CopyRun:
         return max(1, min(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX // self._entry_bytes))
 
     async def _copy_chunk(self, chunk: Sequence[EntryId], turn: int) -> None:
-        waiting = chunk
-        while waiting and not self._is_over():
-            fetched = await self._fetch(waiting, turn)
-            if self._is_digest_known:  # a copy that does not match a guess is not evidence of a damaged disk
-                self._corrupt.extend(fetched.corrupt[: CORRUPT_MAX - len(self._corrupt)])
-            self._unreadable.extend(fetched.unreadable[: REPORTED_MAX - len(self._unreadable)])
-            self._unreadable_count += len(fetched.unreadable)
-            if self._is_over():
-                return
-            await self._send([fetched.packets[entry_id] for entry_id in sorted(fetched.packets)])
-            waiting = fetched.rest
+        """Copy a chunk in as many passes as its size needs, or until the copy is over.
 
-    async def _fetch(self, entry_ids: Sequence[EntryId], turn: int) -> FetchedEntries:
-        """Read the entries; those whose holders did not answer are asked for again a few times."""
-        fetched = await self._read(self._orders(entry_ids, turn))
-        for pause_s in _SOURCE_PAUSES_S:
+        Entries whose holders did not answer are asked for again a few times.
+        """
+        waiting, silences = list(chunk), 0
+        self._waiting[turn] = chunk[0]
+        while waiting and await self._goes_on():
+            asked = self._within_budget(waiting)
+            fetched = await self._pass(asked, turn)
+            if fetched is None:
+                return
+            silent = fetched.unreadable
+            waiting = sorted((*fetched.rest, *(entry.entry_id for entry in silent), *waiting[len(asked) :]))
+            if waiting:
+                self._waiting[turn] = waiting[0]
+            else:
+                del self._waiting[turn]
+            await self._note_stored()
+            silences = silences + 1 if silent else 0
+            if silences > len(_SOURCE_PAUSES_S):
+                self._give_up(silent)
+                return
+            if silent:
+                await self._copier.clock.sleep(_SOURCE_PAUSES_S[silences - 1])
+
+    async def _note_stored(self) -> None:
+        size_bytes, self._noted_bytes = self._target.bytes - self._noted_bytes, self._target.bytes
+        end = EntryId(min((*self._waiting.values(), self._taken_end)))
+        try:
+            await self._note_progress(end, size_bytes)
+        except BkhealError as error:
+            self._error = self._error or error
+
+    def _within_budget(self, waiting: Sequence[EntryId]) -> Sequence[EntryId]:
+        """All of ``waiting``, or a single entry if the budget is smaller than their largest possible answer."""
+        is_small_enough = self._source.answer_bytes_max(len(waiting)) <= self._copier.budget.limit_bytes
+        return waiting if is_small_enough else waiting[:1]
+
+    async def _pass(self, waiting: Sequence[EntryId], turn: int) -> FetchedEntries | None:
+        """Read and send what one pass can hold of ``waiting``; None if the copy is over."""
+        budget = self._copier.budget
+        async with budget.hold(self._source.answer_bytes_max(len(waiting)), self._rank) as share:
+            if self._is_over():
+                return None
+            fetched = await self._read(self._orders(waiting, turn))
+            budget.reduce(share, fetched.size_bytes)
             self._suspects.update(fetched.silent)
-            if not fetched.unreadable or any(entry.is_final for entry in fetched.unreadable):
-                break
-            await self._copier.clock.sleep(pause_s)
-            silent = [entry.entry_id for entry in fetched.unreadable]
-            again = await self._read(self._orders(silent, turn))
-            fetched.packets.update(again.packets)
-            fetched.rest = sorted((*fetched.rest, *again.rest))
-            fetched.corrupt.extend(again.corrupt)
-            fetched.unreadable = again.unreadable
-        return fetched
+            self._note_corrupt(fetched.corrupt)
+            if any(entry.is_final for entry in fetched.unreadable):
+                self._give_up(fetched.unreadable)
+            if self._is_over():
+                return None
+            is_stored = await self._send([fetched.packets.pop(entry_id) for entry_id in sorted(fetched.packets)])
+        return fetched if is_stored else None
+
+    def _give_up(self, unreadable: Sequence[UnreadableEntry]) -> None:
+        self._unreadable.extend(unreadable[: REPORTED_MAX - len(self._unreadable)])
+        self._unreadable_count += len(unreadable)
+
+    def _note_corrupt(self, corrupt: Sequence[CorruptCopy]) -> None:
+        if not self._is_digest_known:  # a copy that does not match a guess is not evidence of a damaged disk
+            return
+        for copy in corrupt:
+            if len(self._corrupt) < CORRUPT_MAX and copy not in self._corrupt:  # several passes may meet it
+                self._corrupt.append(copy)
 
     async def _read(self, orders: Orders) -> FetchedEntries:
         """Ask the holders once, within the rate for reads; every attempt counts."""
         estimated_bytes = len(orders) * self._entry_bytes
         await self._copier.reads.take(estimated_bytes, self._rank)
         fetched = await self._source.fetch(orders)
-        self._copier.reads.charge(sum(map(len, fetched.packets.values())) - estimated_bytes)
+        self._copier.reads.charge(fetched.size_bytes - estimated_bytes)
         return fetched
 
     def _orders(self, entry_ids: Sequence[EntryId], turn: int) -> Orders:
@@ -270,14 +326,17 @@ class _CopyRun:
         rotated = [sorted(_rotate(holders, turn), key=last.__contains__) for holders in self._holders]
         return {entry_id: rotated[entry_id % size] for entry_id in entry_ids}
 
-    async def _send(self, packets: Sequence[bytes]) -> None:
+    async def _send(self, packets: Sequence[bytes]) -> bool:
+        """Send copies. A failure after the end of the copy is not the target's."""
         failure = await self._target.store(packets)
         if failure is None:
             self._copier.copied_entries += len(packets)
             self._copier.copied_bytes += sum(map(len, packets))
-        self._target_failure = failure or self._target_failure
+        elif not self._is_over():
+            self._target_failure = failure
         if self._target.entries:
             self._entry_bytes = max(1, self._target.bytes // self._target.entries)
+        return failure is None
 
 
 def entries_without(step: CopyPosition, held: EntryRuns) -> Iterator[EntryId]:

@@ -3,11 +3,13 @@
 An entry counts as read only when its digest and ids verify (S10). Each entry is asked of one holder after another
 until one serves it; every refusal on the way is kept as evidence. A DUMMY digest proves nothing, so there a copy
 counts when a second holder has the same, or when no other holder has one.
+
+Memory is bounded by ``answer_bytes_max``, whatever the sizes of the entries: the holders are asked one after another,
+and none is asked once a full batch was read. The rest is asked for again.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,12 +17,16 @@ from typing import Final
 from bookie.model.digest import Digest
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
-from bookie.model.packet import HEADER_SIZE, DamagedEntry, unpack
-from bookie.wire.port import ReadReply, Status, Transport
+from bookie.model.packet import HEADER_SIZE, PACKET_BYTES_MAX, DamagedEntry, unpack
+from bookie.wire.port import BATCH_BYTES_MAX, READ_BYTES_MAX, ReadReply, Status, Transport
 from bookie.wire.requests import Read
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 
 READ_TIMEOUT_S: Final = 15.0
+_ROUND_BYTES_MAX: Final = BATCH_BYTES_MAX + READ_BYTES_MAX + PACKET_BYTES_MAX
+"""What one round brings at most: less than a batch, and one more answer."""
+_ROUNDS_WITHOUT_DIGEST: Final = 3
+"""Rounds whose copies are compared if no digest decides."""
 _LAC: Final = slice(16, 24)
 """Header bytes that may differ between good copies: Apache's recovery re-encodes the LAC field.
 
@@ -38,12 +44,17 @@ class FetchedEntries:
 
     packets: dict[EntryId, bytes] = field(default_factory=dict, repr=False)
     rest: list[EntryId] = field(default_factory=list)
-    """Not read, because an answer reached its bound on bytes; ask again."""
+    """Not read, because a bound on bytes was reached; ask again."""
     unreadable: list[UnreadableEntry] = field(default_factory=list)
     corrupt: list[CorruptCopy] = field(default_factory=list)
     served_by: dict[EntryId, BookieId] = field(default_factory=dict)
     silent: set[BookieId] = field(default_factory=set)
     """Bookies that gave no proper answer: better asked last from now on."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of what was read."""
+        return sum(map(len, self.packets.values()))
 
 
 class EntrySource:
@@ -54,8 +65,16 @@ class EntrySource:
         self._ledger_id = ledger_id
         self._digest = digest
 
+    def answer_bytes_max(self, entry_count: int) -> int:
+        """The most bytes that ``fetch`` holds at a time for so many entries, whatever their sizes."""
+        rounds = _ROUNDS_WITHOUT_DIGEST if self._digest.type is DigestType.DUMMY else 1
+        return rounds * min(entry_count * PACKET_BYTES_MAX, _ROUND_BYTES_MAX)
+
     async def fetch(self, orders: Orders) -> FetchedEntries:
-        """Read every entry of ``orders``; see ``FetchedEntries``. Never raises for what bookies do."""
+        """Read the entries of ``orders``, or as many as one answer and a batch hold.
+
+        Never raises for what bookies do.
+        """
         fetched = await _Round(self, orders).run()
         if self._digest.type is DigestType.DUMMY:
             await self._compare(fetched, orders)
@@ -131,6 +150,7 @@ class _Round:
         self._source = source
         self._orders = orders
         self._answers: dict[EntryId, list[Answer]] = {}
+        self._bytes = 0
         self._result = FetchedEntries()
 
     async def run(self) -> FetchedEntries:
@@ -149,10 +169,12 @@ class _Round:
                 groups.setdefault(order[len(answers)], []).append(entry_id)
             else:
                 self._result.unreadable.append(UnreadableEntry(entry_id, tuple(answers)))
-        replies = await asyncio.gather(*(self._source.ask(bookie, ids) for bookie, ids in groups.items()))
         refused: list[EntryId] = []
-        for (bookie, ids), reply in zip(groups.items(), replies, strict=True):
-            refused.extend(self._sort_out(bookie, ids, reply))
+        for bookie, ids in groups.items():
+            if self._bytes >= BATCH_BYTES_MAX:
+                self._result.rest.extend(ids)
+            else:
+                refused.extend(self._sort_out(bookie, ids, await self._source.ask(bookie, ids)))
         return sorted(refused)
 
     def _sort_out(self, bookie: BookieId, ids: Sequence[EntryId], reply: ReadReply) -> list[EntryId]:
@@ -162,6 +184,7 @@ class _Round:
             damage = self._source.damage(result.packet, entry_id) if result.status is Status.OK else None
             if result.status is Status.OK and damage is None:
                 packets[entry_id] = result.packet
+                self._bytes += len(result.packet)
                 served_by[entry_id] = bookie
                 continue
             status = result.status if damage is None else Status.CORRUPT

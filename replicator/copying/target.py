@@ -1,9 +1,16 @@
-"""Storing copies on their new bookie: in full batches, throttled, offered again while the bookie is busy."""
+"""Storing copies on their new bookie: in full batches, throttled, offered again while the bookie is busy.
+
+A busy bookie is waited for, but not for ever: another one would get the whole position again (R44). Meanwhile one lane
+asks, and the others wait.
+
+R rules are defined in docs/failure-model.md.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 from bookie.metadata.ledgers.ledgers import Versioned
@@ -15,12 +22,19 @@ from replicator.copying.throttle import Throttle
 from replicator.knowledge.evidence import Answer
 
 ADD_TIMEOUT_S: Final = 15.0
-_BUSY_ATTEMPTS_MAX: Final = 8
+BUSY_S_MAX: Final = 60.0
+"""How long a target may be busy without accepting anything. Another target would get the whole position again."""
 _BROKEN_ATTEMPTS_MAX: Final = 3
 """Adds to a target that does not answer: enough to ride out a broken connection, not a dead bookie."""
 _BROKEN: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE})
 _BACKOFF_S: Final = 0.1
 _BACKOFF_S_MAX: Final = 2.0
+_BUSY_PAUSE_S_MAX: Final = 5.0
+"""Longest pause before a busy target is asked again."""
+
+
+async def _always() -> bool:
+    return True
 
 
 class Target:
@@ -35,9 +49,14 @@ class Target:
         ledger: Versioned,
         incarnation: str = "",
         rank: int = 0,
+        goes_on: Callable[[], Awaitable[bool]] = _always,
     ) -> None:
-        """Prepare a target; other disks under its name than those of ``incarnation`` refuse (R30)."""
+        """Prepare a target; other disks under its name than those of ``incarnation`` refuse (R30).
+
+        A busy target is not waited for any longer once ``goes_on`` returns False.
+        """
         self._rank = rank
+        self._goes_on = goes_on
         self._transport = transport
         self._clock = clock
         self._throttle = throttle
@@ -48,6 +67,10 @@ class Target:
         self.entries = 0
         """Entries acknowledged, so durable there (S11)."""
         self.bytes = 0
+        self._busy_since_s: float | None = None
+        """Since when the target has not answered anything but that it is busy."""
+        self._waiting = asyncio.Lock()
+        """Held by the lane that asks a busy target again. The others wait, so refused batches are few."""
 
     async def store(self, packets: Sequence[bytes]) -> Answer | None:
         """Store copies, as they are and with the recovery flag (S3, S10); the refusal, if there was one."""
@@ -62,10 +85,30 @@ class Target:
 
     async def _add(self, packets: Sequence[bytes], size_bytes: int) -> AddReply:
         batch = AddBatch(self._ledger_id, self._master_key, packets, is_recovery=True, incarnation=self._incarnation)
+        reply = await self._offer(batch, size_bytes)
+        if reply.status is not Status.TOO_MANY_REQUESTS:
+            self._busy_since_s = None
+            return reply
+        async with self._waiting:
+            for attempt in itertools.count(1):
+                now_s = self._clock.monotonic_s()
+                if self._busy_since_s is None:
+                    self._busy_since_s = now_s
+                if now_s - self._busy_since_s >= BUSY_S_MAX or not await self._goes_on():
+                    return reply
+                await self._clock.sleep(min(_BACKOFF_S * 2**attempt, _BUSY_PAUSE_S_MAX))
+                reply = await self._offer(batch, size_bytes)
+                if reply.status is not Status.TOO_MANY_REQUESTS:
+                    self._busy_since_s = None
+                    return reply
+        raise AssertionError("unreachable: counting has no end")
+
+    async def _offer(self, batch: AddBatch, size_bytes: int) -> AddReply:
+        """Send a batch, and again if the connection broke."""
         for attempt in itertools.count(1):
             await self._throttle.take(size_bytes, self._rank)  # each attempt is traffic, also a refused one
             reply = await self._transport.add(self._bookie, batch, ADD_TIMEOUT_S)
-            if attempt >= _attempts_max(reply.status):
+            if reply.status not in _BROKEN or attempt >= _BROKEN_ATTEMPTS_MAX:
                 return reply
             await self._clock.sleep(min(_BACKOFF_S * 2**attempt, _BACKOFF_S_MAX))
         raise AssertionError("unreachable: counting has no end")
@@ -83,9 +126,3 @@ def batches(packets: Sequence[bytes]) -> Iterator[list[bytes]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _attempts_max(status: Status) -> int:
-    if status is Status.TOO_MANY_REQUESTS:
-        return _BUSY_ATTEMPTS_MAX
-    return _BROKEN_ATTEMPTS_MAX if status in _BROKEN else 1

@@ -116,11 +116,29 @@ class Throttle:
         self._filled_at_s = now_s
 
 
+class HeldBytes:
+    """A share of a budget. It can become smaller while it is held."""
+
+    def __init__(self, size_bytes: int) -> None:
+        """Start with ``size_bytes``."""
+        self.bytes = size_bytes
+
+    def keep(self, size_bytes: int) -> int:
+        """Keep at most ``size_bytes``, and return how many bytes are freed."""
+        freed = max(0, self.bytes - size_bytes)
+        self.bytes -= freed
+        return freed
+
+
 class ByteBudget:
-    """At most ``limit`` bytes held at a time, by the smallest rank first. One request above the limit counts as it."""
+    """At most ``limit`` bytes held at a time, by the smallest rank first. One request above the limit counts as it.
+
+    A task must hold one share at a time. It can give back a part, but never asks for more while it holds some, so no
+    task waits for another one that waits for it.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
+        self.limit_bytes = limit_bytes
         self._held = 0
         self._turn = _Turn()
         self._freed = asyncio.Event()
@@ -131,19 +149,24 @@ class ByteBudget:
         return self._held
 
     @asynccontextmanager
-    async def hold(self, size_bytes: int, rank: int = 0) -> AsyncIterator[None]:
+    async def hold(self, size_bytes: int, rank: int = 0) -> AsyncIterator[HeldBytes]:
         """Hold ``size_bytes`` while the context lasts, waiting for them first."""
-        size = min(size_bytes, self._limit)
+        size = min(size_bytes, self.limit_bytes)
         async with self._turn.held(rank):
-            while self._held + size > self._limit:
+            while self._held + size > self.limit_bytes:
                 self._freed.clear()
                 await self._freed.wait()
             self._held += size
+        share = HeldBytes(size)
         try:
-            yield
+            yield share
         finally:
-            self._held -= size
-            self._freed.set()
+            self.reduce(share, 0)
+
+    def reduce(self, share: HeldBytes, size_bytes: int) -> None:
+        """Keep only ``size_bytes`` of a share, if it is more, and give the rest to those who wait."""
+        self._held -= share.keep(size_bytes)
+        self._freed.set()
 
 
 def _checked(bytes_per_second: int) -> int:

@@ -35,7 +35,7 @@ from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.schedule import Stripe
 from bookie.runtime.clock import Clock
-from bookie.wire.port import Status, Transport
+from bookie.wire.port import ListReply, Status, Transport
 from bookie.wire.requests import ReadLast
 from replicator.knowledge.evidence import Answer
 from replicator.knowledge.frontier import Frontier, Written, proven
@@ -92,18 +92,33 @@ class Holdings:
         self._held = HeldEntries(transport, clock, LIST_TIMEOUT_S, _ATTEMPTS_MAX)
         self._frontier = Frontier(transport, self._held)
         self._written: Written | None = None
+        self._pinned: dict[BookieId, ListReply] = {}
 
     async def pin(self, ledger_id: LedgerId, target: BookieId) -> Answer | None:
         """Ask a target for its list before anything is copied to it, which keeps its collector from the ledger.
 
-        None if it answered, else its answer. Its list is no reason to copy less, because it is not verified.
+        None if it answered, else its answer. Its list alone is no reason to copy less, because it is not verified;
+        ``already_copied`` combines it with what was recorded.
 
         Apache's bookies know no pins, whether or not they list: what protects there is the under-replication lock,
         which Apache's collector takes as well before it deletes anything (S16).
         """
         reply = await self._held.listed(target, ledger_id)
+        self._pinned[target] = reply
         is_answer = reply.status in _LISTS or reply.status is Status.UNSUPPORTED
         return None if is_answer else Answer(target, reply.status, reply.detail)
+
+    def already_copied(self, target: BookieId, first: EntryId, end: EntryId) -> EntryRuns:
+        """The entries from ``first`` to before ``end``, recorded as copied, that a pinned target still lists.
+
+        All of them if it has no lists: it must serve each of them before the metadata names it.
+        """
+        reply = self._pinned.get(target)
+        if reply is None or end <= first:
+            return EntryRuns(())
+        if reply.status is Status.UNSUPPORTED:
+            return EntryRuns(((first, end - 1),))
+        return EntryRuns(tuple(reply.entries.within(first, end - 1)))
 
     async def missing_on_target(self, ledger_id: LedgerId, step: CopyPosition) -> Answer | None:
         """None if the target lists every entry of ``step``, or serves each if it has no lists; else its answer."""

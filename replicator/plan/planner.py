@@ -27,6 +27,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from bookie.client.placement.placement import Placement
@@ -350,14 +351,31 @@ class _FragmentPlan:
 _ANYWHERE: Final = Placement()
 
 
-def target_chooser(ledger_id: LedgerId, write_quorum: int = 1, placement: Placement = _ANYWHERE) -> Choose:
+Begun = Mapping[tuple[EntryId, int], BookieId]
+"""Targets to which a part of a position was copied before, by the fragment's first entry and the position."""
+
+
+def target_chooser(
+    ledger_id: LedgerId, write_quorum: int = 1, placement: Placement = _ANYWHERE, begun: Begun = MappingProxyType({})
+) -> Choose:
     """Choose targets by the placement policy; among equals, repeated repairs of a position choose the same one.
 
-    Copies of an attempt that failed are then used by the next one instead of piling up elsewhere (R38, #2166).
+    A target in ``begun`` is preferred, if the policy rates it no worse than any other. So the next attempt uses the
+    copies of one that failed, and they do not pile up elsewhere (R38, R44, #2166).
     """
 
     def choose(key: PositionKey, members: Sequence[BookieId], candidates: Sequence[BookieId]) -> BookieId | None:
         rng = random.Random(f"{ledger_id}/{key.first_entry_id}/{key.position}")  # spreads load only
-        return placement.replacement(members, key.position, write_quorum, candidates, (), rng)
+        chosen = placement.replacement(members, key.position, write_quorum, candidates, (), rng)
+        before = begun.get((key.first_entry_id, key.position))
+        if chosen is None or before is None or before not in candidates or before in placement.draining:
+            return chosen
+        return (
+            before if shortfall(before, members, key.position) <= shortfall(chosen, members, key.position) else chosen
+        )
+
+    def shortfall(target: BookieId, members: Sequence[BookieId], position: int) -> int:
+        ensemble = [*members[:position], target, *members[position + 1 :]]
+        return placement.adherence(ensemble, write_quorum).shortfall
 
     return choose

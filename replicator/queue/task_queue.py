@@ -6,7 +6,8 @@ failure delays a task but does not change its rank (R40).
 
 Tasks, locks, parked tasks and metadata are read in bulk, and the order of the reads matters in one place: the bookies
 are listed after the metadata of each part, so a bookie that registers during this time does not look lost (R2). A
-parked ledger without a task loses its record at once. A doubt outlives its task while the ledger is open, because the
+parked ledger without a task loses its record at once, and so does a reservation, because a write that relies on a
+deleted reservation is refused. A doubt outlives its task while the ledger is open, because the
 list may be minutes old by then, and a worker with a newer one may have recorded the doubt. This cleans up after workers
 that died between the completion of a task and the deletion of its records, and after Apache's workers, which do not
 have such records.
@@ -34,6 +35,7 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.port import Children
 from bookie.metadata.tasks.parked import ParkedTask
+from bookie.metadata.tasks.reservations import UnreadableReservationError
 from bookie.metadata.tasks.underreplication import Task
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point
@@ -52,6 +54,8 @@ READ_LEDGERS: Final = 1000
 """Ledgers whose metadata is read and judged at a time: bounds memory, and how long the loop is kept from other work."""
 REFRESH_SHARE: Final = 0.05
 """Largest share of time spent on renewing the list while there is other work."""
+_RESERVED_S: Final = 600.0
+"""Time between two listings of reservations, which look for those without a task."""
 _NAP_S: Final = 0.01
 """Shortest time to wait for a grace period's end: a rounding error must not become a wait that moves no clock."""
 
@@ -111,6 +115,7 @@ class TaskQueue:
         self._renew_after_change_s = -1.0
         self._renew_anyway_s = -1.0
         self._empty_top: Children | None = None
+        self._reserved_due_s = ports.clock.monotonic_s() + _RESERVED_S
         self.outlook = Outlook()
 
     def __len__(self) -> int:
@@ -194,6 +199,7 @@ class TaskQueue:
         self._is_changed = False
         self._completed.clear()
         doubted = await self._ports.doubts.ledgers()
+        reserved = await self._reserved()
         top = await self._ports.tasks.top()
         tasks = await self._ports.tasks.list()
         self._empty_top = None if tasks else top
@@ -225,7 +231,7 @@ class TaskQueue:
         self._memory.keep_only(verdicts.keys())
         self._delays.keep_only(verdicts.keys())
         self._sum_up(verdicts)
-        await self._forget_orphans(parked, doubted, verdicts)
+        await self._forget_orphans(parked, doubted, reserved, verdicts)
         self._plan_renewal(started_s, verdicts)
         if changes_noted != self._changes_noted:  # and part of the list may be older than the change
             self._renew_anyway_s = self._renew_after_change_s
@@ -308,10 +314,20 @@ class TaskQueue:
             elif verdict is _Verdict.DELAYED:
                 yield max(_NAP_S, self._delays.due_in_s(ledger_id))
 
+    async def _reserved(self) -> AbstractSet[LedgerId]:
+        """Ledgers with reservations; empty if they were listed a short time ago: leftovers are rare and harmless."""
+        now_s = self._ports.clock.monotonic_s()
+        if now_s < self._reserved_due_s:
+            return frozenset()
+        reserved = await self._ports.reservations.ledgers()
+        self._reserved_due_s = now_s + _RESERVED_S
+        return reserved
+
     async def _forget_orphans(
         self,
         parked: Mapping[LedgerId, ParkedTask],
         doubted: AbstractSet[LedgerId],
+        reserved: AbstractSet[LedgerId],
         verdicts: Mapping[LedgerId, _Verdict],
     ) -> None:
         """Delete records of ledgers whose task another program finished.
@@ -322,6 +338,11 @@ class TaskQueue:
         """
         for ledger_id in sorted(parked.keys() - verdicts.keys()):
             await self._ports.parked.unpark(ledger_id)
+        for ledger_id in sorted(reserved - verdicts.keys()):
+            try:
+                await self._ports.reservations.discard(ledger_id)
+            except UnreadableReservationError as error:
+                _log.warning("damaged reservation remains", extra={"ledger_id": ledger_id, "error": str(error)})
         if not (orphans := sorted(doubted - verdicts.keys())):
             return
         for ledger_id, ledger in zip(orphans, await self._ports.ledgers.read_many(orphans), strict=True):

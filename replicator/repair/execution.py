@@ -6,8 +6,9 @@ Problems with bookies go into the log of the turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from bookie.client.placement.groups import note_targets
@@ -120,8 +121,9 @@ class Execution:
         overwritten = tuple(sorted(self._damage.of(ledger.ledger_id).get(key, ()))) if step.is_in_place else ()
         if before is not None and before.incarnation == incarnation and not overwritten:
             return replace(before, step=step)  # copied by an earlier round whose write met a conflict
-        held = without(_held(step, shortfall), overwritten)
-        outcome = await self._copier.copy(ledger, step, self._lease.may_continue, held, incarnation, self._rank)
+        note = partial(self._reserving.note_progress, ledger, step, incarnation)
+        held = self._held_before(ledger, step, shortfall, incarnation, overwritten)
+        outcome = await self._copier.copy(ledger, step, self._lease.may_continue, held, incarnation, self._rank, note)
         self._note_damage(ledger, outcome)
         if outcome.is_complete:
             copied = CopiedStep(step, incarnation, outcome.entries, outcome.bytes, overwritten)
@@ -147,10 +149,25 @@ class Execution:
         for bookie in self._damage.note(ledger, [copy for copy in fresh if copy.entry_id not in without_good]):
             self._log.failed_targets[bookie] = Answer(bookie, Status.CORRUPT, "too many damaged copies")
 
+    def _held_before(
+        self,
+        ledger: Versioned,
+        step: CopyPosition,
+        shortfall: Shortfall,
+        incarnation: str,
+        overwritten: Collection[EntryId],
+    ) -> EntryRuns:
+        """What the target has already and need not get again: of its own copies, or of a copy that was interrupted."""
+        if step.is_in_place:
+            return without(_held(step, shortfall), overwritten)
+        end = self._reserving.end_entry_id(ledger, step, incarnation)
+        return self._holdings.already_copied(step.target, step.first, end)
+
     async def _install(self, ledger: Versioned, ready: Sequence[CopiedStep]) -> Versioned:
         installed = await self._installer.install(ledger, ready, self._reserving.current)
         for refusal in installed.refusals:
             self._log.failed_targets[refusal.bookie] = refusal
+            self._reserving.forget_progress(refusal.bookie)
         for copy in installed.done:
             self._log.fragments.add(ledger.metadata.fragments[copy.step.fragment_index].first_entry_id)
             self._log.entries += copy.entries

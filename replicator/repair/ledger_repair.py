@@ -244,8 +244,14 @@ class LedgerRepair:
             frozenset(self._log.failed_targets),
             self._ports.circuits.avoided(bookies.writable, self._ports.clock.monotonic_s()),
         )
-        choose = target_chooser(ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement)
-        return plan_repair(ledger, bookies, choose, knowledge)
+        ledger_id, write_quorum, placement = ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement
+        plan = plan_repair(ledger, bookies, target_chooser(ledger_id, write_quorum, placement), knowledge)
+        if all(step.target == step.old for step in plan.steps):
+            return plan
+        begun = await self._reserving.begun()
+        if not begun:
+            return plan
+        return plan_repair(ledger, bookies, target_chooser(ledger_id, write_quorum, placement, begun), knowledge)
 
     async def _execute(self, plan: Plan, view: View) -> TaskResult | None:
         """Copy and install what can be; None: look again."""

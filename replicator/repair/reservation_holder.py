@@ -1,7 +1,10 @@
 """The reservation of one ledger's repair: made before the first byte is copied, given back before the task goes (S16).
 
 While it exists, no collector of bkheal deletes the new copies, and the write that names the targets checks that it
-exists. There is one at most per ledger, and it belongs to the holder of the ledger's lock, who replaces or removes what
+exists. It also records how far each copy is, so another worker can continue it (R44): once in ``PROGRESS_BYTES`` or
+``PROGRESS_S``, so small ledgers cost nothing. A reservation with such a record stays when a turn ends early.
+
+There is one at most per ledger, and it belongs to the holder of the ledger's lock, who replaces or removes what
 a dead worker left. Removing that before a task is completed also stops a worker that lost the lock without noticing:
 the write it may still have under way is refused.
 """
@@ -9,13 +12,14 @@ the write it may still have under way is refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.reservations import LedgerReservations, Reservation, UnreadableReservationError
-from bookie.model.errors import BkhealError
-from bookie.model.ids import LedgerId
+from bookie.model.errors import BkhealError, OutcomeUnknownError, TransientError
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from replicator.plan.steps import CopyPosition, Step
 from replicator.ports import RepairPorts
 from replicator.repair.lease import Lease, LeaseLostError
@@ -24,6 +28,11 @@ _log = logging.getLogger(__name__)
 
 _TOKEN_BITS: Final = 96
 _RELEASE_ATTEMPTS: Final = 2
+KEPT_BYTES_MIN: Final = 8 << 20
+"""What a turn must have copied since the last record so that its end records it. Less is copied again."""
+PROGRESS_BYTES: Final = 64 << 20
+PROGRESS_S: Final = 10.0
+"""How much is copied, and how much time passes, between two records of the progress: what a fault can cost again."""
 
 
 class ReservationHolder:
@@ -36,6 +45,73 @@ class ReservationHolder:
         self._is_clear = False
         """Whether neither this process nor an earlier one can have reserved anything for this ledger."""
         self.current: LedgerReservations | None = None
+        self._before: tuple[Reservation, ...] | None = None
+        """What an earlier worker reserved; None if it is not known."""
+        self._progress: dict[Reservation, EntryId] = {}
+        """How far each copy is, by its reservation without progress."""
+        self._noted_at_s = ports.clock.monotonic_s()
+        self._bytes_since = 0
+        self._is_noting = False
+
+    async def begun(self) -> Mapping[tuple[EntryId, int], BookieId]:
+        """The targets of copies that are recorded or were made in this turn in part, by first entry and position.
+
+        The record of an earlier worker is read once, before the first reservation. An outdated answer costs effort.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        if self._before is None and self.current is None:
+            try:
+                left = await self._ports.reservations.read(self._ledger_id)
+            except UnreadableReservationError:
+                left, self._before = None, None
+            else:
+                self._before = () if left is None else left.reservations
+            for each in () if left is None else left.reservations:
+                if each.has_progress:
+                    self._progress.setdefault(_without_progress(each), each.end_entry_id)
+        return {(each.first_entry_id, each.position): each.target for each in self._progress}
+
+    def end_entry_id(self, ledger: Versioned, step: Step, incarnation: str) -> EntryId:
+        """Exclusive end of what these disks acknowledged of the position; 0 if that is unknown."""
+        return self._progress.get(_reservation(ledger, step, incarnation), EntryId(0))
+
+    def forget_progress(self, target: BookieId) -> None:
+        """Drop what is known of copies to a target that does not have them."""
+        self._progress = {each: end for each, end in self._progress.items() if each.target != target}
+
+    async def note_progress(
+        self, ledger: Versioned, step: CopyPosition, incarnation: str, end: EntryId, size_bytes: int
+    ) -> None:
+        """Note that the target acknowledged ``size_bytes`` more, and every entry before ``end``.
+
+        Writes the record if it is due. A failure to write it is harmless.
+        """
+        key = _reservation(ledger, step, incarnation)
+        self._bytes_since += size_bytes
+        if end > max(key.first_entry_id, self._progress.get(key, 0)):
+            self._progress[key] = end
+        now_s = self._ports.clock.monotonic_s()
+        is_due = is_progress_due(self._bytes_since, now_s - self._noted_at_s)
+        if self.current is None or self._is_noting or end > step.last or not is_due:
+            return
+        wanted = self._with_progress(self.current.reservations)
+        if wanted == self.current.reservations:
+            return
+        self._noted_at_s, self._bytes_since, self._is_noting = now_s, 0, True
+        try:
+            reserved = self.current
+            if await self._ports.reservations.note_progress(reserved, wanted) and self.current is reserved:
+                self.current = replace(reserved, reservations=wanted)
+        except (TransientError, OutcomeUnknownError) as error:
+            _log.info("progress is not recorded", extra={"ledger_id": self._ledger_id, "error": str(error)})
+        finally:
+            self._is_noting = False
+
+    def _with_progress(self, reservations: Iterable[Reservation]) -> tuple[Reservation, ...]:
+        known = ((each, self._progress.get(_without_progress(each))) for each in reservations)
+        return tuple(_without_progress(each) if end is None else replace(each, end_entry_id=end) for each, end in known)
 
     async def reserve(self, ledger: Versioned, steps: Sequence[tuple[Step, str]]) -> None:
         """Reserve every step that changes the metadata, each with its target's incarnation; durable on return.
@@ -45,17 +121,18 @@ class ReservationHolder:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer.
         """
         wanted = tuple(
-            Reservation(
-                ledger.metadata.fragments[step.fragment_index].first_entry_id, step.position, step.target, incarnation
-            )
+            _reservation(ledger, step, incarnation)
             for step, incarnation in steps
             if not (isinstance(step, CopyPosition) and step.is_in_place)
         )
-        if not wanted or (self.current is not None and self.current.reservations == wanted):
+        if not wanted or (self.current is not None and _all_without_progress(self.current.reservations) == wanted):
             return
         await self._lease.ensure_ours()
+        is_first, self._before = self._before == (), None
         self.current, self._is_clear = None, False
-        self.current = await self._ports.reservations.reserve(self._ledger_id, self._token(), wanted)
+        self.current = await self._ports.reservations.reserve(
+            self._ledger_id, self._token(), self._with_progress(wanted), is_first=is_first
+        )
 
     def lost(self) -> None:
         """The reservation turned out not to stand any more."""
@@ -70,24 +147,41 @@ class ReservationHolder:
         """
         if self._is_clear:
             return
+        await self._release(is_progress_kept=False)
+
+    async def _release(self, *, is_progress_kept: bool) -> None:
         reserved = self.current or await self._left_behind()
+        if is_progress_kept and reserved is not None and await self._is_kept(reserved):
+            return
         if reserved is not None:
             await self._ports.reservations.release(reserved)
         self.current, self._is_clear = None, True
 
     async def release_quietly(self) -> None:
-        """``release`` as well as it goes: what stays is replaced or removed by the next holder of the lock."""
+        """``release`` as well as it goes: what stays is replaced or removed by the next holder of the lock.
+
+        A reservation that records progress stays, so that the copy is continued.
+        """
         for _ in range(_RELEASE_ATTEMPTS):
             if self._lease.is_session_over:
                 return
             try:
-                await self.release()
+                if not self._is_clear:
+                    await self._release(is_progress_kept=True)
             except LeaseLostError:
                 return
             except BkhealError as error:
                 _log.info("reservation stays for now", extra={"ledger_id": self._ledger_id, "error": str(error)})
             else:
                 return
+
+    async def _is_kept(self, reserved: LedgerReservations) -> bool:
+        """Keep a reservation with progress, as far as it is known now: one request, as a release is."""
+        wanted = self._with_progress(reserved.reservations) if reserved is self.current else reserved.reservations
+        is_recorded = any(each.has_progress for each in reserved.reservations)
+        if not any(each.has_progress for each in wanted) or not (is_recorded or self._bytes_since >= KEPT_BYTES_MIN):
+            return False
+        return wanted == reserved.reservations or await self._ports.reservations.note_progress(reserved, wanted)
 
     async def _left_behind(self) -> LedgerReservations | None:
         await self._lease.ensure_ours()
@@ -99,3 +193,21 @@ class ReservationHolder:
 
     def _token(self) -> str:
         return f"{self._ports.rng.getrandbits(_TOKEN_BITS):024x}"
+
+
+def is_progress_due(size_bytes: int, seconds: float) -> bool:
+    """Whether the progress is recorded again, so many bytes and seconds after the last time."""
+    return size_bytes >= PROGRESS_BYTES or seconds >= PROGRESS_S
+
+
+def _reservation(ledger: Versioned, step: Step, incarnation: str) -> Reservation:
+    first = ledger.metadata.fragments[step.fragment_index].first_entry_id
+    return Reservation(first, step.position, step.target, incarnation)
+
+
+def _without_progress(reservation: Reservation) -> Reservation:
+    return replace(reservation, end_entry_id=EntryId(0))
+
+
+def _all_without_progress(reservations: Iterable[Reservation]) -> tuple[Reservation, ...]:
+    return tuple(map(_without_progress, reservations))

@@ -8,6 +8,9 @@ A ledger has at most one node, of the worker that holds the ledger's lock. Below
 token: its presence is what a transaction checks, because the version of the node itself begins at 0 again after each
 release, and an old worker must not take a later reservation for its own.
 
+A reservation also records how far its copy is, so the next worker can continue the copy (R44). This part of the record
+is a hint: only what the target lists counts.
+
 Source: S16, docs/failure-model.md#reservations.
 """
 
@@ -18,8 +21,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.layout import own_path
-from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, find, parent_of, reread
+from bookie.metadata.nodes import (
+    WRITE_ATTEMPTS_MAX,
+    child_names,
+    ensure_path,
+    find,
+    ledger_ids,
+    parent_of,
+    reread,
+)
 from bookie.metadata.port import (
+    Check,
     Create,
     Delete,
     MetadataStore,
@@ -34,6 +46,7 @@ from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
+_FROM_THE_START: Final = EntryId(0)
 _TOKEN_VERSION: Final = 0
 """A token's node never changes."""
 
@@ -51,6 +64,13 @@ class Reservation:
     target: BookieId
     incarnation: str
     """Storage incarnation of the target that the copy is made to."""
+    end_entry_id: EntryId = _FROM_THE_START
+    """Exclusive: the target acknowledged every entry of the position before this one. 0: nothing is known."""
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether a part of the copy is recorded."""
+        return self.end_entry_id > self.first_entry_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +94,10 @@ class LedgerReservations:
     def names(self, bookie: BookieId) -> bool:
         """Whether a copy to this bookie is being made."""
         return any(reservation.target == bookie for reservation in self.reservations)
+
+    def has_progress(self, bookie: BookieId) -> bool:
+        """Whether a part of a copy to this bookie is recorded."""
+        return any(each.target == bookie and each.has_progress for each in self.reservations)
 
 
 class Reservations:
@@ -105,13 +129,16 @@ class Reservations:
         """
         await ensure_path(self._store, self._parent)
 
-    async def reserve(self, ledger_id: LedgerId, token: str, reservations: Sequence[Reservation]) -> LedgerReservations:
+    async def reserve(
+        self, ledger_id: LedgerId, token: str, reservations: Sequence[Reservation], *, is_first: bool = False
+    ) -> LedgerReservations:
         """Replace every reservation of a ledger; durable on return.
 
         For the holder of the ledger's lock only.
 
         The reservations found are those of a worker that died or has lost the lock. ``token`` is unique for each set
-        of reservations: one that is used again for the same set is a retry.
+        of reservations: one that is used again for the same set is a retry. With ``is_first`` the caller has just seen
+        that there is no reservation, which saves a request; if there is one now, it is replaced all the same.
 
         Raises:
             WriteOutcomeUnknownError: the answer was lost and the node cannot be read; release it or reserve again.
@@ -122,8 +149,9 @@ class Reservations:
             ledger_id, token, tuple(reservations), _TOKEN_VERSION, self._token_path(ledger_id, token)
         )
         is_unknown = False
-        for _ in range(WRITE_ATTEMPTS_MAX):
-            node = await self._current(ledger_id, is_unknown=is_unknown)
+        for attempt in range(WRITE_ATTEMPTS_MAX):
+            is_read = attempt > 0 or not is_first
+            node = await self._current(ledger_id, is_unknown=is_unknown) if is_read else None
             if node is not None and node.data == data:
                 return reserved
             try:
@@ -158,6 +186,39 @@ class Reservations:
                     return True
         raise WriteOutcomeUnknownError(f"releasing ledger {reserved.ledger_id}: every answer was lost; try again")
 
+    async def note_progress(self, reserved: LedgerReservations, reservations: Sequence[Reservation]) -> bool:
+        """Record how far the copies of ``reserved`` are. False if the reservation was deleted or replaced.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; either state of the record is correct.
+        """
+        data = _encode(reserved.token, reservations)
+        check = Check(reserved.path, reserved.version)
+        try:
+            await self._store.multi([check, SetData(self.path(reserved.ledger_id), data)])
+        except MultiFailedError:
+            return False
+        return True
+
+    async def ledgers(self) -> frozenset[LedgerId]:
+        """Return the ledgers that have reservations.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        return frozenset(ledger_ids(await child_names(self._store, self._parent)))
+
+    async def discard(self, ledger_id: LedgerId) -> None:
+        """Delete the reservations of a ledger, whoever made them: a write that relies on them is refused. Idempotent.
+
+        Raises:
+            UnreadableReservationError: damaged; the next repair of the ledger replaces it.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer.
+        """
+        reserved = await self.read(ledger_id)
+        if reserved is not None:
+            await self.release(reserved)
+
     def deletes(self, reserved: LedgerReservations) -> list[Operation]:
         """What releases ``reserved`` as part of a transaction; it fails unless they still stand."""
         return [Delete(reserved.path, reserved.version), Delete(self.path(reserved.ledger_id))]
@@ -177,7 +238,7 @@ class Reservations:
 
     async def _is_gone(self, reserved: LedgerReservations) -> bool:
         node = await reread(self._store, self.path(reserved.ledger_id))
-        return node is None or node.data != _encode(reserved.token, reserved.reservations)
+        return node is None or self._decode(reserved.ledger_id, node.data).token != reserved.token
 
     def _token_path(self, ledger_id: LedgerId, token: str) -> str:
         return f"{self.path(ledger_id)}/{token}"

@@ -287,6 +287,8 @@ class Collector:
         rest: list[Operation]
         if reserved is None:
             rest = [Create(path), Delete(path)]  # together they prove that there is none, and leave nothing
+        elif reserved.has_progress(self._bookie) and await self._tasks.read_many([ledger_id]) != [None]:
+            return False  # the next worker continues this copy (R44)
         elif reserved.names(self._bookie):
             rest = self._reservations.deletes(reserved)
         else:

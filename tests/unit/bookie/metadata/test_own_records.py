@@ -100,6 +100,21 @@ async def test_records_of_the_first_releases_are_read() -> None:
     assert await runs.holder(RunKind.BOOKIES) == Holder(RUN_ID, "host:12")
 
 
+async def test_the_progress_of_a_copy_is_read_back() -> None:
+    store = MemoryStore(MemoryCell())
+    reservations = Reservations(store, ROOT)
+    reserved = await reservations.reserve(LEDGER, "t-1", [Reservation(EntryId(10), 2, B3, "7d0c")])
+    assert not reserved.has_progress(B3)
+    progress = Reservation(EntryId(10), 2, B3, "7d0c", EntryId(15))
+    assert await reservations.note_progress(reserved, [progress])
+    noted = await reservations.read(LEDGER)
+    assert noted is not None
+    assert (noted.reservations, noted.has_progress(B3), noted.has_progress(B1)) == ((progress,), True, False)
+    assert await reservations.release(reserved)
+    assert not await reservations.note_progress(reserved, [progress])
+    assert await reservations.ledgers() == frozenset()
+
+
 def of_a_newer_format(data: bytes) -> bytes:
     return data.replace(b'"format":1,', b"").replace(b"{", b'{"format": 2, ', 1)
 

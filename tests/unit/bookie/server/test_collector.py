@@ -158,6 +158,22 @@ async def test_reserved_copies_are_kept_while_their_worker_holds_the_lock() -> N
 
 
 @in_virtual_time
+async def test_a_copy_that_is_to_be_continued_is_kept_while_the_ledger_is_marked() -> None:
+    world = await CollectorWorld().open()
+    await ledger(world, L5, MOVED)
+    reserved = await world.reservations.reserve(L5, "t", [Reservation(EntryId(0), 0, US, "uuid", EntryId(5))])
+    await world.tasks.mark(L5, [BK2])
+    assert (await world.collector.run_pass()).collected == 0
+    assert await world.reservations.read(L5) == reserved
+    assert await world.tasks.locked() == frozenset()
+    held = await world.tasks.lock(L5, "worker")
+    assert held is not None
+    assert await world.tasks.complete(held)
+    assert (await world.collector.run_pass()).collected == 1
+    assert await world.reservations.read(L5) is None
+
+
+@in_virtual_time
 async def test_a_reservation_of_a_dead_worker_ends_and_cannot_be_installed_any_more() -> None:
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)

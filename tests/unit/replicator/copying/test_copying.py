@@ -17,7 +17,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, EntryResult, Status
 from replicator.copying.copier import NOTHING_HELD, Copier, CopyOutcome, entries_without
-from replicator.copying.target import batches
+from replicator.copying.target import BUSY_S_MAX, batches
 from replicator.copying.throttle import ByteBudget, Throttle
 from replicator.knowledge.evidence import Answer, UnreadableEntry
 from replicator.plan.steps import Cause, CopyPosition
@@ -433,3 +433,49 @@ async def test_the_rate_holds_for_reads_that_lead_to_no_copy() -> None:
         read = sum(len(entry_ids) for entry_ids in at.bookies["a"].reads) * 1000
         assert read >= 3 * 300_000
         assert read <= 100_000 * (took_s + 0.25) + 420_000
+
+
+@in_virtual_time
+async def test_a_target_that_stays_busy_ends_the_copy_after_a_minute() -> None:
+    async with scene(members="a b c", quorum=3, count=5000, payload_bytes=1000) as at:
+        at.bookies["t"].add_replies = [Status.TOO_MANY_REQUESTS] * 1000
+        started_s = at.bookies.clock.monotonic_s()
+        outcome = await at.copy()
+        assert outcome.target_failure is not None
+        assert outcome.target_failure.status is Status.TOO_MANY_REQUESTS
+        assert BUSY_S_MAX <= at.bookies.clock.monotonic_s() - started_s < BUSY_S_MAX + 10
+        assert len(at.bookies["t"].adds) < 30
+
+
+@in_virtual_time
+async def test_a_copy_that_must_stop_does_not_wait_for_a_busy_target_and_does_not_blame_it() -> None:
+    async with scene(members="a b c", quorum=3) as at:
+        at.bookies["t"].add_replies = [Status.TOO_MANY_REQUESTS] * 1000
+        stop_s = at.bookies.clock.monotonic_s() + 3
+
+        async def may_continue() -> bool:
+            return at.bookies.clock.monotonic_s() < stop_s
+
+        outcome = await at.copier.copy(at.ledger, at.step, may_continue)
+        assert outcome.is_interrupted
+        assert outcome.target_failure is None
+        assert at.bookies.clock.monotonic_s() < stop_s + 10
+
+
+@in_virtual_time
+async def test_progress_ends_before_the_first_entry_that_is_not_stored() -> None:
+    async with scene(members="a b c", quorum=3, count=9000, payload_bytes=1000) as at:
+        at.bookies["a"].results = {EntryId(4000): answers(Status.TIMEOUT)}
+        at.bookies["c"].results = {EntryId(4000): answers(Status.TIMEOUT)}
+        noted: list[tuple[int, int]] = []
+
+        async def note(end: EntryId, size_bytes: int) -> None:
+            stored = await at.on_target()
+            assert all(entry_id in stored for entry_id in range(end))
+            noted.append((end, size_bytes))
+
+        outcome = await at.copier.copy(at.ledger, at.step, always, note_progress=note)
+        assert outcome.unreadable_count == 1
+        assert 2000 < noted[-1][0] <= 4000
+        assert sum(size_bytes for _, size_bytes in noted) == outcome.bytes
+        assert [end for end, _ in noted] == sorted(end for end, _ in noted)

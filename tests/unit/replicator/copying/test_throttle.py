@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicator.copying.throttle import BURST_S, ByteBudget, Throttle
+from replicator.copying.throttle import BURST_S, ByteBudget, HeldBytes, Throttle
 from tests.worlds.clocks import ManualClock
 
 MIB = 1 << 20
@@ -213,7 +213,7 @@ async def test_a_waiter_that_is_cancelled_as_its_turn_comes_hands_it_on() -> Non
     budget = ByteBudget(10)
     whole, *holds = (budget.hold(size) for size in (10, 5, 5, 5))
     await whole.__aenter__()
-    behind: list[asyncio.Task[None]] = []
+    behind: list[asyncio.Task[HeldBytes]] = []
 
     async def queue_up_behind_and_free() -> None:
         behind.extend(asyncio.create_task(hold.__aenter__()) for hold in holds[1:])

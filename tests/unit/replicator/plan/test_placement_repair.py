@@ -9,9 +9,9 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from replicator.plan.planner import Plan, plan_repair, target_chooser
+from replicator.plan.planner import Plan, PositionKey, plan_repair, target_chooser
 from tests.worlds.ledgers import name_set, names
 
 TOPOLOGY = parse_topology('{"a": "/r1", "b": "/r2", "c": "/r3", "x1": "/r1", "x2": "/r2", "x3": "/r3", "y1": "/r1"}')
@@ -23,6 +23,14 @@ def plan(ledger_id: int, members: str, writable: str, policy: PlacementPolicy) -
     ledger = Versioned(LedgerId(ledger_id), metadata, 0)
     choose = target_chooser(ledger.ledger_id, metadata.write_quorum, Placement(policy, TOPOLOGY))
     return plan_repair(ledger, Bookies(name_set(writable), frozenset()), choose)
+
+
+def test_a_begun_target_in_the_wrong_rack_is_not_preferred() -> None:
+    key = PositionKey(EntryId(0), 1, BookieId("b"))
+    for begun, chosen in (("x1", "x2"), ("x2", "x2"), ("x3", "x3")):
+        placement = Placement(PlacementPolicy(), TOPOLOGY)
+        choose = target_chooser(LedgerId(1), 2, placement, {(EntryId(0), 1): BookieId(begun)})
+        assert choose(key, names("a b"), names(f"x1 {chosen}")) == chosen
 
 
 @pytest.mark.parametrize("ledger_id", range(10))

@@ -1,0 +1,253 @@
+"""How many bytes a worker sends for a position if its copy is interrupted, at default settings."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from bookie.client.placement.placement import Placement
+from bookie.metadata.store.memory import Fault
+from bookie.metadata.tasks.reservations import Reservation
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import DigestType
+from bookie.wire.port import Status
+from replicator.plan.planner import PositionKey, target_chooser
+from replicator.repair.reservation_holder import PROGRESS_BYTES, PROGRESS_S, is_progress_due
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import RepairWorld, Running, a_world
+from tests.worlds.virtual_time import in_virtual_time, until
+
+MIB = 1 << 20
+ENTRIES = 1200
+PAYLOAD_BYTES = 100_000
+RATE = 2 * MIB
+"""The copy of the ledger takes about a minute."""
+TARGETS = ("t", "u", "v")
+
+
+def received(world: RepairWorld) -> dict[str, int]:
+    """Bytes that each target was sent."""
+    return {name: sum(len(entry) for batch in world.bookies[name].adds for entry in batch.entries) for name in TARGETS}
+
+
+async def a_lost_position(world: RepairWorld) -> tuple[dict[EntryId, bytes], int]:
+    """A ledger that lost a bookie, and the bytes of one of its positions."""
+    packets = await world.ledger(
+        LEDGER,
+        make_metadata((0, "a b"), quorum=(2, 2), last=ENTRIES - 1, digest_type=DigestType.HMAC),
+        ENTRIES,
+        payload_bytes=PAYLOAD_BYTES,
+    )
+    await world.kill("b")
+    await world.tasks.mark(LEDGER, names("b"))
+    return packets, sum(map(len, packets.values()))
+
+
+async def sent_at_least(world: RepairWorld, size_bytes: int) -> None:
+    async def is_sent() -> bool:
+        return sum(received(world).values()) >= size_bytes
+
+    await until(is_sent)
+
+
+def target_of(world: RepairWorld) -> str:
+    return max(TARGETS, key=lambda name: received(world)[name])
+
+
+Fail = Callable[[RepairWorld, Running], Awaitable[Running]]
+"""Lets something fail, and returns the worker that goes on."""
+
+
+async def nothing(world: RepairWorld, running: Running) -> Running:
+    return running
+
+
+async def busy_target(world: RepairWorld, running: Running) -> Running:
+    target = world.bookies[target_of(world)]
+    target.add_replies = [Status.TOO_MANY_REQUESTS] * 1_000_000
+    await asyncio.sleep(45)
+    target.add_replies.clear()
+    return running
+
+
+async def silent_source(world: RepairWorld, running: Running) -> Running:
+    world.bookies["a"].read_status = Status.IO_ERROR
+
+    async def has_ended() -> bool:
+        return bool(running.recorder.results)
+
+    await until(has_ended)
+    world.bookies["a"].read_status = None
+    return running
+
+
+async def lost_session(world: RepairWorld, running: Running) -> Running:
+    running.store.expire()
+    await asyncio.sleep(3)
+    running.store.resume()
+    return running
+
+
+async def stopped(world: RepairWorld, running: Running) -> Running:
+    """As by SIGTERM, with a grace period that is too short. Another worker goes on."""
+    running.worker.stop()
+
+    async def is_released() -> bool:
+        return not await world.tasks.locked()
+
+    await until(is_released)
+    return world.worker(once=False, seed=7, bytes_per_second=RATE)
+
+
+async def dead(world: RepairWorld, running: Running) -> Running:
+    """The process ends without giving anything back. Another worker goes on."""
+    await running.store.close()
+    running.worker.stop()
+    return world.worker(once=False, seed=7, bytes_per_second=RATE)
+
+
+@pytest.mark.parametrize("when", [1 / 3, 2 / 3])
+@pytest.mark.parametrize("fail", [nothing, busy_target, silent_source, lost_session, stopped, dead])
+@in_virtual_time
+async def test_an_interrupted_copy_is_continued(fail: Fail, when: float) -> None:
+    async with a_world("a b t u v") as world:
+        packets, lost = await a_lost_position(world)
+        running = world.worker(once=False, bytes_per_second=RATE, grace_s=5.0)
+        async with world.running(running):
+            await sent_at_least(world, int(when * lost))
+            after = await fail(world, running)
+            if after is running:
+                await until(world.is_clean, seconds=900)
+        if after is not running:
+            async with world.running(after):
+                await until(world.is_clean, seconds=900)
+        sent = received(world)
+        await world.assert_whole(LEDGER, packets, target_of(world))
+        assert sum(sent.values()) <= (lost if fail is nothing else 1.2 * lost + PROGRESS_S * RATE)
+        assert len([size for size in sent.values() if size]) == 1
+
+
+@in_virtual_time
+async def test_progress_is_recorded_once_in_a_window() -> None:
+    async with a_world("a b t u v") as world:
+        await a_lost_position(world)
+        running = world.worker(bytes_per_second=RATE)
+        records: list[float] = []
+
+        async def note(operation: str, path: str) -> Fault | None:
+            if operation == "multi" and path.startswith(world.reservations.path(LEDGER)):
+                records.append(world.clock.monotonic_s())
+            return None
+
+        running.store.fault_hook = note
+        await running.worker.run()
+        times = sorted(set(records))
+        assert 6 <= len(times) <= 8  # the reservation, one record in 10 s of a minute, the release
+        assert min(later - earlier for earlier, later in itertools.pairwise(times[:-1])) >= PROGRESS_S
+
+
+def test_the_window_is_a_number_of_bytes_or_seconds() -> None:
+    assert not is_progress_due(PROGRESS_BYTES - 1, PROGRESS_S - 1)
+    assert is_progress_due(PROGRESS_BYTES, 0)
+    assert is_progress_due(0, PROGRESS_S)
+
+
+async def a_recorded_copy(world: RepairWorld, *, end: int, incarnation: str = "1") -> dict[EntryId, bytes]:
+    """A small ledger that lost b, and the record that ``u`` has the entries before ``end`` from a dead worker."""
+    packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=99), 100)
+    await world.kill("b")
+    await world.tasks.mark(LEDGER, names("b"))
+    reservation = Reservation(EntryId(0), 1, BookieId("u"), incarnation, EntryId(end))
+    await world.reservations.reserve(LEDGER, "dead", [reservation])
+    return packets
+
+
+def copied_to(world: RepairWorld, name: str) -> int:
+    return sum(len(batch.entries) for batch in world.bookies[name].adds)
+
+
+@pytest.mark.parametrize("has_no_lists", [False, True])
+@in_virtual_time
+async def test_what_the_recorded_target_has_is_not_copied_again(has_no_lists: bool) -> None:
+    async with a_world("a b t u v") as world:
+        packets = await a_recorded_copy(world, end=60)
+        await world.bookies.put("u", LEDGER, [packets[EntryId(i)] for i in range(60)])
+        world.bookies["u"].has_no_lists = has_no_lists
+        await world.heal()
+        assert copied_to(world, "u") == 40
+        await world.assert_whole(LEDGER, packets, "u")
+        assert (await world.metadata(LEDGER)).members() == set(names("a u"))
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_entries_that_the_target_does_not_list_are_copied_whatever_the_record_says() -> None:
+    async with a_world("a b t u v") as world:
+        packets = await a_recorded_copy(world, end=60)
+        await world.bookies.put("u", LEDGER, [packets[EntryId(i)] for i in range(60) if i % 10])
+        await world.heal()
+        assert copied_to(world, "u") == 46
+        await world.assert_whole(LEDGER, packets, "u")
+
+
+@in_virtual_time
+async def test_entries_beyond_the_record_are_copied_although_the_target_lists_them() -> None:
+    async with a_world("a b t u v") as world:
+        packets = await a_recorded_copy(world, end=60)
+        await world.bookies.put("u", LEDGER, list(packets.values()))
+        await world.heal()
+        assert copied_to(world, "u") == 40
+
+
+@in_virtual_time
+async def test_the_progress_of_other_disks_counts_for_nothing() -> None:
+    async with a_world("a b t u v") as world:
+        packets = await a_recorded_copy(world, end=60, incarnation="0")
+        await world.bookies.put("u", LEDGER, [packets[EntryId(i)] for i in range(60)])
+        await world.heal()
+        assert sum(copied_to(world, name) for name in TARGETS) == 100
+
+
+@in_virtual_time
+async def test_a_target_without_lists_that_does_not_serve_what_is_recorded_is_not_named() -> None:
+    async with a_world("a b t u") as world:
+        packets = await a_recorded_copy(world, end=60)
+        world.bookies["u"].has_no_lists = True
+        await world.bookies.put("u", LEDGER, [packets[EntryId(i)] for i in range(50)])
+        await world.heal()
+        assert (await world.metadata(LEDGER)).members() == set(names("a t"))
+        await world.assert_whole(LEDGER, packets, "t")
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_recorded_target_that_is_gone_is_replaced() -> None:
+    async with a_world("a b t u v") as world:
+        packets = await a_recorded_copy(world, end=60)
+        await world.kill("u")
+        await world.heal()
+        assert "u" not in (await world.metadata(LEDGER)).members()
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_a_reservation_without_a_task_is_deleted() -> None:
+    async with a_world("a b u") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.reservations.reserve(LEDGER, "dead", [Reservation(EntryId(0), 1, BookieId("u"), "1", EntryId(5))])
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(world.is_clean, seconds=900)
+
+
+def test_a_begun_target_is_preferred_if_the_policy_rates_it_no_worse() -> None:
+    key = PositionKey(EntryId(0), 1, BookieId("b"))
+    members, candidates = names("a b"), names("t u v")
+    for begun in candidates:
+        choose = target_chooser(LEDGER, 2, Placement(), {(EntryId(0), 1): begun})
+        assert choose(key, members, candidates) == begun
+        assert choose(key, members, [each for each in candidates if each != begun]) not in (None, begun)
+        assert choose(PositionKey(EntryId(5), 1, BookieId("b")), members, candidates) in candidates
