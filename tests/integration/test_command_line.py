@@ -190,7 +190,7 @@ def test_a_root_is_initialised_once(zookeeper: EmbeddedZooKeeper, fresh_root: st
         (("ledger", "write", "--digest", "md5"), "no digest type"),
         (("ledger", "show", "-5"), ""),
         (("--log-level", "LOUD", "status"), "no log level"),
-        (("audit", "--fail-on", "sometimes"), "use one of"),
+        (("audit", "--fail-on", "sometimes"), "is not one of"),
     ],
 )
 def test_wrong_usage_exits_with_2(cluster: EmbeddedCluster, arguments: tuple[str, ...], says: str) -> None:

@@ -17,6 +17,7 @@ from auditor.cli.audit import shadow as audit_shadow
 from auditor.cli.configuration.settings import Options, audit_settings, with_options
 from auditor.cli.output import OutputFormat, print_error, print_line, print_note, shown_progress
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
+from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind, RunRecord
@@ -159,6 +160,7 @@ def _sent_options(context: typer.Context, kind: RunKind) -> dict[str, bool | int
 
 
 def _settings(uri: str, given: Options) -> AuditSettings:
+    parse_uri(uri)  # a cluster that cannot be used is wrong configuration, a wrong option is wrong usage
     try:
         return audit_settings(uri, given)
     except ConfigurationError as error:

@@ -12,6 +12,7 @@ import typer
 from auditor.cli.audit import options as opt
 from auditor.cli.output import OutputFormat, print_error, print_json, print_line, print_table, shown_progress
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
+from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
@@ -80,6 +81,7 @@ def shadow(
     from spark_jobs.session import SessionSettings
 
     target = metadata_uri(uri, config)
+    parse_uri(target)  # a cluster that cannot be used is wrong configuration, a wrong option is wrong usage
     try:
         settings = AuditSettings(target, report_dir, is_dry_run=True, missing_share_max=missing_share_max)
     except ConfigurationError as error:
