@@ -22,6 +22,7 @@ from itertools import islice
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark, pack_entry_key
+from bookie.storage.entry_logs.dead_bytes import increased, superseded
 from bookie.storage.entry_logs.entry_log import EntryLogs, EntryLogWriter
 from bookie.storage.ledger_state import LedgerStates
 from bookie.storage.port import DiskFullError, EntryIndex
@@ -130,10 +131,11 @@ class Checkpointer:
                 await log.file.close()
 
     async def _name_entries(self, flush: _Flush, log: EntryLogWriter, puts: list[tuple[bytes, bytes]]) -> None:
-        """Make the log durable, then write the index entries that refer to it."""
+        """Make the log durable, then write the index entries that refer to it. What they replace counts as dead."""
         await log.sync()
         flush.log_id = log.log_id
-        await self.index.write(puts)
+        dead = await superseded(self.index, puts)
+        await self.index.write([*puts, *await increased(self.index, dead)] if dead else puts)
         flush.named += len(puts)
 
     def _pages(self, items: Iterable[_Item]) -> Iterator[list[_Item]]:

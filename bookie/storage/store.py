@@ -25,19 +25,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from bookie.model.errors import FatalError
 from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
-from bookie.runtime.tasks import cancel, guarded
 from bookie.storage.add_request import check_add, check_ledger
 from bookie.storage.entry_logs.collection import Collection, Mark, Marks
 from bookie.storage.entry_logs.compaction import CompactionResult, Compactor
 from bookie.storage.errors import UnsupportedFormatError
+from bookie.storage.flushing import Flusher
 from bookie.storage.journal.journal import JournalBusyError, JournalStoppedError
 from bookie.storage.opening import Parts, open_parts
 from bookie.storage.port import Disk, DiskError, DiskFullError, EntryIndex
@@ -47,8 +47,6 @@ from bookie.storage.writing import LedgerWriter
 from bookie.wire.port import READ_ENTRIES_MAX, AddBatch, AddReply, FenceReply, ListReply, ReadReply, Status
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _LIMBO_CHUNK: Final = 1000
 """Ledgers put in limbo at a time: enough to fill a group commit, few enough to bound the number of tasks."""
@@ -69,18 +67,14 @@ class LedgerStorage:
         self._states = parts.states
         self._journal = parts.journal
         self._index = index
-        self._settings = settings
-        self._clock = clock
         self._marks: Marks = {}
+        self._flusher = Flusher(parts.checkpointer, parts.journal, parts.caches, settings, clock, is_full=parts.is_full)
         self._writer = LedgerWriter(
-            parts.journal, parts.caches, parts.states, self._marks, self._stored, self._not_stored
+            parts.journal, parts.caches, parts.states, self._marks, self._flusher.stored, self._flusher.not_stored
         )
         self._collection = Collection(parts.checkpointer, parts.states, index, self._marks, settings.delete_page_keys)
         self._compactor = Compactor(parts.disk, index, parts.logs, parts.checkpointer, settings, clock)
         self._reader = EntryReader(parts.caches, index, parts.logs, settings.list_page_keys)
-        self._flush_needed = asyncio.Event()
-        self._flusher: asyncio.Task[None] | None = None
-        self._is_full = parts.is_full
         self.takes_no_adds = False
         """True if adds are refused, also those of recovery and repair; set by the disk watch."""
         self._is_closing = False
@@ -98,9 +92,7 @@ class LedgerStorage:
             DiskError: a disk failed, or is too full to replay the journal.
         """
         store = cls(await open_parts(journal, ledgers, index, settings, clock), index, settings, clock)
-        if store._is_full:
-            store._flush_needed.set()
-        store._flusher = guarded("storage flush", store._flush_when_needed())
+        store._flusher.start()
         return store
 
     @property
@@ -111,7 +103,7 @@ class LedgerStorage:
     @property
     def is_full(self) -> bool:
         """True if a disk is full: adds are answered with READ_ONLY until it has space again."""
-        return self._is_full
+        return self._flusher.is_full
 
     @property
     def ledger_count(self) -> int:
@@ -265,7 +257,7 @@ class LedgerStorage:
         async with self._states.using(ledger_id) as state:
             if (error := await self._writer.fence_for_collection(state)) is not None:
                 raise error
-        return await self._noting_full(self._collection.delete(ledger_id, mark))
+        return await self._flusher.noting_full(self._collection.delete(ledger_id, mark))
 
     async def compact(self) -> CompactionResult:
         """Free the space of collected entries. One call at a time.
@@ -274,7 +266,7 @@ class LedgerStorage:
             DiskFullError: not done, or only in part.
             DiskError: a disk failed.
         """
-        return await self._noting_full(self._compactor.run())
+        return await self._flusher.noting_full(self._compactor.run())
 
     async def clear_limbo(self, ledger_id: LedgerId) -> None:
         """End the limbo of a ledger durably. The caller must have restored all its entries here. It stays fenced.
@@ -302,13 +294,7 @@ class LedgerStorage:
             DiskFullError: not done; nothing is lost.
             DiskError: a disk failed; ``fatal`` is complete.
         """
-        try:
-            await self._noting_full(self._checkpoint())
-        except DiskFullError:
-            raise
-        except DiskError as error:
-            self._journal.stop(error)
-            raise
+        await self._flusher.checkpoint()
 
     async def close(self) -> None:
         """Finish accepted requests, make a checkpoint, and close the index. New requests get SHUTTING_DOWN."""
@@ -317,7 +303,7 @@ class LedgerStorage:
         self._is_closing = True
         await self._journal.close()
         await self._parts.checkpointer.settled()
-        await cancel(self._flusher)
+        await self._flusher.stop()
         if not self.fatal.done():
             try:
                 await self.checkpoint()
@@ -329,22 +315,10 @@ class LedgerStorage:
     async def abort(self) -> None:
         """Stop at once, as in a crash: nothing more is written, and no request succeeds any more."""
         self._is_closing = True
-        await cancel(self._flusher)
+        await self._flusher.stop()
         await self._journal.abort()
         await self._parts.logs.close()
         await self._index.close()
-
-    async def _checkpoint(self) -> None:
-        sequence = await self._parts.checkpointer.run(lambda: self._journal.durable_sequence)
-        await self._journal.trim(sequence)
-
-    async def _noting_full(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            return await work
-        except DiskFullError:
-            self._is_full = True
-            self._flush_needed.set()
-            raise
 
     async def _set_limbo(self, ledger_id: LedgerId) -> None:
         self._marks.pop(ledger_id, None)
@@ -357,14 +331,11 @@ class LedgerStorage:
             return AddReply(Status.SHUTTING_DOWN)
         if self.fatal.done():
             return AddReply(Status.IO_ERROR, "a disk of this bookie failed")
-        if self._is_full or self.takes_no_adds:
+        if self.is_full or self.takes_no_adds:
             return AddReply(Status.READ_ONLY, "a disk of this bookie is full")
-        if self._caches.flushing is not None and self._is_over_bound():
+        if self._flusher.is_behind:
             return AddReply(Status.TOO_MANY_REQUESTS, "the ledger disk cannot keep up with the journal")
         return None
-
-    def _is_over_bound(self) -> bool:
-        return self._caches.active.size >= self._settings.cache_bytes_max
 
     def _status_of(self, error: Exception | None) -> Status:
         match error:
@@ -376,38 +347,3 @@ class LedgerStorage:
                 return Status.READ_ONLY
             case _:
                 return Status.SHUTTING_DOWN if self._is_closing else Status.IO_ERROR
-
-    async def _flush_when_needed(self) -> None:
-        try:
-            while True:
-                await self._flush_needed.wait()
-                self._flush_needed.clear()
-                await self._flush()
-        except DiskError:
-            return  # checkpoint() has stopped the journal
-        except Exception as error:  # noqa: BLE001 (task boundary: without flushes the store would silently fill up)
-            self._journal.stop(error)
-
-    async def _flush(self) -> None:
-        await self._has_room_for_checkpoint()
-        while self._is_full:
-            # Also pause after a success: the journal's disk may be the full one, which only an add can show.
-            await self._clock.sleep(self._settings.flush_retry_s)
-            self._is_full = not await self._has_room_for_checkpoint()
-
-    async def _has_room_for_checkpoint(self) -> bool:
-        try:
-            await self.checkpoint()
-        except DiskFullError as error:
-            _log.error("disk full, only reads are served", extra={"error": str(error)})
-            return False
-        return True
-
-    def _stored(self) -> None:
-        if self._is_over_bound() or fault_point("storage.flush_now"):
-            self._flush_needed.set()
-
-    def _not_stored(self, error: FatalError) -> None:
-        if isinstance(error, DiskFullError):
-            self._is_full = True
-            self._flush_needed.set()  # a flush frees journal files

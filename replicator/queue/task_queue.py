@@ -4,12 +4,12 @@ The invariant: a listing decides the order of work and nothing else. The lock an
 is done, so an outdated list costs requests and no data (R1). The ledger with the fewest copies left comes first, and a
 failure delays a task but does not change its rank (R40).
 
-Tasks, locks, parked tasks and metadata are read in bulk, and the order of the reads matters in two places. The bookies
-are listed after the metadata of each part, so a bookie that registers during this time does not look lost (R2). Records
-of doubted members are listed before the tasks: such a record is made under the lock of a task, so if the later list has
-no task, this task was completed. The record is then deleted, and so are parked records without a task. This cleans up
-after workers that died between the completion of a task and the deletion of its records, and after Apache's workers,
-which do not have such records.
+Tasks, locks, parked tasks and metadata are read in bulk, and the order of the reads matters in one place: the bookies
+are listed after the metadata of each part, so a bookie that registers during this time does not look lost (R2). A
+parked ledger without a task loses its record at once. A doubt outlives its task while the ledger is open, because the
+list may be minutes old by then, and a worker with a newer one may have recorded the doubt. This cleans up after workers
+that died between the completion of a task and the deletion of its records, and after Apache's workers, which do not
+have such records.
 
 A task waits if it is locked, parked or failed recently, or if its ledger is open and in its grace period. No lock is
 held while it waits. Parked tasks have a record in ZooKeeper; everything else is noted in memory, with a due time. A
@@ -193,7 +193,7 @@ class TaskQueue:
         started_s, changes_noted = self._ports.clock.monotonic_s(), self._changes_noted
         self._is_changed = False
         self._completed.clear()
-        doubted = await self._ports.doubts.ledgers()  # before the tasks: a record is younger than its task
+        doubted = await self._ports.doubts.ledgers()
         top = await self._ports.tasks.top()
         tasks = await self._ports.tasks.list()
         self._empty_top = None if tasks else top
@@ -314,11 +314,19 @@ class TaskQueue:
         doubted: AbstractSet[LedgerId],
         verdicts: Mapping[LedgerId, _Verdict],
     ) -> None:
-        """Delete records of ledgers whose task another program finished."""
+        """Delete records of ledgers whose task another program finished.
+
+        The tasks were listed some time ago: since then a ledger may have been marked again, and a worker may have
+        written a new record. A lost parked record costs one attempt. A lost doubt may cost an acknowledged entry, so
+        doubts stay until the ledger is closed or deleted; after that they are never needed and never written.
+        """
         for ledger_id in sorted(parked.keys() - verdicts.keys()):
             await self._ports.parked.unpark(ledger_id)
-        for ledger_id in sorted(doubted - verdicts.keys()):
-            await self._ports.doubts.forget(ledger_id)
+        if not (orphans := sorted(doubted - verdicts.keys())):
+            return
+        for ledger_id, ledger in zip(orphans, await self._ports.ledgers.read_many(orphans), strict=True):
+            if ledger is None or (isinstance(ledger, Versioned) and ledger.metadata.is_closed):
+                await self._ports.doubts.forget(ledger_id)
 
 
 def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> bool:

@@ -14,7 +14,7 @@ from typing import Final
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.layout import bookie_path, lock_path, own_path
 from bookie.metadata.ledgers.ledgers import Versioned
-from bookie.metadata.port import ANY_VERSION, Check, SessionState
+from bookie.metadata.port import ANY_VERSION, Check, Delete, SessionState
 from bookie.metadata.tasks.underreplication import HeldTask, Task
 from bookie.model.errors import BkhealError, ConflictError
 from bookie.runtime.clock import within
@@ -125,11 +125,11 @@ class Lease:
         if self.is_session_over:
             raise LeaseLostError(f"the session that held ledger {self.held.task.ledger_id} has ended; the task stays")
 
-    async def complete(self, checks: Sequence[Check] = ()) -> bool:
+    async def complete(self, checks: Sequence[Check | Delete] = ()) -> bool:
         """Delete the task as it was seen under the lock (S5); False if it stays. The lock is given back either way.
 
         Args:
-            checks: what else must still hold for the task to go (I18).
+            checks: what else must still hold for the task to go (I18), and what goes with it.
 
         Raises:
             LeaseLostError: the session has ended.

@@ -305,11 +305,11 @@ class LedgerRepair:
     async def _complete(self, ending: Ending, checks: Sequence[Check] = ()) -> TaskResult:
         """Delete the task, unless ``checks`` show that the verdict is outdated."""
         await self._reserving.release()
-        if not await self._lease.complete(checks):
+        doubts = await self._unclosed.doubts_deletion()
+        if not await self._lease.complete(checks if doubts is None else [*checks, doubts]):
             return self._ended(Ending.MARKED_AGAIN)
         self._context.damage.forget(self._task.ledger_id)
         try:
-            await self._unclosed.forget_doubts()
             if self._turn.is_parked:  # a record written since is cleared with a later listing
                 await self._ports.parked.unpark(self._task.ledger_id)
         except (TransientError, OutcomeUnknownError) as error:  # the queue forgets records without a task later

@@ -20,6 +20,7 @@ from bookie.client.ports import ClientPorts
 from bookie.client.recovery.recovery import recover_ledger
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
+from bookie.metadata.port import Delete
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.coverage import is_covered
 from bookie.model.ids import BookieId
@@ -63,14 +64,16 @@ class UnclosedLedgerRepair:
             await self._ports.doubts.add(self._ledger_id, members)
             self._doubted.update(members)
 
-    async def forget_doubts(self) -> None:
-        """Delete the record of doubted members, if this turn wrote or read one: nothing of the ledger is missing now.
+    async def doubts_deletion(self) -> Delete | None:
+        """Return the part of the completing transaction that deletes the record of doubted members; None: no record.
+
+        Of an open ledger the record goes in the same transaction as the lock. Later, another worker may have locked
+        the ledger and written a new record. For a closed ledger no worker writes one.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: the store did not answer.
+            StoreUnavailableError: the store did not answer.
         """
-        if self._doubted:
-            await self._ports.doubts.forget(self._ledger_id)
+        return await self._ports.doubts.deletion(self._ledger_id) if self._doubted else None
 
     def remaining_s(self, plan: Plan, bookies: Bookies) -> float | None:
         """Seconds until a recovery is allowed, 0 or less for now; None if the ledger needs no recovery."""

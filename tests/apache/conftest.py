@@ -24,7 +24,16 @@ from bookie.runtime.java import Java, JavaNotFoundError, find_java
 from tests.apache.class_data import quick_jvm
 from tests.apache.driver import JavaDriver, compile_java, compiled_driver, find_javac
 from tests.apache.programs import Audit, Comparison, audit_in, shadow_in
-from tests.apache.worlds import World, as_at_first, connect, end_cluster, no_tasks_in, patient, start_cluster, world
+from tests.apache.worlds import (
+    ApacheWorld,
+    as_at_first,
+    connect,
+    end_cluster,
+    no_tasks_in,
+    patient,
+    start_cluster,
+    world,
+)
 from tests.required import missing
 from tests.sessions import LONG_SESSION_S
 
@@ -103,13 +112,13 @@ def java(
 
 
 @pytest.fixture(scope="session")
-def _lent(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def _lent(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheWorld]:
     with world(tmp_path_factory.mktemp("lent"), apache_jvm, java_classes, bookies=4) as made:
         yield made
 
 
 @pytest.fixture
-async def lent(_lent: World) -> AsyncIterator[World]:
+async def lent(_lent: ApacheWorld) -> AsyncIterator[ApacheWorld]:
     """Four bookies, without a ledger, for a test that may do with them as it likes: it is as if they were its own.
 
     Each test gets them as the first one did: all running, nothing marked, every switch as it was.

@@ -11,7 +11,7 @@ from bookie.model.ids import LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from tests.apache.driver import expected, payloads
 from tests.apache.waiting import until
-from tests.apache.worlds import QUICK, World, connect
+from tests.apache.worlds import QUICK, ApacheWorld, connect
 
 pytestmark = pytest.mark.apache
 
@@ -35,7 +35,7 @@ async def read(client: ConnectedBookKeeper, ledger_id: LedgerId) -> list[bytes]:
     return [entry.payload async for entry in reader.read_all()]
 
 
-async def test_apaches_auto_recovery_heals_what_we_wrote(lent: World) -> None:
+async def test_apaches_auto_recovery_heals_what_we_wrote(lent: ApacheWorld) -> None:
     """Closed ledgers of two digest types, and one that its writer left open with a lost bookie."""
     cluster, java = lent.cluster, lent.java
     await cluster.start_auto_recovery({**QUICK, "openLedgerRereplicationGracePeriod": "500"})
@@ -60,7 +60,7 @@ async def test_apaches_auto_recovery_heals_what_we_wrote(lent: World) -> None:
             assert (await java.call("check", ledger=ledger_id))["fragments"] == []
 
 
-async def test_apaches_recover_command_moves_what_we_wrote(lent: World) -> None:
+async def test_apaches_recover_command_moves_what_we_wrote(lent: ApacheWorld) -> None:
     cluster, java = lent.cluster, lent.java
     async with await connect(cluster.metadata_uri) as client:
         ledger_id = await write(client)

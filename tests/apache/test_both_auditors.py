@@ -23,8 +23,8 @@ from tests.apache.programs import bkheal
 from tests.apache.waiting import until
 from tests.apache.worlds import (
     QUICK,
+    ApacheWorld,
     Ledger,
-    World,
     all_is_well,
     connect,
     gone,
@@ -37,13 +37,13 @@ from tests.deadlines import PROGRAM_S, STATE_S
 pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("quick_spark")]
 
 SESSION_TIMEOUT_S = 40
-"""The longest that an auditor takes; ``World.kill9`` ends sessions."""
+"""The longest that an auditor takes; ``ApacheWorld.kill9`` ends sessions."""
 LONG_S = 4321
 """Much longer than any test."""
 
 
 @pytest.fixture
-async def client(lent: World) -> AsyncIterator[ConnectedBookKeeper]:
+async def client(lent: ApacheWorld) -> AsyncIterator[ConnectedBookKeeper]:
     async with await connect(lent.uri) as ours:
         yield ours
 
@@ -99,14 +99,16 @@ async def candidates(client: ConnectedBookKeeper) -> int:
     return len((await client.store.children(election_path(LEDGERS_ROOT))).names)
 
 
-async def all_agree_on(here: World, name: str) -> None:
+async def all_agree_on(here: ApacheWorld, name: str) -> None:
     """Apache's client, Apache's shell and our command say who leads."""
     assert (await here.java.call("auditor"))["auditor"] == name
     assert name in await here.cluster.shell("whoisauditor")
     assert (await bkheal("status", "--output", "json", uri=here.uri)).document["auditor"] == name
 
 
-async def marked_once(here: World, client: ConnectedBookKeeper, ledgers: list[Ledger], lost: ApacheBookie) -> None:
+async def marked_once(
+    here: ApacheWorld, client: ConnectedBookKeeper, ledgers: list[Ledger], lost: ApacheBookie
+) -> None:
     """Every ledger is marked for that bookie, and was marked by one and the same write."""
     wanted = {ledger.ledger_id: [lost.bookie_id] for ledger in ledgers}
     await until(here.tasks, lambda found: found == wanted, "every ledger is marked", PROGRAM_S)
@@ -115,7 +117,7 @@ async def marked_once(here: World, client: ConnectedBookKeeper, ledgers: list[Le
 
 
 async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_meanwhile(
-    lent: World, client: ConnectedBookKeeper, tmp_path: Path
+    lent: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     """Every bookie has a copy of every ledger, so that nobody can repair while one is away."""
     here, cluster = lent, lent.cluster

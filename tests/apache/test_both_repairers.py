@@ -19,9 +19,9 @@ from tests.apache.programs import Audit, Replicator, bkheal
 from tests.apache.waiting import until
 from tests.apache.worlds import (
     QUICK,
+    ApacheWorld,
     Ledger,
     Seen,
-    World,
     all_is_well,
     begin,
     connect,
@@ -44,18 +44,18 @@ UNSETTLED = 75
 
 
 @pytest.fixture(scope="module")
-def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheWorld]:
     with world(tmp_path_factory.mktemp("both-repairers"), apache_jvm, java_classes, bookies=5) as made:
         yield made
 
 
 @pytest.fixture
-async def client(here: World) -> AsyncIterator[ConnectedBookKeeper]:
+async def client(here: ApacheWorld) -> AsyncIterator[ConnectedBookKeeper]:
     async with await connect(here.uri) as ours:
         yield ours
 
 
-async def write_backlog(here: World, count: int) -> list[Ledger]:
+async def write_backlog(here: ApacheWorld, count: int) -> list[Ledger]:
     """Closed ledgers of several shapes; every third has a second fragment, made while a bookie was away."""
     java = here.java
 
@@ -84,7 +84,7 @@ def throttle(config: Path, bytes_per_second: int) -> None:
     made.rename(config)
 
 
-async def waits_for_the_switch(here: World, recovery: ApacheServer) -> None:
+async def waits_for_the_switch(here: ApacheWorld, recovery: ApacheServer) -> None:
     """Wait until Apache's worker has seen that recovery is off and waits for it to be on."""
     jstack = here.cluster.jvm.java.executable.with_name("jstack")
 
@@ -97,7 +97,7 @@ async def waits_for_the_switch(here: World, recovery: ApacheServer) -> None:
 
 
 async def test_both_at_once_share_a_backlog_and_obey_each_others_switch(
-    here: World, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
+    here: ApacheWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     ledgers = await write_backlog(here, 72)
     victim = here.bookie(most_named(await seen(here.java, ledgers), here.running[:-1]))
@@ -162,7 +162,7 @@ def most_named(found: dict[int, Seen], among: Sequence[ApacheBookie]) -> str:
     )
 
 
-async def nothing_was_copied_twice(here: World, after: dict[int, Seen], hurt: set[int]) -> None:
+async def nothing_was_copied_twice(here: ApacheWorld, after: dict[int, Seen], hurt: set[int]) -> None:
     """A bookie that no fragment names got nothing either: nobody worked in vain."""
     strays = [
         (bookie.bookie_id, ledger_id)
@@ -175,7 +175,7 @@ async def nothing_was_copied_twice(here: World, after: dict[int, Seen], hurt: se
 
 
 async def judged(
-    here: World, ledgers: Sequence[Ledger], before: dict[int, Seen], after: dict[int, Seen], lost: str
+    here: ApacheWorld, ledgers: Sequence[Ledger], before: dict[int, Seen], after: dict[int, Seen], lost: str
 ) -> None:
     """The lost bookie is named nowhere, every other position is as it was, and Apache finds everything."""
     for ledger in ledgers:
@@ -195,7 +195,7 @@ async def make_read_only(bookie: ApacheBookie) -> None:
 
 
 async def test_each_repairs_what_the_other_found_and_a_read_only_bookie_gives_and_takes_nothing(
-    here: World, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
+    here: ApacheWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     """No bookie is left over when Apache's auditor marks, so that its own worker cannot repair."""
     cluster, java = here.cluster, here.java

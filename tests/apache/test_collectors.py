@@ -18,7 +18,19 @@ from bookie.model.ids import LedgerId
 from tests.apache.driver import JavaDriver, expected, payloads
 from tests.apache.programs import Audit
 from tests.apache.waiting import until
-from tests.apache.worlds import PASSWORD, QUICK, Ledger, World, all_is_well, connect, gone, held, seen, world, written
+from tests.apache.worlds import (
+    PASSWORD,
+    QUICK,
+    ApacheWorld,
+    Ledger,
+    all_is_well,
+    connect,
+    gone,
+    held,
+    seen,
+    world,
+    written,
+)
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S
 
@@ -41,14 +53,14 @@ KEY = hashlib.sha1(b"ledger" + PASSWORD).hexdigest()
 
 
 @pytest.fixture(scope="module")
-def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheWorld]:
     options = ApacheOptions(extra=COLLECTS_OFTEN)
     with world(tmp_path_factory.mktemp("collectors"), apache_jvm, java_classes, bookies=3, options=options) as made:
         yield made
 
 
 @pytest.fixture
-async def client(here: World) -> AsyncIterator[ConnectedBookKeeper]:
+async def client(here: ApacheWorld) -> AsyncIterator[ConnectedBookKeeper]:
     async with await connect(here.uri) as ours:
         yield ours
 
@@ -66,7 +78,7 @@ async def write_large(java: JavaDriver) -> int:
     return handle.ledger_id
 
 
-async def surplus_for(here: World, client: ConnectedBookKeeper, lost: str) -> list[Ledger]:
+async def surplus_for(here: ApacheWorld, client: ConnectedBookKeeper, lost: str) -> list[Ledger]:
     """Ledgers with one copy each, none of them on the bookie that will be lost."""
     found: list[Ledger] = []
     for _ in range(50):
@@ -80,7 +92,7 @@ async def surplus_for(here: World, client: ConnectedBookKeeper, lost: str) -> li
     raise AssertionError("one bookie of three was chosen again and again")
 
 
-async def collected(here: World, surplus: Sequence[Ledger], target: str) -> None:
+async def collected(here: ApacheWorld, surplus: Sequence[Ledger], target: str) -> None:
     """Give ``target`` copies that it should not have, one after the other has been thrown away."""
     for ledger in surplus:
         (holder,) = (await seen(here.java, [ledger]))[ledger.ledger_id].members
@@ -102,7 +114,7 @@ async def large_is_well(java: JavaDriver, ledger_id: int) -> None:
 
 
 async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
-    here: World, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
+    here: ApacheWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     """The copy stands still at one byte a second until the collector has been by, then goes on at full speed."""
     java = here.java
@@ -146,7 +158,7 @@ async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
 
 
 async def test_our_collector_leaves_what_apaches_slow_worker_copies(
-    here: World, client: ConnectedBookKeeper, tmp_path: Path
+    here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     """The slow worker dies in the middle; a quick one does all of it again."""
     java = here.java

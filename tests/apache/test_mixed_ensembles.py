@@ -31,8 +31,8 @@ from tests.apache.waiting import until
 from tests.apache.worlds import (
     PASSWORD,
     QUICK,
+    ApacheWorld,
     Ledger,
-    World,
     all_is_well,
     begin,
     connect,
@@ -58,7 +58,7 @@ SHAPES = ((3, 3, 3), (3, 2, 2))
 class Mixed:
     """A cluster of three bookies of each kind, and ledgers that are on one kind alone, or on both."""
 
-    world: World
+    world: ApacheWorld
     ours: Sequence[EmbeddedBookie]
     on_ours: Sequence[Ledger]
     on_theirs: Sequence[Ledger]
@@ -100,7 +100,7 @@ def mixed(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.Te
     directory = tmp_path_factory.mktemp("mixed")
     stack = AsyncExitStack()
 
-    async def fill(here: World) -> Mixed:
+    async def fill(here: ApacheWorld) -> Mixed:
         options: dict[str, Any] = {"speaks_apache": True, "session_timeout_s": LONG_SESSION_S}
         ours = [EmbeddedBookie(f"ours-{n}", directory / f"ours-{n}", here.uri, **options) for n in (1, 2, 3)]
         for bookie in ours:

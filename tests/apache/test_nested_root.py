@@ -27,8 +27,8 @@ from tests.apache.programs import Replicator, audit_process, bkheal
 from tests.apache.worlds import (
     PASSWORD,
     SIZES,
+    ApacheWorld,
     Ledger,
-    World,
     all_is_well,
     begin,
     connect,
@@ -85,7 +85,7 @@ class NestedCluster(ApacheCluster):
 class Nested:
     """A cluster of three bookies, and ledgers that are on all of them."""
 
-    world: World
+    world: ApacheWorld
     ledgers: list[Ledger]
     old: list[Ledger]
     """Their metadata is of the formats in ``OLD``."""
@@ -93,13 +93,13 @@ class Nested:
     """Below the ledgers root, when only Apache's programs had been there."""
 
 
-async def add_bookie(here: World, name: str) -> None:
+async def add_bookie(here: ApacheWorld, name: str) -> None:
     await here.cluster.add_bookies(1, extra={"bookieId": name})
 
 
 @pytest.fixture(scope="module")
 def nested(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nested]:
-    async def write(here: World, number: int, ledger_id: int | None) -> Ledger:
+    async def write(here: ApacheWorld, number: int, ledger_id: int | None) -> Ledger:
         digest, ensemble = ("CRC32C", "MAC")[number % 2], (3, 3, 2) if number < 2 else (3, 2, 2)
         own = ledger_id is not None
         handle = await here.java.create(
@@ -110,13 +110,13 @@ def nested(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.T
         await handle.close()
         return Ledger(handle.ledger_id, digest, ENTRIES)
 
-    async def write_old(here: World, number: int, digest: str, entries: int) -> Ledger:
+    async def write_old(here: ApacheWorld, number: int, digest: str, entries: int) -> Ledger:
         handle = await begin(here.java, (3, 2, 2), digest, f"format-{number}")
         await extend(handle, digest, entries)
         await handle.close()
         return Ledger(handle.ledger_id, digest, entries)
 
-    async def fill(here: World) -> Nested:
+    async def fill(here: ApacheWorld) -> Nested:
         await asyncio.gather(*(add_bookie(here, name) for name in BOOKIES[:3]))
         ledgers = [await write(here, number, ledger_id) for number, ledger_id in enumerate(IDS)]
         for number in {number for number, _, _ in OLD}:

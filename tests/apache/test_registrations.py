@@ -24,7 +24,7 @@ from bookie.model.ids import BookieId
 from tests.apache.conftest import OwnCluster
 from tests.apache.driver import JavaDriver
 from tests.apache.waiting import until
-from tests.apache.worlds import World, on
+from tests.apache.worlds import ApacheWorld, on
 from tests.sessions import LONG_SESSION_S
 
 pytestmark = pytest.mark.apache
@@ -96,7 +96,7 @@ async def test_apaches_programs_work_on_a_root_that_we_made(own_cluster: OwnClus
     assert "127.0.0.1" in await cluster.shell("listbookies", "-rw")
 
 
-async def test_a_bookie_that_turns_read_only_is_seen_as_such(lent: World) -> None:
+async def test_a_bookie_that_turns_read_only_is_seen_as_such(lent: ApacheWorld) -> None:
     cluster, java = lent.cluster, lent.java
     store = await ZooKeeperStore.connect(cluster.zookeeper.connect_string, session_timeout_s=LONG_SESSION_S)
     try:
@@ -117,7 +117,7 @@ async def test_a_bookie_that_turns_read_only_is_seen_as_such(lent: World) -> Non
         await store.close()
 
 
-async def test_a_killed_bookie_comes_back_with_its_id_and_its_entries(lent: World) -> None:
+async def test_a_killed_bookie_comes_back_with_its_id_and_its_entries(lent: ApacheWorld) -> None:
     java, bookie = lent.java, lent.cluster.bookies[0]
     handle = await on(java, {bookie.bookie_id}, 1, 1, 1)
     await handle.write(50)

@@ -26,8 +26,8 @@ from tests.apache.programs import Replicator
 from tests.apache.waiting import until
 from tests.apache.worlds import (
     PASSWORD,
+    ApacheWorld,
     Ledger,
-    World,
     all_is_well,
     begin,
     connect,
@@ -47,10 +47,10 @@ SHAPES = ((3, 3, 2), (3, 2, 2))
 
 
 @pytest.fixture(scope="module")
-def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheWorld]:
     """Three bookies with names of their own, and ledgers with a position on each of them."""
 
-    async def fill(made: World) -> None:
+    async def fill(made: ApacheWorld) -> None:
         await asyncio.gather(*(made.cluster.add_bookies(1, extra={"bookieId": name}) for name in NAMES))
         await made.java.new_client("patient", settings={"delayEnsembleChange": "true"})
 
@@ -60,7 +60,7 @@ def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.Tem
 
 
 @pytest.fixture
-async def client(here: World) -> AsyncIterator[ConnectedBookKeeper]:
+async def client(here: ApacheWorld) -> AsyncIterator[ConnectedBookKeeper]:
     async with await connect(here.uri) as ours:
         yield ours
 
@@ -78,7 +78,7 @@ async def endings(uri: str, directory: Path) -> dict[int, str]:
 
 
 async def test_a_bookie_under_another_port_is_found_again_and_filled_up_in_place(
-    here: World, client: ConnectedBookKeeper, tmp_path: Path
+    here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     java, moved = here.java, here.bookie("bk_2")
     whole = await written(java, SHAPES, 2)
@@ -115,7 +115,7 @@ async def test_a_bookie_under_another_port_is_found_again_and_filled_up_in_place
 
 
 async def test_a_bookie_without_its_cookie_and_its_disks_is_filled_up_in_place(
-    here: World, client: ConnectedBookKeeper, tmp_path: Path
+    here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     java, wiped = here.java, here.bookie(NAMES[2])
     ledgers = [*await written(java, SHAPES, 4), *await written(java, SHAPES[:1], 1, entries=0)]
@@ -152,7 +152,7 @@ async def left_open(java: JavaDriver) -> list[Ledger]:
 
 
 async def recovery_by_apache_killed(
-    here: World, second: JavaDriver, ledger: Ledger, silent: Sequence[ApacheBookie]
+    here: ApacheWorld, second: JavaDriver, ledger: Ledger, silent: Sequence[ApacheBookie]
 ) -> None:
     """Apache's client begins a recovery that waits for bookies which do not answer, and is killed."""
     for bookie in silent:
@@ -172,7 +172,7 @@ async def state_of(java: JavaDriver, ledger: Ledger) -> str:
 
 
 async def test_recoveries_that_got_stuck_are_parked_and_finished_when_the_bookies_are_back(
-    here: World, client: ConnectedBookKeeper, apache_jvm: ApacheJvm, java_classes: Path, tmp_path: Path
+    here: ApacheWorld, client: ConnectedBookKeeper, apache_jvm: ApacheJvm, java_classes: Path, tmp_path: Path
 ) -> None:
     java, away = here.java, here.cluster.bookies[1:]
     by_apache, by_us = ledgers = await left_open(java)

@@ -28,8 +28,8 @@ from tests.apache.waiting import until
 from tests.apache.worlds import (
     PASSWORD,
     SIZES,
+    ApacheWorld,
     Ledger,
-    World,
     all_is_well,
     connect,
     each,
@@ -41,8 +41,8 @@ from tests.apache.worlds import (
     world,
     written,
 )
+from tests.certificates import make_ca, make_certificate
 from tests.contract.scripted_apache_bookie import BOOKIE, DEADLINE_S, LEDGER, Directory, batch
-from tests.contract.test_grpc_tls import make_ca, make_certificate, openssl
 
 pytestmark = [
     pytest.mark.apache,
@@ -65,7 +65,7 @@ ROLES = {
 class Secured:
     """A cluster whose bookies ask for a login; what to log in with, right and wrong; and a ledger on each bookie."""
 
-    world: World
+    world: ApacheWorld
     directory: Path
     ledgers: list[Ledger]
 
@@ -119,10 +119,7 @@ def make_pem(directory: Path) -> None:
 
 def make_role(directory: Path, name: str, role: str) -> None:
     """A certificate whose organizational unit names a role, in the way that Apache's bookies read it."""
-    request = ("-subj", f"/OU=0:{role}/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-    openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *request, directory=directory)
-    signing = ("-CA", "our-ca.pem", "-CAkey", "our-ca.key", "-CAcreateserial")
-    openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing, directory=directory)
+    make_certificate(directory, name, "our-ca", "DNS:client", subject=f"/OU=0:{role}/CN={name}")
 
 
 @asynccontextmanager
@@ -147,7 +144,7 @@ def secured(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.
     make_pem(directory)
     sasl = ApacheSasl({NAME: SECRET}, NAME)
 
-    async def fill(here: World) -> list[Ledger]:
+    async def fill(here: ApacheWorld) -> list[Ledger]:
         await here.java.new_client(CLIENT, settings=sasl.settings())
         await here.java.new_client(f"{CLIENT}-v2", v2=True, settings=sasl.settings())
         return await written(here.java, ((2, 2, 2), (3, 2, 2)), 6, client=CLIENT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials, Tls
 from tests.apache.conftest import OwnCluster
 from tests.apache.driver import JavaDriver, JavaError, expected, payloads
 from tests.apache.worlds import connect
+from tests.certificates import make_ca, make_certificate
 
 pytestmark = pytest.mark.apache
 
@@ -23,20 +23,11 @@ CONTENTS = payloads("secure", range(12), SIZES)
 SASL = ApacheSasl({"ours": 'a "word" \\', "theirs": "another"}, own_name="theirs")
 
 
-def openssl(*arguments: str, directory: Path) -> None:
-    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
-
-
 def certificate(directory: Path, name: str, host: str) -> TlsSettings:
     """One signed by ``ca.pem``, which is made if need be."""
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
     if not (directory / "ca.pem").exists():
-        openssl("req", "-x509", *key, "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem", directory=directory)
-    openssl("req", *key, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr", directory=directory)
-    (directory / f"{name}.ext").write_text(f"subjectAltName={host}\n")
-    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", f"{name}.ext")
-    openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing, directory=directory)
-    return TlsSettings(directory / "ca.pem", directory / f"{name}.pem", directory / f"{name}.key")
+        make_ca(directory, "ca")
+    return make_certificate(directory, name, "ca", host)
 
 
 async def cross(uri: str, security: BookieSecurity, java_client: str, java: JavaDriver) -> None:

@@ -12,7 +12,7 @@ from bookie.metadata.runs.election import current_auditor
 from bookie.model.ids import LedgerId
 from tests.apache.programs import Comparison
 from tests.apache.waiting import until
-from tests.apache.worlds import QUICK, World, connect, gone, written
+from tests.apache.worlds import QUICK, ApacheWorld, connect, gone, written
 
 pytestmark = pytest.mark.apache
 
@@ -20,7 +20,7 @@ LEDGERS = 4
 
 
 async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_told(
-    lent: World, shadow: Comparison, tmp_path: Path
+    lent: ApacheWorld, shadow: Comparison, tmp_path: Path
 ) -> None:
     """Every bookie has a copy of every ledger, so that Apache's worker cannot repair while one is away."""
     here = lent

@@ -13,7 +13,7 @@ from tests.apache.driver import expected, payloads
 from tests.apache.programs import Replicator
 from tests.apache.test_both_auditors import Auditor, candidates, leader
 from tests.apache.waiting import until
-from tests.apache.worlds import QUICK, World, connect, held, no_work_left, on
+from tests.apache.worlds import QUICK, ApacheWorld, connect, held, no_work_left, on
 from tests.deadlines import PROGRAM_S, STATE_S
 
 pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("quick_spark")]
@@ -26,12 +26,12 @@ BYTES_PER_SECOND = ENTRIES * ENTRY_BYTES // 60
 
 
 @pytest.fixture
-async def client(lent: World) -> AsyncIterator[ConnectedBookKeeper]:
+async def client(lent: ApacheWorld) -> AsyncIterator[ConnectedBookKeeper]:
     async with await connect(lent.uri) as ours:
         yield ours
 
 
-async def a_long_ledger(here: World, victim: ApacheBookie) -> tuple[int, ApacheBookie]:
+async def a_long_ledger(here: ApacheWorld, victim: ApacheBookie) -> tuple[int, ApacheBookie]:
     """A closed ledger with a copy on ``victim``, and the one bookie that has none."""
     handle = await on(here.java, {victim.bookie_id}, 3, 3, 3)
     members = set((await here.java.call("metadata", ledger=handle.ledger_id))["ensembles"]["0"])
@@ -41,7 +41,7 @@ async def a_long_ledger(here: World, victim: ApacheBookie) -> tuple[int, ApacheB
     return handle.ledger_id, spare
 
 
-async def stops_in_the_middle(here: World, ledger_id: int, spare: ApacheBookie, directory: Path) -> None:
+async def stops_in_the_middle(here: ApacheWorld, ledger_id: int, spare: ApacheBookie, directory: Path) -> None:
     """Our replicator copies a part of a ledger and is told to stop: it gives the task back."""
     slowly = ("--bytes-per-second", str(BYTES_PER_SECOND), "--grace", "0.5", "--poll-interval", "1")
     ours = await Replicator.start(here.uri, directory, *slowly)
@@ -52,7 +52,7 @@ async def stops_in_the_middle(here: World, ledger_id: int, spare: ApacheBookie, 
 
 
 async def test_each_part_is_given_back_by_stopping_ours(
-    lent: World, client: ConnectedBookKeeper, tmp_path: Path
+    lent: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     here, cluster, victim = lent, lent.cluster, lent.cluster.bookies[0]
     auditor = Auditor.launch(here.uri, tmp_path / "auditor")

@@ -20,7 +20,7 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import SystemClock
 from tests.apache.driver import JavaDriver, JavaError
 from tests.apache.waiting import until
-from tests.apache.worlds import QUICK, World
+from tests.apache.worlds import QUICK, ApacheWorld
 from tests.sessions import LONG_SESSION_S
 
 pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("no_tasks")]
@@ -196,7 +196,7 @@ async def test_apaches_shell_names_our_auditor_and_lists_our_tasks(
     assert await tasks.complete(held)
 
 
-async def test_what_apaches_auditor_writes_is_read_by_us(lent: World) -> None:
+async def test_what_apaches_auditor_writes_is_read_by_us(lent: ApacheWorld) -> None:
     """A bookie stops, Apache's auditor marks; nobody can repair, as every bookie left has a copy already."""
     cluster, java = lent.cluster, lent.java
     handle = await java.create(4, 4, 4)

@@ -17,7 +17,7 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
 from tests.apache.driver import JavaDriver, JavaHandle
 from tests.apache.programs import Replicator
-from tests.apache.worlds import PASSWORD, SIZES, Ledger, World, all_is_well, connect, extend, gone, held, on
+from tests.apache.worlds import PASSWORD, SIZES, ApacheWorld, Ledger, all_is_well, connect, extend, gone, held, on
 
 pytestmark = pytest.mark.apache
 
@@ -49,7 +49,7 @@ async def an_open_ledger(java: JavaDriver, shape: tuple[int, int, int], victim: 
     return handle
 
 
-async def test_what_others_have_is_copied_back_and_the_writers_go_on(lent: World, tmp_path: Path) -> None:
+async def test_what_others_have_is_copied_back_and_the_writers_go_on(lent: ApacheWorld, tmp_path: Path) -> None:
     cluster, java = lent.cluster, lent.java
     victim = cluster.bookies[1]
     left = [await an_open_ledger(java, shape, victim) for shape in ((3, 3, 2), (3, 2, 2))]

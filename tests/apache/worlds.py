@@ -27,7 +27,7 @@ from tests.sessions import LONG_SESSION_S, Killable, kill9
 SIZES: Final = (0, 1, 100, 3000)
 PASSWORD: Final = b"secret"
 LONG_SESSION: Final[Mapping[str, str]] = {"zkTimeout": str(round(1000 * LONG_SESSION_S))}
-"""For every program of Apache's: a stall of a busy machine loses nothing. ``World.kill9`` ends sessions."""
+"""For every program of Apache's: a stall of a busy machine loses nothing. ``ApacheWorld.kill9`` ends sessions."""
 QUICK: Final[Mapping[str, str]] = {
     # Apache's worker (4.17.3) keeps a lock for ever if it takes a ledger again at the moment at which its own timer
     # releases it. So the timer comes first: after a failure the worker waits longer than it keeps the lock.
@@ -66,7 +66,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class World:
+class ApacheWorld:
     """A cluster and Apache's client on it."""
 
     cluster: ApacheCluster
@@ -125,16 +125,16 @@ def patient(options: ApacheOptions | None = None) -> ApacheOptions:
 @contextmanager
 def world(
     directory: Path, jvm: ApacheJvm, classes: Path, kind: type[ApacheCluster] = ApacheCluster, **arguments: Any
-) -> Iterator[World]:
+) -> Iterator[ApacheWorld]:
     """A cluster with a Java driver for the tests of a file; arguments as for ``ApacheCluster.start``."""
     stack = AsyncExitStack()
 
-    async def start() -> World:
+    async def start() -> ApacheWorld:
         cluster = await start_cluster(directory / "cluster", jvm, kind, **arguments)
         stack.push_async_callback(end_cluster, cluster)
         driver = await JavaDriver.start(directory / "driver", cluster, jvm, classes)
         stack.push_async_callback(driver.kill9)
-        return World(cluster, driver)
+        return ApacheWorld(cluster, driver)
 
     try:
         yield asyncio.run(start())
@@ -147,7 +147,7 @@ async def connect(uri: str, security: BookieSecurity = PLAINTEXT) -> ConnectedBo
     return await client_connect.connect(uri, session_timeout_s=LONG_SESSION_S, security=security)
 
 
-async def as_at_first(here: World) -> None:
+async def as_at_first(here: ApacheWorld) -> None:
     """All bookies run and take new ledgers; there is no ledger, no task, no replicator of Apache's; nothing is set."""
     cluster = here.cluster
     alive = [server for server in cluster.auto_recoveries if server.running.is_running]
@@ -322,7 +322,7 @@ async def gone(client: ConnectedBookKeeper, *bookies: BookieId) -> None:
     )
 
 
-async def no_work_left(world: World, client: ConnectedBookKeeper, deadline_s: float = PROGRAM_S) -> None:
+async def no_work_left(world: ApacheWorld, client: ConnectedBookKeeper, deadline_s: float = PROGRAM_S) -> None:
     """Wait until no ledger is marked and none is locked."""
 
     async def look() -> tuple[int, int]:

@@ -25,9 +25,9 @@ from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import format_cluster
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.runtime.ports import free_loopback_port
+from tests.certificates import make_ca, make_certificate
 from tests.chart.rendering import Release, load_values, pod_of, release, render
 from tests.chart.waiting import ANSWER_S, wait_for_answer, wait_for_line
-from tests.contract.test_grpc_tls import make_ca, make_certificate
 from tests.deadlines import STATE_S
 
 pytestmark = pytest.mark.integration

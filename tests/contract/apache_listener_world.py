@@ -7,12 +7,10 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from bookie.runtime.clock import SystemClock
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.listener import ApacheListener
 from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
-from bookie.storage.settings import StorageSettings
+from bookie.storage.disks.memory import MemoryDisk
 from bookie.storage.store import LedgerStorage
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.framing import framed, read_frame
@@ -20,6 +18,7 @@ from bookie.wire.handler import BookieHandler
 from bookie.wire.port import AddBatch, AddReply
 from bookie.wire.security import TlsSettings
 from tests.deadlines import STATE_S
+from tests.worlds.cluster import open_bookie
 
 DEADLINE_S = STATE_S
 """Never reached where the test passes."""
@@ -109,9 +108,8 @@ class Listening:
 async def listening(
     limits: ListenerLimits | None = None, tls: TlsSettings | None = None, handler: BookieHandler | None = None
 ) -> AsyncIterator[Listening]:
-    ledgers = MemoryDisk()
-    storage = await LedgerStorage.open(MemoryDisk(), ledgers, MemoryIndex(), StorageSettings(), SystemClock())
-    service = HeldAdds(storage, ledgers, BookieIdentity("uuid", "1"))
+    bookie = await open_bookie()
+    service = HeldAdds(bookie.storage, bookie.ledgers, BookieIdentity("uuid", "1"))
     listener = ApacheListener(limits)
     world = Listening(listener, listener.bind("127.0.0.1", 0, tls), service)
     await listener.start(handler or service)
@@ -122,4 +120,4 @@ async def listening(
         for client in world.clients:
             client.close()
         await listener.stop()
-        await storage.abort()
+        await bookie.storage.abort()

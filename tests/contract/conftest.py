@@ -13,14 +13,18 @@ from kazoo.client import KazooClient
 from kazoo.protocol.connection import _CONNECTION_DROP
 from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id
 
+from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.wire.security import TlsSettings
+from tests.certificates import make_ca, make_certificate
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S, close_session
 from tests.simulation.loop import Process
 from tests.simulation.store import SimCell, SimStore, StoreFaults
 from tests.simulation.trace import Trace
+from tests.worlds.cluster import formatted
 
 
 class Backend(Protocol):
@@ -190,6 +194,25 @@ async def store(backend: Backend) -> MetadataStore:
 async def base(store: MetadataStore) -> str:
     """An existing node of this test's own."""
     return await store.create(f"/t-{uuid.uuid4().hex}")
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsSettings]:
+    """By whose they are. All but the stranger's are of one authority."""
+    directory = tmp_path_factory.mktemp("certificates")
+    make_ca(directory, "our-ca")
+    make_ca(directory, "strange-ca")
+    return {
+        "bookie": make_certificate(directory, "bookie", "our-ca", "IP:127.0.0.1"),
+        "elsewhere": make_certificate(directory, "elsewhere", "our-ca", "DNS:another.example"),
+        "client": make_certificate(directory, "client", "our-ca", "DNS:client"),
+        "stranger": make_certificate(directory, "stranger", "strange-ca", "IP:127.0.0.1,DNS:client"),
+    }
+
+
+@pytest.fixture
+async def cluster(store: MetadataStore, base: str) -> Cluster:
+    return await formatted(store, f"{base}/ledgers")
 
 
 @pytest.fixture

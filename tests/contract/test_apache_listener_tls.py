@@ -22,22 +22,9 @@ from bookie.wire.tls import TlsFilesError
 from tests.apache.recording_proxy import RecordingProxy
 from tests.contract.apache_listener_world import DEADLINE_S, Client, Listening, listening
 from tests.contract.scripted_apache_bookie import BOOKIE, Directory, batch
-from tests.contract.test_grpc_tls import make_ca, make_certificate
 from tests.worlds.apache_listener import KEY, LEDGER, add, entry, read, request
 
 pytestmark = pytest.mark.needs("openssl")
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsSettings]:
-    directory = tmp_path_factory.mktemp("certificates")
-    make_ca(directory, "our-ca")
-    make_ca(directory, "strange-ca")
-    return {
-        "bookie": make_certificate(directory, "bookie", "our-ca", "IP:127.0.0.1"),
-        "client": make_certificate(directory, "client", "our-ca", "DNS:client"),
-        "stranger": make_certificate(directory, "stranger", "strange-ca", "DNS:client"),
-    }
 
 
 def context(tls: TlsSettings, ca: Path | None = None) -> ssl.SSLContext:

@@ -37,26 +37,12 @@ from tests.contract.scripted_apache_bookie import (
     ScriptedApacheBookie,
     scripted_bookie,
 )
-from tests.contract.test_grpc_tls import make_ca, make_certificate
 
 needs_openssl = pytest.mark.needs("openssl")
 
 PASSWORD = "tr0ub4dor"
 DIGEST_MD5 = BookieSecurity(sasl=SaslCredentials("bookkeeper", PASSWORD))
 PLAIN = BookieSecurity(sasl=SaslCredentials("bookkeeper", PASSWORD, SaslMechanism.PLAIN))
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsSettings]:
-    directory = tmp_path_factory.mktemp("certificates")
-    make_ca(directory, "our-ca")
-    make_ca(directory, "strange-ca")
-    return {
-        "bookie": make_certificate(directory, "bookie", "our-ca", "IP:127.0.0.1"),
-        "elsewhere": make_certificate(directory, "elsewhere", "our-ca", "DNS:another.example"),
-        "client": make_certificate(directory, "client", "our-ca", "DNS:client"),
-        "stranger": make_certificate(directory, "stranger", "strange-ca", "IP:127.0.0.1"),
-    }
 
 
 @asynccontextmanager

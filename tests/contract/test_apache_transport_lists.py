@@ -48,6 +48,13 @@ def listing(
     return asyncio.create_task(transport.ask(BOOKIE, ListEntries(LedgerId(ledger_id)), timeout_s))
 
 
+async def listed(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
+    """Ask for a list and get it."""
+    call = listing(transport)
+    (await bookie.next(pb.GET_LIST_OF_ENTRIES_OF_LEDGER)).answer(availabilityOfEntriesOfLedger=LISTED.encode())
+    assert await call == ListReply(Status.OK, LISTED)
+
+
 async def unlisted(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
     """Find out that the bookie does not list."""
     call = listing(transport)
@@ -101,9 +108,7 @@ async def test_a_busy_bookie_is_not_remembered_as_one_without_lists(
     await bookie.next(pb.GET_LIST_OF_ENTRIES_OF_LEDGER)
     (await bookie.next(pb.READ_ENTRY)).answer(pb.ETOOMANYREQUESTS)
     assert (await call).status is Status.TOO_MANY_REQUESTS
-    call = listing(transport)
-    (await bookie.next(pb.GET_LIST_OF_ENTRIES_OF_LEDGER)).answer(availabilityOfEntriesOfLedger=LISTED.encode())
-    assert await call == ListReply(Status.OK, LISTED)
+    await listed(transport, bookie)
 
 
 async def test_over_a_new_connection_the_bookie_is_asked_anew(
@@ -114,9 +119,7 @@ async def test_over_a_new_connection_the_bookie_is_asked_anew(
     await bookie.next(pb.READ_ENTRY)
     bookie.clients[0].hang_up()
     assert (await call).status is Status.UNREACHABLE
-    call = listing(transport)
-    (await bookie.next(pb.GET_LIST_OF_ENTRIES_OF_LEDGER)).answer(availabilityOfEntriesOfLedger=LISTED.encode())
-    assert await call == ListReply(Status.OK, LISTED)
+    await listed(transport, bookie)
 
 
 async def test_a_list_that_comes_before_the_last_entry_counts(
@@ -140,9 +143,7 @@ async def test_a_list_that_comes_late_shows_that_the_bookie_lists(
     read = asyncio.create_task(transport.ask(BOOKIE, ReadLast(LEDGER), DEADLINE_S))
     (await bookie.next(pb.READ_ENTRY)).answer(body=entry(7))
     assert (await read).status is Status.OK
-    call = listing(transport)
-    (await bookie.next(pb.GET_LIST_OF_ENTRIES_OF_LEDGER)).answer(availabilityOfEntriesOfLedger=LISTED.encode())
-    assert await call == ListReply(Status.OK, LISTED)
+    await listed(transport, bookie)
 
 
 async def test_a_bookie_that_answers_nothing_is_silent_and_nothing_else(

@@ -13,7 +13,7 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.framing import FRAME_BYTES_MAX, framed
 from bookie.wire.apache.transport import ApacheTransport
-from bookie.wire.port import AddBatch, AddReply, Status
+from bookie.wire.port import AddBatch, AddReply, Status, Transport
 from bookie.wire.requests import Fence, Info, Read, ReadLac, ReadLast
 from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress
 from bookie.wire.routing import open_transport
@@ -65,7 +65,7 @@ async def transport(directory: Directory) -> AsyncIterator[ApacheTransport]:
     await transport.close()
 
 
-def adding(transport: ApacheTransport, what: AddBatch, timeout_s: float = DEADLINE_S) -> asyncio.Task[AddReply]:
+def adding(transport: Transport, what: AddBatch, timeout_s: float = DEADLINE_S) -> asyncio.Task[AddReply]:
     return asyncio.create_task(transport.add(BOOKIE, what, timeout_s))
 
 
@@ -309,12 +309,9 @@ async def test_a_long_answer_to_nobody_is_passed_over(transport: ApacheTransport
     assert (await call).status is Status.OK
 
 
-async def test_longer_frames_are_taken_where_they_are_allowed(
-    directory: Directory, bookie: ScriptedApacheBookie
-) -> None:
-    transport = open_transport(directory, BookieSecurity(frame_bytes_max=3 * FRAME_BYTES_MAX))
-    packet = entry(0, bytes(2 * FRAME_BYTES_MAX))
-    call = asyncio.create_task(transport.add(BOOKIE, AddBatch(LEDGER, KEY, [packet]), DEADLINE_S))
+async def check_it_passes(transport: Transport, bookie: ScriptedApacheBookie, packet: bytes) -> None:
+    """Add and read an entry."""
+    call = adding(transport, AddBatch(LEDGER, KEY, [packet]))
     received = await bookie.next(pb.ADD_ENTRY)
     assert received.request.addRequest.body == packet
     received.answer()
@@ -322,6 +319,13 @@ async def test_longer_frames_are_taken_where_they_are_allowed(
     read = asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, [EntryId(0)]), DEADLINE_S))
     (await bookie.next(pb.READ_ENTRY)).answer(body=packet)
     assert (await read).results[0].packet == packet
+
+
+async def test_longer_frames_are_taken_where_they_are_allowed(
+    directory: Directory, bookie: ScriptedApacheBookie
+) -> None:
+    transport = open_transport(directory, BookieSecurity(frame_bytes_max=3 * FRAME_BYTES_MAX))
+    await check_it_passes(transport, bookie, entry(0, bytes(2 * FRAME_BYTES_MAX)))
     await transport.close()
 
 
@@ -394,15 +398,7 @@ async def test_an_entry_that_no_frame_holds_is_refused_before_it_breaks_the_conn
 
 async def test_the_largest_entry_passes_in_both_directions(directory: Directory, bookie: ScriptedApacheBookie) -> None:
     transport = ApacheTransport(directory)
-    packet = entry(0, bytes(FRAME_BYTES_MAX - 200))
-    call = adding(transport, AddBatch(LEDGER, KEY, [packet]))
-    received = await bookie.next(pb.ADD_ENTRY)
-    assert received.request.addRequest.body == packet
-    received.answer()
-    assert (await call).status is Status.OK
-    read = asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, [EntryId(0)]), DEADLINE_S))
-    (await bookie.next(pb.READ_ENTRY)).answer(body=packet)
-    assert (await read).results[0].packet == packet
+    await check_it_passes(transport, bookie, entry(0, bytes(FRAME_BYTES_MAX - 200)))
     await transport.close()
 
 

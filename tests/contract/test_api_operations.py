@@ -13,7 +13,7 @@ from auditor.api.operations_port import BookieState, TaskState
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.service_info import PROTOCOL_GRPC, Endpoint, ServiceInfo
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import bookie_path, ledger_path, lost_bookie_delay_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import ANY_VERSION, MetadataStore
@@ -24,23 +24,11 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity
 from bookie.wire.port import BookieInfo, InfoReply, ReplyT, Request, Status
 from bookie.wire.requests import Info
+from tests.worlds.clocks import EPOCH_MS, ManualClock
 from tests.worlds.requests import WithoutAdds
 
 A, B, C, D = (BookieId(f"{name}:3181") for name in "abcd")
-NOW_MS = 1_700_000_000_000
-
-
-class ManualClock:
-    now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def epoch_ms(self) -> int:
-        return NOW_MS
-
-    async def sleep(self, seconds: float) -> None:
-        raise AssertionError("nothing here waits")
+NOW_MS = EPOCH_MS
 
 
 class Figures(WithoutAdds):
@@ -56,12 +44,6 @@ class Figures(WithoutAdds):
         if bookie != A:
             return cast(ReplyT, InfoReply(Status.UNREACHABLE))
         return cast(ReplyT, InfoReply(Status.OK, BookieInfo("uuid", "1", False, 1_000, 400, 12)))
-
-
-@pytest.fixture
-async def cluster(store: MetadataStore, base: str) -> Cluster:
-    await format_cluster(store, f"{base}/ledgers", rng=random.Random(1))
-    return await open_cluster(store, f"{base}/ledgers")
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,41 +20,12 @@ from auditor.api.http.server import HttpFace
 from auditor.api.settings import ServerTls
 from auditor.cli.audit.remote import Remote, RemoteSettings, RemoteUnavailableError
 from bookie.wire.tls import TlsFilesError
+from tests.certificates import make_ca, make_certificate, openssl
 from tests.deadlines import STATE_S
-from tests.worlds.api import ManualClock, TwinControl, TwinOperations, running, settings_in
+from tests.worlds.api import TwinControl, TwinOperations, running, settings_in
+from tests.worlds.clocks import ManualClock
 
 pytestmark = pytest.mark.needs("openssl")
-
-NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A certificate and its key."""
-
-    cert: Path
-    key: Path
-
-
-def openssl(*arguments: str, directory: Path) -> None:
-    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
-
-
-def make_ca(directory: Path, name: str) -> Path:
-    files = ("-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
-    openssl("req", "-x509", *NEW_KEY, *files, directory=directory)
-    return directory / f"{name}.pem"
-
-
-def make_pair(directory: Path, name: str, ca: str, host: str, *, days: int = 2) -> Pair:
-    openssl(
-        "req", *NEW_KEY, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr", directory=directory
-    )
-    (directory / f"{name}.ext").write_text(f"subjectAltName={host}\n")
-    signing = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", f"{name}.ext")
-    days_ = ("-days", str(days))
-    openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing, *days_, directory=directory)
-    return Pair(directory / f"{name}.pem", directory / f"{name}.key")
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +33,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("certificates")
     make_ca(directory, "our-ca")
     make_ca(directory, "strange-ca")
-    make_pair(directory, "server", "our-ca", "IP:127.0.0.1")
-    make_pair(directory, "renewed", "our-ca", "IP:127.0.0.1")
-    make_pair(directory, "elsewhere", "our-ca", "DNS:another.example")
-    make_pair(directory, "client", "our-ca", "DNS:client")
-    make_pair(directory, "stranger", "strange-ca", "DNS:client")
-    make_pair(directory, "expired", "our-ca", "DNS:client", days=-1)
+    make_certificate(directory, "server", "our-ca", "IP:127.0.0.1")
+    make_certificate(directory, "renewed", "our-ca", "IP:127.0.0.1")
+    make_certificate(directory, "elsewhere", "our-ca", "DNS:another.example")
+    make_certificate(directory, "client", "our-ca", "DNS:client")
+    make_certificate(directory, "stranger", "strange-ca", "DNS:client")
+    make_certificate(directory, "expired", "our-ca", "DNS:client", days=-1)
     return directory
 
 
@@ -240,17 +209,13 @@ async def test_renewed_certificate_is_taken_while_serving(tmp_path: Path, folder
         await face.stop()
 
 
-class HastyClock(ManualClock):
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(0.01)
-
-
 async def test_http_face_follows_its_certificate(tmp_path: Path, folder: Path) -> None:
     cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     shutil.copyfile(folder / "server.pem", cert)
     shutil.copyfile(folder / "server.key", key)
     settings, _ = settings_in(tmp_path, tls=ServerTls(cert, key))
-    face = HttpFace(TwinControl(), TwinOperations(), settings, HastyClock())
+    clock = ManualClock()
+    face = HttpFace(TwinControl(), TwinOperations(), settings, clock)
     await face.start()
     try:
         assert await served_certificate(face.port) == der(folder / "server.pem")
@@ -258,6 +223,6 @@ async def test_http_face_follows_its_certificate(tmp_path: Path, folder: Path) -
         shutil.copyfile(folder / "renewed.key", key)
         async with asyncio.timeout(STATE_S):
             while await served_certificate(face.port) != der(folder / "renewed.pem"):
-                pass
+                clock.now_s += 60
     finally:
         await face.stop()

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from bookie.model.ids import BookieId
-from bookie.runtime.clock import SystemClock
 from bookie.server.grpc.server import GrpcServer
-from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
-from bookie.storage.settings import StorageSettings
-from bookie.storage.store import LedgerStorage
+from bookie.server.service import BookieService
 from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.port import Status
 from bookie.wire.requests import Info
@@ -23,43 +18,11 @@ from bookie.wire.resolver import BookieAddress
 from bookie.wire.security import TlsSettings
 from bookie.wire.tls import TlsFilesError, channel_credentials, server_credentials
 from tests.deadlines import STATE_S
+from tests.worlds.cluster import open_bookie
 
 pytestmark = pytest.mark.needs("openssl")
 
 BOOKIE = BookieId("b")
-
-
-def openssl(*arguments: str, directory: Path) -> None:
-    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
-
-
-def make_ca(directory: Path, name: str) -> None:
-    subject = ["-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem"]
-    openssl(
-        "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *subject, directory=directory
-    )
-
-
-def make_certificate(directory: Path, name: str, ca: str, host: str) -> TlsSettings:
-    request = ["-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr"]
-    openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *request, directory=directory)
-    (directory / f"{name}.ext").write_text(f"subjectAltName={host}\n")
-    signing = ["-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", f"{name}.ext"]
-    openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing, directory=directory)
-    return TlsSettings(directory / f"{ca}.pem", directory / f"{name}.pem", directory / f"{name}.key")
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsSettings]:
-    directory = tmp_path_factory.mktemp("certificates")
-    make_ca(directory, "our-ca")
-    make_ca(directory, "strange-ca")
-    return {
-        "bookie": make_certificate(directory, "bookie", "our-ca", "IP:127.0.0.1"),
-        "elsewhere": make_certificate(directory, "elsewhere", "our-ca", "DNS:another.example"),
-        "client": make_certificate(directory, "client", "our-ca", "DNS:client"),
-        "stranger": make_certificate(directory, "stranger", "strange-ca", "IP:127.0.0.1"),
-    }
 
 
 class Directory:
@@ -72,10 +35,9 @@ class Directory:
 
 @pytest.fixture
 async def service() -> AsyncIterator[BookieService]:
-    ledgers = MemoryDisk()
-    storage = await LedgerStorage.open(MemoryDisk(), ledgers, MemoryIndex(), StorageSettings(), SystemClock())
-    yield BookieService(storage, ledgers, BookieIdentity("uuid", "1"))
-    await storage.abort()
+    bookie = await open_bookie()
+    yield bookie.service
+    await bookie.storage.abort()
 
 
 async def info_status(service: BookieService, server_tls: TlsSettings, client_tls: TlsSettings | None) -> Status:

@@ -19,7 +19,7 @@ from tests.contract.transport_world import (
     LEDGER,
     SOON_S,
     Looked,
-    World,
+    TransportWorld,
     a_world,
     broken_disk,
     entry,
@@ -29,24 +29,24 @@ from tests.contract.transport_world import (
 
 
 @pytest.fixture(params=["memory", "grpc", "apache"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[TransportWorld]:
     async with a_world(request.param) as world:
         yield world
 
 
-async def read_lac(world: World) -> LacReply:
+async def read_lac(world: TransportWorld) -> LacReply:
     return await world.transport.ask(BOOKIE, ReadLac(LEDGER), DEADLINE_S)
 
 
-async def write_lac(world: World, packet: bytes, key: bytes = KEY) -> AddReply:
+async def write_lac(world: TransportWorld, packet: bytes, key: bytes = KEY) -> AddReply:
     return await world.transport.ask(BOOKIE, WriteLac(LEDGER, key, packet), DEADLINE_S)
 
 
-async def wait_lac(world: World, beyond: int, wait_s: float = DEADLINE_S) -> LacReply:
+async def wait_lac(world: TransportWorld, beyond: int, wait_s: float = DEADLINE_S) -> LacReply:
     return await world.transport.ask(BOOKIE, WaitLac(LEDGER, EntryId(beyond), wait_s), 2 * DEADLINE_S)
 
 
-async def waiting(world: World, *beyond: int) -> list[asyncio.Task[LacReply]]:
+async def waiting(world: TransportWorld, *beyond: int) -> list[asyncio.Task[LacReply]]:
     """Long polls that have looked, found nothing and have their places."""
     polls = []
     for one in beyond:
@@ -60,25 +60,25 @@ def stored(entry_id: int, *, lac: int = NO_ENTRY) -> EntryResult:
     return EntryResult(EntryId(entry_id), Status.OK, entry(entry_id, lac=lac))
 
 
-async def test_an_unknown_ledger_has_no_lac(world: World) -> None:
+async def test_an_unknown_ledger_has_no_lac(world: TransportWorld) -> None:
     assert await read_lac(world) == LacReply(Status.NO_LEDGER)
     assert world.storage.ledger_count == 0
 
 
-async def test_the_last_entry_is_what_is_known_of_the_lac(world: World) -> None:
+async def test_the_last_entry_is_what_is_known_of_the_lac(world: TransportWorld) -> None:
     await world.add(entry(3, lac=1), entry(4, lac=2))
     assert await read_lac(world) == LacReply(Status.OK, b"", stored(4, lac=2))
     assert (await world.add(entry(5))).status is Status.OK  # nothing was fenced
 
 
-async def test_a_fenced_ledger_without_entries_has_none(world: World) -> None:
+async def test_a_fenced_ledger_without_entries_has_none(world: TransportWorld) -> None:
     await world.transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S)
     assert await read_lac(world) == LacReply(Status.NO_ENTRY)
     assert (await write_lac(world, lac(4))).status is Status.OK
     assert await read_lac(world) == LacReply(Status.NO_ENTRY, lac(4))
 
 
-async def test_a_ledger_in_limbo_says_so_and_what_it_was_told(world: World) -> None:
+async def test_a_ledger_in_limbo_says_so_and_what_it_was_told(world: TransportWorld) -> None:
     await world.add(entry(3, lac=1))
     await write_lac(world, lac(2))
     await world.storage.set_limbo([LEDGER])
@@ -87,14 +87,14 @@ async def test_a_ledger_in_limbo_says_so_and_what_it_was_told(world: World) -> N
     assert (await wait_lac(world, 1)).explicit == lac(2)
 
 
-async def test_an_unreadable_index_is_no_answer(world: World) -> None:
+async def test_an_unreadable_index_is_no_answer(world: TransportWorld) -> None:
     await world.add(entry(0))
     world.index.before = broken_disk
     assert (await read_lac(world)).status is Status.IO_ERROR
     assert (await wait_lac(world, 0)).status is Status.IO_ERROR
 
 
-async def test_an_explicit_lac_is_kept_as_it_was_written_and_never_lowered(world: World) -> None:
+async def test_an_explicit_lac_is_kept_as_it_was_written_and_never_lowered(world: TransportWorld) -> None:
     await world.add(entry(0))
     for wrote, kept in ((4, 4), (9, 9), (8, 9), (0, 9), ((1 << 63) - 1, (1 << 63) - 1)):
         assert await write_lac(world, lac(wrote)) == AddReply(Status.OK)
@@ -103,7 +103,7 @@ async def test_an_explicit_lac_is_kept_as_it_was_written_and_never_lowered(world
         assert (reply.status, reply.last_entry) == (Status.OK, stored(0))
 
 
-async def test_an_explicit_lac_needs_the_master_key(world: World) -> None:
+async def test_an_explicit_lac_needs_the_master_key(world: TransportWorld) -> None:
     assert (await write_lac(world, lac(1))).status is Status.NO_LEDGER
     assert world.storage.ledger_count == 0
     await world.add(entry(0))
@@ -117,20 +117,20 @@ async def test_an_explicit_lac_needs_the_master_key(world: World) -> None:
     [b"", b"x" * 15, lac(1)[:15], lac(1) + bytes(60), lac(-1), lac(-(1 << 63)), pack_lac(DIGEST, LedgerId(8), 1)],
     ids=["empty", "short", "cut", "long", "nothing confirmed", "negative", "other ledger"],
 )
-async def test_what_cannot_be_an_explicit_lac_is_refused(world: World, packet: bytes) -> None:
+async def test_what_cannot_be_an_explicit_lac_is_refused(world: TransportWorld, packet: bytes) -> None:
     await world.add(entry(0))
     assert (await write_lac(world, packet)).status is Status.BAD_REQUEST
     assert (await read_lac(world)).explicit == b""
 
 
-async def test_what_is_known_already_is_not_waited_for(world: World) -> None:
+async def test_what_is_known_already_is_not_waited_for(world: TransportWorld) -> None:
     await world.add(entry(0), entry(1, lac=0))
     assert await wait_lac(world, NO_ENTRY) == LacReply(Status.OK, b"", stored(1, lac=0), stored(0))
     await write_lac(world, lac(1))
     assert await wait_lac(world, 0) == LacReply(Status.OK, lac(1), stored(1, lac=0), stored(1, lac=0))
 
 
-async def test_an_add_wakes_those_who_wait_for_its_lac(world: World) -> None:
+async def test_an_add_wakes_those_who_wait_for_its_lac(world: TransportWorld) -> None:
     await world.add(entry(0))
     first, second = await waiting(world, NO_ENTRY, 0)
     await world.add(entry(1, lac=0))
@@ -140,20 +140,20 @@ async def test_an_add_wakes_those_who_wait_for_its_lac(world: World) -> None:
     assert await second == LacReply(Status.OK, b"", stored(2, lac=1), stored(1, lac=0))
 
 
-async def test_an_explicit_lac_wakes_those_who_wait_for_it(world: World) -> None:
+async def test_an_explicit_lac_wakes_those_who_wait_for_it(world: TransportWorld) -> None:
     await world.add(entry(0))
     [poll] = await waiting(world, NO_ENTRY)
     await write_lac(world, lac(0))
     assert await poll == LacReply(Status.OK, lac(0), stored(0), stored(0))
 
 
-async def test_the_first_add_wakes_those_who_wait_for_an_unknown_ledger(world: World) -> None:
+async def test_the_first_add_wakes_those_who_wait_for_an_unknown_ledger(world: TransportWorld) -> None:
     [poll] = await waiting(world, 4)
     await world.add(entry(6, lac=5))
     assert await poll == LacReply(Status.OK, b"", stored(6, lac=5))  # entry 5 is on other bookies
 
 
-async def test_other_ledgers_wake_nobody(world: World) -> None:
+async def test_other_ledgers_wake_nobody(world: TransportWorld) -> None:
     await world.add(entry(0))
     [poll] = await waiting(world, NO_ENTRY)
     other = LedgerId(8)
@@ -165,7 +165,7 @@ async def test_other_ledgers_wake_nobody(world: World) -> None:
     assert (await poll).explicit == lac(3)
 
 
-async def test_what_is_not_durable_is_not_told(world: World) -> None:
+async def test_what_is_not_durable_is_not_told(world: TransportWorld) -> None:
     await world.add(entry(0))
     [poll] = await waiting(world, NO_ENTRY)
     stuck = world.stick()
@@ -178,31 +178,31 @@ async def test_what_is_not_durable_is_not_told(world: World) -> None:
     assert (await poll).last_entry == stored(1, lac=0)
 
 
-async def test_a_long_poll_ends_with_what_there_is(world: World) -> None:
+async def test_a_long_poll_ends_with_what_there_is(world: TransportWorld) -> None:
     assert await wait_lac(world, NO_ENTRY, wait_s=SOON_S) == LacReply(Status.NO_LEDGER)
     await world.add(entry(0))
     for wait_s in (SOON_S, 0.0, -1.0):
         assert await wait_lac(world, NO_ENTRY, wait_s) == LacReply(Status.OK, b"", stored(0))
 
 
-async def test_a_long_poll_that_outlasts_its_deadline_is_a_timeout(world: World) -> None:
+async def test_a_long_poll_that_outlasts_its_deadline_is_a_timeout(world: TransportWorld) -> None:
     reply = await world.transport.ask(BOOKIE, WaitLac(LEDGER, NO_ENTRY, DEADLINE_S), SOON_S)
     assert reply.status is Status.TIMEOUT
 
 
 @pytest.mark.parametrize("wait_s", [float("inf"), 1e12])
-async def test_endless_waits_may_be_asked_for(world: World, wait_s: float) -> None:
+async def test_endless_waits_may_be_asked_for(world: TransportWorld, wait_s: float) -> None:
     poll = asyncio.create_task(wait_lac(world, 0, wait_s))
     await world.add(entry(2, lac=1))
     assert (await poll).last_entry == stored(2, lac=1)
 
 
 @pytest.mark.parametrize("beyond", [-2, -(1 << 63)])
-async def test_impossible_long_polls_are_refused(world: World, beyond: int) -> None:
+async def test_impossible_long_polls_are_refused(world: TransportWorld, beyond: int) -> None:
     assert (await wait_lac(world, beyond)).status is Status.BAD_REQUEST
 
 
-async def test_nobody_waits_beyond_the_bound(world: World) -> None:
+async def test_nobody_waits_beyond_the_bound(world: TransportWorld) -> None:
     await world.add(entry(0))
     polls = await waiting(world, 7, 8, 9)
     assert await wait_lac(world, 0) == LacReply(Status.OK, b"", stored(0))
@@ -210,19 +210,19 @@ async def test_nobody_waits_beyond_the_bound(world: World) -> None:
     assert [(await poll).explicit for poll in polls] == [lac(10)] * 3
 
 
-async def test_a_bookie_that_shuts_down_answers_those_who_wait(world: World) -> None:
+async def test_a_bookie_that_shuts_down_answers_those_who_wait(world: TransportWorld) -> None:
     [poll] = await waiting(world, NO_ENTRY)
     world.service.refuse_everything()
     assert (await poll).status is told(world.kind, Status.SHUTTING_DOWN)
 
 
-async def test_closing_the_transport_answers_those_who_wait(world: World) -> None:
+async def test_closing_the_transport_answers_those_who_wait(world: TransportWorld) -> None:
     [poll] = await waiting(world, NO_ENTRY)
     await world.transport.close()
     assert (await poll).status is Status.UNREACHABLE
 
 
-async def test_a_follower_misses_nothing_while_entries_are_added(world: World) -> None:
+async def test_a_follower_misses_nothing_while_entries_are_added(world: TransportWorld) -> None:
     last = 100
 
     async def follow() -> list[int]:
@@ -247,7 +247,7 @@ async def test_a_follower_misses_nothing_while_entries_are_added(world: World) -
         assert (await follower)[-1] == last - 1
 
 
-async def test_an_answer_with_two_of_the_largest_entries_arrives(world: World) -> None:
+async def test_an_answer_with_two_of_the_largest_entries_arrives(world: TransportWorld) -> None:
     payload = bytes(ENTRY_PAYLOAD_MAX)
     assert (await world.add(entry(0, payload))).status is Status.OK
     assert (await world.add(entry(1, payload, lac=0))).status is Status.OK

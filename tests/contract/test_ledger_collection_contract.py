@@ -179,6 +179,43 @@ async def test_space_comes_back_and_what_is_live_stays(bookie: Bookie) -> None:
     assert await logs(bookie) == []
 
 
+@pytest.mark.parametrize("ledgers", [1, 40])
+async def test_entries_that_were_stored_again_give_their_space_back(bookie: Bookie, ledgers: int) -> None:
+    """Repeated copies, recoveries and Apache's workers send entries that are stored already."""
+    for number in range(5):
+        for ledger_id in range(ledgers):
+            await bookie.store.add(batch(*range(30 + number), ledger_id=LedgerId(100 + ledger_id)))
+        await bookie.store.checkpoint()
+    assert len(await logs(bookie)) == 5
+    done = await bookie.store.compact()
+    assert (done.removed_logs, len(await logs(bookie))) == (4, 1)
+    for is_clean in (True, False):
+        await restart(bookie, cleanly=is_clean)
+        for ledger_id in range(ledgers):
+            assert await served(bookie, LedgerId(100 + ledger_id), 34) == {Status.OK}
+        assert (await bookie.store.compact()).removed_logs == 0
+    for ledger_id in range(ledgers):
+        assert await bookie.store.collect(LedgerId(100 + ledger_id), bookie.store.mark(LedgerId(100 + ledger_id)))
+    await bookie.store.compact()
+    assert await logs(bookie) == []
+
+
+async def test_a_crash_between_copies_of_an_entry_costs_no_space_for_good(bookie: Bookie) -> None:
+    """What the journal brings back is stored again; the copies of before give their space back."""
+    for _ in range(4):
+        await bookie.store.add(batch(*range(30)))
+        await bookie.store.checkpoint()
+        await bookie.store.add(batch(*range(30)))
+        await restart(bookie, cleanly=False)
+    await bookie.store.checkpoint()
+    await bookie.store.compact()
+    assert len(await logs(bookie)) == 1
+    assert await served(bookie, LEDGER, 30) == {Status.OK}
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    await bookie.store.compact()
+    assert await logs(bookie) == []
+
+
 async def test_reads_during_compaction_find_everything(bookie: Bookie) -> None:
     for ledger_id, count in ((LEDGER, 100), (OTHER, 20)):
         await bookie.store.add(batch(*range(count), ledger_id=ledger_id))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import lock_path
 from bookie.metadata.port import MetadataStore, MultiFailedError
 from bookie.metadata.tasks.underreplication import UnderReplication
@@ -15,12 +14,6 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import SystemClock
 
 L7 = LedgerId(7)
-
-
-@pytest.fixture
-async def cluster(store: MetadataStore, base: str) -> Cluster:
-    await format_cluster(store, f"{base}/ledgers", rng=random.Random(1))
-    return await open_cluster(store, f"{base}/ledgers")
 
 
 @pytest.fixture

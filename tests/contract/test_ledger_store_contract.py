@@ -41,12 +41,6 @@ IDS = [LedgerId(i) for i in (0, 1, 9_999, 10_000, 12_345, 2147483646, 2147483647
 
 
 @pytest.fixture
-async def cluster(store: MetadataStore, base: str) -> Cluster:
-    await format_cluster(store, f"{base}/ledgers", rng=random.Random(1))
-    return await open_cluster(store, f"{base}/ledgers")
-
-
-@pytest.fixture
 def ledgers(store: MetadataStore, cluster: Cluster) -> LedgerStore:
     return LedgerStore(store, cluster, random.Random(2))
 

@@ -24,7 +24,7 @@ from bookie.metadata.bookies.cookies import (
 from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, UnreadableHistoryError
 from bookie.metadata.bookies.registration import BookieIdInUseError, Bookies, Registrations
 from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo, encode_service_info
-from bookie.metadata.cluster import Cluster, NotAClusterError, format_cluster, open_cluster
+from bookie.metadata.cluster import Cluster, NotAClusterError
 from bookie.metadata.layout import LayoutKind, own_path
 from bookie.metadata.port import ANY_VERSION, MetadataStore, MultiFailedError
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
@@ -35,12 +35,6 @@ GRPC = ServiceInfo((Endpoint("bookie", "10.0.0.1", 3181, "bookie-grpc"),), ((PRO
 APACHE = ServiceInfo((Endpoint("bookie", "10.0.0.2", 3181, "bookie-rpc"),))
 NOBODY = Bookies(frozenset(), frozenset())
 LONG_S = 30.0
-
-
-@pytest.fixture
-async def cluster(store: MetadataStore, base: str) -> Cluster:
-    await format_cluster(store, f"{base}/ledgers", rng=random.Random(1))
-    return await open_cluster(store, f"{base}/ledgers")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import (
     LedgerStore,
     MetadataConflictError,
@@ -24,12 +24,6 @@ BK1, BK2 = BookieId("bk1:3181"), BookieId("bk2:3181")
 TO_BK1 = Reservation(EntryId(0), 1, BK1, "uuid-1")
 TO_BK2 = Reservation(EntryId(5), 0, BK2, "uuid-2")
 OPEN = LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BK1,)),))
-
-
-@pytest.fixture
-async def cluster(store: MetadataStore, base: str) -> Cluster:
-    await format_cluster(store, f"{base}/ledgers", rng=random.Random(1))
-    return await open_cluster(store, f"{base}/ledgers")
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore, parse_topology
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.port import ANY_VERSION, AccessDeniedError, MetadataStore, NodeTooLargeError
@@ -21,12 +20,6 @@ Soon = Callable[[Awaitable[Any]], Awaitable[Any]]
 
 BK1, BK2 = BookieId("bk1:3181"), BookieId("bk2:3181")
 PULSAR = b'{"default": {"bk1:3181": {"rack": "/eu/r1", "hostname": "bk1"}}}'
-
-
-@pytest.fixture
-async def cluster(store: MetadataStore, base: str) -> Cluster:
-    await format_cluster(store, f"{base}/ledgers", rng=random.Random(1))
-    return await open_cluster(store, f"{base}/ledgers")
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from tests.contract.transport_world import (
     KEY,
     LEDGER,
     SOON_S,
-    World,
+    TransportWorld,
     a_world,
     broken_disk,
     entry,
@@ -47,25 +47,25 @@ from tests.worlds.requests import one_of_each
 
 
 @pytest.fixture(params=["memory", "grpc", "apache", "apache in bulk"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[TransportWorld]:
     async with a_world(request.param) as world:
         yield world
 
 
 @pytest.fixture(params=["memory", "grpc"])
-async def naming_world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+async def naming_world(request: pytest.FixtureRequest) -> AsyncIterator[TransportWorld]:
     """Where requests name the incarnation they are meant for; those of Apache's protocol do not."""
     async with a_world(request.param) as world:
         yield world
 
 
-async def test_what_was_added_is_read_back_byte_for_byte(world: World) -> None:
+async def test_what_was_added_is_read_back_byte_for_byte(world: TransportWorld) -> None:
     assert await world.add(entry(0), entry(1), entry(5)) == AddReply(Status.OK)
     reply = await world.read(0, 1, 5)
     assert (reply.status, list(reply.results)) == (Status.OK, ok(0, 1, 5))
 
 
-async def test_absent_corrupt_and_unknown_are_told_apart(world: World) -> None:
+async def test_absent_corrupt_and_unknown_are_told_apart(world: TransportWorld) -> None:
     assert [result.status for result in (await world.read(0)).results] == [Status.NO_LEDGER]
     await world.add(entry(0), entry(2))
     await world.storage.checkpoint()
@@ -81,7 +81,7 @@ async def test_absent_corrupt_and_unknown_are_told_apart(world: World) -> None:
     assert [result.status for result in (await world.read(0, 1)).results] == [Status.OK, Status.LIMBO]
 
 
-async def test_reads_cover_a_prefix_within_the_bound_and_at_least_one_entry(world: World) -> None:
+async def test_reads_cover_a_prefix_within_the_bound_and_at_least_one_entry(world: TransportWorld) -> None:
     payload = bytes(ENTRY_PAYLOAD_MAX)
     for entry_id in range(10):
         assert (await world.add(entry(entry_id, payload))).status is Status.OK
@@ -93,7 +93,7 @@ async def test_reads_cover_a_prefix_within_the_bound_and_at_least_one_entry(worl
     assert sum(len(result.packet) for result in reply.results) <= READ_BYTES_MAX + len(payload) + 100
 
 
-async def test_entries_as_large_as_any_writer_makes_them_go_both_ways(world: World) -> None:
+async def test_entries_as_large_as_any_writer_makes_them_go_both_ways(world: TransportWorld) -> None:
     """Those of Apache's writers are larger than ours; a batch may hold one behind a full megabyte."""
     largest = entry(1, bytes(PACKET_BYTES_MAX - len(entry(1, b""))))
     megabyte = entry(0, bytes(ENTRY_PAYLOAD_MAX - 100))
@@ -107,7 +107,7 @@ async def test_entries_as_large_as_any_writer_makes_them_go_both_ways(world: Wor
         assert (refused.status, str(size)[:3] in refused.detail) == (Status.BAD_REQUEST, True)
 
 
-async def test_the_last_entry_comes_with_its_true_id(world: World) -> None:
+async def test_the_last_entry_comes_with_its_true_id(world: TransportWorld) -> None:
     assert [r.status for r in (await world.transport.ask(BOOKIE, ReadLast(LEDGER), DEADLINE_S)).results] == [
         Status.NO_LEDGER
     ]
@@ -116,7 +116,7 @@ async def test_the_last_entry_comes_with_its_true_id(world: World) -> None:
     assert (reply.status, list(reply.results)) == (Status.OK, ok(9))
 
 
-async def test_a_fence_tells_the_last_entry_and_stops_all_but_recovery(world: World) -> None:
+async def test_a_fence_tells_the_last_entry_and_stops_all_but_recovery(world: TransportWorld) -> None:
     assert await world.transport.ask(BOOKIE, Fence(LedgerId(8), KEY), DEADLINE_S) == FenceReply(Status.OK, None)
     await world.add(entry(4))
     assert await world.transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S) == FenceReply(Status.OK, ok(4)[0])
@@ -124,13 +124,13 @@ async def test_a_fence_tells_the_last_entry_and_stops_all_but_recovery(world: Wo
     assert (await world.add(entry(5), is_recovery=True)).status is Status.OK
 
 
-async def test_another_master_key_is_unauthorized(world: World) -> None:
+async def test_another_master_key_is_unauthorized(world: TransportWorld) -> None:
     await world.add(entry(0))
     assert (await world.add(entry(1), key=b"other")).status is Status.UNAUTHORIZED
     assert (await world.transport.ask(BOOKIE, Fence(LEDGER, b"other"), DEADLINE_S)).status is Status.UNAUTHORIZED
 
 
-async def test_a_fencing_read_fences_and_reads(world: World) -> None:
+async def test_a_fencing_read_fences_and_reads(world: TransportWorld) -> None:
     await world.add(entry(0), entry(1))
     reply = await world.read(0, 1, 2, fence_key=KEY)
     assert (reply.status, list(reply.results)) == (Status.OK, [*ok(0, 1), EntryResult(EntryId(2), Status.NO_ENTRY)])
@@ -139,20 +139,20 @@ async def test_a_fencing_read_fences_and_reads(world: World) -> None:
 
 
 @pytest.mark.parametrize("key", [KEY, b""])
-async def test_a_fencing_read_fences_what_is_unknown_whatever_the_key(world: World, key: bytes) -> None:
+async def test_a_fencing_read_fences_what_is_unknown_whatever_the_key(world: TransportWorld, key: bytes) -> None:
     reply = await world.read(0, fence_key=key)
     assert (reply.status, [result.status for result in reply.results]) == (Status.OK, [Status.NO_ENTRY])
     assert (await world.add(entry(0), key=key)).status is Status.FENCED
 
 
-async def test_a_fencing_read_with_another_key_neither_fences_nor_reads(world: World) -> None:
+async def test_a_fencing_read_with_another_key_neither_fences_nor_reads(world: TransportWorld) -> None:
     await world.add(entry(0))
     reply = await world.read(0, fence_key=b"other")
     assert (reply.status, list(reply.results)) == (Status.UNAUTHORIZED, [])
     assert (await world.add(entry(1))).status is Status.OK
 
 
-async def test_a_fencing_read_is_not_answered_before_the_fence_is_durable(world: World) -> None:
+async def test_a_fencing_read_is_not_answered_before_the_fence_is_durable(world: TransportWorld) -> None:
     await world.add(entry(0))
     stuck = world.stick()
     call = asyncio.create_task(world.read(0, fence_key=KEY))
@@ -163,27 +163,27 @@ async def test_a_fencing_read_is_not_answered_before_the_fence_is_durable(world:
     assert (await call).status is Status.OK
 
 
-async def test_a_fence_that_failed_is_the_whole_answer_of_a_read(world: World) -> None:
+async def test_a_fence_that_failed_is_the_whole_answer_of_a_read(world: TransportWorld) -> None:
     await world.add(entry(0))
     world.journal.before = broken_disk
     reply = await world.read(0, fence_key=KEY)
     assert (reply.status, list(reply.results)) == (Status.IO_ERROR, [])
 
 
-async def test_reads_without_a_fence_key_fence_nothing(world: World) -> None:
+async def test_reads_without_a_fence_key_fence_nothing(world: TransportWorld) -> None:
     await world.add(entry(0))
     await world.read(0)
     assert (await world.add(entry(1))).status is Status.OK
 
 
-async def test_listings_name_the_entries(world: World) -> None:
+async def test_listings_name_the_entries(world: TransportWorld) -> None:
     assert (await world.transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S)).status is Status.NO_LEDGER
     await world.add(*(entry(entry_id) for entry_id in (0, 1, 2, 7, 9)))
     reply = await world.transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S)
     assert (reply.status, reply.entries) == (Status.OK, EntryRuns(((0, 2), (7, 7), (9, 9))))
 
 
-async def test_info_describes_the_bookie(world: World) -> None:
+async def test_info_describes_the_bookie(world: TransportWorld) -> None:
     await world.add(entry(0))
     world.service.is_read_only = True
     total, free = await world.ledgers.space()
@@ -193,7 +193,7 @@ async def test_info_describes_the_bookie(world: World) -> None:
     assert await world.transport.ask(BOOKIE, Info(), DEADLINE_S) == InfoReply(Status.OK, expected)
 
 
-async def test_read_only_bookies_take_recovery_adds_fences_and_reads(world: World) -> None:
+async def test_read_only_bookies_take_recovery_adds_fences_and_reads(world: TransportWorld) -> None:
     await world.add(entry(0))
     world.service.is_read_only = True
     assert (await world.add(entry(1))).status is Status.READ_ONLY
@@ -210,7 +210,7 @@ async def test_read_only_bookies_take_recovery_adds_fences_and_reads(world: Worl
 REQUESTS = 10
 
 
-async def every_request(world: World) -> list[Status]:
+async def every_request(world: TransportWorld) -> list[Status]:
     replies = await asyncio.gather(
         world.add(entry(0)),
         *(world.transport.ask(BOOKIE, each, DEADLINE_S) for each in one_of_each(LEDGER, KEY, lac(5))),
@@ -218,7 +218,7 @@ async def every_request(world: World) -> list[Status]:
     return [outcome(reply) if isinstance(reply, ReadReply) else reply.status for reply in replies]
 
 
-async def test_requests_for_other_disks_under_this_id_are_refused(naming_world: World) -> None:
+async def test_requests_for_other_disks_under_this_id_are_refused(naming_world: TransportWorld) -> None:
     world = naming_world
     assert world.directory.address is not None
     address = world.directory.address
@@ -229,7 +229,7 @@ async def test_requests_for_other_disks_under_this_id_are_refused(naming_world: 
     assert Status.WRONG_INCARNATION not in await every_request(world)
 
 
-async def test_a_pinned_add_goes_by_its_pin_whatever_is_registered(naming_world: World) -> None:
+async def test_a_pinned_add_goes_by_its_pin_whatever_is_registered(naming_world: TransportWorld) -> None:
     world = naming_world
     assert world.directory.address is not None
     address = world.directory.address
@@ -245,7 +245,7 @@ async def test_a_pinned_add_goes_by_its_pin_whatever_is_registered(naming_world:
         assert (await world.transport.add(BOOKIE, pinned_here, DEADLINE_S)).status is Status.OK
 
 
-async def test_adds_pinned_to_different_disks_do_not_disturb_each_other(world: World) -> None:
+async def test_adds_pinned_to_different_disks_do_not_disturb_each_other(world: TransportWorld) -> None:
     pins = [INCARNATION, "other", "", "other", INCARNATION, ""]
     batches = [AddBatch(LEDGER, KEY, [entry(n)], incarnation=pin) for n, pin in enumerate(pins)]
     replies = await asyncio.gather(*(world.transport.add(BOOKIE, batch, DEADLINE_S) for batch in batches))
@@ -254,28 +254,28 @@ async def test_adds_pinned_to_different_disks_do_not_disturb_each_other(world: W
     assert list((await world.transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S)).entries) == [0, 2, 4, 5]
 
 
-async def test_a_bookie_that_shuts_down_refuses_everything(world: World) -> None:
+async def test_a_bookie_that_shuts_down_refuses_everything(world: TransportWorld) -> None:
     world.service.refuse_everything()
     assert await every_request(world) == [told(world.kind, Status.SHUTTING_DOWN)] * REQUESTS
 
 
-async def test_a_bookie_that_does_not_listen_is_unreachable(world: World) -> None:
+async def test_a_bookie_that_does_not_listen_is_unreachable(world: TransportWorld) -> None:
     await world.stop_listening()
     assert await every_request(world) == [Status.UNREACHABLE] * REQUESTS
 
 
-async def test_a_bookie_without_an_address_is_unresolved(world: World) -> None:
+async def test_a_bookie_without_an_address_is_unresolved(world: TransportWorld) -> None:
     world.directory.address = None
     assert await every_request(world) == [Status.UNRESOLVED] * REQUESTS
 
 
-async def test_a_bookie_with_only_another_protocol_is_unresolved(world: World) -> None:
+async def test_a_bookie_with_only_another_protocol_is_unresolved(world: TransportWorld) -> None:
     protocol = GRPC_PROTOCOL if world.kind == "apache" else APACHE_PROTOCOL
     world.directory.address = BookieAddress("127.0.0.1", 1, protocol)
     assert await every_request(world) == [Status.UNRESOLVED] * REQUESTS
 
 
-async def test_a_broken_disk_is_an_io_error(world: World) -> None:
+async def test_a_broken_disk_is_an_io_error(world: TransportWorld) -> None:
     world.journal.before = broken_disk
     assert (await world.add(entry(0))).status is Status.IO_ERROR
     world.index.before = broken_disk
@@ -295,33 +295,33 @@ async def test_a_broken_disk_is_an_io_error(world: World) -> None:
     ],
     ids=["empty", "no header", "too many", "too large", "large entry", "other ledger", "negative ledger"],
 )
-async def test_impossible_adds_are_refused_and_store_nothing(world: World, batch: AddBatch) -> None:
+async def test_impossible_adds_are_refused_and_store_nothing(world: TransportWorld, batch: AddBatch) -> None:
     assert (await world.transport.add(BOOKIE, batch, DEADLINE_S)).status is Status.BAD_REQUEST
     assert world.storage.ledger_count == 0
 
 
 @pytest.mark.parametrize("entry_ids", [[], [-1], [1, 1], [2, 1], list(range(READ_ENTRIES_MAX + 1))])
-async def test_impossible_reads_are_refused_and_fence_nothing(world: World, entry_ids: list[int]) -> None:
+async def test_impossible_reads_are_refused_and_fence_nothing(world: TransportWorld, entry_ids: list[int]) -> None:
     assert (await world.read(*entry_ids)).status is Status.BAD_REQUEST
     assert (await world.read(*entry_ids, fence_key=KEY)).status is Status.BAD_REQUEST
     assert world.storage.ledger_count == 0
 
 
-async def test_the_largest_allowed_batches_are_stored(world: World) -> None:
+async def test_the_largest_allowed_batches_are_stored(world: TransportWorld) -> None:
     many = [entry(entry_id) for entry_id in range(BATCH_ENTRIES_MAX)]
     overshooting = [*(entry(entry_id, bytes(1000)) for entry_id in range(1000)), entry(1000, bytes(ENTRY_PAYLOAD_MAX))]
     assert (await world.add(*many)).status is Status.OK
     assert (await world.add(*overshooting)).status is Status.OK
 
 
-async def test_large_batches_at_once_do_not_disturb_each_other(world: World) -> None:
+async def test_large_batches_at_once_do_not_disturb_each_other(world: TransportWorld) -> None:
     payload = bytes(ENTRY_PAYLOAD_MAX)
     batches = [AddBatch(LedgerId(7), KEY, [entry(n, payload), entry(n + 10, bytes(900_000))]) for n in range(3)]
     calls = (world.transport.add(BOOKIE, batch, DEADLINE_S) for batch in batches)
     assert [reply.status for reply in await asyncio.gather(*calls)] == [Status.OK] * 3
 
 
-async def test_more_bytes_than_a_bookie_takes_at_once_are_refused(world: World) -> None:
+async def test_more_bytes_than_a_bookie_takes_at_once_are_refused(world: TransportWorld) -> None:
     stuck = world.stick()
     calls = [asyncio.create_task(world.add(entry(n, bytes(900_000)))) for n in range(12)]
     refused, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
@@ -330,7 +330,7 @@ async def test_more_bytes_than_a_bookie_takes_at_once_are_refused(world: World) 
     assert [call.result().status for call in (await asyncio.wait(waiting))[0]] == [Status.OK] * 11
 
 
-async def test_an_add_without_an_answer_is_a_timeout_and_may_have_taken_effect(world: World) -> None:
+async def test_an_add_without_an_answer_is_a_timeout_and_may_have_taken_effect(world: TransportWorld) -> None:
     await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # connects: a call that times out before that is never sent
     stuck = world.stick()
     batch = AddBatch(LEDGER, KEY, [entry(0)])
@@ -341,7 +341,7 @@ async def test_an_add_without_an_answer_is_a_timeout_and_may_have_taken_effect(w
     assert list((await world.read(0, 1)).results) == ok(0, 1)
 
 
-async def test_a_fence_without_an_answer_is_a_timeout_and_still_done(world: World) -> None:
+async def test_a_fence_without_an_answer_is_a_timeout_and_still_done(world: TransportWorld) -> None:
     await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # as above
     stuck = world.stick()
     assert (await world.transport.ask(BOOKIE, Fence(LEDGER, KEY), SOON_S)).status is Status.TIMEOUT
@@ -350,14 +350,14 @@ async def test_a_fence_without_an_answer_is_a_timeout_and_still_done(world: Worl
     assert (await world.add(entry(0))).status is Status.FENCED
 
 
-async def test_adds_of_one_transport_arrive_in_the_order_of_the_calls(world: World) -> None:
+async def test_adds_of_one_transport_arrive_in_the_order_of_the_calls(world: TransportWorld) -> None:
     replies = await asyncio.gather(*(world.add(entry(0, bytes([n]))) for n in range(100)))
     assert {reply.status for reply in replies} == {Status.OK}
     reply = await world.read(0)
     assert reply.results[0].packet == entry(0, bytes([99]))  # the last one replaced the others
 
 
-async def test_adds_overlap(world: World) -> None:
+async def test_adds_overlap(world: TransportWorld) -> None:
     stuck = world.stick()
     calls = [asyncio.create_task(world.add(entry(n))) for n in range(10)]
     await stuck.has_begun.wait()
@@ -365,7 +365,7 @@ async def test_adds_overlap(world: World) -> None:
     assert [reply.status for reply in await asyncio.gather(*calls)] == [Status.OK] * 10
 
 
-async def test_closing_the_transport_answers_calls_in_flight(world: World) -> None:
+async def test_closing_the_transport_answers_calls_in_flight(world: TransportWorld) -> None:
     stuck = world.stick()
     calls = [
         asyncio.create_task(world.add(entry(0))),
@@ -378,7 +378,7 @@ async def test_closing_the_transport_answers_calls_in_flight(world: World) -> No
     await world.transport.close()
 
 
-async def test_a_cancelled_caller_leaves_the_bookie_working(world: World) -> None:
+async def test_a_cancelled_caller_leaves_the_bookie_working(world: TransportWorld) -> None:
     stuck = world.stick()
     calls = [
         asyncio.create_task(world.add(entry(0))),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
 import pytest
 
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import lock_path, task_path, tasks_path
 from bookie.metadata.port import ANY_VERSION, Check, MetadataStore, MultiFailedError
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
@@ -23,47 +22,27 @@ from bookie.metadata.tasks.underreplication import (
     UnreadableTaskError,
 )
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, LedgerId
+from tests.worlds.clocks import EPOCH_MS, ManualClock
 
 A, B, C = BookieId("a:3181"), BookieId("b:3181"), BookieId("c:3181")
 LEDGER = LedgerId(12_345)
-NOW_MS = 1_700_000_000_000
-
-
-class FixedClock:
-    """Stands still unless it is set."""
-
-    now_ms = NOW_MS
-
-    def monotonic_s(self) -> float:
-        return self.now_ms / 1000
-
-    def epoch_ms(self) -> int:
-        return self.now_ms
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(0)
+NOW_MS = EPOCH_MS
 
 
 @pytest.fixture
-def clock() -> FixedClock:
-    return FixedClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-async def cluster(store: MetadataStore, base: str) -> Cluster:
-    await format_cluster(store, f"{base}/ledgers", rng=random.Random(1))
-    return await open_cluster(store, f"{base}/ledgers")
-
-
-@pytest.fixture
-async def tasks(store: MetadataStore, cluster: Cluster, clock: FixedClock) -> UnderReplication:
+async def tasks(store: MetadataStore, cluster: Cluster, clock: ManualClock) -> UnderReplication:
     made = UnderReplication(store, cluster, clock)
     await made.initialize()
     return made
 
 
 @pytest.fixture
-async def others(backend: Any, cluster: Cluster, clock: FixedClock) -> UnderReplication:
+async def others(backend: Any, cluster: Cluster, clock: ManualClock) -> UnderReplication:
     """The same tasks in another session."""
     return UnderReplication(await backend.open(), cluster, clock)
 
@@ -91,10 +70,10 @@ async def test_mark_writes_apaches_text(store: MetadataStore, cluster: Cluster, 
 
 
 async def test_marking_again_adds_what_is_new_and_only_then_changes_the_task(
-    tasks: UnderReplication, clock: FixedClock
+    tasks: UnderReplication, clock: ManualClock
 ) -> None:
     await tasks.mark(LEDGER, [A])
-    clock.now_ms += 1000
+    clock.now_s += 1
     await tasks.mark(LEDGER, [A])
     assert await tasks.read(LEDGER) == Task(LEDGER, (A,), NOW_MS, 0)
     await tasks.mark(LEDGER, [C, A, B])
@@ -114,13 +93,13 @@ async def test_concurrent_marks_lose_nothing(tasks: UnderReplication, others: Un
 
 
 async def test_mark_many_counts_what_it_created_or_changed(
-    store: MetadataStore, cluster: Cluster, tasks: UnderReplication, clock: FixedClock
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication, clock: ManualClock
 ) -> None:
     ids = [LedgerId(i * 3) for i in range(1200)] + [LedgerId(1 << 40), LedgerId(LEDGER_ID_MAX)]
     await tasks.mark(ids[0], [A])
     await tasks.mark(ids[1], [B])
     await store.create(task_path(cluster.root, ids[2]).rpartition("/")[0])
-    clock.now_ms += 1000
+    clock.now_s += 1
     findings = [(LedgerId(ledger_id), [A]) for ledger_id in ids]
     assert await tasks.mark_many(findings) == len(ids) - 1
     assert await tasks.mark_many(findings) == 0
@@ -449,6 +428,6 @@ async def test_the_first_task_of_an_empty_tree_changes_its_top(
 
 
 async def test_where_there_is_no_tree_there_is_no_top(
-    store: MetadataStore, cluster: Cluster, clock: FixedClock
+    store: MetadataStore, cluster: Cluster, clock: ManualClock
 ) -> None:
     assert await UnderReplication(store, cluster, clock).top() is None

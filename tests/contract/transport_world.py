@@ -14,13 +14,11 @@ from bookie.model.digest import digest_for
 from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import pack, pack_lac
-from bookie.runtime.clock import SystemClock
 from bookie.server.apache.listener import ApacheListener
 from bookie.server.grpc.server import GrpcServer
-from bookie.server.service import BookieIdentity, BookieService, ServiceLimits
+from bookie.server.service import BookieService, ServiceLimits
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
 from bookie.storage.port import DiskError
-from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.apache.transport import BULK_ENTRIES_MIN, ApacheTransport
 from bookie.wire.grpc_transport import GrpcTransport
@@ -29,6 +27,7 @@ from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status,
 from bookie.wire.requests import Read
 from bookie.wire.resolver import APACHE_PROTOCOL, GRPC_PROTOCOL, BookieAddress
 from tests.deadlines import STATE_S
+from tests.worlds.cluster import open_bookie
 
 BOOKIE = BookieId("bookie-1")
 LEDGER = LedgerId(7)
@@ -96,7 +95,7 @@ class Directory:
 
 
 @dataclass
-class World:
+class TransportWorld:
     """One bookie, and a transport that reaches it."""
 
     kind: str
@@ -137,13 +136,12 @@ def ok(*entry_ids: int) -> list[EntryResult]:
 
 
 @asynccontextmanager
-async def a_world(kind: str) -> AsyncIterator[World]:
+async def a_world(kind: str) -> AsyncIterator[TransportWorld]:
     """``kind``: "memory", "grpc", "apache", or "apache in bulk", where even one entry is worth a second connection."""
     is_bulk, kind = kind == "apache in bulk", kind.removesuffix(" in bulk")
-    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
-    storage = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), SystemClock())
-    identity = BookieIdentity(INCARNATION, "1.2.3")
-    service = BookieService(storage, ledgers, identity, ServiceLimits(add_bytes_max=10_000_000, lac_waiters_max=3))
+    limits = ServiceLimits(add_bytes_max=10_000_000, lac_waiters_max=3)
+    bookie = await open_bookie(incarnation=INCARNATION, limits=limits)
+    service, storage = bookie.service, bookie.storage
     directory = Directory()
     transport: Transport
     stop_listening: Callable[[], Awaitable[None]]
@@ -172,7 +170,9 @@ async def a_world(kind: str) -> AsyncIterator[World]:
 
     protocol = APACHE_PROTOCOL if kind == "apache" else GRPC_PROTOCOL
     directory.address = BookieAddress("127.0.0.1", port, protocol, INCARNATION)
-    world = World(kind, transport, directory, service, storage, journal, ledgers, index, stop_listening)
+    world = TransportWorld(
+        kind, transport, directory, service, storage, bookie.journal, bookie.ledgers, bookie.index, stop_listening
+    )
     yield world
     for stuck in world.stuck:
         stuck.release()

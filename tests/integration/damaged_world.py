@@ -33,7 +33,7 @@ def payload(ledger_id: LedgerId, entry: int) -> bytes:
 
 
 @dataclass
-class World:
+class EmbeddedWorld:
     """A cluster of three bookies and a client, both on the loop of ``runner``."""
 
     runner: asyncio.Runner

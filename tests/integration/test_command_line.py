@@ -20,6 +20,7 @@ from bookie.embedded.cluster import EmbeddedCluster
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.runtime.java import find_java, java_environment
+from tests.certificates import make_ca
 from tests.deadlines import PROGRAM_S
 from tests.integration import commands
 from tests.integration.commands import Ended, started, typed
@@ -118,11 +119,7 @@ def test_bookies_and_status_agree(cluster: EmbeddedCluster) -> None:
 @pytest.mark.needs("openssl")
 def test_bookies_that_do_not_answer_are_told(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     """Here because they do not speak TLS."""
-    make = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=ca -keyout ca.key -out ca.pem"
-    )
-    subprocess.run(make.split(), cwd=tmp_path, check=True, capture_output=True)
-    result = bkheal("--tls-ca", str(tmp_path / "ca.pem"), "bookies", uri=cluster.metadata_uri)
+    result = bkheal("--tls-ca", str(make_ca(tmp_path, "ca")), "bookies", uri=cluster.metadata_uri)
     assert result.returncode == 0
     for bookie in cluster.bookies:
         assert f"{bookie.bookie_id} is registered and did not answer: UNREACHABLE" in result.stderr.decode()

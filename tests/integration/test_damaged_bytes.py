@@ -32,7 +32,7 @@ from spark_jobs.report.summary import Verdict
 from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.settings import AuditSettings
 from tests.deadlines import PROGRAM_S, STATE_S
-from tests.integration.damaged_world import ENTRIES, World, current, damage_entry, flip, forget_entry, payload
+from tests.integration.damaged_world import ENTRIES, EmbeddedWorld, current, damage_entry, flip, forget_entry, payload
 
 pytestmark = pytest.mark.integration
 
@@ -48,7 +48,7 @@ WHOSE = ("VERSION", "incarnation")
 
 
 @dataclass
-class Damaged(World):
+class Damaged(EmbeddedWorld):
     """Bookies 0 and 1 have lost a bit of an entry of three ledgers, and bookie 2 has all that it was given."""
 
     unclosed: LedgerId = NO_LEDGER

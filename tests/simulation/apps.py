@@ -14,7 +14,7 @@ from bookie.client.writer.writer import LedgerWriter
 from bookie.model.errors import BkhealError
 from bookie.model.ids import EntryId, LedgerId
 from tests.simulation.nodes import SimClient
-from tests.simulation.world import World
+from tests.simulation.world import SimWorld
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class WritePlan:
     idle_s: float = 0.0
 
 
-async def write_ledger(world: World, client: SimClient, plan: WritePlan) -> None:
+async def write_ledger(world: SimWorld, client: SimClient, plan: WritePlan) -> None:
     """Create a ledger, append, and close it, as long as that is possible."""
     try:
         writer = await client.client.create_ledger(plan.options, password=b"pw", writer_options=plan.writer)
@@ -53,7 +53,7 @@ async def write_ledger(world: World, client: SimClient, plan: WritePlan) -> None
         world.trace.event(client.process.name, f"gives up {writer.ledger_id}: {type(error).__name__}")
 
 
-async def _append_all(world: World, client: SimClient, writer: LedgerWriter, plan: WritePlan) -> None:
+async def _append_all(world: SimWorld, client: SimClient, writer: LedgerWriter, plan: WritePlan) -> None:
     truth, ledger_id = world.truth, writer.ledger_id
     rng = client.rng
     number = 0
@@ -93,7 +93,7 @@ async def _append_all(world: World, client: SimClient, writer: LedgerWriter, pla
     await asyncio.gather(*futures, return_exceptions=True)
 
 
-async def recover(world: World, client: SimClient, ledger_id: LedgerId) -> None:
+async def recover(world: SimWorld, client: SimClient, ledger_id: LedgerId) -> None:
     """Recover a ledger once, as an application that takes over does."""
     try:
         world.trace.event(client.process.name, f"recovers {ledger_id}")
@@ -112,7 +112,7 @@ async def recover(world: World, client: SimClient, ledger_id: LedgerId) -> None:
         )
 
 
-async def read_along(world: World, client: SimClient, ledger_id: LedgerId, rounds: int) -> None:
+async def read_along(world: SimWorld, client: SimClient, ledger_id: LedgerId, rounds: int) -> None:
     """Open a ledger again and again, look at its end and read some of it: the same bytes, never less than before."""
     try:
         reader = await client.client.open_ledger(ledger_id, password=b"pw")
@@ -142,7 +142,7 @@ async def _look(client: SimClient, reader: LedgerReader) -> int:
     return await reader.refresh()
 
 
-async def tail(world: World, client: SimClient, ledger_id: LedgerId, seconds: float) -> None:
+async def tail(world: SimWorld, client: SimClient, ledger_id: LedgerId, seconds: float) -> None:
     """Follow a ledger from its beginning: every entry once, in order, confirmed when it is seen."""
     expected = 0
     try:
@@ -157,7 +157,7 @@ async def tail(world: World, client: SimClient, ledger_id: LedgerId, seconds: fl
         world.trace.event(client.process.name, f"stops tailing {ledger_id}: {type(error).__name__}")
 
 
-async def delete(world: World, client: SimClient, ledger_id: LedgerId) -> None:
+async def delete(world: SimWorld, client: SimClient, ledger_id: LedgerId) -> None:
     """Delete a ledger."""
     world.trace.event(client.process.name, f"deletes {ledger_id}")
     try:

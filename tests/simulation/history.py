@@ -31,7 +31,7 @@ from tests.simulation.nodes import SimClient
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.trace import Trace
 from tests.simulation.truth import Truth, Violation, describe
-from tests.simulation.world import World
+from tests.simulation.world import SimWorld
 
 COLLECT_EVERY: Final = 32
 HEAL_S: Final = 600.0
@@ -159,10 +159,10 @@ class History:
         self._profile = profile
         self.applications: list[SimClient] = []
         self._loop.run_until_complete(self._make(rng, trace))
-        self.world: World
+        self.world: SimWorld
 
     async def _make(self, rng: random.Random, trace: Trace) -> None:
-        self.world = World(self._loop, rng, trace)
+        self.world = SimWorld(self._loop, rng, trace)
 
     def run(self) -> None:
         """Live through it; what was broken is in the world's truth."""

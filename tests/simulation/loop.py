@@ -12,7 +12,6 @@ from collections.abc import Coroutine, Generator
 from typing import Any, Final, cast
 
 START_S: Final = 1000.0
-EPOCH_MS: Final = 1_700_000_000_000
 
 
 class StuckError(AssertionError):
@@ -215,24 +214,3 @@ class SimLoop(base_events.BaseEventLoop):
 def give_way() -> Generator[None, None, None]:
     """Let everything else that is ready run first: ``asyncio.sleep(0)`` without its checks."""
     yield
-
-
-class SimClock:
-    """The loop's time, as one machine sees it; its idea of the date may be wrong, and may jump.
-
-    Attributes:
-        skew_ms: how far the date is ahead of the true one; changed at any time. The monotonic time never jumps.
-    """
-
-    def __init__(self, loop: SimLoop, skew_ms: int = 0) -> None:
-        self._loop = loop
-        self.skew_ms = skew_ms
-
-    def monotonic_s(self) -> float:
-        return self._loop.time()
-
-    def epoch_ms(self) -> int:
-        return EPOCH_MS + int(self._loop.time() * 1000) + self.skew_ms
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)

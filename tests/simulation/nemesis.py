@@ -13,7 +13,7 @@ from bookie.model.ids import LedgerId
 from tests.simulation import apps
 from tests.simulation.nodes import SimBookie, SimClient
 from tests.simulation.profiles import Profile
-from tests.simulation.world import World
+from tests.simulation.world import SimWorld
 
 LONGEST_S: Final = 6.0
 DOWN_MAX: Final = 2
@@ -26,7 +26,7 @@ _LOCKS: Final = "/ledgers/underreplication/locks"
 class Nemesis:
     """Strikes at random times and at events, with the faults this seed has drawn from its profile."""
 
-    def __init__(self, world: World, profile: Profile, rng: random.Random) -> None:
+    def __init__(self, world: SimWorld, profile: Profile, rng: random.Random) -> None:
         self._world = world
         self._rng = rng
         self._profile = profile

@@ -30,12 +30,13 @@ from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import AddBatch, AddReply, FenceReply, ListReply, ReadReply, Reply, ReplyT, Request, Status
 from bookie.wire.requests import Fence, ListEntries, Read
-from tests.simulation.loop import Process, SimClock
+from tests.simulation.loop import Process
 from tests.simulation.network import PORT, SimTransport
 from tests.simulation.store import SimStore, StoreFaults
+from tests.worlds.clocks import VirtualClock
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.world import SimWorld
 
 SESSION_S: Final = 3.0
 """How long the metadata store waits for a dead process."""
@@ -58,7 +59,7 @@ STORAGE: Final = StorageSettings(
 class Witnessed(BookieHandler):
     """A bookie's handler whose answers the oracles see at the moment they are made."""
 
-    def __init__(self, world: World, bookie: BookieId, inner: BookieHandler) -> None:
+    def __init__(self, world: SimWorld, bookie: BookieId, inner: BookieHandler) -> None:
         self._world = world
         self._truth = world.truth
         self._bookie = bookie
@@ -110,12 +111,12 @@ class DiskFaults:
 class SimBookie:
     """A bookie id with its disks, through all the lives of its process."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: SimWorld, name: str) -> None:
         self.world = world
         self.bookie = BookieId(name)
         self.process = Process(name)
         self.process.is_alive = False
-        self.clock = SimClock(world.loop)
+        self.clock = VirtualClock()
         self.faults = DiskFaults()
         self.is_listening = False
         self.is_retired = False
@@ -299,11 +300,11 @@ CLIENT: Final = ClientSettings(
 class SimClient:
     """A process that talks to the store and to bookies: an application, a worker, an auditor."""
 
-    def __init__(self, world: World, name: str, settings: ClientSettings = CLIENT) -> None:
+    def __init__(self, world: SimWorld, name: str, settings: ClientSettings = CLIENT) -> None:
         self.world = world
         self.process = Process(name)
         self.rng = random.Random(world.rng.getrandbits(64))
-        self.clock = SimClock(world.loop, skew_ms=self.rng.randrange(-2000, 2000))
+        self.clock = VirtualClock(self.rng.randrange(-2000, 2000))
         self.faults = StoreFaults()
         self.store = world.session(self.process, self.rng, self.faults)
         registrations = Registrations(self.store, world.cluster)

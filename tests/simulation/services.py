@@ -26,12 +26,12 @@ from replicator.worker import Worker
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.publish import Publisher
 from tests.simulation.nodes import SimClient
-from tests.simulation.world import World
+from tests.simulation.world import SimWorld
 
 AUDIT_S: Final = 2.0
 
 
-async def audit_for_ever(world: World, client: SimClient) -> None:
+async def audit_for_ever(world: SimWorld, client: SimClient) -> None:
     """Audit again and again."""
     while True:
         try:
@@ -41,7 +41,7 @@ async def audit_for_ever(world: World, client: SimClient) -> None:
         await asyncio.sleep(AUDIT_S * (0.5 + client.rng.random()))
 
 
-async def audit(world: World, client: SimClient) -> int:
+async def audit(world: SimWorld, client: SimClient) -> int:
     """One pass: metadata first, the live list second (R2); how many ledgers were marked."""
     ports = client.ports
     ids = [ledger_id async for ledger_id in ports.ledgers.ids()]
@@ -77,7 +77,7 @@ def lost(ledger: Versioned, registered: frozenset[BookieId]) -> tuple[BookieId, 
 class Events:
     """What a worker tells of its work, for the trace."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: SimWorld, name: str) -> None:
         self._world = world
         self._name = name
 
@@ -91,7 +91,7 @@ class Events:
         self._world.trace.event(self._name, f"corrupt copy of {ledger_id}/{copy.entry_id} on {copy.bookie}")
 
 
-def worker(world: World, client: SimClient) -> Worker:
+def worker(world: SimWorld, client: SimClient) -> Worker:
     """A replication worker on a client's ports."""
     ports, circuits = client.ports, Circuits()
     repair = RepairPorts(

@@ -16,17 +16,18 @@ from bookie.server.joining.admission import Place, admit
 from bookie.server.joining.limbo import finish_start
 from bookie.server.upkeep.collector import Collector, CollectorSettings
 from bookie.storage.store import LedgerStorage
-from tests.simulation.loop import Process, SimClock, SimLoop
+from tests.simulation.loop import Process, SimLoop
 from tests.simulation.network import SimNetwork
 from tests.simulation.nodes import SESSION_S, STORAGE, SimBookie, SimClient, place_paths
 from tests.simulation.store import SimCell, SimStore, StoreFaults
 from tests.simulation.trace import Trace
 from tests.simulation.truth import ROOT, Truth
+from tests.worlds.clocks import VirtualClock
 
 RESTART_S: Final = 2.0
 
 
-class World:
+class SimWorld:
     """See the module docstring.
 
     Attributes:
@@ -56,7 +57,7 @@ class World:
         store = MemoryStore(self.cell)
         await format_cluster(store, ROOT, rng=self.rng)
         self.cluster = await open_cluster(store, ROOT)
-        await UnderReplication(store, self.cluster, SimClock(self.loop)).initialize()
+        await UnderReplication(store, self.cluster, VirtualClock()).initialize()
         await store.close()
         for name in bookie_names:
             self.bookies[name] = SimBookie(self, name)

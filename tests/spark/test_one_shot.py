@@ -8,11 +8,9 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from auditor.cli.audit import command as audit_cli
@@ -24,7 +22,6 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import SystemClock
 from spark_jobs import audit as audit_module
-from spark_jobs.one_shot import run as one_shot
 from spark_jobs.one_shot.keeper import RunKeeper
 from spark_jobs.one_shot.run import OneShot, OneShotStoppedError, exit_code_of, run_one_shot
 from spark_jobs.runs.gate import RunGate, Stop
@@ -45,17 +42,6 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
         place.register("a:1", "b:1")
         place.create({1: closed("a:1", "x:1")})
         yield place
-
-
-@pytest.fixture
-def running(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process use the session that is there."""
-
-    @contextmanager
-    def session(settings: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(one_shot, "spark_session", session)
 
 
 def arguments(place: Place, *more: str) -> list[str]:

@@ -21,7 +21,6 @@ from bookie.metadata.layout import ledger_path, own_path, task_path
 from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.datasource.tasks import TASKS_DDL
-from spark_jobs.one_shot import run as one_shot
 from spark_jobs.shadow import run as shadow_run
 from spark_jobs.shadow.compare import compared, differing, found_ledgers, outcomes
 from spark_jobs.shadow.reasons import Outcome
@@ -118,17 +117,6 @@ def a_place(zookeeper: EmbeddedZooKeeper, root: str, directory: Path) -> Iterato
         place.do(place.store.create(election))
         place.do(place.store.create(f"{election}/V_0000000007", b'bookieId: "apache:3181"\n', is_ephemeral=True))
         yield place
-
-
-@pytest.fixture
-def running(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process use the session that is there."""
-
-    @contextmanager
-    def session(settings: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(one_shot, "spark_session", session)
 
 
 def mark(place: Place, *marks: tuple[int, str]) -> None:

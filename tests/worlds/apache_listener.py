@@ -14,13 +14,10 @@ from bookie.server.apache.dialect_v2 import DialectV2
 from bookie.server.apache.dialect_v3 import DialectV3
 from bookie.server.apache.grouping import AddGroups
 from bookie.server.apache.requests import Add, Request
-from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
-from bookie.storage.settings import StorageSettings
-from bookie.storage.store import LedgerStorage
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache import v2
 from bookie.wire.apache.framing import FrameSplitter
+from tests.worlds.cluster import MemoryBookie, open_bookie
 
 LEDGER = LedgerId(7)
 KEY = bytes.fromhex("850bf1071c5e3d8c24235676f8816ae0cbe2f14f")
@@ -69,19 +66,17 @@ def long_poll(beyond: int, wait_ms: int | None, *, entry_id: int = -1, wants_ent
     return message
 
 
-class World:
-    """Use ``create``, and ``close`` in the end."""
+class ProtocolWorld:
+    """A bookie that is asked in frames. Use ``create``, and ``close`` in the end."""
 
-    def __init__(self, storage: LedgerStorage, service: BookieService, index: MemoryIndex) -> None:
-        self.storage, self.service, self.index = storage, service, index
-        self.answering = RequestAnswerer(service, SystemClock())
+    def __init__(self, bookie: MemoryBookie) -> None:
+        self.storage, self.service, self.index = bookie.storage, bookie.service, bookie.index
+        self.answering = RequestAnswerer(bookie.service, SystemClock())
         self.v3, self.v2 = DialectV3(), DialectV2()
 
     @classmethod
-    async def create(cls) -> World:
-        ledgers, index = MemoryDisk(), MemoryIndex()
-        storage = await LedgerStorage.open(MemoryDisk(), ledgers, index, StorageSettings(), SystemClock())
-        return cls(storage, BookieService(storage, ledgers, BookieIdentity("uuid", "1")), index)
+    async def create(cls) -> ProtocolWorld:
+        return cls(await open_bookie())
 
     async def ask(self, message: pb.Request) -> pb.Response:
         """The answer over version 3, which says the same at the top and in its part."""

@@ -35,26 +35,11 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
 from bookie.runtime.telemetry.metrics import Exposition
+from tests.worlds.clocks import EPOCH_MS, ManualClock
 
-NOW_MS = 1_700_000_000_000
+NOW_MS = EPOCH_MS
 EVIL = '<script>alert("x")</script>'
 """A name that somebody else chose."""
-
-
-class ManualClock:
-    """Moves when told."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def epoch_ms(self) -> int:
-        return NOW_MS + int(self.now_s * 1000)
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 class TwinControl:
@@ -262,7 +247,7 @@ class Reply:
 
 
 @dataclass(slots=True)
-class World:
+class ApiWorld:
     """A running face and what is behind it."""
 
     face: HttpFace
@@ -315,7 +300,7 @@ def settings_in(directory: Path, **changes: Any) -> tuple[ApiSettings, Mapping[R
 @asynccontextmanager
 async def running(
     directory: Path, *, connector: aiohttp.BaseConnector | None = None, **changes: Any
-) -> AsyncIterator[World]:
+) -> AsyncIterator[ApiWorld]:
     """A face that runs while the block does."""
     settings, tokens = settings_in(directory, **changes)
     control, operations, clock = TwinControl(), TwinOperations(), ManualClock()
@@ -326,6 +311,6 @@ async def running(
         async with aiohttp.ClientSession(connector=connector) as session:
             url = f"{scheme}://127.0.0.1:{face.port}"
             assert settings.tokens_file is not None
-            yield World(face, control, operations, clock, session, url, tokens, settings.tokens_file)
+            yield ApiWorld(face, control, operations, clock, session, url, tokens, settings.tokens_file)
     finally:
         await face.stop()

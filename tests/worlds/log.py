@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -13,29 +12,19 @@ from bookie.client.log.values import LOG_METADATA_KEY, LogEntry, LogOptions, Log
 from bookie.client.log.writer import LogWriter
 from bookie.client.options import LedgerOptions
 from bookie.client.ports import ClientPorts
-from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
-from bookie.metadata.bookies.registration import Registrations
-from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.ledgers.ledgers import LedgerStore, NoSuchLedgerError, Versioned
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.metadata.ledgers.serde import decode
 from bookie.metadata.logs.log_store import ListedLog, LogLists, listed_log
 from bookie.metadata.port import NoNodeError
 from bookie.metadata.store.memory import Fault, MemoryStore
-from bookie.metadata.store.memory_cell import MemoryCell
-from bookie.metadata.tasks.underreplication import UnderReplication
-from bookie.model.ids import BookieId, LedgerId
-from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
-from bookie.storage.settings import StorageSettings
-from bookie.storage.store import LedgerStorage
-from bookie.wire.memory import MemoryNetwork, MemoryTransport
-from tests.worlds.virtual_time import VirtualClock
+from bookie.model.ids import LedgerId
+from bookie.wire.memory import MemoryTransport
+from tests.worlds.cluster import ROOT, MemoryCluster
+from tests.worlds.ledgers import names
 
-ROOT = "/ledgers"
 NAME = "orders/eu"
-BOOKIES = tuple(BookieId(f"b{i}") for i in range(4))
+BOOKIES = names("b0 b1 b2 b3")
 SETTINGS = ClientSettings(add_timeout_s=2, read_timeout_s=2, close_timeout_s=4, busy_backoff_s=0.001)
 SMALL = LogOptions(LedgerOptions(3, 3, 2), ledger_bytes_max=100, ledger_age_s_max=60)
 
@@ -58,55 +47,25 @@ class Client(BookKeeper):
         await self.store.close()
 
 
-class LogWorld:
-    """See the module docstring."""
+class LogWorld(MemoryCluster):
+    """Bookies in memory, clients with sessions of their own, and an eye on the log."""
 
     def __init__(self) -> None:
-        self.cell = MemoryCell()
-        self.network = MemoryNetwork()
-        self.clock = VirtualClock()
-        self.storages: list[LedgerStorage] = []
-        self.clients: list[Client] = []
-        self.registrar = MemoryStore(self.cell)
+        super().__init__()
         self.open_at_once_max = 0
-        self.cluster: Cluster
-        self.ledgers: LedgerStore
 
     async def start(self) -> None:
-        await format_cluster(self.registrar, ROOT, rng=random.Random(1))
-        self.cluster = await open_cluster(self.registrar, ROOT)
-        self.ledgers = LedgerStore(self.registrar, self.cluster, random.Random(1))
-        registrations = Registrations(self.registrar, self.cluster)
-        for port, bookie in enumerate(BOOKIES, start=1):
-            disk = MemoryDisk()
-            storage = await LedgerStorage.open(MemoryDisk(), disk, MemoryIndex(), StorageSettings(), self.clock)
-            self.storages.append(storage)
-            self.network.listen("host", port, BookieService(storage, disk, BookieIdentity("", "test")))
-            info = ServiceInfo((Endpoint("bookie", "host", port, "bookie-grpc"),), ())
-            await registrations.register(bookie, info, is_read_only=False, takeover_deadline_s=1)
-        await UnderReplication(self.registrar, self.cluster, self.clock).initialize()
+        await self.found()
+        await self.add_bookies(" ".join(BOOKIES))
 
     def client(self, seed: int = 1, faults: FaultHook | None = None) -> Client:
         async def hook(operation: str, path: str) -> Fault | None:
             self.look()
             return None if faults is None else await faults(operation, path)
 
-        store, rng = MemoryStore(self.cell, fault_hook=hook), random.Random(seed)
-        registrations = Registrations(store, self.cluster)
-        transport = MemoryTransport(RegistrationResolver(registrations, self.clock), self.network)
-        ports = ClientPorts(
-            ledgers=LedgerStore(store, self.cluster, rng),
-            registrations=registrations,
-            tasks=UnderReplication(store, self.cluster, self.clock),
-            transport=transport,
-            clock=self.clock,
-            rng=rng,
-            settings=SETTINGS,
-            logs=LogLists(store, ROOT),
-        )
-        client = Client(ports, store, transport)
-        self.clients.append(client)
-        return client
+        store = self.session(hook)
+        transport = self.memory_transport(store)
+        return Client(self.client_ports(transport, SETTINGS, store, seed=seed), store, transport)
 
     def look(self) -> None:
         """OnlyOneLedgerOpenAtATime, as of now."""
@@ -120,7 +79,7 @@ class LogWorld:
 
     def listed_now(self) -> ListedLog | None:
         try:
-            return listed_log(NAME, self.cell.get(LogLists(self.registrar, ROOT).path(NAME)))
+            return listed_log(NAME, self.cell.get(LogLists(self.store, ROOT).path(NAME)))
         except NoNodeError:
             return None
 
@@ -136,13 +95,6 @@ class LogWorld:
         client = self.client(99)
         return [ledger_id async for ledger_id in client.ledgers(custom={LOG_METADATA_KEY: NAME.encode()})]
 
-    async def stop(self) -> None:
-        for client in self.clients:
-            await client.close()
-        for storage in self.storages:
-            await storage.close()
-        await self.registrar.close()
-
 
 @asynccontextmanager
 async def log_world() -> AsyncIterator[LogWorld]:
@@ -151,7 +103,7 @@ async def log_world() -> AsyncIterator[LogWorld]:
     try:
         yield world
     finally:
-        await world.stop()
+        await world.close()
 
 
 async def append_all(writer: LogWriter, payloads: list[bytes]) -> list[LogPosition]:

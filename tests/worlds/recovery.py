@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -12,31 +11,19 @@ from typing_extensions import override
 
 from bookie.client.ports import ClientPorts
 from bookie.client.recovery.recovery import recover_ledger
-from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
-from bookie.metadata.bookies.registration import Registrations
-from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.store.memory import MemoryStore
-from bookie.metadata.store.memory_cell import MemoryCell
-from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.digest import digest_for, master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
+from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
 from bookie.model.packet import Entry, pack, unpack
-from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
-from bookie.storage.settings import StorageSettings
-from bookie.storage.store import LedgerStorage
-from bookie.wire.memory import MemoryNetwork, MemoryTransport
+from bookie.wire.memory import MemoryTransport
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, ReplyT, Request, Status, Transport
 from bookie.wire.requests import AnyRequest
-from tests.worlds.virtual_time import VirtualClock
+from tests.worlds.cluster import MemoryCluster
+from tests.worlds.ledgers import LEDGER, PASSWORD, make_metadata
 
-ROOT = "/ledgers"
-LEDGER = LedgerId(7)
-PASSWORD = b"secret"
 KEY = master_key(PASSWORD)
 DIGEST = digest_for(DigestType.CRC32C, PASSWORD)
 SETTINGS = ClientSettings(add_timeout_s=2, read_timeout_s=2, recovery_add_timeout_s=5, speculative_after_s=1)
@@ -89,71 +76,23 @@ def packet(entry_id: int, *, lac: int | None = None, payload: bytes | None = Non
     return pack(DIGEST, LEDGER, EntryId(entry_id), entry_id - 1 if lac is None else lac, total, data)
 
 
-def members(text: str) -> tuple[BookieId, ...]:
-    return tuple(map(BookieId, text.split()))
+class RecoveryWorld(MemoryCluster):
+    """Bookies with real storage on memory disks, and clients."""
 
-
-class World:
-    """Bookies with real storage on memory disks, a store, and clients."""
-
-    def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.cell = MemoryCell()
-        self.store = MemoryStore(self.cell)
-        self.network = MemoryNetwork()
-        self.storages: dict[BookieId, LedgerStorage] = {}
-        self.services: dict[BookieId, BookieService] = {}
-        self.cluster: Cluster
-        self.registrations: Registrations
-        self.ledgers: LedgerStore
-        self.ports: ClientPorts
-        self.transport: Intercepting
-        self._sessions = [self.store]
+    ports: ClientPorts
+    transport: Intercepting
 
     async def start(self, bookies: str) -> None:
-        await format_cluster(self.store, ROOT, rng=random.Random(0))
-        self.cluster = await open_cluster(self.store, ROOT)
-        self.registrations = Registrations(self.store, self.cluster)
-        for name in bookies.split():
-            await self.add_bookie(name)
+        await self.found()
+        await self.add_bookies(bookies)
         self.ports = self.client(store=self.store)
-        await self.ports.tasks.initialize()
-        self.ledgers = self.ports.ledgers
-        assert isinstance(self.ports.transport, Intercepting)
-        self.transport = self.ports.transport
-
-    async def add_bookie(self, name: str) -> None:
-        await self.replace_disks(name)
-        info = ServiceInfo((Endpoint("bookie", name, 1, "bookie-grpc"),), ())
-        await self.registrations.register(BookieId(name), info, is_read_only=False, takeover_deadline_s=1)
-
-    async def replace_disks(self, name: str) -> None:
-        """Let a bookie serve from empty disks."""
-        if (before := self.storages.get(BookieId(name))) is not None:
-            await before.close()
-        disk = MemoryDisk()
-        storage = await LedgerStorage.open(MemoryDisk(), disk, MemoryIndex(), StorageSettings(), self.clock)
-        self.storages[BookieId(name)] = storage
-        self.services[BookieId(name)] = BookieService(storage, disk, BookieIdentity("", "test"))
-        self.network.listen(name, 1, self.services[BookieId(name)])
+        self.transport = transport_of(self.ports)
 
     def client(self, *, store: MemoryStore | None = None, seed: int = 0, **settings: Any) -> ClientPorts:
         """Ports of another client, with a session and connections of its own."""
-        if store is None:
-            store = MemoryStore(self.cell)
-            self._sessions.append(store)
-        rng = random.Random(seed)
-        registrations = Registrations(store, self.cluster)
-        transport = Intercepting(MemoryTransport(RegistrationResolver(registrations, self.clock), self.network))
-        return ClientPorts(
-            ledgers=LedgerStore(store, self.cluster, rng),
-            registrations=registrations,
-            tasks=UnderReplication(store, self.cluster, self.clock),
-            transport=transport,
-            clock=self.clock,
-            rng=rng,
-            settings=dataclasses.replace(SETTINGS, **settings),
-        )
+        store = store or self.session()
+        transport: Any = Intercepting(self.memory_transport(store))
+        return self.client_ports(transport, dataclasses.replace(SETTINGS, **settings), store, seed=seed)
 
     async def create(
         self,
@@ -161,10 +100,13 @@ class World:
         quorum: tuple[int, int],
         state: LedgerState = LedgerState.OPEN,
         ledger_id: LedgerId = LEDGER,
+        filled_to: int = -1,
     ) -> Versioned:
-        parts = tuple(Fragment(EntryId(first), members(names)) for first, names in fragments)
-        metadata = LedgerMetadata(len(parts[0].members), *quorum, parts, state=state, password=PASSWORD)
-        return await self.ledgers.create(ledger_id, metadata)
+        """Create a ledger, and store its entries up to ``filled_to`` where they belong."""
+        metadata = make_metadata(*fragments, quorum=quorum, state=state)
+        ledger = await self.ledgers.create(ledger_id, metadata)
+        await self.put_all(ledger, 0, filled_to)
+        return ledger
 
     async def put(self, bookie: str, *packets: bytes) -> None:
         """Store packets on one bookie, whatever they are."""
@@ -204,10 +146,6 @@ class World:
         for name in names:
             self.transport.faults(BookieId(name)).is_request_lost = True
 
-    def down(self, *names: str) -> None:
-        for name in names:
-            self.network.hang_up(name, 1)
-
     async def recover(self, ports: ClientPorts | None = None, password: bytes | None = None) -> LedgerMetadata:
         return (await recover_ledger(ports or self.ports, LEDGER, password)).metadata
 
@@ -237,16 +175,10 @@ class World:
     def unpacked(self, data: bytes) -> Entry:
         return unpack(DIGEST, data, LEDGER, None)
 
-    async def close(self) -> None:
-        for storage in self.storages.values():
-            await storage.close()
-        for session in self._sessions:
-            await session.close()
-
 
 @asynccontextmanager
-async def a_world(bookies: str) -> AsyncIterator[World]:
-    world = World()
+async def a_world(bookies: str) -> AsyncIterator[RecoveryWorld]:
+    world = RecoveryWorld()
     await world.start(bookies)
     try:
         yield world
@@ -277,13 +209,13 @@ def spoiled(reply: ReadReply, entry_ids: Iterable[int], status: Status | None = 
     return ReadReply(reply.status, [spoil(result) for result in reply.results], reply.detail)
 
 
-async def put_copies(world: World, entry_id: int, names: Sequence[str]) -> None:
+async def put_copies(world: RecoveryWorld, entry_id: int, names: Sequence[str]) -> None:
     for name in names:
         await world.put(name, packet(entry_id))
 
 
 def transport_of(ports: ClientPorts) -> Intercepting:
-    """The transport of ``World.client``, for its faults and hooks."""
+    """The transport of ``RecoveryWorld.client``, for its faults and hooks."""
     transport: Any = ports.transport
     assert isinstance(transport, Intercepting)
     return transport

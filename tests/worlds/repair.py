@@ -7,29 +7,23 @@ import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from typing_extensions import override
 
 from bookie.metadata.bookies.registration import Registrations
-from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
 from bookie.metadata.nodes import parent_of
 from bookie.metadata.port import NoNodeError
 from bookie.metadata.store.memory import MemoryStore
-from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.tasks.underreplication import Task, UnderReplication
-from bookie.model.digest import digest_for, master_key
+from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.model.metadata import DigestType, Fragment, LedgerMetadata
-from bookie.model.packet import pack
-from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
-from bookie.storage.settings import StorageSettings
+from bookie.model.metadata import DigestType, LedgerMetadata
+from bookie.runtime.tasks import guarded
 from bookie.storage.store import LedgerStorage
 from bookie.wire.circuits import Circuits, CircuitTransport
 from bookie.wire.handler import BookieHandler
@@ -43,13 +37,9 @@ from replicator.ports import RepairPorts
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending, Outlook, TaskResult
 from replicator.worker import RunEnd, Worker
-from tests.worlds.virtual_time import VirtualClock
-
-ROOT = "/ledgers"
-LEDGER = LedgerId(7)
-PASSWORD = b"secret"
-PORT = 3181
-
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.cluster import PORT, MemoryCluster, open_bookie
+from tests.worlds.ledgers import LEDGER, PASSWORD, make_packets, should_hold
 
 Tamper = Callable[[EntryResult], EntryResult]
 
@@ -166,15 +156,17 @@ class Bookies:
     async def start(self, names: Iterable[str], incarnation: str = "1") -> None:
         """Start bookies, each with empty disks."""
         for name in names:
-            disk = MemoryDisk()
-            storage = await LedgerStorage.open(MemoryDisk(), disk, MemoryIndex(), StorageSettings(), self.clock)
-            service = BookieService(storage, disk, BookieIdentity(incarnation, "test"))
-            node = Node(storage, Tampering(service), incarnation)
+            bookie = await open_bookie(self.clock, incarnation=incarnation)
+            node = Node(bookie.storage, Tampering(bookie.service), incarnation)
             self.nodes[BookieId(name)] = node
-            self.network.listen(name, PORT, node.tampering)
+            self.listen(name)
 
     def __getitem__(self, name: str) -> Tampering:
         return self.nodes[BookieId(name)].tampering
+
+    def listen(self, name: str) -> None:
+        """Let the bookie be reachable."""
+        self.network.listen(name, PORT, self[name])
 
     def hang_up(self, name: str) -> None:
         """Let the bookie be unreachable."""
@@ -223,31 +215,22 @@ class Recorder:
         return [result.ending for result in self.results]
 
 
-class World:
-    """Bookies, registrations, a store, and as many workers as a test wants. ``store`` is the test's own session."""
+class RepairWorld(MemoryCluster):
+    """Bookies that may be tampered with, and as many workers as a test wants."""
+
+    parked: ParkedTasks
+    reservations: Reservations
 
     def __init__(self) -> None:
+        super().__init__()
         self.bookies = Bookies()
-        self.clock = self.bookies.clock
-        self.cell = MemoryCell()
-        self.store = MemoryStore(self.cell)
-        self.cluster: Cluster
-        self.ledgers: LedgerStore
-        self.registrations: Registrations
-        self.tasks: UnderReplication
-        self.parked: ParkedTasks
-        self.reservations: Reservations
-        self._sessions = [self.store]
         self.has_circuits = True
         """Whether workers remember which bookies do not answer, as processes do."""
 
     async def start(self, bookies: str) -> None:
-        await format_cluster(self.store, ROOT, rng=random.Random(0))
-        self.cluster = await open_cluster(self.store, ROOT)
-        ports = self.ports(self.store)
-        self.ledgers, self.registrations = ports.ledgers, ports.registrations
-        self.tasks, self.parked, self.reservations = ports.tasks, ports.parked, ports.reservations
-        await self.tasks.initialize()
+        await self.found(seed=0)
+        self.parked = ParkedTasks(self.store, self.cluster.root)
+        self.reservations = Reservations(self.store, self.cluster.root)
         await self.add_bookies(bookies)
 
     def ports(self, store: MemoryStore, seed: int = 0) -> RepairPorts:
@@ -268,26 +251,21 @@ class World:
             circuits=circuits,
         )
 
-    async def add_bookies(self, bookies: str, *, incarnation: str = "1") -> None:
+    async def add_bookies(self, names: str, *, incarnation: str = "1") -> None:
         """Start bookies with empty disks and register them."""
-        await self.bookies.start(bookies.split(), incarnation)
-        for name in bookies.split():
-            await self.register(name)
+        await self.bookies.start(names.split(), incarnation)
+        for name in names.split():
+            await self.rejoin(name)
 
-    async def register(self, name: str, *, is_read_only: bool = False) -> None:
-        node = self.bookies.nodes[BookieId(name)]
-        endpoint = Endpoint("bookie", name, PORT, "bookie-grpc")
-        info = ServiceInfo((endpoint,), ((PROPERTY_INCARNATION, node.incarnation),))
-        await self.registrations.register(BookieId(name), info, is_read_only=is_read_only, takeover_deadline_s=1)
-        self.network_up(name)
-
-    def network_up(self, name: str) -> None:
-        self.bookies.network.listen(name, PORT, self.bookies[name])
+    async def rejoin(self, name: str, *, is_read_only: bool = False) -> None:
+        """Let a bookie be registered and reachable, on the disks that it has."""
+        await self.register(name, incarnation=self.bookies.nodes[BookieId(name)].incarnation, is_read_only=is_read_only)
+        self.bookies.listen(name)
 
     async def kill(self, *bookies: str) -> None:
         """End bookies: not registered, not reachable. Their disks stay."""
         for name in bookies:
-            await self.registrations.unregister(BookieId(name))
+            await self.unregister(name)
             self.bookies.hang_up(name)
 
     async def ledger(
@@ -310,8 +288,7 @@ class World:
 
     def worker(self, *, once: bool = True, seed: int = 0, **settings: Any) -> Running:
         """A worker with a session of its own."""
-        store = MemoryStore(self.cell)
-        self._sessions.append(store)
+        store = self.session()
         recorder = Recorder(self.version)
         chosen = ReplicatorSettings("zk://memory/ledgers", once=once, **settings)
         return Running(Worker(self.ports(store, seed), chosen, recorder, f"worker-{seed}"), store, recorder)
@@ -364,8 +341,7 @@ class World:
 
     async def close(self) -> None:
         await self.bookies.close()
-        for session in self._sessions:
-            await session.close()
+        await super().close()
 
 
 @dataclass(slots=True)
@@ -375,59 +351,24 @@ class Running:
     worker: Worker
     store: MemoryStore
     recorder: Recorder
+    run: asyncio.Task[RunEnd] | None = None
+    """Once it is started."""
 
-    async def stop(self, run: asyncio.Task[RunEnd]) -> RunEnd:
+    def start(self) -> Self:
+        self.run = guarded("worker", self.worker.run())
+        return self
+
+    async def stop(self) -> RunEnd:
+        assert self.run is not None
         self.worker.stop()
-        return await run
+        return await self.run
 
 
 @asynccontextmanager
-async def a_world(bookies: str) -> AsyncIterator[World]:
-    world = World()
+async def a_world(bookies: str) -> AsyncIterator[RepairWorld]:
+    world = RepairWorld()
     await world.start(bookies)
     try:
         yield world
     finally:
         await world.close()
-
-
-def should_hold(metadata: LedgerMetadata, bookie: str, packets: Iterable[EntryId]) -> list[EntryId]:
-    """Entries that the metadata places on a bookie, ascending."""
-    return [
-        entry_id
-        for entry_id in sorted(packets)
-        if any(
-            member == bookie and metadata.stripe.stores(position, entry_id)
-            for position, member in enumerate(metadata.fragments[metadata.fragment_index(entry_id)].members)
-        )
-    ]
-
-
-def names(text: str) -> tuple[BookieId, ...]:
-    return tuple(map(BookieId, text.split()))
-
-
-def make_metadata(
-    *fragments: tuple[int, str],
-    quorum: tuple[int, int],
-    last: int | None,
-    digest_type: DigestType = DigestType.CRC32C,
-    length: int = 0,
-) -> LedgerMetadata:
-    """Metadata with these (first entry, members); closed at ``last`` unless that is None."""
-    parts = tuple(Fragment(EntryId(first), names(members)) for first, members in fragments)
-    size = len(parts[0].members)
-    metadata = LedgerMetadata(size, *quorum, parts, digest_type=digest_type, password=PASSWORD)
-    return metadata if last is None else metadata.closed(EntryId(last), length)
-
-
-def make_packets(
-    ledger_id: LedgerId, count: int, *, payload_bytes: int = 10, digest_type: DigestType = DigestType.CRC32C
-) -> dict[EntryId, bytes]:
-    """Stored forms of entries 0 to ``count - 1``, as their writer packs them."""
-    digest = digest_for(digest_type, PASSWORD)
-    rng = random.Random(ledger_id)
-    return {
-        EntryId(i): pack(digest, ledger_id, EntryId(i), i - 1, (i + 1) * payload_bytes, rng.randbytes(payload_bytes))
-        for i in range(count)
-    }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec
 
 from auditor.service.events import EventFanout
 from auditor.service.runs.manager import RunRequest
@@ -14,23 +17,26 @@ from auditor.service.service import AuditorService, Connection, SchedulerPort, S
 from auditor.service.settings import ServiceSettings
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.registration import Registrations, ServiceInfo
-from bookie.metadata.cluster import format_cluster, open_cluster
+from bookie.metadata.cluster import open_cluster
 from bookie.metadata.layout import cookie_path
 from bookie.metadata.nodes import ensure_path
-from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind, RunRecord, RunState
+from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.gate import RunGate
 from spark_jobs.runs.life_cycle import RunOutcome
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
-from tests.worlds.virtual_time import VirtualClock
+from tests.worlds.cluster import ROOT, MemoryCluster
+from tests.worlds.virtual_time import run_virtual, when
 
-ROOT = "/ledgers"
 BOOKIES = tuple(BookieId(f"bk{number}:3181") for number in range(1, 6))
 SESSION_TIMEOUT_S = 10.0
+
+P = ParamSpec("P")
 
 
 @dataclass
@@ -41,12 +47,11 @@ class Marked:
     bookies: frozenset[BookieId]
 
 
-class World:
-    """Use ``create``. Bookies are sessions of their own."""
+class ServiceWorld(MemoryCluster):
+    """Bookies, each a session of its own, and auditors."""
 
     def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.cell = MemoryCell(self.clock.epoch_ms)
+        super().__init__()
         self.bookies: dict[BookieId, MemoryStore] = {}
         self.marked: list[Marked] = []
         self.check_s = 1.0
@@ -54,44 +59,64 @@ class World:
         self.auditors: list[Auditor] = []
 
     @classmethod
-    async def create(cls, bookies: int = 5) -> World:
-        world = cls()
-        store = world.store()
-        await format_cluster(store, ROOT, rng=random.Random(1))
-        await UnderReplication(store, await open_cluster(store, ROOT), world.clock).initialize()
+    async def create(cls, bookies: int = 5) -> ServiceWorld:
+        world = await cls().found()
         for bookie in BOOKIES[:bookies]:
-            await ensure_path(store, cookie_path(ROOT, bookie))
+            await ensure_path(world.store, cookie_path(ROOT, bookie))
             await world.up(bookie)
         return world
 
-    def store(self) -> MemoryStore:
-        return MemoryStore(self.cell)
-
     async def up(self, bookie: BookieId) -> None:
-        store = self.bookies[bookie] = self.store()
-        registrations = Registrations(store, await open_cluster(store, ROOT))
+        store = self.bookies[bookie] = self.session()
+        registrations = Registrations(store, self.cluster)
         await registrations.register(bookie, ServiceInfo(()), is_read_only=False, takeover_deadline_s=10)
 
     async def down(self, bookie: BookieId) -> None:
         await self.bookies.pop(bookie).close()
 
     async def set_delay(self, seconds: int) -> None:
-        store = self.store()
-        await UnderReplication(store, await open_cluster(store, ROOT), self.clock).set_lost_bookie_delay_s(seconds)
-        await store.close()
+        await self.tasks.set_lost_bookie_delay_s(seconds)
 
     async def auditor(self, name: str = "a", **settings: object) -> Auditor:
         auditor = Auditor(self, name, settings)
         self.auditors.append(auditor)
         return auditor
 
+    async def leader(self, name: str = "a", **settings: object) -> Auditor:
+        """An auditor that leads."""
+        auditor = await self.auditor(name, **settings)
+        await when(lambda: auditor.leads)
+        return auditor
+
     async def close(self) -> None:
         for auditor in self.auditors:
             await auditor.stop()
+        await super().close()
 
     @property
     def marked_bookies(self) -> list[frozenset[BookieId]]:
         return [marked.bookies for marked in self.marked]
+
+
+def in_service_world(
+    test: Callable[Concatenate[ServiceWorld, P], Coroutine[Any, Any, None]],
+) -> Callable[P, None]:
+    """Run a coroutine test in virtual time; its first argument is a world with five bookies."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def main() -> None:
+            world = await ServiceWorld.create()
+            await test(world, *args, **kwargs)
+            await world.close()
+
+        run_virtual(main())
+
+    # pytest must not take the world for a fixture
+    signature = inspect.signature(test)
+    shown: Any = run
+    shown.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+    return run
 
 
 @dataclass
@@ -118,9 +143,9 @@ class Counted:
 class Auditor:
     """One auditor process."""
 
-    def __init__(self, world: World, name: str, settings: dict[str, object]) -> None:
+    def __init__(self, world: ServiceWorld, name: str, settings: dict[str, object]) -> None:
         self.world = world
-        self.store = world.store()
+        self.store = world.session()
         self.runner = FakeCheck(self)
         self.counted = Counted()
         self.settings = ServiceSettings(
@@ -222,7 +247,7 @@ class VirtualScheduler(SchedulerPort):
     """As ``schedule.Scheduler``, on virtual time and without jitter."""
 
     def __init__(
-        self, schedules: Mapping[RunKind, Schedule], fire: Callable[[RunKind], Awaitable[None]], clock: VirtualClock
+        self, schedules: Mapping[RunKind, Schedule], fire: Callable[[RunKind], Awaitable[None]], clock: Clock
     ) -> None:
         self._schedules = schedules
         self._fire = fire

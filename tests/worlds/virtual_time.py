@@ -38,19 +38,6 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
         pass
 
 
-class VirtualClock:
-    """The loop's time."""
-
-    def monotonic_s(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def epoch_ms(self) -> int:
-        return 1_700_000_000_000 + int(self.monotonic_s() * 1000)
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     """Run a coroutine test on a loop of its own whose time costs nothing."""
 
@@ -78,3 +65,12 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 600) 
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110 (virtual time: looking costs nothing)
             await asyncio.sleep(0.1)
+
+
+async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
+    """As ``until``, for what can be seen without waiting."""
+
+    async def holds() -> bool:
+        return condition()
+
+    await until(holds, seconds)

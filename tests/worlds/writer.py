@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -17,22 +16,17 @@ from bookie.client.options import LedgerOptions, WriterOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.settings import ClientSettings
 from bookie.client.writer.writer import LedgerWriter
-from bookie.metadata.bookies.registration import Registrations
-from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo
-from bookie.metadata.cluster import format_cluster, open_cluster
-from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.ledgers.serde import decode
-from bookie.metadata.store.memory import Fault, MemoryStore
-from bookie.metadata.store.memory_cell import MemoryCell
-from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.metadata.store.memory import Fault
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.packet import packet_ids
 from bookie.wire.port import AddBatch, AddReply, ReplyT, Request, Status, Transport
 from bookie.wire.requests import WriteLac
-from tests.worlds.virtual_time import VirtualClock, run_virtual
+from tests.worlds.cluster import MemoryCluster
+from tests.worlds.virtual_time import run_virtual
 
-ROOT = "/ledgers"
 SETTINGS = ClientSettings(add_timeout_s=10, close_timeout_s=30, degraded_retry_s=5, failed_bookie_quarantine_s=30)
 
 
@@ -102,31 +96,23 @@ class ScriptedTransport(Transport):
         pass
 
 
-class WriterWorld:
+class WriterWorld(MemoryCluster):
     """Bookies ``b0`` to ``b<n-1>``, registered, and a client of them."""
 
+    ports: ClientPorts
+    client: BookKeeper
+
     def __init__(self) -> None:
-        self.cell = MemoryCell()
-        self.store = MemoryStore(self.cell)
+        super().__init__()
         self.bookies: dict[BookieId, ScriptedBookie] = {}
-        self.registrations: Registrations
-        self.ports: ClientPorts
-        self.client: BookKeeper
         self.acknowledged: dict[EntryId, bytes] = {}
         self.violations: list[str] = []
 
     async def start(self, count: int, *, seed: int = 1, settings: ClientSettings = SETTINGS) -> None:
-        await format_cluster(self.store, ROOT, rng=random.Random(0))
-        cluster = await open_cluster(self.store, ROOT)
-        self.registrations = Registrations(self.store, cluster)
+        await self.found()
         for index in range(count):
             await self.join(f"b{index}")
-        tasks = UnderReplication(self.store, cluster, VirtualClock())
-        await tasks.initialize()
-        transport = ScriptedTransport(self.bookies)
-        rng = random.Random(seed)
-        ledgers = LedgerStore(self.store, cluster, rng)
-        self.ports = ClientPorts(ledgers, self.registrations, tasks, transport, VirtualClock(), rng, settings)
+        self.ports = self.client_ports(ScriptedTransport(self.bookies), settings, self.store, seed=seed)
         self.client = BookKeeper(self.ports)
 
     async def join(self, name: str, *, incarnation: str | None = None, is_read_only: bool = False) -> BookieId:
@@ -134,9 +120,7 @@ class WriterWorld:
         bookie = BookieId(name)
         uuid = f"{name}-disks" if incarnation is None else incarnation
         self.bookies.setdefault(bookie, ScriptedBookie()).incarnation = uuid
-        properties = ((PROPERTY_INCARNATION, uuid),) if uuid else ()
-        info = ServiceInfo((Endpoint("bookie", name, 1, "bookie-grpc"),), properties)
-        await self.registrations.register(bookie, info, is_read_only=is_read_only, takeover_deadline_s=1)
+        await self.register(name, incarnation=uuid, is_read_only=is_read_only)
         return bookie
 
     async def leave(self, *bookies: BookieId) -> None:
@@ -193,6 +177,29 @@ class WriterWorld:
     async def marked(self, writer: LedgerWriter) -> tuple[BookieId, ...]:
         task = await self.ports.tasks.read(writer.ledger_id)
         return () if task is None else task.missing
+
+    def hold_writes(self, writer: LedgerWriter) -> asyncio.Event:
+        """Let writes of the ledger's metadata wait until the event is set."""
+        may_write, ledger_path = asyncio.Event(), self.ports.ledgers.path(writer.ledger_id)
+
+        async def hold(operation: str, path: str) -> Fault | None:
+            if operation == "set" and path == ledger_path:
+                await may_write.wait()
+            return None
+
+        self.store.fault_hook = hold
+        return may_write
+
+    def lose_answers(self, writer: LedgerWriter) -> None:
+        """Let writes of the ledger's metadata be done without an answer, and reads of it fail."""
+        ledger_path = self.ports.ledgers.path(writer.ledger_id)
+
+        async def lose(operation: str, path: str) -> Fault | None:
+            if path != ledger_path:
+                return None
+            return Fault.LOSE_ANSWER if operation == "set" else Fault.FAIL_BEFORE
+
+        self.store.fault_hook = lose
 
     def on_writes(self, writer: LedgerWriter, *faults: Fault | None) -> list[Fault | None]:
         """What is to go wrong with the coming writes of the ledger's metadata, in turn; those left are returned."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import change, child_names, find, ledger_ids, remove
-from bookie.metadata.port import MetadataStore
+from bookie.metadata.port import Delete, MetadataStore
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
@@ -60,8 +60,23 @@ class DoubtedMembers:
 
         await change(self._store, path, with_members)
 
+    async def deletion(self, ledger_id: LedgerId) -> Delete | None:
+        """Return the part of a transaction that deletes the record as it is now, and fails if it has changed since.
+
+        None: there is no record.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        path = self.path(ledger_id)
+        await self._store.sync(path)
+        stat = await self._store.stat(path)
+        return None if stat is None else Delete(path, stat.version)
+
     async def forget(self, ledger_id: LedgerId) -> None:
-        """Delete the record of a ledger. Idempotent.
+        """Delete the record of a ledger that is closed or deleted. Idempotent.
+
+        An open ledger may get a new record at any time from a worker that holds its lock: see ``deletion``.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; forgetting again is safe.

@@ -137,7 +137,7 @@ class TaskLocks:
         await self._release(held.ledger_id, held.lock_czxid, held.session_id)
         self._forget_holder(held.ledger_id, held.session_id)
 
-    async def complete(self, held: HeldTask, checks: Sequence[Check] = ()) -> bool:
+    async def complete(self, held: HeldTask, checks: Sequence[Check | Delete] = ()) -> bool:
         """Delete the task and release the lock, in one transaction."""
         if not await self._delete_task(held, checks):
             await self.release(held)
@@ -208,7 +208,7 @@ class TaskLocks:
             return None, None
         raise WriteOutcomeUnknownError(f"locking ledger {ledger_id}: no attempt could be settled; try again")
 
-    async def _delete_task(self, held: HeldTask, checks: Sequence[Check]) -> bool:
+    async def _delete_task(self, held: HeldTask, checks: Sequence[Check | Delete]) -> bool:
         """Return whether the task was deleted, at the version and creation seen under the lock."""
         is_unknown = False
         try:
@@ -225,7 +225,9 @@ class TaskLocks:
             f"completing ledger {held.task.ledger_id}: no attempt could be settled; release it"
         )
 
-    async def _try_delete_task(self, held: HeldTask, checks: Sequence[Check], *, is_unknown: bool) -> bool | None:
+    async def _try_delete_task(
+        self, held: HeldTask, checks: Sequence[Check | Delete], *, is_unknown: bool
+    ) -> bool | None:
         """One attempt of ``_delete_task``; None if the task must be read again.
 
         Task and lock go in one transaction, so no other worker can meet the one without the other.

@@ -42,6 +42,7 @@ from bookie.metadata.nodes import create_with_parents, ensure_path, find, put, r
 from bookie.metadata.port import (
     Check,
     Children,
+    Delete,
     MetadataStore,
     Node,
     NodeExistsError,
@@ -232,13 +233,13 @@ class UnderReplication:
         """
         return await self._locks.lock(ledger_id, owner)
 
-    async def complete(self, held: HeldTask, checks: Sequence[Check] = ()) -> bool:
+    async def complete(self, held: HeldTask, checks: Sequence[Check | Delete] = ()) -> bool:
         """Delete the task if it is the one seen under the lock and the lock is ours (S5), and release the lock.
 
         Args:
             held: the task.
-            checks: what else the verdict was made from, such as the version of the ledger's metadata (I18); part of the
-                same transaction.
+            checks: what else the verdict was made from, such as the version of the ledger's metadata (I18), and what
+                is to be deleted with the task; part of the same transaction.
 
         Returns:
             True if the task was deleted. False if it was marked again, one of ``checks`` fails, or the lock is not ours

@@ -86,6 +86,11 @@ def entry_id_of(key: bytes) -> int:
     return int.from_bytes(key[8:], "big")
 
 
+def ledger_of_entry_key(key: bytes) -> bytes:
+    """Return the part of an entry key that is the same for all entries of a ledger."""
+    return key[:8]
+
+
 def unpack_location(value: bytes) -> Location:
     """Return the location in the value of an entry."""
     return Location(*_LOCATION.unpack(value))

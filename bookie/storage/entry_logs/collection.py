@@ -21,8 +21,8 @@ from bookie.model.ids import LedgerId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import guarded
 from bookie.storage.checkpoint import Checkpointer
-from bookie.storage.disks.index_format import dead_key, entry_range, pack_dead, unpack_dead, unpack_location
-from bookie.storage.entry_logs.entry_log import RECORD_HEADER_SIZE
+from bookie.storage.disks.index_format import entry_range
+from bookie.storage.entry_logs.dead_bytes import dead_bytes, increased
 from bookie.storage.ledger_state import LedgerState, LedgerStates
 from bookie.storage.port import EntryIndex
 
@@ -83,11 +83,5 @@ class Collection:
 
     async def _delete(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
         """Delete entries and count their bytes as dead in their logs, atomically."""
-        dead: dict[int, int] = {}
-        for _, value in pairs:
-            location = unpack_location(value)
-            dead[location.log_id] = dead.get(location.log_id, 0) + location.size + RECORD_HEADER_SIZE
-        keys = [dead_key(log_id) for log_id in dead]
-        before = [unpack_dead(value) for value in await self.index.get_many(keys)]
-        puts = [(key, pack_dead(old + new)) for key, old, new in zip(keys, before, dead.values(), strict=True)]
+        puts = await increased(self.index, dead_bytes(value for _, value in pairs))
         await self.index.write(puts, [key for key, _ in pairs])

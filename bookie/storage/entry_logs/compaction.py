@@ -36,6 +36,7 @@ from bookie.storage.disks.index_format import (
     pack_location,
     unpack_dead,
 )
+from bookie.storage.entry_logs.dead_bytes import increased
 from bookie.storage.entry_logs.entry_log import (
     DIRECTORY,
     HEADER_SIZE,
@@ -222,8 +223,7 @@ class Compactor:
 
     async def _add_dead(self, log_id: int, change: int) -> None:
         """Change a log's number of dead bytes. The caller must hold the checkpointer's lock."""
-        [before] = await self.index.get_many([dead_key(log_id)])
-        await self.index.write([(dead_key(log_id), pack_dead(max(unpack_dead(before) + change, 0)))])
+        await self.index.write(await increased(self.index, {log_id: change}))
 
     async def _remove(self, log_id: int) -> None:
         await self.disk.unlink(log_path(log_id))

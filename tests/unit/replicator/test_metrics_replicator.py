@@ -16,27 +16,17 @@ from replicator.telemetry import metrics as names
 from replicator.telemetry.apache_metrics import ApacheEvents
 from replicator.telemetry.events import Ending, EventSink, Fanout, Load, Outlook, TaskResult
 from replicator.telemetry.metrics import MetricsEvents, replicator_metrics
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.clocks import EPOCH_MS, ManualClock, VirtualClock
+from tests.worlds.virtual_time import in_virtual_time
 
-NOW_MS = 1_700_000_000_000
+NOW_MS = EPOCH_MS
 LEDGER = LedgerId(1)
 
 
-class StoppedClock:
-    def monotonic_s(self) -> float:
-        return 0.0
-
-    def epoch_ms(self) -> int:
-        return NOW_MS
-
-    async def sleep(self, seconds: float) -> None:
-        raise AssertionError("nothing sleeps here")
-
-
-class World:
+class Measured:
     def __init__(self) -> None:
         self.metrics: MetricSet = replicator_metrics("1")
-        self.events = MetricsEvents(self.metrics, StoppedClock())
+        self.events = MetricsEvents(self.metrics, ManualClock())
 
     def value(self, name: str, **labels: str) -> float:
         found = self.metrics.registry.get_sample_value(name, labels)
@@ -45,11 +35,11 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> Measured:
+    return Measured()
 
 
-def test_turns_are_counted_by_how_they_ended(world: World) -> None:
+def test_turns_are_counted_by_how_they_ended(world: Measured) -> None:
     sink: EventSink = Fanout((world.events,))
     sink.task_ended(TaskResult(LEDGER, Ending.REPAIRED, 2, 10, 460, True, 0.25, marked_ms=NOW_MS - 90_000))
     sink.task_ended(TaskResult(LEDGER, Ending.PARKED, reason=ParkReason.NO_LIVE_COPY, seconds=2.0))
@@ -68,20 +58,20 @@ def test_turns_are_counted_by_how_they_ended(world: World) -> None:
     assert world.value(f"{names.TIME_TO_FULL}_bucket", le="300.0") == 1
 
 
-def test_only_a_repair_with_a_known_mark_has_a_time_to_full(world: World) -> None:
+def test_only_a_repair_with_a_known_mark_has_a_time_to_full(world: Measured) -> None:
     for ending in Ending:
         world.events.task_ended(TaskResult(LEDGER, ending, marked_ms=-1 if ending is Ending.REPAIRED else NOW_MS))
     assert world.value(f"{names.TIME_TO_FULL}_count") == 0
 
 
-def test_each_task_is_in_one_state(world: World) -> None:
+def test_each_task_is_in_one_state(world: Measured) -> None:
     outlook = Outlook(eligible=1, locked=2, backing_off=7, given_up=3, delayed=4, parked=5, left=6)
     world.events.tasks_listed(outlook)
     values = {state: world.value(names.LISTED_TASKS, state=state) for state in names.STATES}
     assert values == {"eligible": 1, "locked": 2, "backing_off": 4, "given_up": 3, "delayed": 4, "parked": 5, "left": 6}
 
 
-def test_totals_of_the_worker_are_followed(world: World) -> None:
+def test_totals_of_the_worker_are_followed(world: Measured) -> None:
     world.events.sample(Load(3, 4096, 1000, 10, 460, 1.5))
     world.events.sample(Load(1, 0, 0, 25, 1150, 2.0, unreachable_bookies=2))
     assert world.value(names.UNREACHABLE_BOOKIES) == 2
@@ -90,7 +80,7 @@ def test_totals_of_the_worker_are_followed(world: World) -> None:
     assert (world.value(names.THROTTLE), world.value(names.THROTTLED)) == (0, 2.0)
 
 
-def test_progress_is_a_copied_entry_or_a_turn_that_did_something(world: World) -> None:
+def test_progress_is_a_copied_entry_or_a_turn_that_did_something(world: Measured) -> None:
     for ending in (Ending.BUSY, Ending.FAILED, Ending.STOPPED):
         world.events.task_ended(TaskResult(LEDGER, ending))
     world.events.sample(Load(ledgers_in_flight=1))
@@ -129,7 +119,7 @@ def test_a_loop_that_hangs_is_noticed() -> None:
     run()
 
 
-def test_apaches_names_are_there_when_asked_for(world: World) -> None:
+def test_apaches_names_are_there_when_asked_for(world: Measured) -> None:
     apache = ApacheEvents()
     assert "replication_worker" not in render(world.metrics.registry).body.decode()
     world.metrics.registry.register(apache)

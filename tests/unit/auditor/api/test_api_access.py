@@ -15,7 +15,8 @@ from auditor.api.http.routes import Route
 from auditor.api.http.server import HttpFace
 from auditor.api.settings import ApiSettings, is_loopback
 from bookie.runtime.configuration.settings import ConfigurationError
-from tests.worlds.api import ManualClock, TwinControl, TwinOperations, World, running
+from tests.worlds.api import ApiWorld, TwinControl, TwinOperations, running
+from tests.worlds.clocks import ManualClock
 
 POLICIES = {
     "open to read": (True, False),
@@ -129,7 +130,7 @@ def test_which_addresses_only_this_machine_reaches() -> None:
         assert not is_loopback(host)
 
 
-async def records(world: World, caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
+async def records(world: ApiWorld, caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
     names = ("face", "action", "who", "address", "check", "run_id", "detail", "outcome")
     kept = [record for record in caplog.records if record.name == "bkheal.audit"]
     return [{name: getattr(record, name) for name in names if hasattr(record, name)} for record in kept]

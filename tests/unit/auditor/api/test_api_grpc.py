@@ -22,7 +22,8 @@ from auditor.api.grpc.server import LIVENESS, READINESS, GrpcFace
 from auditor.api.grpc.servicer import peer_address
 from bookie.model.run import RunKind, RunState
 from tests.deadlines import STATE_S
-from tests.worlds.api import EVIL, NOW_MS, ManualClock, TwinControl, settings_in
+from tests.worlds.api import EVIL, NOW_MS, TwinControl, settings_in
+from tests.worlds.clocks import ManualClock
 
 NONE: tuple[tuple[str, str], ...] = ()
 

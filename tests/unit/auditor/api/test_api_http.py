@@ -14,11 +14,11 @@ import pytest
 from auditor.api.access.tokens import Role
 from auditor.api.http import cluster_routes
 from bookie.model.run import RunKind, RunRecord, RunState
-from tests.worlds.api import EVIL, Reply, World, running
+from tests.worlds.api import EVIL, ApiWorld, Reply, running
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def world(tmp_path: Path) -> AsyncIterator[ApiWorld]:
     async with running(tmp_path) as made:
         yield made
 
@@ -35,7 +35,7 @@ def closed(schema: Any) -> Any:
     return made
 
 
-async def check(world: World, method: str, path: str, reply: Reply) -> None:
+async def check(world: ApiWorld, method: str, path: str, reply: Reply) -> None:
     """The answer to ``method path`` is one that the description allows, member for member."""
     description = (await world.ask("GET", "/openapi.json")).json
     bare = path.partition("?")[0]
@@ -54,7 +54,7 @@ async def check(world: World, method: str, path: str, reply: Reply) -> None:
         jsonschema.Draft202012Validator({**schema, "components": components}).validate(reply.json)
 
 
-async def good(world: World, method: str, path: str, **options: Any) -> Reply:
+async def good(world: ApiWorld, method: str, path: str, **options: Any) -> Reply:
     """Ask as an operator, expect success, and check the answer against the description."""
     reply = await world.operate(method, path, **options)
     assert reply.status < 400, reply.body
@@ -62,7 +62,7 @@ async def good(world: World, method: str, path: str, **options: Any) -> Reply:
     return reply
 
 
-async def test_status_tells_all_that_is_known(world: World) -> None:
+async def test_status_tells_all_that_is_known(world: ApiWorld) -> None:
     run_id = await world.start()
     await world.control.finish(run_id)
     await world.start(RunKind.REPLICAS)
@@ -89,7 +89,7 @@ async def test_status_tells_all_that_is_known(world: World) -> None:
     assert [run["kind"] for run in document["running"]] == ["replicas"]
 
 
-async def test_page_for_people_escapes_names_and_loads_nothing(world: World) -> None:
+async def test_page_for_people_escapes_names_and_loads_nothing(world: ApiWorld) -> None:
     run_id = await world.start()
     await world.control.finish(run_id)
     reply = await good(world, "GET", "/status")
@@ -104,7 +104,7 @@ async def test_page_for_people_escapes_names_and_loads_nothing(world: World) -> 
     assert (root.status, root.headers["Location"]) == (302, "/status")
 
 
-async def test_a_follower_shows_the_schedules_that_it_would_follow_and_no_times(world: World) -> None:
+async def test_a_follower_shows_the_schedules_that_it_would_follow_and_no_times(world: ApiWorld) -> None:
     world.control.is_leader = False
     checks = (await good(world, "GET", "/api/v1/status")).json["checks"]
     assert (checks["bookies"]["schedule"], checks["bookies"]["next_run"]) == ("24h", None)
@@ -115,12 +115,12 @@ async def test_a_follower_shows_the_schedules_that_it_would_follow_and_no_times(
     assert "<td>bookies</td><td>24h once an auditor leads</td>" in (await good(world, "GET", "/status")).body.decode()
 
 
-async def test_page_is_there_without_the_store(world: World) -> None:
+async def test_page_is_there_without_the_store(world: ApiWorld) -> None:
     world.control.is_connected = False
     assert b"no connection" in (await good(world, "GET", "/status")).body
 
 
-async def test_run_from_begin_to_end(world: World) -> None:
+async def test_run_from_begin_to_end(world: ApiWorld) -> None:
     begun = await good(world, "POST", "/api/v1/runs", json={"kind": "bookies", "dry_run": True})
     run = begun.json["run"]
     assert begun.status == 202
@@ -139,7 +139,7 @@ async def test_run_from_begin_to_end(world: World) -> None:
     assert (again.status, again.problem) == (409, "run-over")
 
 
-async def test_runs_are_listed_newest_first_within_a_limit_and_by_kind(world: World) -> None:
+async def test_runs_are_listed_newest_first_within_a_limit_and_by_kind(world: ApiWorld) -> None:
     ids = [await world.start(kind) for kind in RunKind]
     listed = await good(world, "GET", "/api/v1/runs")
     assert [run["run_id"] for run in listed.json["items"]] == ids[::-1]
@@ -148,7 +148,7 @@ async def test_runs_are_listed_newest_first_within_a_limit_and_by_kind(world: Wo
     assert [run["run_id"] for run in placement.json["items"]] == [ids[1]]
 
 
-async def test_second_run_of_a_kind_is_refused_with_the_id_of_the_first(world: World) -> None:
+async def test_second_run_of_a_kind_is_refused_with_the_id_of_the_first(world: ApiWorld) -> None:
     run_id = await world.start()
     busy = await world.operate("POST", "/api/v1/runs", json={"kind": "bookies"})
     assert (busy.status, busy.problem) == (409, "run-busy")
@@ -157,7 +157,7 @@ async def test_second_run_of_a_kind_is_refused_with_the_id_of_the_first(world: W
     await check(world, "POST", "/api/v1/runs", busy)
 
 
-async def test_process_that_does_not_lead_names_who_does(world: World) -> None:
+async def test_process_that_does_not_lead_names_who_does(world: ApiWorld) -> None:
     run_id = await world.start()
     world.control.is_leader, world.control.leader = False, "auditor-1:3181"
     for method, path, body in (
@@ -172,7 +172,7 @@ async def test_process_that_does_not_lead_names_who_does(world: World) -> None:
     assert (await good(world, "GET", f"/api/v1/runs/{run_id}")).json["run"]["state"] == "running"
 
 
-async def test_request_sent_again_begins_nothing_twice(world: World) -> None:
+async def test_request_sent_again_begins_nothing_twice(world: ApiWorld) -> None:
     headers = {"Idempotency-Key": "7d9f"}
     first = await good(world, "POST", "/api/v1/runs", json={"kind": "bookies"}, headers=headers)
     await world.control.finish(first.json["run"]["run_id"])
@@ -188,7 +188,7 @@ async def test_request_sent_again_begins_nothing_twice(world: World) -> None:
     assert (wrong.status, wrong.problem) == (400, "invalid-request")
 
 
-async def test_failed_request_may_be_sent_again_with_its_key(world: World) -> None:
+async def test_failed_request_may_be_sent_again_with_its_key(world: ApiWorld) -> None:
     headers = {"Idempotency-Key": "7d9f"}
     world.control.is_connected = False
     failed = await world.operate("POST", "/api/v1/runs", json={"kind": "bookies"}, headers=headers)
@@ -219,14 +219,14 @@ async def test_failed_request_may_be_sent_again_with_its_key(world: World) -> No
         (b"[" * 10_000, "not JSON"),
     ],
 )
-async def test_body_that_starts_nothing_says_why(world: World, body: bytes, told: str) -> None:
+async def test_body_that_starts_nothing_says_why(world: ApiWorld, body: bytes, told: str) -> None:
     reply = await world.operate("POST", "/api/v1/runs", data=body, headers={"Content-Type": "application/json"})
     assert (reply.status, reply.problem) == (400, "invalid-request")
     assert told in reply.json["detail"]
     assert world.control.started == 0
 
 
-async def test_form_starts_nothing(world: World) -> None:
+async def test_form_starts_nothing(world: ApiWorld) -> None:
     reply = await world.operate("POST", "/api/v1/runs", data={"kind": "bookies"})
     assert (reply.status, reply.problem) == (400, "invalid-request")
     assert world.control.started == 0
@@ -249,13 +249,13 @@ async def test_form_starts_nothing(world: World) -> None:
         "/api/v1/reports?limit=1",
     ],
 )
-async def test_parameter_that_is_wrong_or_unknown_is_refused(world: World, path: str) -> None:
+async def test_parameter_that_is_wrong_or_unknown_is_refused(world: ApiWorld, path: str) -> None:
     reply = await world.operate("GET", path)
     assert (reply.status, reply.problem) == (400, "invalid-request")
     await check(world, "GET", path, reply)
 
 
-async def test_marked_ledgers_come_in_pages(world: World) -> None:
+async def test_marked_ledgers_come_in_pages(world: ApiWorld) -> None:
     first = (await good(world, "GET", "/api/v1/underreplicated?limit=2")).json
     assert [task["ledger_id"] for task in first["items"]] == [3, 7]
     assert (first["next_after"], first["total"]) == (7, 3)
@@ -268,14 +268,14 @@ async def test_marked_ledgers_come_in_pages(world: World) -> None:
     assert [task["ledger_id"] for task in missing["items"]] == [7, 9]
 
 
-async def test_bookies_come_with_state_address_and_space(world: World) -> None:
+async def test_bookies_come_with_state_address_and_space(world: ApiWorld) -> None:
     items = (await good(world, "GET", "/api/v1/bookies")).json["items"]
     assert [item["state"] for item in items] == ["writable", "read_only", "lost"]
     assert (items[0]["host"], items[0]["disk_free_bytes"], items[1]["disk_free_bytes"]) == ("host-a", 400, None)
     assert items[2]["first_seen_down"] == "2023-11-14T22:13:20.000Z"
 
 
-async def test_apaches_paths_answer_in_apaches_shapes(world: World) -> None:
+async def test_apaches_paths_answer_in_apaches_shapes(world: ApiWorld) -> None:
     root = "/api/v1/autorecovery"
     assert (await good(world, "GET", f"{root}/status")).json == {"enabled": True}
     assert (await good(world, "PUT", f"{root}/status?enabled=false")).json == {"enabled": False}
@@ -315,12 +315,12 @@ async def test_apaches_paths_answer_in_apaches_shapes(world: World) -> None:
     assert named.json == {"c:3181": "host-c"}
 
 
-async def test_apaches_documentation_writes_a_slash_behind_some_paths(world: World) -> None:
+async def test_apaches_documentation_writes_a_slash_behind_some_paths(world: ApiWorld) -> None:
     reply = await world.ask("GET", "/api/v1/autorecovery/list_under_replicated_ledger/?missingreplica=a:3181")
     assert (reply.status, reply.json) == (200, [3, 9])
 
 
-async def test_apaches_paths_where_there_is_nothing(world: World) -> None:
+async def test_apaches_paths_where_there_is_nothing(world: ApiWorld) -> None:
     world.operations.tasks, world.control.leader = [], ""
     for path in ("list_under_replicated_ledger", "who_is_auditor"):
         reply = await world.ask("GET", f"/api/v1/autorecovery/{path}")
@@ -339,13 +339,13 @@ async def test_apaches_paths_where_there_is_nothing(world: World) -> None:
         ("lost_bookie_recovery_delay", b'{"delay_seconds": true}'),
     ],
 )
-async def test_wrong_changes_by_apaches_paths_change_nothing(world: World, path: str, body: bytes | None) -> None:
+async def test_wrong_changes_by_apaches_paths_change_nothing(world: ApiWorld, path: str, body: bytes | None) -> None:
     reply = await world.operate("PUT", f"/api/v1/autorecovery/{path}", data=body)
     assert (reply.status, reply.problem) == (400, "invalid-request")
     assert (world.operations.is_on, world.operations.delay_s) == (True, 60)
 
 
-async def test_liveness_does_not_depend_on_the_store_and_readiness_does(world: World) -> None:
+async def test_liveness_does_not_depend_on_the_store_and_readiness_does(world: ApiWorld) -> None:
     for path in ("/livez", "/healthz", "/readyz"):
         assert (await good(world, "GET", path)).body == b"ok"
     world.control.is_connected = False
@@ -363,7 +363,7 @@ async def test_liveness_does_not_depend_on_the_store_and_readiness_does(world: W
     assert (await world.ask("GET", "/livez")).status == 200
 
 
-async def test_an_auditor_that_the_store_refuses_is_alive_and_says_why_it_is_not_ready(world: World) -> None:
+async def test_an_auditor_that_the_store_refuses_is_alive_and_says_why_it_is_not_ready(world: ApiWorld) -> None:
     world.control.problems = ("create /ledgers/underreplication/auditorelection: its ACL does not allow this",)
     assert (await good(world, "GET", "/livez")).body == b"ok"
     reply = await world.ask("GET", "/readyz")
@@ -373,12 +373,12 @@ async def test_an_auditor_that_the_store_refuses_is_alive_and_says_why_it_is_not
     assert b"auditorelection: its ACL does not allow this" in (await good(world, "GET", "/status")).body
 
 
-async def test_follower_is_ready(world: World) -> None:
+async def test_follower_is_ready(world: ApiWorld) -> None:
     world.control.is_leader = False
     assert (await world.ask("GET", "/readyz")).status == 200
 
 
-async def test_metrics_and_version(world: World) -> None:
+async def test_metrics_and_version(world: ApiWorld) -> None:
     metrics = await good(world, "GET", "/metrics")
     assert metrics.body == b"up 1\n"
     assert metrics.headers["Content-Type"].startswith("text/plain; version=0.0.4")
@@ -386,7 +386,7 @@ async def test_metrics_and_version(world: World) -> None:
     assert (version["kind"], version["version"], version["component"]) == ("Version", "1.2.3", "auditor")
 
 
-async def test_what_is_not_there_is_a_problem_document(world: World) -> None:
+async def test_what_is_not_there_is_a_problem_document(world: ApiWorld) -> None:
     for path in ("/nothing", "/api/v2/runs", "/api/v1/runs/", "/api/v1/runs/20990101T000000Z-ffffff"):
         reply = await world.ask("GET", path)
         assert (reply.status, reply.problem) == (404, "not-found")
@@ -397,7 +397,7 @@ async def test_what_is_not_there_is_a_problem_document(world: World) -> None:
     assert (reply.status, reply.problem) == (400, "invalid-request")
 
 
-async def test_every_answer_has_the_headers_that_protect_browsers(world: World) -> None:
+async def test_every_answer_has_the_headers_that_protect_browsers(world: ApiWorld) -> None:
     for path in ("/api/v1/status", "/status", "/livez", "/nothing", "/api/v1/runs?x=1", "/reports/"):
         headers = (await world.ask("GET", path)).headers
         assert headers["X-Content-Type-Options"] == "nosniff"
@@ -407,12 +407,12 @@ async def test_every_answer_has_the_headers_that_protect_browsers(world: World) 
         assert headers["Server"] == "bkheal"
 
 
-async def test_head_answers_as_get_without_a_body(world: World) -> None:
+async def test_head_answers_as_get_without_a_body(world: ApiWorld) -> None:
     reply = await world.ask("HEAD", "/api/v1/status")
     assert (reply.status, reply.body) == (200, b"")
 
 
-async def test_store_that_does_not_answer_is_told_as_such(world: World) -> None:
+async def test_store_that_does_not_answer_is_told_as_such(world: ApiWorld) -> None:
     world.control.is_connected = False
     reply = await world.ask("GET", "/api/v1/runs")
     assert (reply.status, reply.problem) == (503, "store-unavailable")
@@ -420,7 +420,7 @@ async def test_store_that_does_not_answer_is_told_as_such(world: World) -> None:
     assert (await world.ask("GET", "/api/v1/status")).json["store_connected"] is False
 
 
-async def test_the_page_waits_for_no_silent_store(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_page_waits_for_no_silent_store(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     async def silent(limit: int = 50) -> Sequence[RunRecord]:
         await asyncio.Event().wait()
         return ()
@@ -431,7 +431,7 @@ async def test_the_page_waits_for_no_silent_store(world: World, monkeypatch: pyt
 
 
 async def test_failure_inside_tells_nothing_of_the_inside(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> None:
         raise RuntimeError("the password is hunter2")
@@ -443,7 +443,7 @@ async def test_failure_inside_tells_nothing_of_the_inside(
     assert "request failed" in caplog.text
 
 
-async def test_description_has_every_route_and_nothing_else(world: World) -> None:
+async def test_description_has_every_route_and_nothing_else(world: ApiWorld) -> None:
     description = (await good(world, "GET", "/openapi.json")).json
     described = {(method.upper(), path) for path, operations in description["paths"].items() for method in operations}
     assert description["openapi"] == "3.1.0"
@@ -465,7 +465,7 @@ async def test_description_has_every_route_and_nothing_else(world: World) -> Non
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
-async def test_description_says_who_may(world: World) -> None:
+async def test_description_says_who_may(world: ApiWorld) -> None:
     paths = (await world.ask("GET", "/openapi.json")).json["paths"]
     assert paths["/api/v1/runs"]["post"]["security"] == [{"token": []}]
     assert paths["/api/v1/runs"]["post"]["x-bkheal-role"] == Role.OPERATE.value

@@ -14,7 +14,8 @@ from auditor.api.access.rate_limit import RateLimit
 from auditor.api.access.tokens import Role
 from auditor.api.idempotency import KEPT_S, KEYS_MAX, Intents, KeyReusedError, LostFirstError
 from tests.deadlines import STATE_S
-from tests.worlds.api import ManualClock, running
+from tests.worlds.api import running
+from tests.worlds.clocks import ManualClock
 
 
 async def test_client_that_asks_too_much_is_told_when_to_come_back(tmp_path: Path) -> None:

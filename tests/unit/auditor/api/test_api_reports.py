@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from auditor.api.http.report_routes import find_file
-from tests.worlds.api import World, running
+from tests.worlds.api import ApiWorld, running
 
 RUN = "20261120T101500Z-0a1b2c"
 SECRET = b"the secret outside"
@@ -44,12 +44,12 @@ def report_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def world(report_dir: Path, tmp_path: Path) -> AsyncIterator[World]:
+async def world(report_dir: Path, tmp_path: Path) -> AsyncIterator[ApiWorld]:
     async with running(tmp_path) as made:
         yield made
 
 
-async def test_files_are_sent_as_what_they_are(world: World) -> None:
+async def test_files_are_sent_as_what_they_are(world: ApiWorld) -> None:
     expected = {
         "/reports/": ("text/html; charset=utf-8", b"<!doctype html><p>all reports"),
         "/reports/index.html": ("text/html; charset=utf-8", b"<!doctype html><p>all reports"),
@@ -63,7 +63,7 @@ async def test_files_are_sent_as_what_they_are(world: World) -> None:
         assert (reply.status, reply.headers["Content-Type"], reply.body) == (200, kind, body)
 
 
-async def test_pages_run_in_a_sandbox_without_an_origin(world: World) -> None:
+async def test_pages_run_in_a_sandbox_without_an_origin(world: ApiWorld) -> None:
     policy = (await world.ask("GET", f"/reports/{RUN}/")).headers["Content-Security-Policy"]
     sandbox = next(part for part in policy.split("; ") if part.startswith("sandbox"))
     assert "allow-same-origin" not in sandbox
@@ -71,7 +71,7 @@ async def test_pages_run_in_a_sandbox_without_an_origin(world: World) -> None:
     assert "connect-src" not in policy
 
 
-async def test_reports_are_listed_with_their_paths(world: World) -> None:
+async def test_reports_are_listed_with_their_paths(world: ApiWorld) -> None:
     [item] = (await world.ask("GET", "/api/v1/reports")).json["items"]
     assert item["run_id"] == RUN
     for name in ("page", "summary"):
@@ -120,7 +120,7 @@ TRAVERSALS = [
 
 
 @pytest.mark.parametrize("path", TRAVERSALS)
-async def test_nothing_else_is_sent(world: World, path: str) -> None:
+async def test_nothing_else_is_sent(world: ApiWorld, path: str) -> None:
     """Sent as raw bytes, because a client would tidy the path up."""
     reader, writer = await asyncio.open_connection("127.0.0.1", world.face.port)
     head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"

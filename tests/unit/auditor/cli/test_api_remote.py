@@ -32,16 +32,16 @@ from auditor.cli.audit.remote import (
 )
 from bookie.model.run import RunKind, RunState
 from bookie.runtime.configuration.settings import ConfigurationError
-from tests.worlds.api import World, running
+from tests.worlds.api import ApiWorld, running
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def world(tmp_path: Path) -> AsyncIterator[ApiWorld]:
     async with running(tmp_path) as made:
         yield made
 
 
-def client(world: World, role: Role | None = Role.OPERATE, **options: Any) -> Remote:
+def client(world: ApiWorld, role: Role | None = Role.OPERATE, **options: Any) -> Remote:
     token = world.tokens[role].token if role else None
     return Remote(RemoteSettings(world.url, token), sleep=lambda seconds: None, **options)
 
@@ -51,7 +51,7 @@ async def asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> An
     return await asyncio.to_thread(call, *arguments, **options)
 
 
-async def test_start_list_pause_resume_cancel(world: World) -> None:
+async def test_start_list_pause_resume_cancel(world: ApiWorld) -> None:
     remote = client(world)
     begun = await asked(remote.start, RunKind.PLACEMENT, is_dry_run=True, key="k1")
     assert (begun.state, begun.fields["dry_run"], begun.fields["kind"]) == (RunState.RUNNING, True, "placement")
@@ -63,7 +63,7 @@ async def test_start_list_pause_resume_cancel(world: World) -> None:
     assert (await asked(remote.status))["kind"] == "ServiceStatus"
 
 
-async def test_a_sample_starts_a_sample(world: World) -> None:
+async def test_a_sample_starts_a_sample(world: ApiWorld) -> None:
     options = {"sample": 0.01, "ledger_max": 1000}
     begun = await asked(client(world).start, RunKind.REPLICAS, options=options, key="k1")
     assert world.control.options == {begun.run_id: options}
@@ -71,7 +71,7 @@ async def test_a_sample_starts_a_sample(world: World) -> None:
         await asked(client(world).start, RunKind.BOOKIES, options={"mark_misplaced": True}, key="k2")
 
 
-async def test_waiting_shows_each_change_and_ends_with_the_run(world: World) -> None:
+async def test_waiting_shows_each_change_and_ends_with_the_run(world: ApiWorld) -> None:
     remote, loop = client(world), asyncio.get_running_loop()
     run_id = (await asked(remote.start, RunKind.BOOKIES, key="k")).run_id
     shown: list[RemoteRun] = []
@@ -87,7 +87,7 @@ async def test_waiting_shows_each_change_and_ends_with_the_run(world: World) -> 
     assert shown[0].progress() == (f"bookies run {run_id} is running: scan 1/4, done at 2023-11-14T22:13:24.000Z")
 
 
-async def test_waiting_has_an_end_though_the_run_has_none(world: World) -> None:
+async def test_waiting_has_an_end_though_the_run_has_none(world: ApiWorld) -> None:
     now = iter(range(1_000))
     remote = client(world, monotonic_s=lambda: float(next(now)))
     run_id = (await asked(remote.start, RunKind.BOOKIES, key="k")).run_id
@@ -95,7 +95,7 @@ async def test_waiting_has_an_end_though_the_run_has_none(world: World) -> None:
         await asked(remote.wait, run_id, deadline_s=20)
 
 
-async def test_waiting_outlives_a_short_outage_and_no_long_one(world: World) -> None:
+async def test_waiting_outlives_a_short_outage_and_no_long_one(world: ApiWorld) -> None:
     run_id = await world.start()
     await world.control.finish(run_id)
     now, outage = iter(range(0, 100_000, 10)), 3
@@ -113,14 +113,14 @@ async def test_waiting_outlives_a_short_outage_and_no_long_one(world: World) -> 
         await asked(remote.wait, run_id)
 
 
-async def test_busy_names_the_run(world: World) -> None:
+async def test_busy_names_the_run(world: ApiWorld) -> None:
     run_id = await world.start()
     with pytest.raises(RemoteBusyError) as busy:
         await asked(client(world).start, RunKind.BOOKIES, key="k")
     assert busy.value.run_id == run_id
 
 
-async def test_next_connection_may_reach_the_leader(world: World) -> None:
+async def test_next_connection_may_reach_the_leader(world: ApiWorld) -> None:
     world.control.is_leader = False
     attempts = 0
 
@@ -136,7 +136,7 @@ async def test_next_connection_may_reach_the_leader(world: World) -> None:
         await asked(remote.change, "x", RunState.PAUSED)
 
 
-async def test_refusals_say_why(world: World) -> None:
+async def test_refusals_say_why(world: ApiWorld) -> None:
     with pytest.raises(RemoteRefusedError, match="BKHEAL_TOKEN") as refused:
         await asked(client(world, None).start, RunKind.BOOKIES, key="k")
     assert refused.value.status == 401
@@ -293,13 +293,13 @@ def test_a_path_before_the_api_is_kept_and_a_user_name_is_not_sent() -> None:
     assert (path, headers["Authorization"]) == ("/a/b/api/v1/status", "Bearer t0ken")
 
 
-async def test_no_proxy_of_the_environment_sees_a_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_proxy_of_the_environment_sees_a_request(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert (await asked(client(world).status))["kind"] == "ServiceStatus"
 
 
-async def test_no_log_has_the_token(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_log_has_the_token(world: ApiWorld, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("", "httpx", "httpcore"):
         caplog.set_level(logging.DEBUG, name or None)
     remote = client(world)

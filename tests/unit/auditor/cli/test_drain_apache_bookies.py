@@ -5,7 +5,8 @@ from __future__ import annotations
 from auditor.cli.cluster.drain import _not_turned, _question, _stay_read_only_note, _stay_writable_note
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, PROTOCOL_GRPC, Endpoint, ServiceInfo
 from bookie.model.ids import BookieId
-from tests.worlds.repair import World, names
+from tests.worlds.ledgers import names
+from tests.worlds.repair import RepairWorld
 from tests.worlds.virtual_time import in_virtual_time
 
 
@@ -15,7 +16,7 @@ def info(*protocols: str) -> ServiceInfo:
 
 @in_virtual_time
 async def test_bookies_that_speak_apaches_protocol_alone_are_named_and_whether_they_are_writable() -> None:
-    world = World()
+    world = RepairWorld()
     await world.start("")
     for name, found, is_read_only in (
         ("ours", info(PROTOCOL_GRPC), False),

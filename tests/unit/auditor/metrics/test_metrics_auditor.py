@@ -19,8 +19,9 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
 from bookie.runtime.telemetry.metrics import SESSION, render
+from tests.worlds.clocks import EPOCH_MS, ManualClock
 
-NOW_MS = 1_700_000_000_000
+NOW_MS = EPOCH_MS
 RECORD = RunRecord(
     "20261120T101500Z-0a1b2c",
     RunKind.BOOKIES,
@@ -61,20 +62,9 @@ BACKLOG = Backlog(
 )
 
 
-class Clock:
-    def monotonic_s(self) -> float:
-        return 0.0
-
-    def epoch_ms(self) -> int:
-        return NOW_MS
-
-    async def sleep(self, seconds: float) -> None:
-        raise AssertionError("nothing sleeps here")
-
-
 class Shown:
     def __init__(self, status: ServiceStatus | None = None, **options: bool) -> None:
-        self.auditor = AuditorMetrics("1", Clock(), **options)
+        self.auditor = AuditorMetrics("1", ManualClock(), **options)
         if status is not None:
             self.auditor.show(status)
 

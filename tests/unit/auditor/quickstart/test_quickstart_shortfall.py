@@ -14,14 +14,15 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.ids import EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import ListReply, Status
-from tests.worlds.repair import LEDGER, World, a_world, make_metadata, make_packets, names
+from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
+from tests.worlds.repair import RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time
 
 WRITTEN = WrittenLedger(fragmented_ledgers(random.Random(1))[0], LEDGER)
 SIZES = WRITTEN.spec.sizes
 
 
-async def without(world: World, metadata: LedgerMetadata, bookie: str, lost: set[int]) -> None:
+async def without(world: RepairWorld, metadata: LedgerMetadata, bookie: str, lost: set[int]) -> None:
     """The ledger as its writer left it: ``bookie`` missed some entries."""
     ledger: Versioned = await world.ledgers.create(LEDGER, metadata)
     packets = make_packets(LEDGER, (metadata.last_entry_id or 0) + 1)

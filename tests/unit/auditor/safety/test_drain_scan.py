@@ -18,11 +18,12 @@ from bookie.metadata.ledgers.serde import decode, encode
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
-from tests.worlds.repair import World, a_world, make_metadata, names
+from tests.worlds.ledgers import make_metadata, names
+from tests.worlds.repair import RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time
 
 
-async def filled(world: World) -> None:
+async def filled(world: RepairWorld) -> None:
     for ledger_id, metadata in {
         1: make_metadata((0, "a b"), (5, "b c"), quorum=(2, 2), last=9, length=1000),
         2: make_metadata((0, "a c"), quorum=(2, 2), last=9),

@@ -14,13 +14,10 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.spread import PlacementPolicy
 from bookie.model.topology import Topology, location
+from tests.worlds.ledgers import make_metadata, name_set
 
 LEDGER = LedgerId(7)
 NAMES = "abcdefg"
-
-
-def names(text: str) -> frozenset[BookieId]:
-    return frozenset(map(BookieId, text.split()))
 
 
 def closed(*fragments: tuple[int, str], last: int, quorum: tuple[int, int] = (2, 2)) -> LedgerMetadata:
@@ -28,18 +25,17 @@ def closed(*fragments: tuple[int, str], last: int, quorum: tuple[int, int] = (2,
 
 
 def growing(*fragments: tuple[int, str], quorum: tuple[int, int] = (2, 2)) -> LedgerMetadata:
-    parts = tuple(Fragment(EntryId(first), tuple(map(BookieId, members.split()))) for first, members in fragments)
-    return LedgerMetadata(len(parts[0].members), *quorum, parts)
+    return make_metadata(*fragments, quorum=quorum)
 
 
 def risk(metadata: LedgerMetadata, live: str, stopping: str, *, is_strict: bool = False) -> Risk | None:
-    return risk_of(LEDGER, metadata, names(live), names(stopping), is_strict=is_strict)
+    return risk_of(LEDGER, metadata, name_set(live), name_set(stopping), is_strict=is_strict)
 
 
 def test_one_of_two_copies_may_go_and_both_may_not() -> None:
     metadata = closed((0, "a b"), last=9)
     assert risk(metadata, "a b", "a") is None
-    assert risk(metadata, "a b", "a b") == Risk(LEDGER, EntryId(0), 0, 1, False, tuple(sorted(names("a b"))))
+    assert risk(metadata, "a b", "a b") == Risk(LEDGER, EntryId(0), 0, 1, False, tuple(sorted(name_set("a b"))))
     assert risk(metadata, "a", "a") is not None
 
 
@@ -120,25 +116,25 @@ def test_the_worst_ledgers_are_named_first_and_all_are_counted() -> None:
 
 
 def test_enough_writable_bookies_must_be_left_for_the_widest_open_ensemble() -> None:
-    bookies = Bookies(names("a b c d"), names("r"))
+    bookies = Bookies(name_set("a b c d"), name_set("r"))
     shapes = [Shape(3, 2), Shape(2, 2)]
-    assert room_problems(shapes, bookies, names("a"), Placement()) == []
-    (problem,) = room_problems(shapes, bookies, names("a b"), Placement())
+    assert room_problems(shapes, bookies, name_set("a"), Placement()) == []
+    (problem,) = room_problems(shapes, bookies, name_set("a b"), Placement())
     assert "ensembles of 3" in problem
-    assert room_problems([Shape(5, 2)], bookies, names("r"), Placement()) == []
-    assert room_problems([Shape(5, 2)], bookies, names("r"), Placement(), are_copies_moved=True)
-    assert room_problems([Shape(5, 2)], bookies, names("a"), Placement())
-    drained = Placement(draining=names("d"))
-    assert room_problems([Shape(3, 2)], bookies, names("a"), drained)
+    assert room_problems([Shape(5, 2)], bookies, name_set("r"), Placement()) == []
+    assert room_problems([Shape(5, 2)], bookies, name_set("r"), Placement(), are_copies_moved=True)
+    assert room_problems([Shape(5, 2)], bookies, name_set("a"), Placement())
+    drained = Placement(draining=name_set("d"))
+    assert room_problems([Shape(3, 2)], bookies, name_set("a"), drained)
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_enough_racks_must_be_left(is_strict: bool) -> None:
     topology = Topology({BookieId(name): location(f"/{rack}") for name, rack in zip("abcd", "xxyy", strict=True)})
     placement = Placement(PlacementPolicy(is_strict=is_strict), topology)
-    bookies = Bookies(names("a b c d"), frozenset())
-    assert room_problems([Shape(2, 2)], bookies, names("a"), placement) == []
-    assert room_problems([Shape(2, 2)], bookies, names("a b"), placement)
+    bookies = Bookies(name_set("a b c d"), frozenset())
+    assert room_problems([Shape(2, 2)], bookies, name_set("a"), placement) == []
+    assert room_problems([Shape(2, 2)], bookies, name_set("a b"), placement)
 
 
 @given(st.integers(1, 6), st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)))

@@ -9,7 +9,9 @@ from auditor.service.watch.backlog import BacklogCounter, LedgerVerdict, judge
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import Severity, fragment_health
-from tests.worlds.repair import ROOT, a_world, make_metadata, names
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import make_metadata, names
+from tests.worlds.repair import a_world
 from tests.worlds.virtual_time import in_virtual_time
 
 

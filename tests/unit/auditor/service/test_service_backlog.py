@@ -3,49 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 
 from auditor.api.control import Backlog, SeverityBacklog
 from auditor.service.watch.backlog import READ_LEDGERS, BacklogCounter, LedgerVerdict, judge
-from bookie.metadata.bookies.registration import Registrations, ServiceInfo
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import task_path
-from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.nodes import create_with_parents
-from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
-from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.cluster import ROOT, MemoryCluster
+from tests.worlds.virtual_time import in_virtual_time
 
-ROOT = "/ledgers"
 A, B, C, D = (BookieId(f"bk{name}:1") for name in "abcd")
 """The first two are registered."""
 
 
-class Marks:
+class Marks(MemoryCluster):
     """A cluster with marked ledgers."""
 
-    def __init__(self, store: MemoryStore, cluster: Cluster) -> None:
-        self.store = store
-        self.clock = VirtualClock()
-        self.tasks = UnderReplication(store, cluster, self.clock)
-        self.ledgers = LedgerStore(store, cluster, random.Random(1))
-        self.parked = ParkedTasks(store, ROOT)
-        self.counter = BacklogCounter(self.tasks, self.ledgers, Registrations(store, cluster), self.parked, self.clock)
+    parked: ParkedTasks
+    counter: BacklogCounter
 
     @classmethod
     async def create(cls) -> Marks:
-        store = MemoryStore(MemoryCell())
-        await format_cluster(store, ROOT, rng=random.Random(1))
-        marks = cls(store, await open_cluster(store, ROOT))
-        await marks.tasks.initialize()
-        for bookie in (A, B):
-            registrations = Registrations(store, await open_cluster(store, ROOT))
-            await registrations.register(bookie, ServiceInfo(()), is_read_only=bookie == B, takeover_deadline_s=1)
+        marks = await cls().found()
+        marks.parked = ParkedTasks(marks.store, ROOT)
+        marks.counter = BacklogCounter(marks.tasks, marks.ledgers, marks.registrations, marks.parked, marks.clock)
+        await marks.register(A)
+        await marks.register(B, is_read_only=True)
         return marks
 
     async def ledger(self, ledger_id: int, *members: BookieId, missing: Sequence[BookieId] = (C,)) -> None:

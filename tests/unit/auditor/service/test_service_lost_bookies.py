@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -13,25 +12,18 @@ from bookie.metadata.layout import cookie_path, disable_path
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.runs.records import Runs
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
-from tests.worlds.service import BOOKIES, ROOT, SESSION_TIMEOUT_S, World
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.cluster import ROOT
+from tests.worlds.service import BOOKIES, SESSION_TIMEOUT_S, ServiceWorld, in_service_world
+from tests.worlds.virtual_time import when
 
 A, B, C, D, _ = BOOKIES
 DAY_MS = 86_400_000
 
 
-async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
-    async def holds() -> bool:
-        return condition()
-
-    await until(holds, seconds)
-
-
-@in_virtual_time
-async def test_without_a_delay_a_loss_is_audited_at_once() -> None:
-    world = await World.create()
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+@in_service_world
+async def test_without_a_delay_a_loss_is_audited_at_once(world: ServiceWorld) -> None:
+    auditor = await world.leader()
     lost_s = world.clock.monotonic_s()
     await world.down(A)
     await when(lambda: bool(world.marked))
@@ -42,15 +34,12 @@ async def test_without_a_delay_a_loss_is_audited_at_once() -> None:
     assert world.marked_bookies == [{A}]
     assert [entry.audit_due_ms for entry in auditor.service.status().lost] == [0]
     assert [0 <= loss_s < world.check_s + 1 for loss_s in auditor.counted.losses_s] == [True]
-    await world.close()
 
 
-@in_virtual_time
-async def test_the_delay_is_kept_for_each_bookie_and_a_return_ends_it() -> None:
-    world = await World.create()
+@in_service_world
+async def test_the_delay_is_kept_for_each_bookie_and_a_return_ends_it(world: ServiceWorld) -> None:
     await world.set_delay(300)
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    auditor = await world.leader()
     await world.down(A)
     start_s = world.clock.monotonic_s()
     await asyncio.sleep(100)
@@ -65,15 +54,12 @@ async def test_the_delay_is_kept_for_each_bookie_and_a_return_ends_it() -> None:
     await asyncio.sleep(1000)
     assert world.marked_bookies == [{B}]
     assert len(auditor.runner.requests) == 1
-    await world.close()
 
 
-@in_virtual_time
-async def test_restarting_every_bookie_within_the_delay_starts_nothing() -> None:
-    world = await World.create()
+@in_service_world
+async def test_restarting_every_bookie_within_the_delay_starts_nothing(world: ServiceWorld) -> None:
     await world.set_delay(60)
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    auditor = await world.leader()
     for bookie in BOOKIES:
         await world.down(bookie)
         await asyncio.sleep(50)
@@ -82,15 +68,12 @@ async def test_restarting_every_bookie_within_the_delay_starts_nothing() -> None
     await asyncio.sleep(300)
     assert auditor.runner.requests == []
     assert auditor.service.status().lost == ()
-    await world.close()
 
 
-@in_virtual_time
-async def test_the_delay_runs_on_across_a_change_of_leader() -> None:
-    world = await World.create()
+@in_service_world
+async def test_the_delay_runs_on_across_a_change_of_leader(world: ServiceWorld) -> None:
     await world.set_delay(300)
-    first = await world.auditor("a")
-    await when(lambda: first.leads)
+    first = await world.leader("a")
     second = await world.auditor("b")
     await world.down(A)
     start_s = world.clock.monotonic_s()
@@ -100,15 +83,12 @@ async def test_the_delay_runs_on_across_a_change_of_leader() -> None:
     await when(lambda: bool(world.marked))
     assert world.marked_bookies == [{A}]
     assert 300 <= world.marked[0].at_s - start_s < 303
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_return_cancels_the_delay_across_a_change_of_leader() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_return_cancels_the_delay_across_a_change_of_leader(world: ServiceWorld) -> None:
     await world.set_delay(300)
-    first = await world.auditor("a")
-    await when(lambda: first.leads)
+    first = await world.leader("a")
     second = await world.auditor("b")
     await world.down(A)
     await asyncio.sleep(150)
@@ -120,14 +100,11 @@ async def test_a_return_cancels_the_delay_across_a_change_of_leader() -> None:
     await when(lambda: bool(world.marked))
     assert 300 <= world.marked[0].at_s - again_s < 303
     assert second.leads
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_new_leader_repeats_no_audit_that_was_done() -> None:
-    world = await World.create()
-    first = await world.auditor("a")
-    await when(lambda: first.leads)
+@in_service_world
+async def test_a_new_leader_repeats_no_audit_that_was_done(world: ServiceWorld) -> None:
+    first = await world.leader("a")
     second = await world.auditor("b")
     await world.down(A)
     await when(lambda: bool(world.marked))
@@ -137,14 +114,11 @@ async def test_a_new_leader_repeats_no_audit_that_was_done() -> None:
     await asyncio.sleep(600)
     assert second.runner.requests == []
     assert [(lost.bookie_id, lost.audit_due_ms) for lost in second.service.status().lost] == [(A, 0)]
-    await world.close()
 
 
-@in_virtual_time
-async def test_the_brake_holds_while_too_many_are_gone_and_settles_when_they_return() -> None:
-    world = await World.create()
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+@in_service_world
+async def test_the_brake_holds_while_too_many_are_gone_and_settles_when_they_return(world: ServiceWorld) -> None:
+    auditor = await world.leader()
     for bookie in BOOKIES:
         await world.down(bookie)
     await when(lambda: bool(auditor.service.status().held_because))
@@ -155,15 +129,12 @@ async def test_the_brake_holds_while_too_many_are_gone_and_settles_when_they_ret
     await asyncio.sleep(1000)
     assert world.marked == []
     assert auditor.service.status().held_because == ""
-    await world.close()
 
 
-@in_virtual_time
-async def test_what_stays_away_after_the_brake_is_audited() -> None:
-    world = await World.create()
+@in_service_world
+async def test_what_stays_away_after_the_brake_is_audited(world: ServiceWorld) -> None:
     await world.set_delay(60)
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    auditor = await world.leader()
     for bookie in (A, B, C):
         await world.down(bookie)
     await asyncio.sleep(200)
@@ -172,18 +143,15 @@ async def test_what_stays_away_after_the_brake_is_audited() -> None:
     await world.up(B)
     await when(lambda: bool(world.marked))
     assert world.marked_bookies == [{A, C}]
-    await world.close()
 
 
 @pytest.mark.parametrize("is_paused", [False, True], ids=["running", "paused"])
 @pytest.mark.parametrize("is_dry_run", [False, True], ids=["marking", "dry"])
-@in_virtual_time
-async def test_a_loss_waits_for_no_run_of_its_kind(is_dry_run: bool, is_paused: bool) -> None:
+@in_service_world
+async def test_a_loss_waits_for_no_run_of_its_kind(world: ServiceWorld, is_dry_run: bool, is_paused: bool) -> None:
     """Not for a long one, a dry run, or one that somebody has paused and forgotten."""
-    world = await World.create()
     world.check_s = 5000
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    auditor = await world.leader()
     other = await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=is_dry_run)
     await asyncio.sleep(50)
     if is_paused:
@@ -195,15 +163,12 @@ async def test_a_loss_waits_for_no_run_of_its_kind(is_dry_run: bool, is_paused: 
     ended = await auditor.service.run(other.run_id)
     assert ended.state is RunState.CANCELLED
     assert "loss of a bookie" in ended.detail
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_loss_asks_a_run_of_another_process_to_end() -> None:
-    world = await World.create()
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
-    runs = Runs(world.store(), ROOT)
+@in_service_world
+async def test_a_loss_asks_a_run_of_another_process_to_end(world: ServiceWorld) -> None:
+    await world.leader()
+    runs = Runs(world.session(), ROOT)
     lease = await runs.acquire(RunKind.BOOKIES, "r1", "cron/1")
     await runs.write(RunRecord("r1", RunKind.BOOKIES, RunCause.COMMAND, "cron", "cron/1", RunState.RUNNING))
     await world.down(A)
@@ -213,76 +178,61 @@ async def test_a_loss_asks_a_run_of_another_process_to_end() -> None:
     assert world.marked == []
     await lease.release()
     await when(lambda: bool(world.marked), 30)
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_second_loss_waits_for_the_reaction_to_the_first() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_second_loss_waits_for_the_reaction_to_the_first(world: ServiceWorld) -> None:
     world.check_s = 100
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    auditor = await world.leader()
     await world.down(A)
     await when(lambda: len(auditor.runner.requests) == 1)
     await asyncio.sleep(50)
     await world.down(B)
     await when(lambda: len(world.marked) == 1)
     assert [run.state for run in await auditor.service.runs()] == [RunState.DONE]
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_loss_never_waits_for_a_run_of_another_kind() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_loss_never_waits_for_a_run_of_another_kind(world: ServiceWorld) -> None:
     world.check_s = 5000
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    auditor = await world.leader()
     slow = await auditor.service.start_run(RunKind.REPLICAS, cause=RunCause.COMMAND, owner="me")
     await asyncio.sleep(10)
     world.check_s = 1
     await world.down(A)
     await when(lambda: bool(world.marked), 30)
     assert (await auditor.service.run(slow.run_id)).state.value == "running"
-    await world.close()
 
 
-@in_virtual_time
-async def test_an_audit_that_fails_is_tried_again_later() -> None:
-    world = await World.create()
+@in_service_world
+async def test_an_audit_that_fails_is_tried_again_later(world: ServiceWorld) -> None:
     world.failures = [RuntimeError("no luck"), RuntimeError("none again")]
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    auditor = await world.leader()
     await world.down(A)
     await when(lambda: bool(world.marked))
     assert len(auditor.runner.requests) == 3
     starts = [request.run_id for request in auditor.runner.requests]
     assert starts == sorted(starts)
     assert world.marked_bookies == [{A}]
-    await world.close()
 
 
-@in_virtual_time
-async def test_while_recovery_is_disabled_no_audit_is_started_by_a_loss() -> None:
-    world = await World.create()
-    admin = world.store()
+@in_service_world
+async def test_while_recovery_is_disabled_no_audit_is_started_by_a_loss(world: ServiceWorld) -> None:
+    admin = world.session()
     await ensure_path(admin, disable_path(ROOT))
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    auditor = await world.leader()
     await world.down(A)
     await asyncio.sleep(600)
     assert auditor.runner.requests == []
     assert not auditor.service.status().is_recovery_enabled
     await admin.delete(disable_path(ROOT))
     await when(lambda: bool(world.marked), 30)
-    await world.close()
 
 
-@in_virtual_time
-async def test_setting_the_same_delay_again_starts_an_audit_that_does_not_wait() -> None:
-    world = await World.create()
+@in_service_world
+async def test_setting_the_same_delay_again_starts_an_audit_that_does_not_wait(world: ServiceWorld) -> None:
     await world.set_delay(3600)
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    auditor = await world.leader()
     await world.down(A)
     await asyncio.sleep(60)
     assert world.marked == []
@@ -293,45 +243,36 @@ async def test_setting_the_same_delay_again_starts_an_audit_that_does_not_wait()
     await world.set_delay(3600)
     await when(lambda: len(auditor.runner.requests) == 2, 30)
     assert auditor.runner.requests[-1].cause is RunCause.COMMAND
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_shorter_delay_counts_from_when_the_bookie_was_lost() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_shorter_delay_counts_from_when_the_bookie_was_lost(world: ServiceWorld) -> None:
     await world.set_delay(3600)
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    await world.leader()
     await world.down(A)
     start_s = world.clock.monotonic_s()
     await asyncio.sleep(60)
     await world.set_delay(100)
     await when(lambda: bool(world.marked))
     assert 100 <= world.marked[0].at_s - start_s < 103
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_decommissioned_bookie_is_lost_no_more() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_decommissioned_bookie_is_lost_no_more(world: ServiceWorld) -> None:
     await world.set_delay(100)
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    auditor = await world.leader()
     await world.down(A)
     await asyncio.sleep(10)
-    admin = world.store()
+    admin = world.session()
     await admin.delete(cookie_path(ROOT, A))
     await asyncio.sleep(300)
     assert auditor.runner.requests == []
     assert await FirstSeenDown(admin, ROOT).read() == {}
-    await world.close()
 
 
-@in_virtual_time
-async def test_after_an_outage_of_the_store_bookies_may_register_again_first() -> None:
-    world = await World.create()
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+@in_service_world
+async def test_after_an_outage_of_the_store_bookies_may_register_again_first(world: ServiceWorld) -> None:
+    auditor = await world.leader()
     auditor.store.suspend()
     await asyncio.sleep(60)
     auditor.store.expire()
@@ -345,14 +286,13 @@ async def test_after_an_outage_of_the_store_bookies_may_register_again_first() -
     await asyncio.sleep(300)
     assert auditor.runner.requests == []
     assert D not in {lost.bookie_id for lost in auditor.service.status().lost}
-    await world.close()
 
 
-@in_virtual_time
-async def test_an_outage_that_the_auditors_session_survived_may_have_ended_those_of_bookies() -> None:
-    world = await World.create()
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+@in_service_world
+async def test_an_outage_that_the_auditors_session_survived_may_have_ended_those_of_bookies(
+    world: ServiceWorld,
+) -> None:
+    auditor = await world.leader()
     auditor.store.suspend()
     await asyncio.sleep(SESSION_TIMEOUT_S * 0.6)
     await world.down(A)
@@ -364,27 +304,21 @@ async def test_an_outage_that_the_auditors_session_survived_may_have_ended_those
     assert auditor.runner.requests == []
     await world.down(B)
     await when(lambda: bool(world.marked))
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_blink_of_the_connection_delays_no_reaction() -> None:
-    world = await World.create()
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+@in_service_world
+async def test_a_blink_of_the_connection_delays_no_reaction(world: ServiceWorld) -> None:
+    auditor = await world.leader()
     auditor.store.suspend()
     await asyncio.sleep(SESSION_TIMEOUT_S * 0.1)
     await world.down(A)
     auditor.store.resume()
     await when(lambda: bool(world.marked), SESSION_TIMEOUT_S)
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_lost_bookie_that_was_back_while_nobody_led_is_audited_again() -> None:
-    world = await World.create()
-    first = await world.auditor("a")
-    await when(lambda: first.leads)
+@in_service_world
+async def test_a_lost_bookie_that_was_back_while_nobody_led_is_audited_again(world: ServiceWorld) -> None:
+    first = await world.leader("a")
     await world.down(A)
     await when(lambda: bool(world.marked))
     await asyncio.sleep(5)
@@ -392,46 +326,29 @@ async def test_a_lost_bookie_that_was_back_while_nobody_led_is_audited_again() -
     await world.up(A)
     await asyncio.sleep(60)
     await world.down(A)
-    second = await world.auditor("b")
-    await when(lambda: second.leads)
+    second = await world.leader("b")
     await when(lambda: len(world.marked) == 2, 60)
     await asyncio.sleep(3600)
     assert world.marked_bookies == [{A}, {A}]
     assert second.counted.losses_s == []
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_loss_that_a_wrong_clock_noted_in_the_future_waits_for_the_delay_alone() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_loss_that_a_wrong_clock_noted_in_the_future_waits_for_the_delay_alone(world: ServiceWorld) -> None:
     await world.set_delay(300)
-    await FirstSeenDown(world.store(), ROOT).reconcile(frozenset({A}), world.clock.epoch_ms() + 30 * 86_400_000)
+    await FirstSeenDown(world.session(), ROOT).reconcile(frozenset({A}), world.clock.epoch_ms() + 30 * 86_400_000)
     await world.down(A)
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    await world.leader()
     start_s = world.clock.monotonic_s()
     await when(lambda: bool(world.marked))
     assert world.marked[0].at_s - start_s < 303
-    await world.close()
-
-
-class JumpingClock(VirtualClock):
-    """A date that may be wrong. The monotonic time never jumps."""
-
-    def __init__(self) -> None:
-        self.skew_ms = 0
-
-    def epoch_ms(self) -> int:
-        return super().epoch_ms() + self.skew_ms
 
 
 @pytest.mark.parametrize("jump_ms", [-30 * DAY_MS, -60_000, DAY_MS])
-@in_virtual_time
-async def test_a_clock_that_jumps_after_an_outage_keeps_no_loss_waiting(jump_ms: int) -> None:
-    world = await World.create()
-    world.clock = clock = JumpingClock()
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+@in_service_world
+async def test_a_clock_that_jumps_after_an_outage_keeps_no_loss_waiting(world: ServiceWorld, jump_ms: int) -> None:
+    world.clock = clock = VirtualClock()
+    auditor = await world.leader()
     auditor.store.suspend()
     await asyncio.sleep(SESSION_TIMEOUT_S * 0.6)
     await world.down(A)
@@ -441,17 +358,14 @@ async def test_a_clock_that_jumps_after_an_outage_keeps_no_loss_waiting(jump_ms:
     clock.skew_ms += jump_ms
     await when(lambda: bool(world.marked), 3600)
     assert SETTLE_SESSIONS * SESSION_TIMEOUT_S <= world.marked[0].at_s - resumed_s < 60
-    await world.close()
 
 
 @pytest.mark.parametrize("jump_ms", [-30 * DAY_MS, DAY_MS])
-@in_virtual_time
-async def test_a_clock_that_jumps_after_a_failed_audit_keeps_no_loss_waiting(jump_ms: int) -> None:
-    world = await World.create()
-    world.clock = clock = JumpingClock()
+@in_service_world
+async def test_a_clock_that_jumps_after_a_failed_audit_keeps_no_loss_waiting(world: ServiceWorld, jump_ms: int) -> None:
+    world.clock = clock = VirtualClock()
     world.failures = [RuntimeError("no luck")]
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    auditor = await world.leader()
     await world.down(A)
     await when(lambda: len(auditor.runner.requests) == 1)
     failed_s = clock.monotonic_s()
@@ -459,20 +373,16 @@ async def test_a_clock_that_jumps_after_a_failed_audit_keeps_no_loss_waiting(jum
     clock.skew_ms += jump_ms
     await when(lambda: bool(world.marked), 3600)
     assert 25 < world.marked[0].at_s - failed_s < 60
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_clock_that_jumps_back_during_a_delay_begins_it_again_at_most() -> None:
-    world = await World.create()
-    world.clock = clock = JumpingClock()
+@in_service_world
+async def test_a_clock_that_jumps_back_during_a_delay_begins_it_again_at_most(world: ServiceWorld) -> None:
+    world.clock = clock = VirtualClock()
     await world.set_delay(300)
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    await world.leader()
     await world.down(A)
     await asyncio.sleep(100)
     clock.skew_ms -= DAY_MS
     jumped_s = clock.monotonic_s()
     await when(lambda: bool(world.marked), 3600)
     assert 200 <= world.marked[0].at_s - jumped_s < 330
-    await world.close()

@@ -21,21 +21,10 @@ from bookie.runtime.tasks import guarded
 from spark_jobs.runs.gate import RunGate
 from spark_jobs.runs.life_cycle import PAUSE_S, RunOutcome
 from spark_jobs.runs.port import ProgressEvent, RunStoppedError
-from tests.worlds.service import BOOKIES, ROOT, SESSION_TIMEOUT_S, Auditor, World
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
-
-
-async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
-    async def holds() -> bool:
-        return condition()
-
-    await until(holds, seconds)
-
-
-async def leading(world: World, name: str = "a", **settings: object) -> Auditor:
-    auditor = await world.auditor(name, **settings)
-    await when(lambda: auditor.leads)
-    return auditor
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.cluster import ROOT
+from tests.worlds.service import BOOKIES, SESSION_TIMEOUT_S, ServiceWorld, in_service_world
+from tests.worlds.virtual_time import in_virtual_time, when
 
 
 async def start(service: AuditorService, kind: RunKind = RunKind.BOOKIES) -> RunRecord:
@@ -58,13 +47,12 @@ async def ended(service: AuditorService, run_id: str) -> RunRecord:
     return record
 
 
-@in_virtual_time
-async def test_a_run_is_on_record_from_its_beginning_to_its_end() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_run_is_on_record_from_its_beginning_to_its_end(world: ServiceWorld) -> None:
     world.check_s = 20
-    auditor = await leading(world)
+    auditor = await world.leader()
     record = await start(auditor.service)
-    stored = Runs(world.store(), ROOT)
+    stored = Runs(world.session(), ROOT)
     assert await stored.get(record.run_id) == record
     assert (record.state, record.cause, record.owner, record.process) == (
         RunState.RUNNING,
@@ -88,13 +76,11 @@ async def test_a_run_is_on_record_from_its_beginning_to_its_end() -> None:
     assert auditor.service.status().last_success_ms == {RunKind.BOOKIES: record.started_ms}
     assert auditor.service.status().last[RunKind.BOOKIES] == final
     assert auditor.counted.ended == [final]
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_second_run_of_a_kind_is_refused_and_another_kind_is_not() -> None:
-    world = await World.create()
-    auditor = await leading(world)
+@in_service_world
+async def test_a_second_run_of_a_kind_is_refused_and_another_kind_is_not(world: ServiceWorld) -> None:
+    auditor = await world.leader()
     first = await start(auditor.service)
     with pytest.raises(RunBusyError, match=first.run_id) as busy:
         await start(auditor.service)
@@ -104,59 +90,49 @@ async def test_a_second_run_of_a_kind_is_refused_and_another_kind_is_not() -> No
     await ended(auditor.service, first.run_id)
     await when(lambda: not auditor.service.status().running)
     await start(auditor.service)
-    await world.close()
 
 
-@in_virtual_time
-async def test_two_starts_at_once_make_one_run() -> None:
-    world = await World.create()
-    auditor = await leading(world)
+@in_service_world
+async def test_two_starts_at_once_make_one_run(world: ServiceWorld) -> None:
+    auditor = await world.leader()
     results = await asyncio.gather(start(auditor.service), start(auditor.service), return_exceptions=True)
     assert sorted(type(result).__name__ for result in results) == ["RunBusyError", "RunRecord"]
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_one_shot_run_elsewhere_makes_the_service_busy() -> None:
-    world = await World.create()
-    auditor = await leading(world)
-    lease = await Runs(world.store(), ROOT).acquire(RunKind.BOOKIES, "one-shot", "cron:7")
+@in_service_world
+async def test_a_one_shot_run_elsewhere_makes_the_service_busy(world: ServiceWorld) -> None:
+    auditor = await world.leader()
+    lease = await Runs(world.session(), ROOT).acquire(RunKind.BOOKIES, "one-shot", "cron:7")
     with pytest.raises(RunBusyError, match=r"one-shot in cron:7"):
         await start(auditor.service)
     await lease.release()
     await start(auditor.service)
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_loss_during_a_one_shot_run_is_audited_after_it() -> None:
-    world = await World.create()
-    auditor = await leading(world)
-    lease = await Runs(world.store(), ROOT).acquire(RunKind.BOOKIES, "one-shot", "cron:7")
+@in_service_world
+async def test_a_loss_during_a_one_shot_run_is_audited_after_it(world: ServiceWorld) -> None:
+    auditor = await world.leader()
+    lease = await Runs(world.session(), ROOT).acquire(RunKind.BOOKIES, "one-shot", "cron:7")
     await world.down(BOOKIES[0])
     await asyncio.sleep(127)
     assert world.marked == []
     await lease.release()
     await when(lambda: bool(world.marked), 5)
     assert auditor.runner.requests[0].cause is RunCause.BOOKIE_LOSS
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_follower_starts_nothing_and_names_the_leader() -> None:
-    world = await World.create()
-    await leading(world, "a")
+@in_service_world
+async def test_a_follower_starts_nothing_and_names_the_leader(world: ServiceWorld) -> None:
+    await world.leader("a")
     follower = await world.auditor("b")
     await when(lambda: follower.service.status().leader == "a:8080")
     with pytest.raises(NotLeaderError, match="a:8080"):
         await start(follower.service)
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_follower_shows_runs_of_the_leader() -> None:
-    world = await World.create()
-    leader = await leading(world, "a")
+@in_service_world
+async def test_a_follower_shows_runs_of_the_leader(world: ServiceWorld) -> None:
+    leader = await world.leader("a")
     follower = await world.auditor("b", backlog_interval_s=1)
     await when(lambda: follower.service.status().is_store_connected)
     record = await start(leader.service)
@@ -165,35 +141,31 @@ async def test_a_follower_shows_runs_of_the_leader() -> None:
     assert [found.run_id for found in await follower.service.runs()] == [record.run_id]
     with pytest.raises(UnknownRunError):
         await follower.service.run("20990101T000000Z-000000")
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_paused_run_waits_and_goes_on() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_paused_run_waits_and_goes_on(world: ServiceWorld) -> None:
     world.check_s = 10
-    auditor = await leading(world)
+    auditor = await world.leader()
     record = await start(auditor.service)
     await asyncio.sleep(3)
     assert (await auditor.service.pause_run(record.run_id, owner="me")).state is RunState.PAUSED
     await asyncio.sleep(500)
     paused = await auditor.service.run(record.run_id)
     assert paused.state is RunState.PAUSED
-    assert await Runs(world.store(), ROOT).get(record.run_id) == paused
+    assert await Runs(world.session(), ROOT).get(record.run_id) == paused
     assert (await auditor.service.resume_run(record.run_id, owner="me")).state is RunState.RUNNING
     final = await ended(auditor.service, record.run_id)
     assert final.state is RunState.DONE
     assert final.finished_ms - final.started_ms >= 510_000
     with pytest.raises(RunOverError):
         await auditor.service.pause_run(record.run_id, owner="me")
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_cancelled_run_ends_and_frees_its_kind() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_cancelled_run_ends_and_frees_its_kind(world: ServiceWorld) -> None:
     world.check_s = 1000
-    auditor = await leading(world)
+    auditor = await world.leader()
     record = await start(auditor.service)
     await asyncio.sleep(5)
     await auditor.service.pause_run(record.run_id, owner="me")
@@ -205,38 +177,32 @@ async def test_a_cancelled_run_ends_and_frees_its_kind() -> None:
         await auditor.service.cancel_run(record.run_id, owner="you")
     assert auditor.service.status().last_success_ms == {}
     await start(auditor.service)
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_run_obeys_a_request_left_in_the_store() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_run_obeys_a_request_left_in_the_store(world: ServiceWorld) -> None:
     world.check_s = 1000
-    auditor = await leading(world)
+    auditor = await world.leader()
     record = await start(auditor.service)
-    await Runs(world.store(), ROOT).request_cancel(record.run_id, "somebody else")
+    await Runs(world.session(), ROOT).request_cancel(record.run_id, "somebody else")
     final = await ended(auditor.service, record.run_id)
     assert (final.state, final.detail) == (RunState.CANCELLED, "cancelled by somebody else")
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_failed_run_says_why_and_the_service_goes_on() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_failed_run_says_why_and_the_service_goes_on(world: ServiceWorld) -> None:
     world.failures = [RuntimeError("executor lost")]
-    auditor = await leading(world)
+    auditor = await world.leader()
     final = await ended(auditor.service, (await start(auditor.service)).run_id)
     assert (final.state, final.detail, final.exit_code) == (RunState.FAILED, "RuntimeError: executor lost", 70)
     await when(lambda: not auditor.service.status().running)
     assert (await ended(auditor.service, (await start(auditor.service)).run_id)).state is RunState.DONE
-    await world.close()
 
 
-@in_virtual_time
-async def test_the_loss_of_the_session_ends_runs_before_they_publish() -> None:
-    world = await World.create()
+@in_service_world
+async def test_the_loss_of_the_session_ends_runs_before_they_publish(world: ServiceWorld) -> None:
     world.check_s = 60
-    auditor = await leading(world)
+    auditor = await world.leader()
     await world.down(BOOKIES[0])
     await when(lambda: bool(auditor.runner.requests))
     auditor.store.expire()
@@ -248,14 +214,14 @@ async def test_the_loss_of_the_session_ends_runs_before_they_publish() -> None:
     runs = await auditor.service.runs()
     assert {record.state for record in runs if record.state.is_final} == {RunState.ABANDONED}
     await when(lambda: bool(world.marked))
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_connection_that_is_away_too_long_ends_the_leadership_before_the_server_does() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_connection_that_is_away_too_long_ends_the_leadership_before_the_server_does(
+    world: ServiceWorld,
+) -> None:
     world.check_s = 60
-    auditor = await leading(world)
+    auditor = await world.leader()
     record = await start(auditor.service)
     auditor.store.suspend()
     await asyncio.sleep(SESSION_TIMEOUT_S * 0.5)
@@ -268,14 +234,12 @@ async def test_a_connection_that_is_away_too_long_ends_the_leadership_before_the
     assert (await ended(auditor.service, record.run_id)).state is RunState.ABANDONED
     assert (await ended(auditor.service, (await start_soon(auditor.service)).run_id)).state is RunState.DONE
     assert auditor.counted.leaderships == [True, False, True]
-    await world.close()
 
 
-@in_virtual_time
-async def test_runs_of_a_killed_leader_are_called_abandoned_by_the_next() -> None:
-    world = await World.create()
+@in_service_world
+async def test_runs_of_a_killed_leader_are_called_abandoned_by_the_next(world: ServiceWorld) -> None:
     world.check_s = 10_000
-    first = await leading(world, "a")
+    first = await world.leader("a")
     second = await world.auditor("b")
     record = await start(first.service)
     await first.kill()
@@ -283,35 +247,31 @@ async def test_runs_of_a_killed_leader_are_called_abandoned_by_the_next() -> Non
     final = await ended(second.service, record.run_id)
     assert final.state is RunState.ABANDONED
     assert "a:1" in final.detail or "stopped" in final.detail
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_schedule_goes_on_across_restarts_without_skipping_or_repeating() -> None:
-    world = await World.create()
-    first = await leading(world, "a", bookies_schedule="1h")
+@in_service_world
+async def test_a_schedule_goes_on_across_restarts_without_skipping_or_repeating(world: ServiceWorld) -> None:
+    first = await world.leader("a", bookies_schedule="1h")
     began_s = world.clock.monotonic_s()
     await when(lambda: len(first.counted.ended) == 1, 30)
     assert first.runner.requests[0].cause is RunCause.SCHEDULE
     await asyncio.sleep(1800)
     await first.stop()
     await asyncio.sleep(600)
-    second = await leading(world, "b", bookies_schedule="1h")
+    second = await world.leader("b", bookies_schedule="1h")
     await when(lambda: len(second.counted.ended) == 1, 3600)
     assert 3600 <= world.clock.monotonic_s() - began_s <= 3610
     await second.stop()
     await asyncio.sleep(20_000)
-    third = await leading(world, "c", bookies_schedule="1h")
+    third = await world.leader("c", bookies_schedule="1h")
     await when(lambda: len(third.counted.ended) == 1, 30)
     assert third.service.status().period_s == {RunKind.BOOKIES: 3600.0}
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_pause_ends_by_itself_and_another_one_extends_it() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_pause_ends_by_itself_and_another_one_extends_it(world: ServiceWorld) -> None:
     world.check_s = 100
-    auditor = await leading(world)
+    auditor = await world.leader()
     run = await start(auditor.service)
     paused = await auditor.service.pause_run(run.run_id, owner="me")
     assert "until 20" in paused.detail
@@ -321,14 +281,12 @@ async def test_a_pause_ends_by_itself_and_another_one_extends_it() -> None:
     assert (await auditor.service.run(run.run_id)).state is RunState.PAUSED
     await asyncio.sleep(300)
     assert (await auditor.service.run(run.run_id)).state is RunState.DONE
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_schedule_that_meets_another_run_follows_it_once() -> None:
+@in_service_world
+async def test_a_schedule_that_meets_another_run_follows_it_once(world: ServiceWorld) -> None:
     """It is not dropped for a whole period: a week, for a weekly check."""
-    world = await World.create()
-    auditor = await leading(world, bookies_schedule="1h")
+    auditor = await world.leader(bookies_schedule="1h")
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await asyncio.sleep(3000)
     world.check_s = 1200
@@ -339,26 +297,22 @@ async def test_a_schedule_that_meets_another_run_follows_it_once() -> None:
     assert [run.cause for run in await auditor.service.runs()][:2] == [RunCause.SCHEDULE, RunCause.COMMAND]
     await asyncio.sleep(1500)
     assert len(auditor.counted.ended) == 3
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_follower_knows_the_schedules_without_their_times() -> None:
-    world = await World.create()
-    leader = await leading(world, "a", bookies_schedule=" 1h ", placement_schedule="17 2 * * 0")
+@in_service_world
+async def test_a_follower_knows_the_schedules_without_their_times(world: ServiceWorld) -> None:
+    leader = await world.leader("a", bookies_schedule=" 1h ", placement_schedule="17 2 * * 0")
     follower = await world.auditor("b", bookies_schedule="1h", placement_schedule="17 2 * * 0")
     await when(lambda: follower.service.status().leader != "", 30)
     own, others = leader.service.status(), follower.service.status()
     assert own.schedules == others.schedules == {RunKind.BOOKIES: "1h", RunKind.PLACEMENT: "17 2 * * 0"}
     assert why_no_next_run(others, RunKind.PLACEMENT) == "17 2 * * 0 on the leader, time not known here"
     assert why_no_next_run(others, RunKind.REPLICAS) == "not scheduled"
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for() -> None:
-    world = await World.create()
-    auditor = await leading(world, bookies_schedule="1h")
+@in_service_world
+async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for(world: ServiceWorld) -> None:
+    auditor = await world.leader(bookies_schedule="1h")
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await auditor.service.pause_kind(RunKind.BOOKIES, owner="me")
     await asyncio.sleep(10_000)
@@ -367,12 +321,10 @@ async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for() -> None:
     await start(auditor.service)
     await auditor.service.resume_kind(RunKind.BOOKIES, owner="me")
     await when(lambda: len(auditor.counted.ended) == 3, 3700)
-    await world.close()
 
 
-@in_virtual_time
-async def test_the_store_may_be_away_at_the_start() -> None:
-    world = await World.create()
+@in_service_world
+async def test_the_store_may_be_away_at_the_start(world: ServiceWorld) -> None:
     auditor = await world.auditor()
     auditor.connect_failures = [StoreUnavailableError("no answer")] * 30
     await asyncio.sleep(10)
@@ -382,14 +334,12 @@ async def test_the_store_may_be_away_at_the_start() -> None:
     with pytest.raises(StoreUnavailableError, match="keeps trying"):
         await start(auditor.service)
     await when(lambda: auditor.leads)
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_stopped_service_ends_its_runs_resigns_and_lets_another_lead_at_once() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_stopped_service_ends_its_runs_resigns_and_lets_another_lead_at_once(world: ServiceWorld) -> None:
     world.check_s = 10_000
-    first = await leading(world, "a")
+    first = await world.leader("a")
     second = await world.auditor("b")
     record = await start(first.service)
     await asyncio.sleep(5)
@@ -398,31 +348,26 @@ async def test_a_stopped_service_ends_its_runs_resigns_and_lets_another_lead_at_
     await when(lambda: second.leads, 1)
     final = await second.service.run(record.run_id)
     assert (final.state, final.detail) == (RunState.ABANDONED, "the auditor is stopping")
-    assert await Runs(world.store(), ROOT).holder(RunKind.BOOKIES) is None
-    await world.close()
+    assert await Runs(world.session(), ROOT).holder(RunKind.BOOKIES) is None
 
 
-@in_virtual_time
-async def test_old_records_are_removed() -> None:
-    world = await World.create()
-    auditor = await leading(world, runs_kept=2)
+@in_service_world
+async def test_old_records_are_removed(world: ServiceWorld) -> None:
+    auditor = await world.leader(runs_kept=2)
     for _ in range(5):
         await ended(auditor.service, (await start(auditor.service)).run_id)
         await when(lambda: not auditor.service.status().running)
     await asyncio.sleep(120)
     assert len(await auditor.service.runs()) == 2
-    await world.close()
 
 
-@in_virtual_time
-async def test_whoever_waits_for_a_change_is_woken_when_the_run_ends() -> None:
-    world = await World.create()
-    auditor = await leading(world)
+@in_service_world
+async def test_whoever_waits_for_a_change_is_woken_when_the_run_ends(world: ServiceWorld) -> None:
+    auditor = await world.leader()
     record = await start(auditor.service)
     waiting = guarded("waiting", ended(auditor.service, record.run_id))
     async with asyncio.timeout(10):
         assert (await waiting).state is RunState.DONE
-    await world.close()
 
 
 class ElectionView:

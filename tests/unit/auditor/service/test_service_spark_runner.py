@@ -26,7 +26,8 @@ from bookie.model.spread import PlacementPolicy
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.session import SessionSettings
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import in_virtual_time
 
 SETTINGS = ServiceSettings(
     metadata_uri="zk://h:1/ledgers",

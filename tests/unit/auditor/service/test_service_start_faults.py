@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -11,15 +10,9 @@ from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.memory import Fault
 from bookie.model.run import RunCause, RunKind, RunRecord
-from tests.worlds.service import BOOKIES, ROOT, Auditor, World
-from tests.worlds.virtual_time import in_virtual_time, until
-
-
-async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
-    async def holds() -> bool:
-        return condition()
-
-    await until(holds, seconds)
+from tests.worlds.cluster import ROOT
+from tests.worlds.service import BOOKIES, Auditor, ServiceWorld, in_service_world
+from tests.worlds.virtual_time import when
 
 
 async def start(auditor: Auditor) -> RunRecord:
@@ -50,11 +43,9 @@ class Refusing:
         return Fault.FAIL_BEFORE if self.is_on and "/runs/" in path else None
 
 
-@in_virtual_time
-async def test_a_caller_who_gives_up_while_a_run_begins_leaves_no_lock_without_a_run() -> None:
-    world = await World.create()
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+@in_service_world
+async def test_a_caller_who_gives_up_while_a_run_begins_leaves_no_lock_without_a_run(world: ServiceWorld) -> None:
+    auditor = await world.leader()
     auditor.store.fault_hook = SlowRecords(20)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(10):
@@ -62,18 +53,15 @@ async def test_a_caller_who_gives_up_while_a_run_begins_leaves_no_lock_without_a
     await asyncio.sleep(60)
     auditor.store.fault_hook = None
     await asyncio.sleep(60)
-    assert await Runs(world.store(), ROOT).holder(RunKind.BOOKIES) is None
+    assert await Runs(world.session(), ROOT).holder(RunKind.BOOKIES) is None
     assert auditor.service.status().running == ()
     await world.down(BOOKIES[0])
     await when(lambda: bool(world.marked), 30)
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_start_that_fails_and_cannot_let_go_lets_go_once_the_store_answers() -> None:
-    world = await World.create()
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+@in_service_world
+async def test_a_start_that_fails_and_cannot_let_go_lets_go_once_the_store_answers(world: ServiceWorld) -> None:
+    auditor = await world.leader()
     refusing = auditor.store.fault_hook = Refusing()
     with pytest.raises(StoreUnavailableError, match="was not started"):
         await start(auditor)
@@ -81,7 +69,6 @@ async def test_a_start_that_fails_and_cannot_let_go_lets_go_once_the_store_answe
     auditor.store.fault_hook = None
     assert refusing.is_on
     await asyncio.sleep(5)
-    assert await Runs(world.store(), ROOT).holder(RunKind.BOOKIES) is None
+    assert await Runs(world.session(), ROOT).holder(RunKind.BOOKIES) is None
     await world.down(BOOKIES[0])
     await when(lambda: bool(world.marked), 30)
-    await world.close()

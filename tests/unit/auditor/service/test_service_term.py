@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,38 +17,29 @@ from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.records import Runs
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import cancel, guarded
-from tests.worlds.service import ROOT, World
-from tests.worlds.virtual_time import in_virtual_time, until
+from tests.worlds.cluster import ROOT
+from tests.worlds.service import ServiceWorld, in_service_world
+from tests.worlds.virtual_time import in_virtual_time, when
 
 
-async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
-    async def holds() -> bool:
-        return condition()
-
-    await until(holds, seconds)
-
-
-@in_virtual_time
-async def test_a_record_that_cannot_be_removed_does_not_keep_the_schedule_from_starting() -> None:
-    world = await World.create()
-    runs = Runs(world.store(), ROOT)
+@in_service_world
+async def test_a_record_that_cannot_be_removed_does_not_keep_the_schedule_from_starting(world: ServiceWorld) -> None:
+    runs = Runs(world.session(), ROOT)
     old = RunRecord("20200101T000000Z-000000", RunKind.BOOKIES, RunCause.HTTP, "me", "x:1", RunState.DONE)
     for record in (old, replace(old, run_id="20200102T000000Z-000000")):
         await runs.write(record)
     stranger = f"{own_path('runs', ROOT)}/records/{old.run_id}/note"
-    await world.store().create(stranger)
-    auditor = await world.auditor(bookies_schedule="1h", runs_kept=1)
-    await when(lambda: auditor.leads)
+    await world.session().create(stranger)
+    auditor = await world.leader(bookies_schedule="1h", runs_kept=1)
     await asyncio.sleep(2 * 3600)
     assert auditor.runner.requests
     assert await runs.get("20200102T000000Z-000000") is None, "the others are still removed"
-    await world.close()
 
 
 class SlowCounter(BacklogCounter):
     """A backlog so long that counting it takes a while."""
 
-    def __init__(self, world: World, seconds: float) -> None:
+    def __init__(self, world: ServiceWorld, seconds: float) -> None:
         self.world = world
         self.seconds = seconds
         self.began_s: list[float] = []
@@ -62,27 +52,25 @@ class SlowCounter(BacklogCounter):
 
 @in_virtual_time
 async def test_counting_a_huge_backlog_leaves_most_of_the_time_to_others() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     counter = SlowCounter(world, 30)
-    overview = Overview(Runs(world.store(), ROOT), counter, world.clock, is_leader=lambda: True, interval_s=15)
+    overview = Overview(Runs(world.session(), ROOT), counter, world.clock, is_leader=lambda: True, interval_s=15)
     running = guarded("overview", overview.run())
     await asyncio.sleep(4000)
     await cancel(running)
     assert 33 <= len(counter.began_s) <= 34
     counter = SlowCounter(world, 0.1)
-    overview = Overview(Runs(world.store(), ROOT), counter, world.clock, is_leader=lambda: True, interval_s=15)
+    overview = Overview(Runs(world.session(), ROOT), counter, world.clock, is_leader=lambda: True, interval_s=15)
     running = guarded("overview", overview.run())
     await asyncio.sleep(150)
     await cancel(running)
     assert len(counter.began_s) == 10
 
 
-@in_virtual_time
-async def test_no_run_begins_while_the_service_stops() -> None:
-    world = await World.create()
+@in_service_world
+async def test_no_run_begins_while_the_service_stops(world: ServiceWorld) -> None:
     world.check_s = 60
-    auditor = await world.auditor()
-    await when(lambda: auditor.leads)
+    auditor = await world.leader()
     await auditor.service.start_run(RunKind.REPLICAS, cause=RunCause.HTTP, owner="me")
     auditor.stopping.set()
     await asyncio.sleep(0.05)
@@ -90,14 +78,12 @@ async def test_no_run_begins_while_the_service_stops() -> None:
     with pytest.raises(NotLeaderError):
         await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.HTTP, owner="me")
     await auditor.stop()
-    records = await Runs(world.store(), ROOT).list(9)
+    records = await Runs(world.session(), ROOT).list(9)
     assert [(record.kind, record.state) for record in records] == [(RunKind.REPLICAS, RunState.ABANDONED)]
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_scheduled_run_that_failed_is_tried_again_long_before_the_next_one() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_scheduled_run_that_failed_is_tried_again_long_before_the_next_one(world: ServiceWorld) -> None:
     world.failures = [StoreUnavailableError("away"), RuntimeError("Java gateway process exited")]
     auditor = await world.auditor(
         bookies_schedule="24h",
@@ -113,23 +99,21 @@ async def test_a_scheduled_run_that_failed_is_tried_again_long_before_the_next_o
     world.failures = [StoreUnavailableError("away")] * 1000
     await asyncio.sleep(13 * 3600)
     assert len(auditor.counted.ended) == 3 + 6, "at longer and longer distance, within the grace time alone"
-    await world.close()
 
 
-@in_virtual_time
-async def test_a_scheduled_run_that_is_configured_wrongly_is_not_tried_before_it_is_due_again() -> None:
-    world = await World.create()
+@in_service_world
+async def test_a_scheduled_run_that_is_configured_wrongly_is_not_tried_before_it_is_due_again(
+    world: ServiceWorld,
+) -> None:
     world.failures = [UnknownOptionError("no such option")] * 9
-    auditor = await world.auditor(bookies_schedule="24h", misfire_grace_s=3600)
-    await when(lambda: auditor.leads)
+    auditor = await world.leader(bookies_schedule="24h", misfire_grace_s=3600)
     await asyncio.sleep(3600)
     assert [record.exit_code for record in auditor.counted.ended] == [78]
-    await world.close()
 
 
 @in_virtual_time
 async def test_who_is_asked_to_stop_does_not_wait_for_a_store_that_does_not_answer() -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     auditor = await world.auditor()
     await auditor.stop()
     ended: list[str] = []

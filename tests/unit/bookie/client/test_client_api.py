@@ -126,7 +126,7 @@ async def test_ledgers_are_listed_by_conditions_and_up_to_a_limit() -> None:
         on = [await ids(client, bookie=bookie) for bookie in BOOKIES]
         assert sorted({ledger_id for some in on for ledger_id in some}) == made
         assert await ids(client, bookie=BookieId("nobody")) == []
-        await world.registrar.set(client.ports.ledgers.path(made[0]), b"damage", -1)
+        await world.store.set(client.ports.ledgers.path(made[0]), b"damage", -1)
         items = [item async for item in client.scan_ledgers(limit=2)]
         assert isinstance(items[0], Unreadable)
         assert isinstance(items[1], Versioned)

@@ -13,8 +13,9 @@ from bookie.client.reader.reader import LedgerReader
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status
 from bookie.wire.requests import Read
-from tests.unit.bookie.client.test_ledger_client import World as ClientWorld
-from tests.worlds.recovery import DIGEST, LEDGER, PAYLOAD, Asked, GoOn, World, a_world, transport_of
+from tests.unit.bookie.client.test_ledger_client import ClientWorld
+from tests.worlds.ledgers import LEDGER
+from tests.worlds.recovery import DIGEST, PAYLOAD, Asked, GoOn, RecoveryWorld, a_world, transport_of
 from tests.worlds.virtual_time import in_virtual_time
 
 REFUSED = "the bookie refused the login of 'keeper'"
@@ -27,9 +28,8 @@ def answering(reply: ReadReply) -> Any:
     return hook
 
 
-async def failure_of_a_read(world: World, *replies: ReadReply) -> str:
-    ledger = await world.create((0, "a b"), quorum=(2, 2))
-    await world.put_all(ledger, 0, 0)
+async def failure_of_a_read(world: RecoveryWorld, *replies: ReadReply) -> str:
+    ledger = await world.create((0, "a b"), quorum=(2, 2), filled_to=0)
     await world.ledgers.write(LEDGER, ledger.metadata.closed(EntryId(0), PAYLOAD), 0)
     ports = world.client()
     for name, reply in zip("ab", replies, strict=True):
@@ -72,7 +72,7 @@ def test_a_writer_that_ends_tells_what_its_bookies_told(monkeypatch: pytest.Monk
                 await writer.append(b"lost")
             await writer.close()
         finally:
-            await world.stop()
+            await world.close()
 
     asyncio.run(scenario())
 

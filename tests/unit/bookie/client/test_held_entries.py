@@ -14,9 +14,10 @@ from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, ReadReply, ReplyT, Request, Status
 from bookie.wire.requests import Read
-from tests.worlds.repair import LEDGER, make_packets
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.ledgers import LEDGER, make_packets
 from tests.worlds.requests import WithoutAdds
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.virtual_time import in_virtual_time
 
 BOOKIE = BookieId("b")
 COUNT = 500

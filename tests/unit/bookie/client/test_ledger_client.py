@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
-import random
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -25,18 +24,12 @@ from bookie.client.errors import (
     WriterClosedError,
     WrongPasswordError,
 )
-from bookie.client.ports import ClientPorts
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
 from bookie.client.writer.writer import LedgerWriter
-from bookie.metadata.bookies.registration import Registrations
-from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
-from bookie.metadata.cluster import format_cluster, open_cluster
-from bookie.metadata.ledgers.ledgers import LedgerStore, NoSuchLedgerError, Versioned
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.metadata.store.memory import Fault, MemoryStore
-from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.metadata.store.zookeeper import ZooKeeperStore
-from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerState
@@ -44,58 +37,33 @@ from bookie.model.packet import ENTRY_PAYLOAD_MAX
 from bookie.model.schedule import Stripe
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.loop_thread import LoopThread
-from bookie.server.service import BookieIdentity, BookieService
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
-from bookie.storage.settings import StorageSettings
-from bookie.storage.store import LedgerStorage
-from bookie.wire.memory import MemoryNetwork, MemoryTransport
+from bookie.wire.memory import MemoryTransport
 from bookie.wire.port import AddBatch, AddReply, Status
 from bookie.wire.requests import Fence, Read
 from bookie.wire.security import BookieSecurity, TlsSettings
 from bookie.wire.tls import TlsFilesError
+from tests.worlds.clocks import ManualClock
+from tests.worlds.cluster import MemoryCluster
+from tests.worlds.ledgers import names
 
-ROOT = "/ledgers"
-BOOKIES = tuple(BookieId(f"b{i}") for i in range(7))
+BOOKIES = names("b0 b1 b2 b3 b4 b5 b6")
 SETTINGS = ClientSettings(add_timeout_s=2, read_timeout_s=2, close_timeout_s=2, busy_backoff_s=0.001)
 
 
-class World:
+class ClientWorld(MemoryCluster):
     """A cluster of seven bookies in this process, and one client."""
 
+    client: BookKeeper
+    transport: MemoryTransport
+
     def __init__(self) -> None:
-        self.cell = MemoryCell()
-        self.network = MemoryNetwork()
-        self.storages: dict[BookieId, LedgerStorage] = {}
-        self.store = MemoryStore(self.cell)
-        self.client: BookKeeper
-        self.transport: MemoryTransport
+        super().__init__(SystemClock())
 
     async def start(self) -> None:
-        rng, clock = random.Random(1), SystemClock()
-        await format_cluster(self.store, ROOT, rng=rng)
-        cluster = await open_cluster(self.store, ROOT)
-        registrations = Registrations(self.store, cluster)
-        for port, bookie in enumerate(BOOKIES, start=1):
-            disk = MemoryDisk()
-            storage = await LedgerStorage.open(MemoryDisk(), disk, MemoryIndex(), StorageSettings(), clock)
-            self.storages[bookie] = storage
-            self.network.listen("host", port, BookieService(storage, disk, BookieIdentity("", "test")))
-            info = ServiceInfo((Endpoint("bookie", "host", port, "bookie-grpc"),), ())
-            await registrations.register(bookie, info, is_read_only=False, takeover_deadline_s=1)
-        self.transport = MemoryTransport(RegistrationResolver(registrations, clock), self.network)
-        tasks = UnderReplication(self.store, cluster, clock)
-        await tasks.initialize()
-        ledgers = LedgerStore(self.store, cluster, rng)
-        self.client = BookKeeper(ClientPorts(ledgers, registrations, tasks, self.transport, clock, rng, SETTINGS))
-
-    async def stop(self) -> None:
-        await self.transport.close()
-        for storage in self.storages.values():
-            await storage.close()
-        await self.store.close()
-
-    def break_bookie(self, bookie: BookieId, *, is_broken: bool = True) -> None:
-        self.transport.faults(bookie).is_unreachable = is_broken
+        await self.found()
+        await self.add_bookies(" ".join(BOOKIES))
+        self.transport = self.memory_transport(self.store)
+        self.client = BookKeeper(self.client_ports(self.transport, SETTINGS, self.store, seed=1))
 
     def client_with(self, **settings: float) -> BookKeeper:
         changed = dataclasses.replace(SETTINGS, **settings)  # type: ignore[arg-type]  # the fields' own types
@@ -118,11 +86,11 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    world = World()
+async def world() -> AsyncIterator[ClientWorld]:
+    world = ClientWorld()
     await world.start()
     yield world
-    await world.stop()
+    await world.close()
 
 
 def payload(index: int) -> bytes:
@@ -136,7 +104,7 @@ async def fill(writer: LedgerWriter, first: int, count: int) -> None:
 
 @pytest.mark.parametrize("digest", DigestType)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 3, 2), (3, 2, 2), (5, 3, 2)])
-async def test_what_is_appended_reads_back(world: World, shape: tuple[int, int, int], digest: DigestType) -> None:
+async def test_what_is_appended_reads_back(world: ClientWorld, shape: tuple[int, int, int], digest: DigestType) -> None:
     options = LedgerOptions(*shape, digest_type=digest)
     async with await world.client.create_ledger(options, password=b"secret", custom={"a": b"1"}) as writer:
         await fill(writer, 0, 50)
@@ -147,7 +115,7 @@ async def test_what_is_appended_reads_back(world: World, shape: tuple[int, int, 
     assert metadata.custom_map == {"a": b"1"}
 
 
-async def test_each_entry_is_on_exactly_its_write_set_after_close(world: World) -> None:
+async def test_each_entry_is_on_exactly_its_write_set_after_close(world: ClientWorld) -> None:
     async with await world.client.create_ledger(LedgerOptions(5, 3, 2)) as writer:
         await fill(writer, 0, 23)
     members = writer.metadata.last_fragment.members
@@ -156,14 +124,14 @@ async def test_each_entry_is_on_exactly_its_write_set_after_close(world: World) 
         assert list(held.entries) == [n for n in range(23) if position in Stripe(5, 3).write_set(n)]
 
 
-async def test_an_empty_ledger_closes_at_minus_one(world: World) -> None:
+async def test_an_empty_ledger_closes_at_minus_one(world: ClientWorld) -> None:
     async with await world.client.create_ledger() as writer:
         pass
     assert writer.metadata.last_entry_id == -1
     assert await world.payloads(writer) == []
 
 
-async def test_the_writer_replaces_a_failed_bookie_and_loses_nothing(world: World) -> None:
+async def test_the_writer_replaces_a_failed_bookie_and_loses_nothing(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 3, 2))
     await fill(writer, 0, 10)
     await writer.settle()
@@ -177,7 +145,7 @@ async def test_the_writer_replaces_a_failed_bookie_and_loses_nothing(world: Worl
     assert await world.payloads(writer) == [payload(index) for index in range(20)]
 
 
-async def test_an_empty_fragment_is_replaced_in_place(world: World) -> None:
+async def test_an_empty_fragment_is_replaced_in_place(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2))
     dead = writer.metadata.last_fragment.members[0]
     world.break_bookie(dead)
@@ -187,7 +155,7 @@ async def test_an_empty_fragment_is_replaced_in_place(world: World) -> None:
     assert dead not in metadata.members()
 
 
-async def test_several_failures_at_once_are_replaced_together(world: World) -> None:
+async def test_several_failures_at_once_are_replaced_together(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(5, 3, 2))
     await fill(writer, 0, 10)
     await writer.settle()
@@ -201,7 +169,7 @@ async def test_several_failures_at_once_are_replaced_together(world: World) -> N
 
 
 async def test_without_a_spare_bookie_pending_adds_are_in_doubt_and_the_ledger_closes_at_the_last_ack(
-    world: World,
+    world: ClientWorld,
 ) -> None:
     writer = await world.client.create_ledger(LedgerOptions(7, 7, 7))
     await fill(writer, 0, 4)
@@ -213,7 +181,7 @@ async def test_without_a_spare_bookie_pending_adds_are_in_doubt_and_the_ledger_c
     assert await world.payloads(writer) == [payload(index) for index in range(4)]
 
 
-async def test_a_bookie_short_of_a_confirmed_entry_is_marked_for_repair_at_close(world: World) -> None:
+async def test_a_bookie_short_of_a_confirmed_entry_is_marked_for_repair_at_close(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 3, 2))
     slow = writer.metadata.last_fragment.members[2]
     world.transport.faults(slow).is_request_lost = True
@@ -224,7 +192,7 @@ async def test_a_bookie_short_of_a_confirmed_entry_is_marked_for_repair_at_close
     assert task.missing == (slow,)
 
 
-async def test_a_fenced_writer_is_told_that_the_outcome_is_unknown_and_never_closes(world: World) -> None:
+async def test_a_fenced_writer_is_told_that_the_outcome_is_unknown_and_never_closes(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2), password=b"p")
     await fill(writer, 0, 3)
     for bookie in writer.metadata.last_fragment.members:
@@ -237,7 +205,7 @@ async def test_a_fenced_writer_is_told_that_the_outcome_is_unknown_and_never_clo
     assert (await world.client.ports.ledgers.read(writer.ledger_id)).metadata.state is LedgerState.OPEN
 
 
-async def test_each_refusal_is_an_error_of_its_own(world: World) -> None:
+async def test_each_refusal_is_an_error_of_its_own(world: ClientWorld) -> None:
     """One that is raised again and again would collect a traceback, and with it every payload that was refused."""
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2), password=b"p")
     for bookie in writer.metadata.last_fragment.members:
@@ -251,7 +219,7 @@ async def test_each_refusal_is_an_error_of_its_own(world: World) -> None:
     await writer.abandon()
 
 
-async def test_an_ensemble_change_stops_when_another_client_recovers(world: World) -> None:
+async def test_an_ensemble_change_stops_when_another_client_recovers(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2))
     await fill(writer, 0, 3)
     ledger = await world.client.ports.ledgers.read(writer.ledger_id)
@@ -263,7 +231,7 @@ async def test_an_ensemble_change_stops_when_another_client_recovers(world: Worl
         await writer.append(b"x")
 
 
-async def test_an_ensemble_change_keeps_what_repair_changed_in_an_older_fragment(world: World) -> None:
+async def test_an_ensemble_change_keeps_what_repair_changed_in_an_older_fragment(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 3, 2))
     await fill(writer, 0, 3)
     await writer.settle()
@@ -282,7 +250,7 @@ async def test_an_ensemble_change_keeps_what_repair_changed_in_an_older_fragment
     assert [fragment.first_entry_id for fragment in metadata.fragments] == [0, 3, 6]
 
 
-async def test_a_change_whose_answer_was_lost_is_recognised_as_our_own(world: World) -> None:
+async def test_a_change_whose_answer_was_lost_is_recognised_as_our_own(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2))
     await fill(writer, 0, 3)
     await writer.settle()
@@ -305,7 +273,7 @@ async def test_a_change_whose_answer_was_lost_is_recognised_as_our_own(world: Wo
 
 
 async def test_a_change_in_doubt_is_recognised_even_when_it_is_seen_late(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: ClientWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2))
     await fill(writer, 0, 3)
@@ -335,14 +303,14 @@ async def test_a_change_in_doubt_is_recognised_even_when_it_is_seen_late(
     assert await world.payloads(writer) == [payload(index) for index in range(6)]
 
 
-async def test_the_last_allowed_round_of_a_change_counts(world: World) -> None:
+async def test_the_last_allowed_round_of_a_change_counts(world: ClientWorld) -> None:
     writer = await world.client_with(ensemble_change_attempts_max=1).create_ledger(LedgerOptions(3, 2, 2))
     world.break_bookie(writer.metadata.last_fragment.members[1])
     await fill(writer, 0, 5)
     await writer.close()
 
 
-async def test_a_bookie_that_is_back_may_be_chosen_again_after_its_quarantine(world: World) -> None:
+async def test_a_bookie_that_is_back_may_be_chosen_again_after_its_quarantine(world: ClientWorld) -> None:
     writer = await world.client_with(failed_bookie_quarantine_s=0).create_ledger(LedgerOptions(6, 3, 2))
     first, second = writer.metadata.last_fragment.members[:2]
     world.break_bookie(first)
@@ -354,7 +322,9 @@ async def test_a_bookie_that_is_back_may_be_chosen_again_after_its_quarantine(wo
     await writer.close()
 
 
-async def test_a_change_under_way_ends_when_the_writer_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_under_way_ends_when_the_writer_fails(
+    world: ClientWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 3, 2))
     before = writer.metadata
     members = before.last_fragment.members
@@ -383,7 +353,7 @@ async def test_a_change_under_way_ends_when_the_writer_fails(world: World, monke
 
 
 async def test_an_unexpected_error_of_the_transport_fails_the_writer(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: ClientWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = await world.client.create_ledger()
 
@@ -396,7 +366,7 @@ async def test_an_unexpected_error_of_the_transport_fails_the_writer(
     assert (await writer.close()).last_entry_id == -1
 
 
-async def test_an_unexpected_error_of_an_ensemble_change_fails_the_writer(world: World) -> None:
+async def test_an_unexpected_error_of_an_ensemble_change_fails_the_writer(world: ClientWorld) -> None:
     writer = await world.client.create_ledger()
 
     async def broken(operation: str, path: str) -> Fault | None:
@@ -411,7 +381,7 @@ async def test_an_unexpected_error_of_an_ensemble_change_fails_the_writer(world:
     assert (await writer.close()).last_entry_id == -1
 
 
-async def test_an_entry_that_is_on_its_way_when_the_writer_is_abandoned_is_in_doubt(world: World) -> None:
+async def test_an_entry_that_is_on_its_way_when_the_writer_is_abandoned_is_in_doubt(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 3, 3))
     waiter = await writer.submit(b"x")
     await writer.abandon()
@@ -421,7 +391,7 @@ async def test_an_entry_that_is_on_its_way_when_the_writer_is_abandoned_is_in_do
         await writer.append(b"y")
 
 
-async def test_closing_twice_is_one_close(world: World) -> None:
+async def test_closing_twice_is_one_close(world: ClientWorld) -> None:
     writer = await world.client.create_ledger()
     await fill(writer, 0, 2)
     assert await writer.close() == await writer.close()
@@ -431,7 +401,7 @@ async def test_closing_twice_is_one_close(world: World) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 3, 3), (3, 3, 2)])
 async def test_a_cancelled_close_acknowledges_nothing_beyond_the_end_of_the_next_one(
-    world: World, shape: tuple[int, int, int]
+    world: ClientWorld, shape: tuple[int, int, int]
 ) -> None:
     writer = await world.client.create_ledger(LedgerOptions(*shape))
     await fill(writer, 0, 3)
@@ -444,7 +414,7 @@ async def test_a_cancelled_close_acknowledges_nothing_beyond_the_end_of_the_next
     assert await waiter == 3
 
 
-async def test_two_closes_at_once_agree(world: World) -> None:
+async def test_two_closes_at_once_agree(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 3, 3))
     for bookie in writer.metadata.last_fragment.members:
         world.transport.faults(bookie).delay_s = 0.02
@@ -454,7 +424,7 @@ async def test_two_closes_at_once_agree(world: World) -> None:
     assert first.last_entry_id == await waiter == 0
 
 
-async def test_closing_a_ledger_that_another_client_sealed_elsewhere_is_in_doubt(world: World) -> None:
+async def test_closing_a_ledger_that_another_client_sealed_elsewhere_is_in_doubt(world: ClientWorld) -> None:
     writer = await world.client.create_ledger()
     await fill(writer, 0, 2)
     ledger = await world.client.ports.ledgers.read(writer.ledger_id)
@@ -463,7 +433,7 @@ async def test_closing_a_ledger_that_another_client_sealed_elsewhere_is_in_doubt
         await writer.close()
 
 
-async def test_the_reader_goes_on_to_the_next_replica(world: World) -> None:
+async def test_the_reader_goes_on_to_the_next_replica(world: ClientWorld) -> None:
     async with await world.client.create_ledger(LedgerOptions(3, 3, 2)) as writer:
         await fill(writer, 0, 20)
     for bookie in writer.metadata.last_fragment.members[:2]:
@@ -471,7 +441,7 @@ async def test_the_reader_goes_on_to_the_next_replica(world: World) -> None:
     assert await world.payloads(writer) == [payload(index) for index in range(20)]
 
 
-async def test_an_entry_that_no_replica_serves_is_unavailable_not_absent(world: World) -> None:
+async def test_an_entry_that_no_replica_serves_is_unavailable_not_absent(world: ClientWorld) -> None:
     async with await world.client.create_ledger(LedgerOptions(3, 2, 2)) as writer:
         await fill(writer, 0, 5)
     for bookie in writer.metadata.last_fragment.members:
@@ -482,7 +452,7 @@ async def test_an_entry_that_no_replica_serves_is_unavailable_not_absent(world: 
     assert set(failure.value.evidence.values()) == {Status.UNREACHABLE}
 
 
-async def test_a_reader_opened_before_a_repair_finds_the_replaced_members(world: World) -> None:
+async def test_a_reader_opened_before_a_repair_finds_the_replaced_members(world: ClientWorld) -> None:
     async with await world.client.create_ledger(LedgerOptions(2, 2, 2)) as writer:
         await fill(writer, 0, 5)
     reader = await world.client.open_ledger(writer.ledger_id)
@@ -495,7 +465,7 @@ async def test_a_reader_opened_before_a_repair_finds_the_replaced_members(world:
     assert reader.metadata.last_fragment.members == tuple(spares[:2])
 
 
-async def test_a_reader_opened_before_an_ensemble_change_does_not_call_entries_lost(world: World) -> None:
+async def test_a_reader_opened_before_an_ensemble_change_does_not_call_entries_lost(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2))
     await fill(writer, 0, 10)
     await writer.settle()
@@ -513,7 +483,7 @@ async def test_a_reader_opened_before_an_ensemble_change_does_not_call_entries_l
     await writer.close()
 
 
-async def test_a_reader_finds_the_end_although_every_member_that_it_knew_was_replaced(world: World) -> None:
+async def test_a_reader_finds_the_end_although_every_member_that_it_knew_was_replaced(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(2, 2, 1))
     reader = await world.client.open_ledger(writer.ledger_id)
     for bookie in writer.metadata.last_fragment.members:
@@ -524,7 +494,7 @@ async def test_a_reader_finds_the_end_although_every_member_that_it_knew_was_rep
     await writer.close()
 
 
-async def test_reading_a_ledger_that_was_deleted_meanwhile_says_so(world: World) -> None:
+async def test_reading_a_ledger_that_was_deleted_meanwhile_says_so(world: ClientWorld) -> None:
     async with await world.client.create_ledger() as writer:
         await fill(writer, 0, 1)
     reader = await world.client.open_ledger(writer.ledger_id)
@@ -535,7 +505,7 @@ async def test_reading_a_ledger_that_was_deleted_meanwhile_says_so(world: World)
         await reader.read(EntryId(0))
 
 
-async def test_the_readable_end_of_an_open_ledger_never_goes_back(world: World) -> None:
+async def test_the_readable_end_of_an_open_ledger_never_goes_back(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 3, 2))
     *fast, slow = writer.metadata.last_fragment.members
     world.transport.faults(slow).is_request_lost = True
@@ -550,7 +520,7 @@ async def test_the_readable_end_of_an_open_ledger_never_goes_back(world: World) 
     await writer.abandon()
 
 
-async def test_an_open_ledger_is_readable_up_to_a_confirmed_entry(world: World) -> None:
+async def test_an_open_ledger_is_readable_up_to_a_confirmed_entry(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2))
     await fill(writer, 0, 5)
     await writer.append(b"carries the last add confirmed of the entry before")
@@ -564,14 +534,14 @@ async def test_an_open_ledger_is_readable_up_to_a_confirmed_entry(world: World) 
     assert await reader.refresh() == 5
 
 
-async def test_the_wrong_password_is_refused(world: World) -> None:
+async def test_the_wrong_password_is_refused(world: ClientWorld) -> None:
     async with await world.client.create_ledger(password=b"right") as writer:
         await fill(writer, 0, 1)
     with pytest.raises(WrongPasswordError):
         await world.client.open_ledger(writer.ledger_id, password=b"wrong")
 
 
-async def test_bad_requests_are_refused_before_anything_is_stored(world: World) -> None:
+async def test_bad_requests_are_refused_before_anything_is_stored(world: ClientWorld) -> None:
     with pytest.raises(InvalidQuorumError, match="ensemble size >= write quorum"):
         await world.client.create_ledger(LedgerOptions(2, 3, 2))
     with pytest.raises(NotEnoughBookiesError, match="needs 8 bookies and 7 are registered"):
@@ -584,7 +554,7 @@ async def test_bad_requests_are_refused_before_anything_is_stored(world: World) 
     await writer.close()
 
 
-async def test_a_deleted_ledger_is_gone_and_deleting_it_again_is_fine(world: World) -> None:
+async def test_a_deleted_ledger_is_gone_and_deleting_it_again_is_fine(world: ClientWorld) -> None:
     async with await world.client.create_ledger() as writer:
         pass
     await world.client.delete_ledger(writer.ledger_id)
@@ -592,7 +562,7 @@ async def test_a_deleted_ledger_is_gone_and_deleting_it_again_is_fine(world: Wor
     assert [ledger async for ledger in world.client.ledgers()] == []
 
 
-async def test_an_abandoned_ledger_stays_open(world: World) -> None:
+async def test_an_abandoned_ledger_stays_open(world: ClientWorld) -> None:
     writer = await world.client.create_ledger()
     await fill(writer, 0, 3)
     await writer.abandon()
@@ -601,7 +571,7 @@ async def test_an_abandoned_ledger_stays_open(world: World) -> None:
     assert (await world.client.ports.ledgers.read(writer.ledger_id)).metadata.state is LedgerState.OPEN
 
 
-async def test_a_slow_bookie_does_not_let_the_pipeline_grow_without_bound(world: World) -> None:
+async def test_a_slow_bookie_does_not_let_the_pipeline_grow_without_bound(world: ClientWorld) -> None:
     writer = await world.client_with(pipeline_entries_max=10).create_ledger(LedgerOptions(3, 3, 2))
     world.transport.faults(writer.metadata.last_fragment.members[0]).is_request_lost = True
     waiters = [await writer.submit(b"x") for _ in range(10)]
@@ -612,7 +582,7 @@ async def test_a_slow_bookie_does_not_let_the_pipeline_grow_without_bound(world:
     await writer.close()
 
 
-async def test_a_late_caller_does_not_overtake_one_that_waits_for_room(world: World) -> None:
+async def test_a_late_caller_does_not_overtake_one_that_waits_for_room(world: ClientWorld) -> None:
     writer = await world.client_with(pipeline_entries_max=1).create_ledger(LedgerOptions(1, 1, 1))
     first = await writer.submit(b"0")
     second = asyncio.ensure_future(writer.submit(b"1"))
@@ -623,7 +593,7 @@ async def test_a_late_caller_does_not_overtake_one_that_waits_for_room(world: Wo
     await writer.close()
 
 
-async def test_a_call_that_is_cancelled_while_it_waits_for_room_holds_up_nobody(world: World) -> None:
+async def test_a_call_that_is_cancelled_while_it_waits_for_room_holds_up_nobody(world: ClientWorld) -> None:
     writer = await world.client_with(pipeline_entries_max=1).create_ledger(LedgerOptions(1, 1, 1))
     world.transport.faults(writer.metadata.last_fragment.members[0]).delay_s = 0.02
     first = await writer.submit(b"0")
@@ -634,18 +604,8 @@ async def test_a_call_that_is_cancelled_while_it_waits_for_room_holds_up_nobody(
     await writer.close()
 
 
-class HandClock(SystemClock):
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-
-async def test_a_known_address_stands_while_the_store_is_silent(world: World) -> None:
-    clock = HandClock()
+async def test_a_known_address_stands_while_the_store_is_silent(world: ClientWorld) -> None:
+    clock = ManualClock()
     resolver = RegistrationResolver(world.client.ports.registrations, clock, patience_s=0.01)
     known = await resolver.resolve(BOOKIES[0])
     world.store.suspend()
@@ -655,7 +615,7 @@ async def test_a_known_address_stands_while_the_store_is_silent(world: World) ->
 
 
 async def test_a_client_that_cannot_be_made_leaves_no_session_behind(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    world: ClientWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def session(hosts: str, *, session_timeout_s: float) -> MemoryStore:
         return store

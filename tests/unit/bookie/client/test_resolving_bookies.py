@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,15 +9,14 @@ import pytest
 from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.bookies.registration import Endpoint, Registrations, ServiceInfo
 from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION
-from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import BookieId
-from bookie.runtime.clock import SystemClock
 from bookie.wire.resolver import BookieAddress
+from tests.worlds.clocks import ManualClock
+from tests.worlds.cluster import formatted
 
-ROOT = "/ledgers"
 BOOKIE = BookieId("bookie-1:3181")
 GRPC = Endpoint("bookie", "host", 1, "bookie-grpc")
 APACHE = Endpoint("bookie", "host", 2, "bookie-rpc")
@@ -26,19 +24,10 @@ HTTP = Endpoint("httpserver", "host", 3, "http")
 PROPERTIES = ((PROPERTY_INCARNATION, "disks"),)
 
 
-class HandClock(SystemClock):
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 async def registrations() -> AsyncIterator[Registrations]:
     store = MemoryStore(MemoryCell())
-    await format_cluster(store, ROOT, rng=random.Random(1))
-    yield Registrations(store, await open_cluster(store, ROOT))
+    yield Registrations(store, await formatted(store))
     await store.close()
 
 
@@ -60,15 +49,15 @@ async def test_grpc_is_preferred_to_apaches_protocol(
     registrations: Registrations, info: ServiceInfo, expected: BookieAddress | None
 ) -> None:
     await register(registrations, info)
-    assert await RegistrationResolver(registrations, HandClock()).resolve(BOOKIE) == expected
+    assert await RegistrationResolver(registrations, ManualClock()).resolve(BOOKIE) == expected
 
 
 async def test_a_bookie_that_is_not_registered_has_no_address(registrations: Registrations) -> None:
-    assert await RegistrationResolver(registrations, HandClock()).resolve(BOOKIE) is None
+    assert await RegistrationResolver(registrations, ManualClock()).resolve(BOOKIE) is None
 
 
 async def test_an_address_with_an_incarnation_outlives_its_registration(registrations: Registrations) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     resolver = RegistrationResolver(registrations, clock)
     await register(registrations, ServiceInfo((GRPC,), PROPERTIES))
     known = await resolver.resolve(BOOKIE)
@@ -93,8 +82,7 @@ async def test_without_news_an_address_stands_for_long_only_with_an_incarnation(
     endpoint: Endpoint, stands: bool
 ) -> None:
     store = MemoryStore(MemoryCell())
-    await format_cluster(store, ROOT, rng=random.Random(1))
-    registrations, clock = Silent(store, await open_cluster(store, ROOT)), HandClock()
+    registrations, clock = Silent(store, await formatted(store)), ManualClock()
     resolver = RegistrationResolver(registrations, clock)
     await register(registrations, ServiceInfo((endpoint,), PROPERTIES))
     known = await resolver.resolve(BOOKIE)
@@ -114,7 +102,7 @@ async def test_without_news_an_address_stands_for_long_only_with_an_incarnation(
 
 
 async def test_an_apache_address_ends_with_its_registration(registrations: Registrations) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     resolver = RegistrationResolver(registrations, clock)
     await register(registrations, ServiceInfo((APACHE,)))
     assert await resolver.resolve(BOOKIE) is not None

@@ -9,7 +9,8 @@ from bookie.metadata.nodes import ensure_path
 from bookie.metadata.runs.election import FRESH_SHARE, Election, current_auditor, election_path
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.runtime.tasks import cancel, guarded
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import in_virtual_time, until
 
 ROOT = "/ledgers"
 TIMEOUT_S = 10.0
@@ -46,7 +47,10 @@ class Hook:
 
 
 class SkippingClock(VirtualClock):
-    """Time that went by while nothing of this process ran: it was stopped."""
+    """Time of a process that was stopped: ``skipped_s`` of it went by on the machine, and none on the event loop.
+
+    Neither clock of ``tests.worlds.clocks`` can part the two, and that is what these tests are about.
+    """
 
     skipped_s = 0.0
 

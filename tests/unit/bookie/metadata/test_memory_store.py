@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import random
 import weakref
 
 import pytest
 
-from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.ledgers.id_generation import IdGenerator, IdsExhaustedError
 from bookie.metadata.port import (
     SessionState,
@@ -19,6 +17,7 @@ from bookie.metadata.port import (
 from bookie.metadata.store.bridge import Answer, LoopBridge
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.runtime.signal import waiting_for
+from tests.worlds.cluster import formatted
 
 SHORT_END = 2147483647
 
@@ -98,8 +97,7 @@ async def test_times_come_from_the_given_clock() -> None:
 async def test_ids_go_on_in_the_long_range_when_the_short_one_is_used_up() -> None:
     cell = MemoryCell()
     store = MemoryStore(cell)
-    await format_cluster(store, "/ledgers", rng=random.Random(1))
-    generator = IdGenerator(store, await open_cluster(store, "/ledgers"))
+    generator = IdGenerator(store, await formatted(store))
     assert await generator.next_id() == 0
     cell.skip_sequence("/ledgers/idgen", SHORT_END - 2)
     assert [await generator.next_id() for _ in range(3)] == [SHORT_END - 1, 1 << 32, (1 << 32) + 1]
@@ -120,8 +118,7 @@ async def test_counter_beyond_its_end_gives_negative_numbers_which_are_not_ids()
 async def test_cluster_without_an_id_left_says_so() -> None:
     cell = MemoryCell()
     store = MemoryStore(cell)
-    await format_cluster(store, "/ledgers", rng=random.Random(1))
-    generator = IdGenerator(store, await open_cluster(store, "/ledgers"))
+    generator = IdGenerator(store, await formatted(store))
     await store.create("/ledgers/idgen-long")
     await store.create(f"/ledgers/idgen-long/HOB-{SHORT_END:010d}")
     cell.skip_sequence(f"/ledgers/idgen-long/HOB-{SHORT_END:010d}", SHORT_END)

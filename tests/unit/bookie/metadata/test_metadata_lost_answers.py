@@ -55,7 +55,7 @@ class OneFault:
 
 
 @dataclass
-class World:
+class MetadataWorld:
     """A cluster in memory with everything that works on it, through the store that will have the fault."""
 
     store: MemoryStore = field(default_factory=lambda: MemoryStore(MemoryCell()))
@@ -76,7 +76,7 @@ class World:
         return None if self.store.cell.stat(path) is None else self.store.cell.get(path).data
 
 
-Step = Callable[[World], Awaitable[object]]
+Step = Callable[[MetadataWorld], Awaitable[object]]
 
 
 @dataclass(frozen=True)
@@ -86,111 +86,111 @@ class Scenario:
     prepare: Step
     act: Step
     again: Step
-    is_done: Callable[[World], bool]
+    is_done: Callable[[MetadataWorld], bool]
 
 
-async def _formatted(world: World) -> None:
+async def _formatted(world: MetadataWorld) -> None:
     await format_cluster(world.store, ROOT, rng=random.Random(1))
 
 
-async def _with_ledger(world: World) -> None:
+async def _with_ledger(world: MetadataWorld) -> None:
     await _formatted(world)
     await world.ledgers.create(LEDGER, OPEN)
 
 
-async def _with_task(world: World) -> None:
+async def _with_task(world: MetadataWorld) -> None:
     await _formatted(world)
     await world.tasks.initialize()
     await world.tasks.mark(LEDGER, [BK1])
 
 
-async def _with_lock(world: World) -> None:
+async def _with_lock(world: MetadataWorld) -> None:
     await _with_task(world)
     world.results.append(await world.tasks.lock(LEDGER, "host"))
 
 
-async def _registered(world: World) -> None:
+async def _registered(world: MetadataWorld) -> None:
     await _formatted(world)
     await _register(world)
 
 
-async def _disabled(world: World) -> None:
+async def _disabled(world: MetadataWorld) -> None:
     await _formatted(world)
     await world.tasks.disable()
 
 
-async def _format(world: World) -> None:
+async def _format(world: MetadataWorld) -> None:
     await format_cluster(world.store, ROOT, rng=random.Random(7))
 
 
-async def _format_again(world: World) -> None:
+async def _format_again(world: MetadataWorld) -> None:
     with pytest.raises(ClusterExistsError) if world.data(ROOT) is not None else _nothing():
         await _format(world)
 
 
-async def _create(world: World) -> None:
+async def _create(world: MetadataWorld) -> None:
     created = await world.ledgers.create(LEDGER, OPEN)
     assert (created.metadata, created.version) == (_stored(world), 0)
 
 
-async def _create_again(world: World) -> None:
+async def _create_again(world: MetadataWorld) -> None:
     with pytest.raises(LedgerExistsError) if _has_ledger(world) else _nothing():
         await _create(world)
 
 
-async def _write(world: World) -> None:
+async def _write(world: MetadataWorld) -> None:
     written = await world.ledgers.write(LEDGER, OPEN.closed(EntryId(3), 9), 0)
     assert (written.metadata, written.version) == (_stored(world), 1)
 
 
-async def _write_again(world: World) -> None:
+async def _write_again(world: MetadataWorld) -> None:
     read = await world.ledgers.read(LEDGER)
     await world.ledgers.write(LEDGER, OPEN.closed(EntryId(3), 9), read.version)
 
 
-async def _reserve(world: World) -> None:
+async def _reserve(world: MetadataWorld) -> None:
     reserved = await world.reservations.reserve(LEDGER, "token", [RESERVATION])
     world.results.append(reserved)
     assert world.data(reserved.path) is not None
 
 
-async def _reserve_anew(world: World) -> None:
+async def _reserve_anew(world: MetadataWorld) -> None:
     await world.reservations.reserve(LEDGER, "another", [RESERVATION])
 
 
-async def _with_reservation(world: World) -> None:
+async def _with_reservation(world: MetadataWorld) -> None:
     await _with_ledger(world)
     await _reserve(world)
 
 
-async def _release(world: World) -> None:
+async def _release(world: MetadataWorld) -> None:
     assert await world.reservations.release(world.results[0])  # type: ignore[arg-type]
 
 
-async def _release_again(world: World) -> None:
+async def _release_again(world: MetadataWorld) -> None:
     await world.reservations.release(world.results[0])  # type: ignore[arg-type]
 
 
-async def _write_checked(world: World) -> None:
+async def _write_checked(world: MetadataWorld) -> None:
     path = f"{world.reservations.path(LEDGER)}/token"
     written = await world.ledgers.write(LEDGER, OPEN.closed(EntryId(3), 9), 0, checks=[Check(path, 0)])
     assert (written.metadata, written.version) == (_stored(world), 1)
 
 
-async def _mark_many(world: World) -> None:
+async def _mark_many(world: MetadataWorld) -> None:
     world.results.append(await world.tasks.mark_many([(LedgerId(i), [BK1]) for i in range(3)] + [(LEDGER, [BK1])]))
 
 
-async def _lock(world: World) -> None:
+async def _lock(world: MetadataWorld) -> None:
     world.results.append(await world.tasks.lock(LEDGER, "host"))
     assert world.results[-1] is not None
 
 
-async def _complete(world: World) -> None:
+async def _complete(world: MetadataWorld) -> None:
     assert await world.tasks.complete(world.results[0])  # type: ignore[arg-type]
 
 
-async def _complete_again(world: World) -> None:
+async def _complete_again(world: MetadataWorld) -> None:
     """After an error a worker releases its lock; the task is done or waits for the next one."""
     await world.tasks.release(world.results[0])  # type: ignore[arg-type]
     held = await world.tasks.lock(LEDGER, "host")
@@ -198,58 +198,58 @@ async def _complete_again(world: World) -> None:
         assert await world.tasks.complete(held)
 
 
-async def _register(world: World) -> None:
+async def _register(world: MetadataWorld) -> None:
     await world.registrations.register(BK1, INFO, is_read_only=False, takeover_deadline_s=5)
 
 
-async def _turn_read_only(world: World) -> None:
+async def _turn_read_only(world: MetadataWorld) -> None:
     await world.registrations.register(BK1, INFO, is_read_only=True, takeover_deadline_s=5)
 
 
-async def _cookie_again(world: World) -> None:
+async def _cookie_again(world: MetadataWorld) -> None:
     with pytest.raises(CookieExistsError) if world.data(f"{ROOT}/cookies/{BK1}") is not None else _nothing():
         await _cookie(world)
 
 
-async def _cookie(world: World) -> None:
+async def _cookie(world: MetadataWorld) -> None:
     await world.cookies.create(Cookie(BK1, ("/j",), ("/l",)))
 
 
-async def _disable_again(world: World) -> None:
+async def _disable_again(world: MetadataWorld) -> None:
     with pytest.raises(AlreadyDisabledError) if _is_disabled(world) else _nothing():
         await world.tasks.disable()
 
 
-async def _enable_again(world: World) -> None:
+async def _enable_again(world: MetadataWorld) -> None:
     with _nothing() if _is_disabled(world) else pytest.raises(AlreadyEnabledError):
         await world.tasks.enable()
 
 
-def _stored(world: World) -> LedgerMetadata:
+def _stored(world: MetadataWorld) -> LedgerMetadata:
     return decode(world.store.cell.get(world.ledgers.path(LEDGER)).data)
 
 
-def _is_disabled(world: World) -> bool:
+def _is_disabled(world: MetadataWorld) -> bool:
     return world.data(f"{ROOT}/underreplication/disable") is not None
 
 
-def _has_ledger(world: World) -> bool:
+def _has_ledger(world: MetadataWorld) -> bool:
     return world.data(world.ledgers.path(LEDGER)) is not None
 
 
-def _has_task(world: World) -> bool:
+def _has_task(world: MetadataWorld) -> bool:
     return world.data(task_path(ROOT, LEDGER)) is not None
 
 
-def _has_lock(world: World) -> bool:
+def _has_lock(world: MetadataWorld) -> bool:
     return world.data(lock_path(ROOT, LEDGER)) is not None
 
 
-def _is_closed(world: World) -> bool:
+def _is_closed(world: MetadataWorld) -> bool:
     return world.store.cell.get(world.ledgers.path(LEDGER)).stat.version >= 1
 
 
-def _is_registered(world: World, *, is_read_only: bool) -> bool:
+def _is_registered(world: MetadataWorld, *, is_read_only: bool) -> bool:
     writable, read_only = (world.data(f"{ROOT}/available/{mode}{BK1}") is not None for mode in ("", "readonly/"))
     return (writable, read_only) == (not is_read_only, is_read_only)
 
@@ -368,7 +368,7 @@ MAY_BE_DONE_WHEN_UNAVAILABLE = {
 async def test_one_fault_at_any_request_does_no_harm(name: str, fault: Fault) -> None:
     scenario = SCENARIOS[name]
     for at in range(60):
-        world = World()
+        world = MetadataWorld()
         await scenario.prepare(world)
         hook = OneFault(at, fault)
         world.store.fault_hook = hook
@@ -404,7 +404,7 @@ async def test_answer_lost_at_each_write_is_settled_without_troubling_the_caller
         "register",
         *CHECKED,
     ):
-        world = World()
+        world = MetadataWorld()
         await SCENARIOS[name].prepare(world)
         lost: set[str] = set()
 
@@ -421,7 +421,7 @@ async def test_answer_lost_at_each_write_is_settled_without_troubling_the_caller
 
 
 async def test_mark_many_counts_marks_whose_answer_was_lost() -> None:
-    world = World()
+    world = MetadataWorld()
     await _with_task(world)
     world.store.fault_hook = OneFault(at=0, fault=Fault.FAIL_BEFORE, seen=1)
     requests: list[str] = []
@@ -439,7 +439,7 @@ async def test_mark_many_counts_marks_whose_answer_was_lost() -> None:
 
 
 async def test_opened_cluster_is_the_formatted_one_despite_faults() -> None:
-    world = World()
+    world = MetadataWorld()
     world.store.fault_hook = OneFault(at=3, fault=Fault.LOSE_ANSWER)
     await _format(world)
     assert (await open_cluster(world.store, ROOT)).root == ROOT

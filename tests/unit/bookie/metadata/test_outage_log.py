@@ -12,7 +12,7 @@ from bookie.metadata.store.outage import INTERVAL_S_MAX, REASONS_MAX, Outage, Ou
 REFUSED = "socket connection error: Connection refused"
 
 
-class World:
+class KazooThread:
     """kazoo's thread, by hand."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -33,11 +33,11 @@ class World:
 
 
 @pytest.fixture
-def world(caplog: pytest.LogCaptureFixture) -> World:
-    return World(caplog)
+def world(caplog: pytest.LogCaptureFixture) -> KazooThread:
+    return KazooThread(caplog)
 
 
-def test_a_day_without_zookeeper_is_told_at_growing_intervals(world: World) -> None:
+def test_a_day_without_zookeeper_is_told_at_growing_intervals(world: KazooThread) -> None:
     world.fails(times=43_200)
     times = [away_s for _, away_s in world.told]
     assert times[:6] == [0, 16, 46, 106, 226, 466]
@@ -46,7 +46,7 @@ def test_a_day_without_zookeeper_is_told_at_growing_intervals(world: World) -> N
 
 
 def test_the_first_failure_and_the_return_say_where_why_and_how_long(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: KazooThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.fails(times=3)
     world.log.connected()
@@ -59,7 +59,7 @@ def test_the_first_failure_and_the_return_say_where_why_and_how_long(
     assert (back.message, back.__dict__["away_s"], back.__dict__["attempts"]) == ("ZooKeeper reachable again", 6, 3)
 
 
-def test_the_next_outage_is_told_at_once_again(world: World) -> None:
+def test_the_next_outage_is_told_at_once_again(world: KazooThread) -> None:
     for _ in range(2):
         world.fails(times=5)
         world.log.connected()
@@ -71,7 +71,7 @@ def test_the_next_outage_is_told_at_once_again(world: World) -> None:
     assert len(world.told) == 4, "a connection that nobody missed is no news"
 
 
-def test_a_new_reason_is_told_at_once_and_many_are_bounded(world: World) -> None:
+def test_a_new_reason_is_told_at_once_and_many_are_bounded(world: KazooThread) -> None:
     world.fails()
     world.log.warning("Cannot resolve %s: %s", "zk1", "no such name")
     world.log.warning("Connection time-out: %s", "late")
@@ -81,7 +81,7 @@ def test_a_new_reason_is_told_at_once_and_many_are_bounded(world: World) -> None
     assert sum(outage.failed(str(number), 0.0) is not None for number in range(100)) == REASONS_MAX
 
 
-def test_everything_else_that_kazoo_says_passes(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_everything_else_that_kazoo_says_passes(world: KazooThread, caplog: pytest.LogCaptureFixture) -> None:
     world.fails()
     world.log.warning("Transition to CONNECTING")
     try:

@@ -37,7 +37,9 @@ from bookie.wire.port import Status
 from replicator.plan.planner import Plan, plan_repair, target_chooser
 from replicator.queue.parking import Memory, seen
 from tests.worlds import recovery as recovery_world
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.ledgers import make_metadata, name_set
+from tests.worlds.virtual_time import in_virtual_time
 from tests.worlds.writer import WriterWorld, in_world
 
 CLASS = "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy"
@@ -52,10 +54,6 @@ TOPOLOGY = parse_topology(
         }
     )
 )
-
-
-def names(text: str) -> frozenset[BookieId]:
-    return frozenset(map(BookieId, text.split()))
 
 
 def wish(primary: object, secondary: object = None, policy_class: object = CLASS) -> tuple[tuple[str, bytes], ...]:
@@ -102,7 +100,7 @@ def test_nonsense_restricts_nothing_and_is_told(data: bytes) -> None:
     custom = ((POLICY_KEY, data),)
     with pytest.raises(UnreadableIsolationError):
         isolation_of(custom)
-    assert allowed_bookies(custom, TOPOLOGY.groups, names("a x g"), 1) == names("a x g")
+    assert allowed_bookies(custom, TOPOLOGY.groups, name_set("a x g"), 1) == name_set("a x g")
     assert POLICY_KEY in (isolation_problem(custom, TOPOLOGY.groups) or "")
 
 
@@ -135,7 +133,7 @@ def test_any_json_is_a_wish_or_the_one_error(content: object) -> None:
 def test_primary_groups_then_secondary_ones_then_what_no_group_has(
     custom: tuple[tuple[str, bytes], ...], bookies: str, ensemble_size: int, expected: str
 ) -> None:
-    assert allowed_bookies(custom, TOPOLOGY.groups, names(bookies), ensemble_size) == names(expected)
+    assert allowed_bookies(custom, TOPOLOGY.groups, name_set(bookies), ensemble_size) == name_set(expected)
 
 
 _GROUPS = st.sampled_from("rstu")
@@ -170,8 +168,8 @@ def test_suited_agrees_with_pulsars_way_of_excluding(
 def test_groups_are_read_from_pulsars_topology_and_a_host_stands_for_its_bookies() -> None:
     topology = parse_topology('{"red": {"bk1": {"rack": "/"}, "bk2:3181": "/r2"}, "bk3:3181": "/r3", "none": {}}')
     assert topology.groups.names == {"red": {"bk1", "bk2:3181"}, "none": frozenset()}
-    bookies = names("bk1:3181 bk1:3182 bk2:3181 bk2:3182 bk3:3181")
-    assert topology.groups.among(bookies, ["red"]) == names("bk1:3181 bk1:3182 bk2:3181")
+    bookies = name_set("bk1:3181 bk1:3182 bk2:3181 bk2:3182 bk3:3181")
+    assert topology.groups.among(bookies, ["red"]) == name_set("bk1:3181 bk1:3182 bk2:3181")
     assert topology != parse_topology('{"blue": {"bk1": {"rack": "/"}, "bk2:3181": "/r2"}, "bk3:3181": "/r3"}')
     assert parse_topology('{"bk1": "/r1"}').groups == NO_GROUPS
 
@@ -184,8 +182,8 @@ def plan(custom: tuple[tuple[str, bytes], ...], members: str, bookies: Bookies, 
 
 
 def registered(writable: str, read_only: str = "", draining: str = "") -> Bookies:
-    listed = Bookies(names(writable), names(read_only)).with_groups(TOPOLOGY.groups)
-    return listed.with_draining(names(draining)) if draining else listed
+    listed = Bookies(name_set(writable), name_set(read_only)).with_groups(TOPOLOGY.groups)
+    return listed.with_draining(name_set(draining)) if draining else listed
 
 
 def test_repair_keeps_a_ledger_in_its_groups() -> None:
@@ -227,9 +225,9 @@ def test_an_ensemble_change_chooses_among_the_groups_of_its_ledger(caplog: pytes
     metadata = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (BookieId("a"), BookieId("b"))),), custom=wish("red"))
     placement = Placement(topology=TOPOLOGY)
     listed = registered("a c x y g free")
-    assert writable_for(placement, LEDGER, metadata, names("a b"), listed) == names("a c")
-    placement.draining = names("c")
-    assert writable_for(placement, LEDGER, metadata, names("a b"), listed) == names("a free")
+    assert writable_for(placement, LEDGER, metadata, name_set("a b"), listed) == name_set("a c")
+    placement.draining = name_set("c")
+    assert writable_for(placement, LEDGER, metadata, name_set("a b"), listed) == name_set("a free")
     assert not caplog.records
 
 
@@ -238,8 +236,8 @@ def test_what_cannot_be_kept_is_told_once(caplog: pytest.LogCaptureFixture) -> N
     placement = Placement()
     with caplog.at_level(logging.INFO):
         for ledger_id in (7, 8):
-            listed = Bookies(names("a x"), frozenset())
-            assert writable_for(placement, LedgerId(ledger_id), metadata, names("a"), listed) == names("a x")
+            listed = Bookies(name_set("a x"), frozenset())
+            assert writable_for(placement, LedgerId(ledger_id), metadata, name_set("a"), listed) == name_set("a x")
             note_targets(placement, LedgerId(ledger_id), metadata, [BookieId("x")])
     (record,) = caplog.records
     assert "the topology has no bookie groups, and the ledger asks for red" in str(record.__dict__["reason"])
@@ -249,7 +247,7 @@ def test_a_copy_outside_the_primary_groups_is_told(caplog: pytest.LogCaptureFixt
     custom = wish("red", "green")
     metadata = LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BookieId("a"),)),), custom=custom)
     with caplog.at_level(logging.INFO):
-        note_targets(Placement(topology=TOPOLOGY), LEDGER, metadata, names("c g"))
+        note_targets(Placement(topology=TOPOLOGY), LEDGER, metadata, name_set("c g"))
     (record,) = caplog.records
     assert record.__dict__["bookies"] == ["g"]
 
@@ -261,12 +259,12 @@ async def test_a_writer_begins_and_goes_on_in_the_groups_of_its_ledger(world: Wr
     )
     writer = await world.client.create_ledger(LedgerOptions(2, 2, 2), custom=dict(wish("red")))
     began = set(writer.metadata.last_fragment.members)
-    assert began < names("b1 b3 b5")
+    assert began < name_set("b1 b3 b5")
     await world.fill(writer, 2)
     world.member(writer, 0).refusal = Status.IO_ERROR
     await world.fill(writer, 2)
     went_on = set(writer.metadata.last_fragment.members)
-    assert went_on < names("b1 b3 b5")
+    assert went_on < name_set("b1 b3 b5")
     assert went_on != began
     world.member(writer, 0).refusal = world.member(writer, 1).refusal = Status.IO_ERROR
     with pytest.raises(AddOutcomeUnknownError, match="3 registered in its bookie groups"):
@@ -277,16 +275,13 @@ async def test_a_writer_begins_and_goes_on_in_the_groups_of_its_ledger(world: Wr
 async def test_a_recovery_replaces_a_bookie_within_the_groups_of_its_ledger() -> None:
     async with recovery_world.a_world("a b c x y z") as world:
         world.ports.placement.topology = TOPOLOGY
-        ensemble = tuple(map(BookieId, "ab"))
-        metadata = LedgerMetadata(
-            2, 2, 2, (Fragment(EntryId(0), ensemble),), password=recovery_world.PASSWORD, custom=wish("red")
-        )
-        ledger = await world.ledgers.create(recovery_world.LEDGER, metadata)
+        metadata = dataclasses.replace(make_metadata((0, "a b"), quorum=(2, 2)), custom=wish("red"))
+        ledger = await world.ledgers.create(LEDGER, metadata)
         await world.put_all(ledger, 0, 3)
         await world.put("a", recovery_world.packet(4))
-        world.down("b")
+        world.hang_up("b")
         closed = await world.recover()
-        assert closed.members() <= names("a b c")
+        assert closed.members() <= name_set("a b c")
         assert "c" in closed.members()
 
 

@@ -16,7 +16,7 @@ from bookie.runtime.configuration import file_watch as config_watch
 from bookie.runtime.configuration.file_watch import ConfigWatch, following
 from bookie.runtime.configuration.reload import ConfigSource, Values
 from bookie.runtime.configuration.settings import ConfigurationError
-from tests.worlds.clocks import SteppingClock
+from tests.worlds.clocks import ManualClock
 
 START = {"rate": 1, "racks": 2}
 
@@ -41,7 +41,7 @@ class Process:
         self.path = path
         self.rates: list[int] = []
         self.source = ConfigSource(path, parse, START, given, frozenset({"rate"}))
-        self.watch = ConfigWatch(self.source, {"rate": self.rates.append}, SteppingClock())
+        self.watch = ConfigWatch(self.source, {"rate": self.rates.append}, ManualClock(turns=0))
 
     async def reads(self, text: str, *, looks: int = 2) -> None:
         self.path.write_text(text)
@@ -183,20 +183,13 @@ async def test_a_change_between_the_start_and_the_first_look_counts(tmp_path: Pa
 
 def test_what_is_said_to_be_live_and_what_can_be_applied_must_agree(process: Process) -> None:
     with pytest.raises(InvariantError, match=r"\['rate'\].*\['port'\]"):
-        ConfigWatch(process.source, {"port": print}, SteppingClock())
-
-
-class NeverAgain(SteppingClock):
-    """Time stands still after the first look."""
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.Event().wait()
+        ConfigWatch(process.source, {"port": print}, ManualClock(turns=0))
 
 
 async def test_sighup_reads_the_file_at_once(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config_watch, "_terminals", frozenset)
     applied: asyncio.Queue[int] = asyncio.Queue()
-    async with following(process.source, {"rate": applied.put_nowait}, NeverAgain(), pytest.fail):
+    async with following(process.source, {"rate": applied.put_nowait}, ManualClock(), pytest.fail):
         for rate in (5, 6):
             process.path.write_text(f'{{"rate": {rate}}}')
             os.kill(os.getpid(), signal.SIGHUP)
@@ -206,7 +199,7 @@ async def test_sighup_reads_the_file_at_once(process: Process, monkeypatch: pyte
 
 async def test_the_file_is_looked_at_again_and_again(process: Process) -> None:
     applied: asyncio.Queue[int] = asyncio.Queue()
-    async with following(process.source, {"rate": applied.put_nowait}, SteppingClock(turns=1), pytest.fail):
+    async with following(process.source, {"rate": applied.put_nowait}, ManualClock(turns=1), pytest.fail):
         for rate in (5, 6):
             process.path.write_text(f'{{"rate": {rate}}}')
             assert await applied.get() == rate
@@ -217,7 +210,7 @@ async def test_a_closed_terminal_ends_the_process_as_before(process: Process, mo
     monkeypatch.setattr(config_watch, "_STREAMS", (stream,))
     applied: asyncio.Queue[int] = asyncio.Queue()
     hung_up = asyncio.Event()
-    async with following(process.source, {"rate": applied.put_nowait}, NeverAgain(), hung_up.set):
+    async with following(process.source, {"rate": applied.put_nowait}, ManualClock(), hung_up.set):
         process.path.write_text('{"rate": 5}')
         os.kill(os.getpid(), signal.SIGHUP)  # somebody's: the terminal is there
         assert await applied.get() == 5
@@ -230,7 +223,7 @@ async def test_a_closed_terminal_ends_the_process_as_before(process: Process, mo
 
 async def test_without_a_file_nothing_is_followed() -> None:
     before = signal.getsignal(signal.SIGHUP)
-    async with following(None, {"rate": print}, SteppingClock(), pytest.fail):
+    async with following(None, {"rate": print}, ManualClock(turns=0), pytest.fail):
         assert signal.getsignal(signal.SIGHUP) == before
 
 
@@ -247,7 +240,7 @@ async def test_a_failure_that_nobody_foresaw_does_not_end_the_following(
 
     path.write_text("odd")
     watch = ConfigWatch(
-        ConfigSource(path, odd, START, {}, frozenset({"rate"})), {"rate": lambda _: taken.set()}, SteppingClock()
+        ConfigSource(path, odd, START, {}, frozenset({"rate"})), {"rate": lambda _: taken.set()}, ManualClock(turns=0)
     )
     running = asyncio.create_task(watch.run())
     async with asyncio.timeout(20):

@@ -22,7 +22,8 @@ from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from bookie.server.grpc.server import GrpcServer
 from replicator.main import run_replicator
 from replicator.settings import ReplicatorSettings
-from tests.worlds.api import ManualClock, TwinControl, TwinOperations, settings_in
+from tests.worlds.api import TwinControl, TwinOperations, settings_in
+from tests.worlds.clocks import ManualClock
 
 HERE = "127.0.0.1"
 NOT_HERE = "192.0.2.1"

@@ -8,7 +8,6 @@ import json
 import shutil
 import socket
 import ssl
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from bookie.runtime.telemetry.metrics import COMMON, MetricSet
 from bookie.runtime.telemetry.status_pages import Check, Health
 from bookie.runtime.telemetry.status_server import StatusServer, StatusServerError
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
+from tests.certificates import make_ca, make_certificate
 from tests.deadlines import STATE_S
 
 
@@ -203,18 +203,19 @@ needs_openssl = pytest.mark.needs("openssl")
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for the server, and one each of a client that is known and of one that is not."""
+    """A certificate for the server, and one each of a client that is known and of one that is not.
+
+    Each has an authority of its own.
+    """
     folder = tmp_path_factory.mktemp("certificates")
     for name in ("server", "client", "stranger"):
-        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        files = ["-keyout", f"{name}.key", "-out", f"{name}.pem"]
-        subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-        subprocess.run([*command, *files, *subject], cwd=folder, check=True, capture_output=True, timeout=60)
+        make_ca(folder, f"{name}-ca")
+        make_certificate(folder, name, f"{name}-ca", "IP:127.0.0.1")
     return folder
 
 
 def client_context(folder: Path, name: str = "") -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=folder / "server.pem")
+    context = ssl.create_default_context(cafile=folder / "server-ca.pem")
     if name:
         context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
     return context
@@ -226,7 +227,7 @@ def test_with_a_client_ca_metrics_need_a_certificate_and_probes_do_not(certifica
         0,
         cert=certificates / "server.pem",
         key=certificates / "server.key",
-        client_ca=certificates / "client.pem",
+        client_ca=certificates / "client-ca.pem",
     )
     with serving(settings=settings) as server:
         assert server.url == f"https://127.0.0.1:{server.port}"

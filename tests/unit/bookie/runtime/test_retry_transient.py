@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bookie.model.errors import ConflictError, FatalError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.runtime.retry import Backoff, retry_transient
-from tests.worlds.clocks import SteppingClock
+from tests.worlds.clocks import ManualClock
 
 
 def failing(times: int, error: Exception) -> Callable[[], Awaitable[int]]:
@@ -30,19 +30,19 @@ EVEN = Backoff(first_s=1, max_s=4, factor=2, jitter=0, attempts=5)
 
 
 async def test_the_first_success_is_returned_without_waiting() -> None:
-    clock = SteppingClock()
+    clock = ManualClock(turns=0)
     assert await retry_transient(failing(0, TransientError()), EVEN, clock, random.Random(1)) == 1
     assert clock.now_s == 0
 
 
 async def test_waits_grow_up_to_the_longest() -> None:
-    clock = SteppingClock()
+    clock = ManualClock(turns=0)
     assert await retry_transient(failing(4, TransientError()), EVEN, clock, random.Random(1)) == 5
     assert clock.now_s == 1 + 2 + 4 + 4
 
 
 async def test_the_last_attempts_error_is_raised_when_attempts_run_out() -> None:
-    clock = SteppingClock()
+    clock = ManualClock(turns=0)
     with pytest.raises(TransientError, match="still down"):
         await retry_transient(failing(5, TransientError("still down")), EVEN, clock, random.Random(1))
     assert clock.now_s == 1 + 2 + 4 + 4, "no wait after the last attempt"
@@ -50,7 +50,7 @@ async def test_the_last_attempts_error_is_raised_when_attempts_run_out() -> None
 
 @pytest.mark.parametrize("family", [ConflictError, PermanentError, OutcomeUnknownError, FatalError, OSError])
 async def test_every_other_family_is_raised_at_once(family: type[Exception]) -> None:
-    clock = SteppingClock()
+    clock = ManualClock(turns=0)
     with pytest.raises(family):
         await retry_transient(failing(1, family("x")), EVEN, clock, random.Random(1))
     assert clock.now_s == 0
@@ -58,7 +58,7 @@ async def test_every_other_family_is_raised_at_once(family: type[Exception]) -> 
 
 async def test_one_attempt_means_no_retry() -> None:
     with pytest.raises(TransientError):
-        await retry_transient(failing(1, TransientError()), Backoff(attempts=1), SteppingClock(), random.Random(1))
+        await retry_transient(failing(1, TransientError()), Backoff(attempts=1), ManualClock(turns=0), random.Random(1))
 
 
 @given(

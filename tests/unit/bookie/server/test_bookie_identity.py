@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bookie.metadata.bookies.cookies import Cookie, CookieStore, ForeignClusterError, encode_cookie
 from bookie.metadata.bookies.incarnations import Incarnation, Incarnations
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import cookie_path
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
@@ -24,6 +24,7 @@ from bookie.server.joining.admission import Admission, Place, admit
 from bookie.server.joining.directories import INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role, look
 from bookie.server.joining.identity import Evidence, IdentityError, KnownBookie, NewBookie, Refusal, decide
 from bookie.storage.disks.files import FileDisk
+from tests.worlds.cluster import formatted
 
 OURS = Cookie(BookieId("bookie-1"), ("/journal",), ("/ledgers",), "this-cluster")
 OTHER_BOOKIE = replace(OURS, bookie_id=BookieId("bookie-2"))
@@ -198,8 +199,7 @@ class Machine:
 @pytest.fixture
 async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
     store = MemoryStore(MemoryCell())
-    await format_cluster(store, "/ledgers", rng=random.Random(2))
-    machine = Machine(tmp_path, store, await open_cluster(store, "/ledgers"))
+    machine = Machine(tmp_path, store, await formatted(store, seed=2))
 
     async def die_at_writes(operation: str, path: str) -> Fault | None:
         if operation in ("create", "set", "multi"):

@@ -14,15 +14,16 @@ from bookie.model.metadata import DigestType
 from bookie.model.packet import pack, pack_lac
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.fault_points import deciding_by
-from bookie.server.service import BookieIdentity, BookieService, ServiceLimits
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.server.service import ServiceLimits
+from bookie.storage.disks.memory import MemoryDisk, Operation, give_way
 from bookie.storage.port import DiskError
-from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, AddReply, EntryResult, LacReply, ReadReply, Status
 from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 from tests.deadlines import STATE_S
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.cluster import MemoryBookie, open_bookie
+from tests.worlds.virtual_time import in_virtual_time
 
 LEDGER = LedgerId(3)
 KEY = b"key"
@@ -47,10 +48,9 @@ class Gate:
 
 
 class Bookie:
-    def __init__(self, storage: LedgerStorage, journal: MemoryDisk, ledgers: MemoryDisk, index: MemoryIndex) -> None:
-        self.storage, self.journal, self.ledgers, self.index = storage, journal, ledgers, index
-        limits = ServiceLimits(add_bytes_max=1000, reads_max=2, lac_waiters_max=2)
-        self.service = BookieService(storage, ledgers, BookieIdentity("uuid", "1"), limits)
+    def __init__(self, bookie: MemoryBookie) -> None:
+        self.storage, self.service = bookie.storage, bookie.service
+        self.journal, self.ledgers, self.index = bookie.journal, bookie.ledgers, bookie.index
 
     async def add(self, entry_id: int, size: int = 10, lac: int = NO_ENTRY) -> AddReply:
         return await self.service.add("uuid", AddBatch(LEDGER, KEY, [entry(entry_id, size, lac)]))
@@ -81,11 +81,10 @@ def found(entry_id: int, lac: int) -> EntryResult:
 
 @asynccontextmanager
 async def a_bookie(clock: Clock) -> AsyncIterator[Bookie]:
-    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
-    storage = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), clock)
-    yield Bookie(storage, journal, ledgers, index)
-    journal.before = index.before = give_way
-    await storage.abort()
+    bookie = await open_bookie(clock, limits=ServiceLimits(add_bytes_max=1000, reads_max=2, lac_waiters_max=2))
+    yield Bookie(bookie)
+    bookie.journal.before = bookie.index.before = give_way
+    await bookie.storage.abort()
 
 
 @pytest.fixture

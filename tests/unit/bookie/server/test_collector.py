@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
 import pytest
 
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import Check
-from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.reservations import Reservation, Reservations
-from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.availability import EntryRuns
 from bookie.model.holdings import holds_all
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -22,11 +18,12 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.fault_points import deciding_by
 from bookie.server.upkeep.collector import Collector, CollectorReport, CollectorSettings
 from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, ListReply, Status
 from tests.unit.bookie.storage.test_store_crash import SMALL, entry
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time, run_virtual
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.cluster import MemoryCluster, open_bookie
+from tests.worlds.virtual_time import in_virtual_time, run_virtual
 
 US, BK1, BK2 = BookieId("us:3181"), BookieId("bk1:3181"), BookieId("bk2:3181")
 L5, L6 = LedgerId(5), LedgerId(6)
@@ -37,25 +34,17 @@ MOVED = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (BK2, BK1)),)).closed(Entr
 SETTINGS = CollectorSettings(interval_s=600, confirm_after_s=30, suspects_per_s=10)
 
 
-@dataclass
-class World:
-    """One bookie's storage, its session, and another session beside it."""
+class CollectorWorld(MemoryCluster):
+    """One bookie's storage, its session, and the test's own beside it."""
 
-    cell: MemoryCell = field(default_factory=MemoryCell)
-    storage: LedgerStorage = field(init=False)
-    cluster: Cluster = field(init=False)
-
-    async def open(self, settings: CollectorSettings = SETTINGS) -> World:
-        self.store, self.others = MemoryStore(self.cell), MemoryStore(self.cell)
-        await format_cluster(self.others, "/ledgers", rng=random.Random(1))
-        self.cluster = await open_cluster(self.others, "/ledgers")
-        self.ledgers = LedgerStore(self.others, self.cluster, random.Random(2))
-        self.reservations = Reservations(self.others, self.cluster.root)
-        self.tasks = UnderReplication(self.others, self.cluster, VirtualClock())
-        self.disk = MemoryDisk()
-        self.storage = await LedgerStorage.open(MemoryDisk(), self.disk, MemoryIndex(), SMALL, VirtualClock())
+    async def open(self, settings: CollectorSettings = SETTINGS) -> CollectorWorld:
+        await self.found()
+        self.bookie_session = self.session()
+        self.reservations = Reservations(self.store, self.cluster.root)
+        bookie = await open_bookie(self.clock, settings=SMALL)
+        self.disk, self.storage = bookie.ledgers, bookie.storage
         self.collector = Collector(
-            self.store, self.cluster, self.storage, US, VirtualClock(), random.Random(3), settings
+            self.bookie_session, self.cluster, self.storage, US, self.clock, random.Random(3), settings
         )
         return self
 
@@ -74,7 +63,7 @@ class World:
             await self.ledgers.write(ledger_id, metadata, current.version)
 
 
-async def ledger(world: World, ledger_id: LedgerId, metadata: LedgerMetadata | None) -> None:
+async def ledger(world: CollectorWorld, ledger_id: LedgerId, metadata: LedgerMetadata | None) -> None:
     if metadata is not None:
         await world.set(ledger_id, metadata)
     async with asyncio.timeout(60):
@@ -104,7 +93,7 @@ def test_few_ledgers_may_all_go_and_many_may_not() -> None:
 
 @in_virtual_time
 async def test_whole_is_what_has_every_entry_of_every_position() -> None:
-    world = await World().open()
+    world = await CollectorWorld().open()
     striped = LedgerMetadata(3, 2, 2, (Fragment(EntryId(0), (US, BK1, BK2)), Fragment(EntryId(4), (BK1, US, BK2))))
     closed = striped.closed(EntryId(7), 1)
     expected = [0, 2, 3, 4, 6, 7]
@@ -114,7 +103,7 @@ async def test_whole_is_what_has_every_entry_of_every_position() -> None:
         await world.add(L6, *(number for number in expected if number != missing))
         assert not holds_all(closed, US, (await world.storage.list_entries(L6)).entries)
         assert await world.storage.collect(L6, world.storage.mark(L6))
-        world = await World().open()
+        world = await CollectorWorld().open()
 
 
 def test_fragments_beyond_the_end_of_a_ledger_hold_nothing() -> None:
@@ -126,7 +115,7 @@ def test_fragments_beyond_the_end_of_a_ledger_hold_nothing() -> None:
 
 @in_virtual_time
 async def test_gone_and_surplus_ledgers_are_collected_and_stay_fenced() -> None:
-    world = await World().open()
+    world = await CollectorWorld().open()
     for number, metadata in enumerate([OPEN, OURS, MOVED, None]):
         await ledger(world, LedgerId(number), metadata)
     report = await world.collector.run_pass()
@@ -142,7 +131,7 @@ async def test_gone_and_surplus_ledgers_are_collected_and_stay_fenced() -> None:
 
 @in_virtual_time
 async def test_the_space_is_given_back() -> None:
-    world = await World().open()
+    world = await CollectorWorld().open()
     for number in range(4):
         await ledger(world, LedgerId(number), OURS if number == 3 else None)
     await world.storage.checkpoint()
@@ -157,7 +146,7 @@ async def test_the_space_is_given_back() -> None:
 
 @in_virtual_time
 async def test_reserved_copies_are_kept_while_their_worker_holds_the_lock() -> None:
-    world = await World().open()
+    world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     await world.reservations.reserve(L5, "t", [Reservation(EntryId(0), 0, US, "uuid")])
     await world.tasks.mark(L5, [BK2])
@@ -170,7 +159,7 @@ async def test_reserved_copies_are_kept_while_their_worker_holds_the_lock() -> N
 
 @in_virtual_time
 async def test_a_reservation_of_a_dead_worker_ends_and_cannot_be_installed_any_more() -> None:
-    world = await World().open()
+    world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     reserved = await world.reservations.reserve(L5, "t", [Reservation(EntryId(0), 0, US, "uuid")])
     assert (await world.collector.run_pass()).collected == 1
@@ -181,14 +170,14 @@ async def test_a_reservation_of_a_dead_worker_ends_and_cannot_be_installed_any_m
 
 @in_virtual_time
 async def test_reservations_of_others_stay() -> None:
-    world = await World().open()
+    world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     reserved = await world.reservations.reserve(L5, "t", [Reservation(EntryId(0), 0, BK2, "uuid")])
     assert (await world.collector.run_pass()).collected == 1
     assert await world.reservations.read(L5) == reserved
 
 
-async def _repair(world: World) -> bool:
+async def _repair(world: CollectorWorld) -> bool:
     """What a worker does that has lost its lock: reserve, list, copy what is missing, install."""
     current = await world.ledgers.current(L5)
     if current is None:
@@ -208,7 +197,7 @@ async def _repair(world: World) -> bool:
 
 async def _is_phantom_after_repair_at(request_number: int) -> bool:
     """Repair in the middle of a pass; whether the metadata names a copy that is not there."""
-    world = await World().open()
+    world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     await world.storage.checkpoint()
     requests, was_installed = 0, False
@@ -217,11 +206,11 @@ async def _is_phantom_after_repair_at(request_number: int) -> bool:
         nonlocal requests, was_installed
         requests += 1
         if requests == request_number:
-            world.store.fault_hook = None
+            world.bookie_session.fault_hook = None
             was_installed = await _repair(world)
         return None
 
-    world.store.fault_hook = at_request
+    world.bookie_session.fault_hook = at_request
     await world.collector.run_pass()
     return was_installed and len(await world.held(L5)) < 10
 
@@ -229,7 +218,7 @@ async def _is_phantom_after_repair_at(request_number: int) -> bool:
 async def _is_phantom_after_race(seed: int) -> bool:
     """Repair beside two passes, all of them now and then slow; whether the metadata names a copy that is not there."""
     rng = random.Random(seed)
-    world = await World().open()
+    world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     if rng.random() < 0.5:
         await world.storage.checkpoint()
@@ -239,7 +228,7 @@ async def _is_phantom_after_race(seed: int) -> bool:
             await asyncio.sleep(0)
         return None
 
-    world.store.fault_hook = world.others.fault_hook = slowly
+    world.bookie_session.fault_hook = world.store.fault_hook = slowly
 
     async def later(work: Callable[[], Awaitable[object]]) -> object:
         await asyncio.sleep(rng.choice((0, 0.099, 0.1, 0.101)))
@@ -270,7 +259,7 @@ def test_the_races_show_a_listing_that_does_not_pin(monkeypatch: pytest.MonkeyPa
 
     async def race() -> bool:
         """The repair comes between the proof and the deletion."""
-        world = await World().open()
+        world = await CollectorWorld().open()
         await ledger(world, L5, MOVED)
         with deciding_by(lambda name: name == "collector.slow_to_delete"):
             collecting = asyncio.ensure_future(world.collector.run_pass())
@@ -295,7 +284,7 @@ def test_the_races_show_a_collector_that_ignores_reservations(monkeypatch: pytes
 
     async def race(pause: int) -> bool:
         """The repair lists before the mark is set, and installs after the copy was collected."""
-        world = await World().open()
+        world = await CollectorWorld().open()
         await ledger(world, L5, MOVED)
         installs = asyncio.Event()
 
@@ -304,7 +293,7 @@ def test_the_races_show_a_collector_that_ignores_reservations(monkeypatch: pytes
                 await installs.wait()
             return None
 
-        world.others.fault_hook = wait_before_install
+        world.store.fault_hook = wait_before_install
         repairing = asyncio.ensure_future(_repair(world))
         await asyncio.sleep(pause)
         await world.collector.run_pass()
@@ -319,7 +308,7 @@ def test_the_races_show_a_collector_that_ignores_reservations(monkeypatch: pytes
 @in_virtual_time
 async def test_a_ledger_that_a_stale_server_does_not_know_yet_is_kept() -> None:
     """Gone at the first look, there at the second."""
-    world = await World().open()
+    world = await CollectorWorld().open()
     await ledger(world, L5, None)
 
     async def create_soon() -> None:
@@ -337,7 +326,7 @@ async def test_a_ledger_that_a_stale_server_does_not_know_yet_is_kept() -> None:
 def test_whoever_comes_between_the_two_looks_keeps_a_gone_ledger(touch: str) -> None:
     @in_virtual_time
     async def scenario() -> None:
-        world = await World().open()
+        world = await CollectorWorld().open()
         await ledger(world, L5, None)
 
         async def come() -> None:
@@ -361,7 +350,7 @@ def test_whoever_comes_between_the_two_looks_keeps_a_gone_ledger(touch: str) -> 
 
 @in_virtual_time
 async def test_implausibly_many_are_left_alone() -> None:
-    world = await World().open(CollectorSettings(confirm_after_s=30, known_min=5))
+    world = await CollectorWorld().open(CollectorSettings(confirm_after_s=30, known_min=5))
     for number in range(6):
         await ledger(world, LedgerId(number), OURS if number < 2 else None)
     report = await world.collector.run_pass()
@@ -372,9 +361,9 @@ async def test_implausibly_many_are_left_alone() -> None:
 
 @in_virtual_time
 async def test_a_root_that_was_formatted_anew_deletes_nothing() -> None:
-    world = await World().open()
+    world = await CollectorWorld().open()
     await ledger(world, L5, None)
-    await world.others.set("/ledgers/INSTANCEID", b"another", -1)
+    await world.store.set("/ledgers/INSTANCEID", b"another", -1)
     report = await world.collector.run_pass()
     assert "another cluster" in report.stopped
     assert len(await world.held(L5)) == 10
@@ -382,12 +371,12 @@ async def test_a_root_that_was_formatted_anew_deletes_nothing() -> None:
 
 @in_virtual_time
 async def test_unreadable_metadata_and_reservations_keep_the_data() -> None:
-    world = await World().open()
+    world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     await ledger(world, L6, MOVED)
-    await world.others.set(world.ledgers.path(L5), b"rubbish", -1)
+    await world.store.set(world.ledgers.path(L5), b"rubbish", -1)
     await world.reservations.reserve(L6, "t", [])
-    await world.others.set(world.reservations.path(L6), b"rubbish", -1)
+    await world.store.set(world.reservations.path(L6), b"rubbish", -1)
     report = await world.collector.run_pass()
     assert (report.collected, report.unknown) == (0, 2)
     assert len(await world.held(L5)) == len(await world.held(L6)) == 10
@@ -398,7 +387,7 @@ def test_one_failed_request_keeps_or_collects_and_the_next_pass_finishes(fault: 
     @in_virtual_time
     async def scenario() -> None:
         for at in range(40):
-            world = await World().open()
+            world = await CollectorWorld().open()
             await ledger(world, L5, MOVED)
             await ledger(world, L6, None)
             await ledger(world, LedgerId(7), OURS)
@@ -409,9 +398,9 @@ def test_one_failed_request_keeps_or_collects_and_the_next_pass_finishes(fault: 
                 requests += 1
                 return fault if requests - 1 == at else None
 
-            world.store.fault_hook = fail_one
+            world.bookie_session.fault_hook = fail_one
             await world.collector.run_pass()
-            world.store.fault_hook = None
+            world.bookie_session.fault_hook = None
             for _ in range(2):
                 await world.collector.run_pass()
             assert await world.storage.ledger_ids() == [7], f"request {at}"
@@ -422,14 +411,14 @@ def test_one_failed_request_keeps_or_collects_and_the_next_pass_finishes(fault: 
 
 @in_virtual_time
 async def test_the_end_of_the_session_ends_the_pass() -> None:
-    world = await World().open()
+    world = await CollectorWorld().open()
     await ledger(world, L5, None)
 
     async def expire() -> None:
         await asyncio.sleep(15)
-        world.store.expire()
+        world.bookie_session.expire()
         await asyncio.sleep(1)
-        world.store.resume()
+        world.bookie_session.resume()
 
     expiring = asyncio.ensure_future(expire())
     report = await world.collector.run_pass()
@@ -441,7 +430,7 @@ async def test_the_end_of_the_session_ends_the_pass() -> None:
 
 @in_virtual_time
 async def test_limbo_ends_once_a_closed_ledger_is_whole() -> None:
-    world = await World().open()
+    world = await CollectorWorld().open()
     await world.set(L5, OPEN)
     await world.storage.set_limbo([L5, L6])
     assert (await world.collector.run_pass()).limbo_cleared == 0
@@ -458,7 +447,7 @@ async def test_limbo_ends_once_a_closed_ledger_is_whole() -> None:
 
 @in_virtual_time
 async def test_the_first_pass_waits_one_interval() -> None:
-    world = await World().open()
+    world = await CollectorWorld().open()
     await ledger(world, L5, None)
     running = asyncio.ensure_future(world.collector.run())
     await asyncio.sleep(599)
@@ -474,7 +463,7 @@ def test_report_adds_up() -> None:
 
 @in_virtual_time
 async def test_a_collector_that_is_stopped_leaves_no_lock() -> None:
-    world = await World().open()
+    world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     with deciding_by(lambda name: name == "collector.slow_to_delete"):
         collecting = asyncio.ensure_future(world.collector.run_pass())
@@ -490,7 +479,7 @@ async def test_a_collector_that_is_stopped_leaves_no_lock() -> None:
 @in_virtual_time
 async def test_a_lock_outlives_an_outage_of_the_store_by_less_than_a_minute(is_lock_answered: bool) -> None:
     """A lock that stays for the life of the session keeps every worker off the ledger. Default settings."""
-    world = await World().open(CollectorSettings())
+    world = await CollectorWorld().open(CollectorSettings())
     await ledger(world, L5, MOVED)
     await world.tasks.initialize()
     clock, outage_s = VirtualClock(), 45.0
@@ -505,7 +494,7 @@ async def test_a_lock_outlives_an_outage_of_the_store_by_less_than_a_minute(is_l
         is_out = began_s and clock.monotonic_s() < began_s[0] + outage_s
         return Fault.FAIL_BEFORE if is_out else None
 
-    world.store.fault_hook = outage
+    world.bookie_session.fault_hook = outage
     passes = asyncio.create_task(world.collector.run())
     async with asyncio.timeout(2 * CollectorSettings().interval_s):
         while not began_s or clock.monotonic_s() < began_s[0] + outage_s - 1:  # noqa: ASYNC110 (virtual time)

@@ -8,44 +8,44 @@ import random
 from bookie.client.placement.feed import PlacementFeed
 from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.drains import Drain, Drains
-from bookie.metadata.bookies.registration import Registrations
-from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
-from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.disk_watch import DiskWatch
 from bookie.server.upkeep.drain_watch import DrainWatch
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
-from bookie.storage.settings import StorageSettings
-from bookie.storage.store import LedgerStorage
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.cluster import ROOT, MemoryCluster, open_bookie
+from tests.worlds.virtual_time import in_virtual_time, until
 
 US = BookieId("us:3181")
 
 
 @in_virtual_time
 async def test_a_drained_bookie_is_read_only_until_the_drain_is_called_off() -> None:
-    store, clock, ledgers = MemoryStore(MemoryCell()), VirtualClock(), MemoryDisk()
-    await format_cluster(store, "/ledgers", rng=random.Random(1))
-    registrations = Registrations(store, await open_cluster(store, "/ledgers"))
-    storage = await LedgerStorage.open(MemoryDisk(), ledgers, MemoryIndex(), StorageSettings(), clock)
-    service = BookieService(storage, ledgers, BookieIdentity("uuid", "1"))
+    world = await MemoryCluster().found()
+    store, clock, registrations = world.store, world.clock, world.registrations
+    bookie = await open_bookie(clock)
     keeper = RegistrationKeeper(store, registrations, US, service_info("h", 1, "uuid"), clock, takeover_deadline_s=5)
-    drains = Drains(store, "/ledgers")
+    drains = Drains(store, ROOT)
     drain = DrainWatch(drains, US, clock)
     await drain.look()
     await keeper.start(is_read_only=False)
     watch = DiskWatch(
-        (ledgers,), storage, service, keeper, clock, read_only_below_bytes=0, is_drained=lambda: drain.is_drained
+        (bookie.ledgers,),
+        bookie.storage,
+        bookie.service,
+        keeper,
+        clock,
+        read_only_below_bytes=0,
+        is_drained=lambda: drain.is_drained,
     )
     following = asyncio.create_task(drain.run(watch.look))
 
     async def is_read_only() -> bool:
-        return service.is_read_only and US in (await registrations.list()).read_only
+        return bookie.service.is_read_only and US in (await registrations.list()).read_only
 
     async def is_writable() -> bool:
-        return not service.is_read_only and US in (await registrations.list()).writable
+        return not bookie.service.is_read_only and US in (await registrations.list()).writable
 
     await drains.start(Drain(BookieId("other:3181"), "test", 1))
     await until(is_writable, 60)
@@ -59,13 +59,13 @@ async def test_a_drained_bookie_is_read_only_until_the_drain_is_called_off() -> 
     await until(is_writable, 60)
     following.cancel()
     await keeper.stop(1.0)
-    await storage.close()
+    await bookie.storage.close()
 
 
 @in_virtual_time
 async def test_drained_bookies_are_not_placed_on() -> None:
     store, placement = MemoryStore(MemoryCell()), Placement()
-    drains = Drains(store, "/ledgers")
+    drains = Drains(store, ROOT)
     feed = PlacementFeed(placement, VirtualClock(), topologies=None, free_space=None, drains=drains)
     following = asyncio.create_task(feed.run())
     a, b, c = (BookieId(name) for name in "abc")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,7 @@ from bookie.metadata.bookies.cookies import CookieStore
 from bookie.metadata.bookies.incarnations import Incarnations
 from bookie.metadata.bookies.registration import BookieIdInUseError, Registrations
 from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
-from bookie.metadata.ledgers.ledgers import LedgerStore
-from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
-from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.server.joining.admission import Admission, Place, admit
@@ -28,7 +24,8 @@ from bookie.storage.disks.memory import Operation, give_way
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 from tests.unit.bookie.storage.test_store_crash import SMALL, Machine, PowerSwitch, entry
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.cluster import MemoryCluster
+from tests.worlds.virtual_time import in_virtual_time
 
 US, BK1 = BookieId("us:3181"), BookieId("bk1:3181")
 OPEN = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (US, BK1)),))
@@ -38,20 +35,17 @@ NAMED = {LedgerId(1): OPEN, LedgerId(2): OPEN.closed(EntryId(9), 10), LedgerId(1
 FREE = LedgerId(3)
 
 
-@dataclass
-class World:
+class IncarnationWorld(MemoryCluster):
     """A cluster, and one bookie's machine, which can be replaced."""
 
-    cell: MemoryCell = field(default_factory=MemoryCell)
-    machine: Machine = field(default_factory=Machine)
-    seeds: random.Random = field(default_factory=lambda: random.Random(1))
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = Machine()
+        self.seeds = random.Random(1)
 
-    async def prepare(self) -> World:
+    async def prepare(self) -> IncarnationWorld:
         """The bookie has joined, its ledgers exist, and its disks are lost."""
-        self.store = MemoryStore(self.cell)
-        await format_cluster(self.store, "/ledgers", rng=random.Random(1))
-        self.cluster: Cluster = await open_cluster(self.store, "/ledgers")
-        self.ledgers = LedgerStore(self.store, self.cluster, random.Random(2))
+        await self.found()
         await self.start()
         await self.ledgers.create_many([*NAMED.items(), (FREE, OTHERS)])
         self.machine = Machine()
@@ -61,7 +55,7 @@ class World:
         """What a process does before it registers."""
         journal, ledgers = self.machine.journal, self.machine.ledgers
         places = (Place(Role.JOURNAL, Path("/j"), journal), Place(Role.LEDGERS, Path("/l"), ledgers))
-        store, clock = self.store, VirtualClock()
+        store, clock = self.store, self.clock
         admitted = await admit(store, self.cluster, places, US, "", clock, self.seeds, may_be_new_incarnation=is_new)
         storage = await LedgerStorage.open(journal, ledgers, self.machine.index, SMALL, clock)
         rng = random.Random(3)
@@ -82,7 +76,7 @@ class World:
             added = await storage.add(AddBatch(ledger_id, b"key", [entry(ledger_id, 0, b"")]))
             assert added.status is Status.FENCED
         assert (await storage.list_entries(FREE)).status is Status.NO_LEDGER
-        tasks = await UnderReplication(self.store, self.cluster, VirtualClock()).list()
+        tasks = await self.tasks.list()
         assert {task.ledger_id: task.missing for task in tasks} == dict.fromkeys(NAMED, (US,))
         history = [item.uuid for item in await Incarnations(self.store, self.cluster.root).read(US)]
         assert history[-1] == admitted.incarnation
@@ -91,7 +85,7 @@ class World:
 
 @in_virtual_time
 async def test_lost_disks_are_refused_unless_a_new_incarnation_is_asked_for() -> None:
-    world = await World().prepare()
+    world = await IncarnationWorld().prepare()
     with pytest.raises(IdentityError, match="--new-incarnation") as refused:
         await world.start()
     assert refused.value.refusal is Refusal.EMPTY_DISKS
@@ -102,7 +96,7 @@ async def test_lost_disks_are_refused_unless_a_new_incarnation_is_asked_for() ->
 
 @in_virtual_time
 async def test_a_restart_does_not_forget_limbo_and_needs_no_flag() -> None:
-    world = await World().prepare()
+    world = await IncarnationWorld().prepare()
     first, storage = await world.start(is_new=True)
     await storage.close()
     for is_new in (False, True):
@@ -114,7 +108,7 @@ async def test_a_restart_does_not_forget_limbo_and_needs_no_flag() -> None:
 
 @in_virtual_time
 async def test_a_bookie_id_that_was_given_back_and_is_used_again_has_limbo_as_well() -> None:
-    world = await World().prepare()
+    world = await IncarnationWorld().prepare()
     stored = await CookieStore(world.store, world.cluster).read(US)
     assert stored is not None
     await CookieStore(world.store, world.cluster).delete(US, stored.version)
@@ -124,7 +118,7 @@ async def test_a_bookie_id_that_was_given_back_and_is_used_again_has_limbo_as_we
 
 @in_virtual_time
 async def test_a_ledger_whose_metadata_cannot_be_read_is_in_limbo() -> None:
-    world = await World().prepare()
+    world = await IncarnationWorld().prepare()
     await world.store.set(world.ledgers.path(FREE), b"rubbish", -1)
     _, storage = await world.start(is_new=True)
     assert (await storage.list_entries(FREE)).status is Status.LIMBO
@@ -132,7 +126,7 @@ async def test_a_ledger_whose_metadata_cannot_be_read_is_in_limbo() -> None:
 
 @in_virtual_time
 async def test_disks_that_still_serve_are_not_lost() -> None:
-    world = await World().prepare()
+    world = await IncarnationWorld().prepare()
     old = MemoryStore(world.cell)
     info = ServiceInfo((Endpoint("bookie", "h", 1, "bookie-grpc"),))
     await Registrations(old, world.cluster).register(US, info, is_read_only=False, takeover_deadline_s=5)
@@ -145,7 +139,7 @@ async def test_disks_that_still_serve_are_not_lost() -> None:
 
 @in_virtual_time
 async def test_the_disks_of_the_incarnation_before_are_refused() -> None:
-    world = await World().prepare()
+    world = await IncarnationWorld().prepare()
     _, storage = await world.start(is_new=True)
     await storage.close()
     replaced = world.machine.power_back()
@@ -159,7 +153,7 @@ async def test_the_disks_of_the_incarnation_before_are_refused() -> None:
 
 @in_virtual_time
 async def test_a_disk_that_is_lost_in_the_middle_is_refused() -> None:
-    world = await World().prepare()
+    world = await IncarnationWorld().prepare()
 
     async def fail_scan(operation: str, path: str) -> Fault | None:
         return Fault.FAIL_BEFORE if (operation, path) == ("sync", "/ledgers") else None
@@ -177,7 +171,7 @@ async def test_a_disk_that_is_lost_in_the_middle_is_refused() -> None:
 @pytest.mark.parametrize("is_power_lost", [False, True])
 async def test_a_start_may_be_interrupted_anywhere(is_power_lost: bool) -> None:
     for last in itertools.count():
-        world = await World().prepare()
+        world = await IncarnationWorld().prepare()
         switch = PowerSwitch(last)
 
         async def asked(operation: str, path: str, switch: PowerSwitch = switch) -> Fault | None:
@@ -186,7 +180,7 @@ async def test_a_start_may_be_interrupted_anywhere(is_power_lost: bool) -> None:
 
         world.store.fault_hook = asked
 
-        async def start(world: World = world) -> None:
+        async def start(world: IncarnationWorld = world) -> None:
             await world.start(is_new=True)
 
         is_done = await world.machine.run(start(), switch)
@@ -214,7 +208,7 @@ def test_a_scan_that_is_not_complete_never_serves(fault: Fault) -> None:
     @in_virtual_time
     async def scenario() -> None:
         for at in range(60):
-            world = await World().prepare()
+            world = await IncarnationWorld().prepare()
             requests = itertools.count()
 
             async def fail_one(

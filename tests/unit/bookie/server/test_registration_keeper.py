@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -13,18 +12,16 @@ from hypothesis import strategies as st
 
 from bookie.metadata.bookies.registration import BookieIdInUseError, Bookies, Registrations
 from bookie.metadata.bookies.service_info import PROTOCOL_GRPC
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import bookie_path
-from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.model.ids import BookieId
-from bookie.server.service import BookieIdentity, BookieService
+from bookie.server.service import BookieService
 from bookie.server.upkeep.disk_watch import DiskWatch, should_be_read_only
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
-from bookie.storage.settings import StorageSettings
-from bookie.storage.store import LedgerStorage
+from bookie.storage.disks.memory import MemoryDisk
 from tests.deadlines import STATE_S
-from tests.worlds.clocks import SteppingClock
+from tests.worlds.clocks import ManualClock
+from tests.worlds.cluster import MemoryCluster, open_bookie
 
 BOOKIE = BookieId("bookie-1")
 INFO = service_info("host", 3181, "uuid")
@@ -33,14 +30,17 @@ WRITABLE = Bookies(frozenset({BOOKIE}), frozenset())
 READ_ONLY = Bookies(frozenset(), frozenset({BOOKIE}))
 
 
-@dataclass
-class World:
-    store: MemoryStore
-    cluster: Cluster
-    watcher: Registrations
-    """Of another session."""
-    keeper: RegistrationKeeper
-    clock: SteppingClock
+class KeeperWorld(MemoryCluster):
+    """A bookie that keeps itself registered, and another session that looks."""
+
+    async def start(self) -> None:
+        await self.found()
+        self.keeper = self.make_keeper(self.store)
+        self.watcher = Registrations(self.session(), self.cluster)
+
+    def make_keeper(self, store: MemoryStore) -> RegistrationKeeper:
+        clock, registrations = ManualClock(turns=20), Registrations(store, self.cluster)
+        return RegistrationKeeper(store, registrations, BOOKIE, INFO, clock, takeover_deadline_s=0.05)
 
     async def until(self, bookies: Bookies) -> None:
         seen = await self.watcher.list()
@@ -50,25 +50,16 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    cell = MemoryCell()
-    store, other = MemoryStore(cell), MemoryStore(cell)
-    await format_cluster(store, "/ledgers", rng=random.Random(1))
-    cluster = await open_cluster(store, "/ledgers")
-    clock = SteppingClock(turns=20)
-    keeper = make_keeper(store, cluster, clock)
-    yield World(store, cluster, Registrations(other, cluster), keeper, clock)
-    store.fault_hook = None
-    await keeper.stop(STATE_S)
-    await store.close()
-    await other.close()
+async def world() -> AsyncIterator[KeeperWorld]:
+    world = KeeperWorld()
+    await world.start()
+    yield world
+    world.store.fault_hook = None
+    await world.keeper.stop(STATE_S)
+    await world.close()
 
 
-def make_keeper(store: MemoryStore, cluster: Cluster, clock: SteppingClock) -> RegistrationKeeper:
-    return RegistrationKeeper(store, Registrations(store, cluster), BOOKIE, INFO, clock, takeover_deadline_s=0.05)
-
-
-async def test_a_bookie_registers_with_its_endpoint_and_incarnation(world: World) -> None:
+async def test_a_bookie_registers_with_its_endpoint_and_incarnation(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
     assert await world.watcher.list() == WRITABLE
     info = await world.watcher.service_info(BOOKIE)
@@ -78,7 +69,7 @@ async def test_a_bookie_registers_with_its_endpoint_and_incarnation(world: World
     assert (endpoint.host, endpoint.port, info.incarnation) == ("host", 3181, "uuid")
 
 
-async def test_a_new_session_registers_again(world: World) -> None:
+async def test_a_new_session_registers_again(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
     for _ in range(3):
         world.store.expire()
@@ -87,7 +78,7 @@ async def test_a_new_session_registers_again(world: World) -> None:
         await world.until(WRITABLE)
 
 
-async def test_an_interrupted_connection_changes_nothing(world: World) -> None:
+async def test_an_interrupted_connection_changes_nothing(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
     before = await world.store.stat(bookie_path("/ledgers", BOOKIE, is_read_only=False))
     world.store.suspend()
@@ -97,7 +88,7 @@ async def test_an_interrupted_connection_changes_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.LOSE_ANSWER])
-async def test_registering_is_tried_until_it_succeeds(world: World, fault: Fault) -> None:
+async def test_registering_is_tried_until_it_succeeds(world: KeeperWorld, fault: Fault) -> None:
     await world.keeper.start(is_read_only=False)
     failures = 5
 
@@ -113,13 +104,13 @@ async def test_registering_is_tried_until_it_succeeds(world: World, fault: Fault
     assert failures < 0
 
 
-async def test_a_registration_that_somebody_deletes_comes_back(world: World) -> None:
+async def test_a_registration_that_somebody_deletes_comes_back(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
     await world.store.delete(bookie_path("/ledgers", BOOKIE, is_read_only=False))
     await world.until(WRITABLE)
 
 
-async def test_switching_never_makes_the_bookie_look_lost(world: World) -> None:
+async def test_switching_never_makes_the_bookie_look_lost(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
     seen = [await world.watcher.list()]
 
@@ -135,7 +126,7 @@ async def test_switching_never_makes_the_bookie_look_lost(world: World) -> None:
     assert set(seen) <= {WRITABLE, READ_ONLY}
 
 
-async def test_a_switch_that_the_store_does_not_hear_is_made_up_for(world: World) -> None:
+async def test_a_switch_that_the_store_does_not_hear_is_made_up_for(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
     world.store.expire()
     assert not await world.keeper.switch(is_read_only=True, deadline_s=0.05)
@@ -143,18 +134,16 @@ async def test_a_switch_that_the_store_does_not_hear_is_made_up_for(world: World
     await world.until(READ_ONLY)
 
 
-async def test_an_id_that_another_process_uses_is_refused_at_the_start(world: World) -> None:
+async def test_an_id_that_another_process_uses_is_refused_at_the_start(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
-    store = MemoryStore(world.store.cell)
-    second = make_keeper(store, world.cluster, SteppingClock(turns=20))
+    second = world.make_keeper(world.session())
     with pytest.raises(BookieIdInUseError):
         await second.start(is_read_only=False)
     await second.stop(STATE_S)
     assert await world.watcher.list() == WRITABLE  # the other's registration is not ours to end
-    await store.close()
 
 
-async def test_stopping_unregisters_and_never_fails(world: World) -> None:
+async def test_stopping_unregisters_and_never_fails(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=True)
     await world.keeper.stop(STATE_S)
     assert await world.watcher.list() == NOBODY
@@ -183,21 +172,23 @@ class Disks:
 
 
 @pytest.fixture
-async def disks(world: World) -> AsyncIterator[Disks]:
-    journal, ledgers = MemoryDisk(capacity_bytes=10_000), MemoryDisk(capacity_bytes=10_000)
-    storage = await LedgerStorage.open(journal, ledgers, MemoryIndex(), StorageSettings(), world.clock)
-    service = BookieService(storage, ledgers, BookieIdentity("uuid", "1"))
-    watch = DiskWatch((journal, ledgers), storage, service, world.keeper, world.clock, read_only_below_bytes=4000)
+async def disks(world: KeeperWorld) -> AsyncIterator[Disks]:
+    clock = ManualClock(turns=20)
+    bookie = await open_bookie(clock)
+    both = bookie.journal, bookie.ledgers
+    for disk in both:
+        disk.capacity_bytes = 10_000
+    watch = DiskWatch(both, bookie.storage, bookie.service, world.keeper, clock, read_only_below_bytes=4000)
     await world.keeper.start(is_read_only=False)
-    yield Disks(journal, ledgers, service, watch)
-    await storage.abort()
+    yield Disks(*both, bookie.service, watch)
+    await bookie.storage.abort()
 
 
 @pytest.mark.parametrize(
     "which", [lambda disks: disks.journal, lambda disks: disks.ledgers], ids=["journal", "ledgers"]
 )
 async def test_either_disk_makes_the_bookie_read_only_and_writable_again(
-    world: World, disks: Disks, which: Callable[[Disks], MemoryDisk]
+    world: KeeperWorld, disks: Disks, which: Callable[[Disks], MemoryDisk]
 ) -> None:
     disk = which(disks)
     for capacity, is_read_only in ((10_000, False), (3_000, True), (4_500, True), (10_000, False)):
@@ -207,7 +198,7 @@ async def test_either_disk_makes_the_bookie_read_only_and_writable_again(
         assert await world.watcher.list() == (READ_ONLY if is_read_only else WRITABLE)
 
 
-async def test_read_only_is_announced_before_adds_are_refused(world: World, disks: Disks) -> None:
+async def test_read_only_is_announced_before_adds_are_refused(world: KeeperWorld, disks: Disks) -> None:
     was_refusing_at_announcement = []
 
     async def note(operation: str, path: str) -> None:
@@ -223,7 +214,7 @@ async def test_read_only_is_announced_before_adds_are_refused(world: World, disk
 
 
 async def test_a_full_disk_does_not_wait_for_the_store(
-    world: World, disks: Disks, monkeypatch: pytest.MonkeyPatch
+    world: KeeperWorld, disks: Disks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bookie.server.upkeep.disk_watch.ANNOUNCE_DEADLINE_S", 0.05)
     world.store.expire()

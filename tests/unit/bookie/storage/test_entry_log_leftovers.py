@@ -7,9 +7,9 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from bookie.storage.disks.index_format import pack_entry_key
+from bookie.storage.disks.index_format import dead_key, pack_entry_key, unpack_dead
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
-from bookie.storage.entry_logs.entry_log import DIRECTORY, EntryLogs, log_ids, log_path
+from bookie.storage.entry_logs.entry_log import DIRECTORY, RECORD_HEADER_SIZE, EntryLogs, log_ids, log_path
 from bookie.storage.entry_logs.leftovers import remove_leftovers
 from bookie.storage.port import DiskFullError
 
@@ -41,8 +41,11 @@ async def test_log_stays_if_the_index_names_any_of_its_entries(number: int) -> N
     disk, values = await disk_with_log()
     index = MemoryIndex()
     await index.write([(pack_entry_key(7, number), values[number])])
-    await remove_leftovers(disk, index, [1])
-    assert await log_ids(disk) == [1]
+    for _ in range(2):
+        await remove_leftovers(disk, index, [1])
+        assert await log_ids(disk) == [1]
+        [dead] = await index.get_many([dead_key(1)])
+        assert unpack_dead(dead) == (COUNT - 1) * (len(entry(0)) + RECORD_HEADER_SIZE)
 
 
 async def test_log_goes_if_the_index_names_its_entries_elsewhere() -> None:

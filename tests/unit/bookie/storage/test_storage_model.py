@@ -15,7 +15,8 @@ from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.entry_logs.collection import Mark
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
-from tests.unit.bookie.storage.test_store_crash import SMALL, FixedClock, entry
+from tests.unit.bookie.storage.test_store_crash import SMALL, entry
+from tests.worlds.clocks import ManualClock
 
 T = TypeVar("T")
 LEDGERS = st.sampled_from([LedgerId(number) for number in (0, 5, 9)])
@@ -30,7 +31,7 @@ class StorageMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.disks = MemoryDisk(), MemoryDisk(), MemoryIndex()
-        self.store = self.run(LedgerStorage.open(*self.disks, SMALL, FixedClock()))
+        self.store = self.run(LedgerStorage.open(*self.disks, SMALL, ManualClock(turns=1)))
         self.entries: dict[LedgerId, dict[int, bytes]] = {}
         self.fenced: set[LedgerId] = set()
         self.limbo: set[LedgerId] = set()
@@ -112,7 +113,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.run(self.store.close())
         journal, ledgers, index = self.disks
         self.disks = journal.restarted(), ledgers.restarted(), index.restarted()
-        self.store = self.run(LedgerStorage.open(*self.disks, SMALL, FixedClock()))
+        self.store = self.run(LedgerStorage.open(*self.disks, SMALL, ManualClock(turns=1)))
         self.marks.clear()
 
     @rule(ledger_id=LEDGERS)

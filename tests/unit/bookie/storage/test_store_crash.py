@@ -29,6 +29,7 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.storage.write_cache import WriteCache
 from bookie.wire.port import AddBatch, Status
+from tests.worlds.clocks import ManualClock
 
 LEDGERS = [LedgerId(number) for number in (3, 7, 11)]
 ENTRIES = range(40)
@@ -44,19 +45,6 @@ SMALL = StorageSettings(
     list_page_keys=3,
 )
 """Every bound is met many times in a short history."""
-
-
-class FixedClock:
-    """No time passes; who sleeps only gives way."""
-
-    def monotonic_s(self) -> float:
-        return 0.0
-
-    def epoch_ms(self) -> int:
-        return 0
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(0)
 
 
 class PowerSwitch:
@@ -128,7 +116,7 @@ class Machine:
         return Machine(self.journal.restarted(), self.ledgers.restarted(), self.index.restarted(), self.known)
 
     async def open(self) -> LedgerStorage:
-        return await LedgerStorage.open(self.journal, self.ledgers, self.index, SMALL, FixedClock())
+        return await LedgerStorage.open(self.journal, self.ledgers, self.index, SMALL, ManualClock(turns=1))
 
 
 def key_of(ledger_id: int) -> bytes:

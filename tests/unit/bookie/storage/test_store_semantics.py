@@ -20,6 +20,7 @@ from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, AddReply, EntryResult, FenceReply, ListReply, ReadReply, Status
+from tests.worlds.clocks import ManualClock
 
 LEDGER = LedgerId(7)
 KEY = b"secret-key-of-ledger"
@@ -54,30 +55,7 @@ class Valve:
         self._moved = asyncio.Event()
 
 
-class ManualClock:
-    """Time that stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.slept: list[float] = []
-        self._waiting: list[asyncio.Event] = []
-
-    def monotonic_s(self) -> float:
-        return 0.0
-
-    def epoch_ms(self) -> int:
-        return 0
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self._waiting.append(asyncio.Event())
-        await self._waiting[-1].wait()
-
-    def ring(self) -> None:
-        for event in self._waiting:
-            event.set()
-
-
-class World:
+class StorageWorld:
     """A store on twins, with a valve before each."""
 
     def __init__(self) -> None:
@@ -110,6 +88,10 @@ class World:
         assert reply.status is Status.OK
         return reply.results[0].status
 
+    def let_retry(self) -> None:
+        """Let the time pass after which a full disk is tried again."""
+        self.clock.now_s += StorageSettings().flush_retry_s
+
     def is_full(self) -> bool:
         return self.store.is_full
 
@@ -128,8 +110,8 @@ async def settle() -> None:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    world = World()
+async def world() -> AsyncIterator[StorageWorld]:
+    world = StorageWorld()
     await world.start()
     yield world
     world.valve.open()
@@ -139,7 +121,7 @@ async def world() -> AsyncIterator[World]:
 # Fences and adds
 
 
-async def test_fence_enqueued_before_an_add_wins(world: World) -> None:
+async def test_fence_enqueued_before_an_add_wins(world: StorageWorld) -> None:
     await world.add(0)
     world.valve.hold(Operation.SYNC)
     fence = asyncio.create_task(world.store.fence(LEDGER, KEY))
@@ -152,7 +134,7 @@ async def test_fence_enqueued_before_an_add_wins(world: World) -> None:
     assert reply.last_entry.entry_id == 0
 
 
-async def test_add_enqueued_before_a_fence_is_in_its_answer(world: World) -> None:
+async def test_add_enqueued_before_a_fence_is_in_its_answer(world: StorageWorld) -> None:
     await world.add(0)
     world.valve.hold(Operation.SYNC)
     add = asyncio.create_task(world.add(1))
@@ -166,7 +148,7 @@ async def test_add_enqueued_before_a_fence_is_in_its_answer(world: World) -> Non
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_no_add_is_acknowledged_behind_a_fence_answer_that_missed_it(world: World, seed: int) -> None:
+async def test_no_add_is_acknowledged_behind_a_fence_answer_that_missed_it(world: StorageWorld, seed: int) -> None:
     rng = random.Random(seed)
     acknowledged: list[int] = []
 
@@ -198,7 +180,7 @@ async def test_no_add_is_acknowledged_behind_a_fence_answer_that_missed_it(world
     assert acknowledged == list(range(len(acknowledged)))
 
 
-async def test_concurrent_fences_share_one_record(world: World) -> None:
+async def test_concurrent_fences_share_one_record(world: StorageWorld) -> None:
     await world.add(0)
     before = sum(len(world.journal.content(path)) for path in world.journal.paths())
     world.valve.hold(Operation.SYNC)
@@ -209,7 +191,7 @@ async def test_concurrent_fences_share_one_record(world: World) -> None:
     assert sum(len(world.journal.content(path)) for path in world.journal.paths()) - before < 200
 
 
-async def test_fence_caller_that_goes_away_does_not_take_the_answer_from_the_others(world: World) -> None:
+async def test_fence_caller_that_goes_away_does_not_take_the_answer_from_the_others(world: StorageWorld) -> None:
     world.valve.hold(Operation.SYNC)
     fences = [asyncio.create_task(world.store.fence(LEDGER, KEY)) for _ in range(3)]
     await settle()
@@ -220,7 +202,7 @@ async def test_fence_caller_that_goes_away_does_not_take_the_answer_from_the_oth
 
 
 async def test_add_whose_caller_goes_away_still_happens_and_keeps_its_key() -> None:
-    world = World()
+    world = StorageWorld()
     await world.start(ledgers_in_memory=0)
     world.valve.hold(Operation.SYNC)
     add = asyncio.create_task(world.add(0))
@@ -235,7 +217,7 @@ async def test_add_whose_caller_goes_away_still_happens_and_keeps_its_key() -> N
 
 
 async def test_fence_whose_caller_goes_away_still_holds() -> None:
-    world = World()
+    world = StorageWorld()
     await world.start(ledgers_in_memory=0)
     world.valve.hold(Operation.SYNC)
     fence = asyncio.create_task(world.store.fence(LEDGER, KEY))
@@ -249,7 +231,7 @@ async def test_fence_whose_caller_goes_away_still_holds() -> None:
     await world.store.close()
 
 
-async def test_unacknowledged_entry_is_not_served(world: World) -> None:
+async def test_unacknowledged_entry_is_not_served(world: StorageWorld) -> None:
     world.valve.hold(Operation.SYNC)
     add = asyncio.create_task(world.add(0))
     await settle()
@@ -259,7 +241,7 @@ async def test_unacknowledged_entry_is_not_served(world: World) -> None:
     assert await world.status_of(0) is Status.OK
 
 
-async def test_first_key_holds_from_the_moment_it_is_enqueued(world: World) -> None:
+async def test_first_key_holds_from_the_moment_it_is_enqueued(world: StorageWorld) -> None:
     world.valve.hold(Operation.SYNC)
     first = asyncio.create_task(world.add(0))
     await settle()
@@ -268,7 +250,7 @@ async def test_first_key_holds_from_the_moment_it_is_enqueued(world: World) -> N
     assert (await first).status is Status.OK
 
 
-async def test_fence_is_not_answered_before_the_key_it_met_is_durable(world: World) -> None:
+async def test_fence_is_not_answered_before_the_key_it_met_is_durable(world: StorageWorld) -> None:
     await world.store.set_limbo([LEDGER])
     world.valve.hold(Operation.SYNC)
     add = asyncio.create_task(world.add(0, is_recovery=True))
@@ -279,7 +261,7 @@ async def test_fence_is_not_answered_before_the_key_it_met_is_durable(world: Wor
     assert (await add).status is (await fence).status is Status.OK
 
 
-async def test_limbo_holds_from_the_moment_it_is_enqueued(world: World) -> None:
+async def test_limbo_holds_from_the_moment_it_is_enqueued(world: StorageWorld) -> None:
     await world.add(0)
     world.valve.hold(Operation.SYNC)
     limbo = asyncio.create_task(world.store.set_limbo([LEDGER]))
@@ -291,7 +273,7 @@ async def test_limbo_holds_from_the_moment_it_is_enqueued(world: World) -> None:
 
 
 async def test_forgotten_ledger_is_still_fenced() -> None:
-    world = World()
+    world = StorageWorld()
     await world.start(ledgers_in_memory=0)
     await world.store.fence(LEDGER, KEY)
     await world.store.checkpoint()
@@ -302,7 +284,7 @@ async def test_forgotten_ledger_is_still_fenced() -> None:
     await world.store.close()
 
 
-async def test_key_is_never_logged_or_answered(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_key_is_never_logged_or_answered(world: StorageWorld, caplog: pytest.LogCaptureFixture) -> None:
     await world.add(0)
     reply = await world.add(1, key=b"wrong-key")
     await world.store.fence(LEDGER, b"wrong-key")
@@ -315,7 +297,7 @@ async def test_key_is_never_logged_or_answered(world: World, caplog: pytest.LogC
 # Damage
 
 
-async def test_rotten_entry_is_corrupt_and_its_neighbours_are_fine(world: World) -> None:
+async def test_rotten_entry_is_corrupt_and_its_neighbours_are_fine(world: StorageWorld) -> None:
     await world.add(0, 1, 2)
     await world.store.checkpoint()
     place = world.ledgers.content(world.log_path()).index(entry(1))
@@ -329,7 +311,7 @@ async def test_rotten_entry_is_corrupt_and_its_neighbours_are_fine(world: World)
     assert (await world.store.list_entries(LEDGER)).entries == EntryRuns(((0, 2),))
 
 
-async def test_bytes_of_another_entry_in_its_place_are_corrupt(world: World) -> None:
+async def test_bytes_of_another_entry_in_its_place_are_corrupt(world: StorageWorld) -> None:
     await world.add(0, 1)
     await world.store.checkpoint()
     content = world.ledgers.content(world.log_path())
@@ -337,7 +319,7 @@ async def test_bytes_of_another_entry_in_its_place_are_corrupt(world: World) -> 
     assert await world.status_of(0) is Status.CORRUPT
 
 
-async def test_rotten_last_entry_keeps_its_true_id(world: World) -> None:
+async def test_rotten_last_entry_keeps_its_true_id(world: StorageWorld) -> None:
     await world.add(0, 1)
     await world.store.checkpoint()
     world.ledgers.cut(world.log_path(), len(world.ledgers.content(world.log_path())) - 1)
@@ -346,14 +328,14 @@ async def test_rotten_last_entry_keeps_its_true_id(world: World) -> None:
     assert (reply.status, reply.last_entry) == (Status.OK, EntryResult(EntryId(1), Status.CORRUPT))
 
 
-async def test_lost_entry_log_is_corrupt_not_absent(world: World) -> None:
+async def test_lost_entry_log_is_corrupt_not_absent(world: StorageWorld) -> None:
     await world.add(0)
     await world.store.checkpoint()
     world.ledgers.lose(world.log_path())
     assert await world.status_of(0) is Status.CORRUPT
 
 
-async def test_damaged_entry_is_healed_by_adding_it_again(world: World) -> None:
+async def test_damaged_entry_is_healed_by_adding_it_again(world: StorageWorld) -> None:
     await world.add(0)
     await world.store.checkpoint()
     world.ledgers.cut(world.log_path(), 30)
@@ -363,7 +345,7 @@ async def test_damaged_entry_is_healed_by_adding_it_again(world: World) -> None:
     assert await world.status_of(0) is Status.OK
 
 
-async def test_unreadable_sector_fails_its_entry_only(world: World) -> None:
+async def test_unreadable_sector_fails_its_entry_only(world: StorageWorld) -> None:
     await world.add(0)
     await world.store.checkpoint()
     await world.add(1)
@@ -373,7 +355,7 @@ async def test_unreadable_sector_fails_its_entry_only(world: World) -> None:
     assert not world.store.fatal.done()
 
 
-async def test_unreadable_index_is_never_absence(world: World) -> None:
+async def test_unreadable_index_is_never_absence(world: StorageWorld) -> None:
     await world.add(0)
     world.valve.fail(DiskError("corrupted block"), Operation.INDEX_READ)
     other = LedgerId(8)
@@ -390,7 +372,7 @@ async def test_unreadable_index_is_never_absence(world: World) -> None:
     assert await world.status_of(1) is Status.NO_ENTRY
 
 
-async def test_ledger_state_of_a_newer_version_is_refused(world: World) -> None:
+async def test_ledger_state_of_a_newer_version_is_refused(world: StorageWorld) -> None:
     await world.index.write([(state_key(LEDGER), b"\x63newer")])
     assert (await world.add(0)).status is Status.IO_ERROR
     assert (await world.store.read(LEDGER, [EntryId(0)])).status is Status.IO_ERROR
@@ -400,7 +382,7 @@ async def test_ledger_state_of_a_newer_version_is_refused(world: World) -> None:
 
 
 async def test_records_waiting_for_the_journal_are_bounded() -> None:
-    world = World()
+    world = StorageWorld()
     await world.start(journal_queue_bytes_max=500)
     await world.add(0)
     world.valve.hold(Operation.SYNC)
@@ -416,7 +398,7 @@ async def test_records_waiting_for_the_journal_are_bounded() -> None:
 
 
 async def test_entries_waiting_for_the_entry_logs_are_bounded() -> None:
-    world = World()
+    world = StorageWorld()
     await world.start(cache_bytes_max=2000)
     world.valve.hold(Operation.INDEX_WRITE)
     statuses = []
@@ -436,7 +418,7 @@ async def test_entries_waiting_for_the_entry_logs_are_bounded() -> None:
 
 
 async def test_fences_alone_are_flushed_and_their_journal_is_given_back() -> None:
-    world = World()
+    world = StorageWorld()
     await world.start(cache_bytes_max=5000, journal_file_bytes=500, ledgers_in_memory=10)
     for number in range(300):
         assert (await world.store.fence(LedgerId(number), KEY)).status is Status.OK
@@ -450,7 +432,7 @@ async def test_fences_alone_are_flushed_and_their_journal_is_given_back() -> Non
 # Full disks
 
 
-async def test_full_journal_disk_is_read_only_until_there_is_space(world: World) -> None:
+async def test_full_journal_disk_is_read_only_until_there_is_space(world: StorageWorld) -> None:
     await world.add(0)
     world.valve.fail(DiskFullError("no space left"), *WRITES, directory=JOURNAL)
     assert (await world.add(1)).status is Status.READ_ONLY
@@ -459,9 +441,9 @@ async def test_full_journal_disk_is_read_only_until_there_is_space(world: World)
     assert (await world.add(2)).status is Status.READ_ONLY
     assert await world.status_of(0) is Status.OK
     assert await world.status_of(1) is Status.NO_ENTRY
-    assert world.clock.slept
+    assert world.clock.sleepers
     world.valve.open()
-    world.clock.ring()
+    world.let_retry()
     await settle()
     assert not world.is_full()
     assert (await world.add(1)).status is Status.OK
@@ -470,13 +452,13 @@ async def test_full_journal_disk_is_read_only_until_there_is_space(world: World)
     assert [await world.status_of(number) for number in range(3)] == [Status.OK, Status.OK, Status.NO_ENTRY]
 
 
-async def test_key_that_met_a_full_disk_binds_nobody(world: World) -> None:
+async def test_key_that_met_a_full_disk_binds_nobody(world: StorageWorld) -> None:
     world.valve.fail(DiskFullError("no space left"), *WRITES, directory=JOURNAL)
     assert (await world.add(0, key=b"first")).status is Status.READ_ONLY
     assert await world.status_of(0) is Status.NO_LEDGER
     world.valve.open()
     await settle()
-    world.clock.ring()
+    world.let_retry()
     await settle()
     assert (await world.add(0, key=b"second")).status is Status.OK
     await world.restart()
@@ -484,13 +466,13 @@ async def test_key_that_met_a_full_disk_binds_nobody(world: World) -> None:
     assert (await world.add(1, key=b"second")).status is Status.OK
 
 
-async def test_fence_that_met_a_full_disk_is_tried_again_and_holds_meanwhile(world: World) -> None:
+async def test_fence_that_met_a_full_disk_is_tried_again_and_holds_meanwhile(world: StorageWorld) -> None:
     await world.add(0)
     world.valve.fail(DiskFullError("no space left"), *WRITES, directory=JOURNAL)
     assert (await world.store.fence(LEDGER, KEY)).status is Status.READ_ONLY
     world.valve.open()
     await settle()
-    world.clock.ring()
+    world.let_retry()
     await settle()
     assert (await world.add(1)).status is Status.FENCED
     assert (await world.store.fence(LEDGER, KEY)).status is Status.OK
@@ -499,7 +481,7 @@ async def test_fence_that_met_a_full_disk_is_tried_again_and_holds_meanwhile(wor
 
 
 @pytest.mark.parametrize("operation", [Operation.CREATE, Operation.APPEND, Operation.SYNC, Operation.INDEX_WRITE])
-async def test_full_ledger_disk_loses_nothing_and_is_tried_again(world: World, operation: Operation) -> None:
+async def test_full_ledger_disk_loses_nothing_and_is_tried_again(world: StorageWorld, operation: Operation) -> None:
     await world.add(0, 1)
     world.valve.failure = lambda found, path: (
         DiskFullError("no space left") if found is operation and not path.startswith(JOURNAL) else None
@@ -512,7 +494,7 @@ async def test_full_ledger_disk_loses_nothing_and_is_tried_again(world: World, o
     assert await world.status_of(0) is Status.OK
     world.valve.open()
     for _ in range(2):
-        world.clock.ring()
+        world.let_retry()
         await settle()
     assert not world.is_full()
     assert (await world.add(2, is_recovery=True)).status is Status.OK
@@ -524,7 +506,7 @@ async def test_full_ledger_disk_loses_nothing_and_is_tried_again(world: World, o
     assert (await world.add(3)).status is Status.FENCED
 
 
-async def test_store_with_a_journal_to_replay_opens_on_a_full_disk_for_reading(world: World) -> None:
+async def test_store_with_a_journal_to_replay_opens_on_a_full_disk_for_reading(world: StorageWorld) -> None:
     await world.add(0)
     await world.store.fence(LEDGER, KEY)
     world.valve.fail(DiskFullError("no space left"), *WRITES)
@@ -535,7 +517,7 @@ async def test_store_with_a_journal_to_replay_opens_on_a_full_disk_for_reading(w
     await settle()
     world.valve.open()
     for _ in range(2):
-        world.clock.ring()
+        world.let_retry()
         await settle()
     assert (await world.add(1, is_recovery=True)).status is Status.OK
     await world.restart()
@@ -546,7 +528,7 @@ async def test_store_with_a_journal_to_replay_opens_on_a_full_disk_for_reading(w
 
 
 @pytest.mark.parametrize("operation", [Operation.APPEND, Operation.SYNC])
-async def test_failing_journal_stops_every_acknowledgement(world: World, operation: Operation) -> None:
+async def test_failing_journal_stops_every_acknowledgement(world: StorageWorld, operation: Operation) -> None:
     await world.add(0)
     error = DiskError("input/output error")
     world.valve.fail(error, operation)
@@ -563,7 +545,7 @@ async def test_failing_journal_stops_every_acknowledgement(world: World, operati
 
 
 @pytest.mark.parametrize("operation", [Operation.CREATE, Operation.APPEND, Operation.SYNC, Operation.INDEX_WRITE])
-async def test_failing_ledger_disk_stops_every_acknowledgement(world: World, operation: Operation) -> None:
+async def test_failing_ledger_disk_stops_every_acknowledgement(world: StorageWorld, operation: Operation) -> None:
     await world.add(0)
     world.valve.failure = lambda found, path: (
         DiskError("input/output error") if found is operation and not path.startswith(JOURNAL) else None
@@ -579,7 +561,7 @@ async def test_failing_ledger_disk_stops_every_acknowledgement(world: World, ope
 
 
 async def test_failing_background_flush_is_fatal_too() -> None:
-    world = World()
+    world = StorageWorld()
     await world.start(cache_bytes_max=1000)
     world.valve.failure = lambda found, path: DiskError("no") if found is Operation.INDEX_WRITE else None
     for number in range(5):
@@ -590,7 +572,7 @@ async def test_failing_background_flush_is_fatal_too() -> None:
 
 
 async def test_our_own_mistake_in_the_background_is_fatal_too() -> None:
-    world = World()
+    world = StorageWorld()
     await world.start(cache_bytes_max=1000)
 
     def mistake(found: Operation, path: str) -> DiskError | None:
@@ -607,7 +589,7 @@ async def test_our_own_mistake_in_the_background_is_fatal_too() -> None:
 
 
 async def test_entries_read_back_after_a_failed_sync_are_made_durable_before_they_are_served() -> None:
-    world = World()
+    world = StorageWorld()
     await world.start()
     await world.add(0)
     world.valve.fail(DiskError("input/output error"), Operation.SYNC)
@@ -616,7 +598,7 @@ async def test_entries_read_back_after_a_failed_sync_are_made_durable_before_the
     await world.restart()  # the page cache still has entry 1, the disk will never have it
     served = await world.status_of(1)
     for seed in range(20):
-        crashed = World()
+        crashed = StorageWorld()
         rng = random.Random(seed)
         crashed.journal, crashed.ledgers = world.journal.crash(rng), world.ledgers.crash(rng)
         crashed.index = world.index.crash(rng)
@@ -630,7 +612,7 @@ async def test_entries_read_back_after_a_failed_sync_are_made_durable_before_the
 # Disks that do not belong together
 
 
-async def test_lost_journal_is_refused(world: World) -> None:
+async def test_lost_journal_is_refused(world: StorageWorld) -> None:
     await world.add(0)
     await world.store.close()
     world.journal = MemoryDisk(before=world.valve)
@@ -639,7 +621,7 @@ async def test_lost_journal_is_refused(world: World) -> None:
         await world.start()
 
 
-async def test_lost_index_is_refused(world: World) -> None:
+async def test_lost_index_is_refused(world: StorageWorld) -> None:
     await world.add(0)
     await world.store.checkpoint()
     await world.store.abort()
@@ -649,7 +631,7 @@ async def test_lost_index_is_refused(world: World) -> None:
     assert world.log_path()
 
 
-async def test_journal_lost_after_the_checkpoint_mark_is_refused(world: World) -> None:
+async def test_journal_lost_after_the_checkpoint_mark_is_refused(world: StorageWorld) -> None:
     await world.add(0)
     await world.store.checkpoint()
     await world.add(1)
@@ -661,7 +643,7 @@ async def test_journal_lost_after_the_checkpoint_mark_is_refused(world: World) -
         await world.start()
 
 
-async def test_index_older_than_the_journal_is_refused(world: World) -> None:
+async def test_index_older_than_the_journal_is_refused(world: StorageWorld) -> None:
     await world.add(0)
     await world.store.checkpoint()
     old = world.index.restarted()
@@ -674,7 +656,7 @@ async def test_index_older_than_the_journal_is_refused(world: World) -> None:
         await world.start()
 
 
-async def test_index_of_a_newer_version_is_refused(world: World) -> None:
+async def test_index_of_a_newer_version_is_refused(world: StorageWorld) -> None:
     await world.store.abort()
     world.index = world.index.restarted()
     await world.index.write([(MARK_KEY, b"\x00\x02" + bytes(24))])

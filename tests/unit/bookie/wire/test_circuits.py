@@ -15,8 +15,9 @@ from bookie.wire import circuits as module
 from bookie.wire.circuits import Admission, Circuits, CircuitTransport
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, ReplyT, Request, Status, Transport
 from bookie.wire.requests import Info, Read
+from tests.worlds.clocks import VirtualClock
 from tests.worlds.requests import one_of_each
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.virtual_time import in_virtual_time
 
 GRAY, OTHER = BookieId("gray"), BookieId("other")
 BATCH = AddBatch(LedgerId(7), b"key", [b"entry"])

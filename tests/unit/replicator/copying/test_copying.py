@@ -21,15 +21,8 @@ from replicator.copying.target import batches
 from replicator.copying.throttle import ByteBudget, Throttle
 from replicator.knowledge.evidence import Answer, UnreadableEntry
 from replicator.plan.steps import Cause, CopyPosition
-from tests.worlds.repair import (
-    PASSWORD,
-    Bookies,
-    answers,
-    flipped,
-    make_metadata,
-    make_packets,
-    names,
-)
+from tests.worlds.ledgers import PASSWORD, make_metadata, make_packets, names
+from tests.worlds.repair import Bookies, answers, flipped
 from tests.worlds.virtual_time import in_virtual_time
 
 LEDGER = LedgerId(42)

@@ -9,11 +9,12 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import EntryId
 from bookie.model.metadata import DigestType
 from replicator.telemetry.events import Ending
-from tests.worlds.repair import LEDGER, World, a_world, flipped, make_metadata, make_packets, names
+from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
+from tests.worlds.repair import RepairWorld, a_world, flipped
 from tests.worlds.virtual_time import in_virtual_time
 
 
-async def lost_a_bookie(world: World, digest_type: DigestType) -> Mapping[EntryId, bytes]:
+async def lost_a_bookie(world: RepairWorld, digest_type: DigestType) -> Mapping[EntryId, bytes]:
     """Ten entries on a, b and c, by a writer with a password and this digest type, of which c is gone."""
     spoken = make_metadata((0, "a b c"), quorum=(3, 3), last=9, length=100)
     silent = replace(spoken, digest_type=None, password=None, ctime_ms=None, format_version=1)

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicator.copying.throttle import BURST_S, ByteBudget, Throttle
-from tests.worlds.clocks import SteppingClock
+from tests.worlds.clocks import ManualClock
 
 MIB = 1 << 20
 
 
 async def test_an_unlimited_throttle_never_waits() -> None:
-    clock = SteppingClock(turns=1, start_s=100.0)
+    clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock)
     for _ in range(100):
         await throttle.take(MIB)
@@ -23,7 +23,7 @@ async def test_an_unlimited_throttle_never_waits() -> None:
 
 
 async def test_the_rate_holds_over_a_long_copy() -> None:
-    clock = SteppingClock(turns=1, start_s=100.0)
+    clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, 10 * MIB)
     for _ in range(100):
         await throttle.take(MIB)
@@ -31,7 +31,7 @@ async def test_the_rate_holds_over_a_long_copy() -> None:
 
 
 async def test_a_request_larger_than_the_bucket_is_paid_for_by_the_next() -> None:
-    clock = SteppingClock(turns=1, start_s=100.0)
+    clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, MIB)
     await throttle.take(5 * MIB)
     assert clock.now_s == 100.0
@@ -40,7 +40,7 @@ async def test_a_request_larger_than_the_bucket_is_paid_for_by_the_next() -> Non
 
 
 async def test_unused_time_is_not_saved_up() -> None:
-    clock = SteppingClock(turns=1, start_s=100.0)
+    clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, MIB)
     await clock.sleep(3600)
     for _ in range(10):
@@ -49,7 +49,7 @@ async def test_unused_time_is_not_saved_up() -> None:
 
 
 async def test_a_new_rate_is_felt_by_whoever_waits() -> None:
-    clock = SteppingClock(turns=1, start_s=100.0)
+    clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, 1)
     await throttle.take(MIB)
     waiting = asyncio.create_task(throttle.take(1))
@@ -62,7 +62,7 @@ async def test_a_new_rate_is_felt_by_whoever_waits() -> None:
 
 @pytest.mark.parametrize("rate", [0, 100 * MIB])
 async def test_all_who_wait_under_a_low_rate_go_on_soon_after_it_was_raised(rate: int) -> None:
-    clock = SteppingClock(turns=1, start_s=100.0)
+    clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, 1)
     await throttle.take(MIB)  # twelve days of debt
     waiting = [asyncio.create_task(throttle.take(1024)) for _ in range(20)]
@@ -77,7 +77,7 @@ async def test_all_who_wait_under_a_low_rate_go_on_soon_after_it_was_raised(rate
 
 
 async def test_a_rate_after_an_unlimited_time_begins_without_the_old_debt() -> None:
-    clock = SteppingClock(turns=1, start_s=100.0)
+    clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, 1)
     await throttle.take(MIB)
     waiting = asyncio.create_task(throttle.take(MIB))
@@ -91,7 +91,7 @@ async def test_a_rate_after_an_unlimited_time_begins_without_the_old_debt() -> N
 
 
 async def test_a_lower_rate_holds_at_once() -> None:
-    clock = SteppingClock(turns=1, start_s=100.0)
+    clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, 100 * MIB)
     await throttle.take(MIB)
     throttle.set_rate(MIB)
@@ -102,7 +102,7 @@ async def test_a_lower_rate_holds_at_once() -> None:
 
 
 async def test_a_waiter_that_is_cancelled_takes_nothing() -> None:
-    clock = SteppingClock(turns=1, start_s=100.0)
+    clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, MIB)
     await throttle.take(MIB)
     waiting = asyncio.create_task(throttle.take(100 * MIB))
@@ -118,7 +118,7 @@ async def test_a_waiter_that_is_cancelled_takes_nothing() -> None:
 
 def test_a_negative_rate_is_refused() -> None:
     with pytest.raises(ValueError, match="0 \\(unlimited\\) or more"):
-        Throttle(SteppingClock(turns=1, start_s=100.0), -1)
+        Throttle(ManualClock(100.0, turns=1), -1)
 
 
 @given(
@@ -127,7 +127,7 @@ def test_a_negative_rate_is_refused() -> None:
 )
 def test_no_span_of_time_sees_more_than_its_share(rate: int, requests: list[tuple[int, float]]) -> None:
     async def run() -> list[tuple[float, int]]:
-        clock = SteppingClock(turns=1, start_s=100.0)
+        clock = ManualClock(100.0, turns=1)
         throttle = Throttle(clock, rate)
         passed = []
         for size, pause_s in requests:
@@ -185,7 +185,7 @@ async def test_a_budget_waiter_that_is_cancelled_holds_nothing() -> None:
 
 @pytest.mark.parametrize("ranks", [[2, 3, 1, 2, 1]])
 async def test_the_smallest_rank_passes_first(ranks: list[int]) -> None:
-    clock = SteppingClock(turns=1, start_s=100.0)
+    clock = ManualClock(100.0, turns=1)
     throttle, budget = Throttle(clock, MIB), ByteBudget(10)
     await throttle.take(MIB)
     passed: list[tuple[str, int]] = []
@@ -231,7 +231,7 @@ async def test_a_waiter_that_is_cancelled_as_its_turn_comes_hands_it_on() -> Non
 
 
 async def test_a_correction_is_a_debt_of_those_who_come_later() -> None:
-    clock = SteppingClock(turns=1, start_s=100.0)
+    clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, MIB)
     await throttle.take(1)
     throttle.charge(2 * MIB)

@@ -7,7 +7,7 @@ import pytest
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from replicator.knowledge.loss import acknowledged_sample, shows_loss
-from tests.worlds.repair import make_metadata
+from tests.worlds.ledgers import make_metadata
 
 
 @pytest.mark.parametrize(

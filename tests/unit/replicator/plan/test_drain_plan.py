@@ -13,25 +13,23 @@ from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
 from replicator.plan.planner import Knowledge, Plan, needs_tail_evidence, plan_repair, target_chooser
 from replicator.plan.steps import Cause, CopyPosition, SwapMember
 from replicator.repair.install import with_steps
+from tests.worlds.ledgers import make_metadata, name_set, names
 
 LEDGER = LedgerId(7)
 
 
-def names(text: str) -> tuple[BookieId, ...]:
-    return tuple(map(BookieId, text.split()))
-
-
 def bookies(writable: str, draining: str = "") -> Bookies:
-    both = frozenset(names(f"{writable} {draining}"))
-    return Bookies(both, frozenset()).with_draining(frozenset(names(draining)))
+    both = name_set(f"{writable} {draining}")
+    return Bookies(both, frozenset()).with_draining(name_set(draining))
 
 
 def ledger(
     *fragments: tuple[int, str], last: int | None = None, state: LedgerState = LedgerState.OPEN, quorum: int = 2
 ) -> Versioned:
-    parts = tuple(Fragment(EntryId(first), names(members)) for first, members in fragments)
-    metadata = LedgerMetadata(len(parts[0].members), quorum, quorum, parts, state)
-    return Versioned(LEDGER, metadata if last is None else metadata.closed(EntryId(last), 10 * (last + 1)), 3)
+    length = 0 if last is None else 10 * (last + 1)
+    return Versioned(
+        LEDGER, make_metadata(*fragments, quorum=(quorum, quorum), last=last, state=state, length=length), 3
+    )
 
 
 def plan(of: Versioned, registered: Bookies, knowledge: Knowledge | None = None) -> Plan:
@@ -63,7 +61,7 @@ def test_a_draining_bookie_is_no_target() -> None:
 
 
 def test_a_drained_bookie_that_is_gone_is_a_lost_one() -> None:
-    gone = Bookies(frozenset(names("a c")), frozenset()).with_draining(frozenset(names("b")))
+    gone = Bookies(name_set("a c"), frozenset()).with_draining(name_set("b"))
     (step,) = plan(ledger((0, "a b"), last=9), gone).steps
     assert isinstance(step, CopyPosition)
     assert (step.cause, step.sources) == (Cause.UNREGISTERED, (BookieId("a"), None))

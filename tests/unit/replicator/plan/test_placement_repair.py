@@ -9,15 +9,12 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from replicator.plan.planner import Plan, plan_repair, target_chooser
+from tests.worlds.ledgers import name_set, names
 
 TOPOLOGY = parse_topology('{"a": "/r1", "b": "/r2", "c": "/r3", "x1": "/r1", "x2": "/r2", "x3": "/r3", "y1": "/r1"}')
-
-
-def names(text: str) -> tuple[BookieId, ...]:
-    return tuple(map(BookieId, text.split()))
 
 
 def plan(ledger_id: int, members: str, writable: str, policy: PlacementPolicy) -> Plan:
@@ -25,7 +22,7 @@ def plan(ledger_id: int, members: str, writable: str, policy: PlacementPolicy) -
     metadata = LedgerMetadata(size, size, size, (Fragment(EntryId(0), names(members)),)).closed(EntryId(9), 10)
     ledger = Versioned(LedgerId(ledger_id), metadata, 0)
     choose = target_chooser(ledger.ledger_id, metadata.write_quorum, Placement(policy, TOPOLOGY))
-    return plan_repair(ledger, Bookies(frozenset(names(writable)), frozenset()), choose)
+    return plan_repair(ledger, Bookies(name_set(writable), frozenset()), choose)
 
 
 @pytest.mark.parametrize("ledger_id", range(10))

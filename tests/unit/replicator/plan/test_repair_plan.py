@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
 from replicator.plan.planner import (
     Blocked,
@@ -25,25 +25,17 @@ from replicator.plan.planner import (
 )
 from replicator.plan.steps import Cause, CopyPosition, SwapMember
 from replicator.repair.install import with_steps
-
-LEDGER = LedgerId(7)
-
-
-def names(text: str) -> tuple[BookieId, ...]:
-    return tuple(map(BookieId, text.split()))
+from tests.worlds.ledgers import LEDGER, make_metadata, name_set, names
 
 
 def bookies(writable: str, read_only: str = "") -> Bookies:
-    return Bookies(frozenset(names(writable)), frozenset(names(read_only)))
+    return Bookies(name_set(writable), name_set(read_only))
 
 
 def ledger(*fragments: tuple[int, str], quorum: tuple[int, int] = (2, 2), last: int | None = None) -> Versioned:
     """A ledger with these (first entry, members); closed at ``last`` unless that is None."""
-    parts = tuple(Fragment(EntryId(first), names(members)) for first, members in fragments)
-    metadata = LedgerMetadata(len(parts[0].members), *quorum, parts)
-    if last is not None:
-        metadata = metadata.closed(EntryId(last), max(0, last + 1))
-    return Versioned(LEDGER, metadata, 3)
+    length = 0 if last is None else last + 1
+    return Versioned(LEDGER, make_metadata(*fragments, quorum=quorum, last=last, length=length), 3)
 
 
 def first_candidate(key: PositionKey, members: Sequence[BookieId], candidates: Sequence[BookieId]) -> BookieId:
@@ -161,7 +153,7 @@ def test_what_is_known_to_be_unreadable_is_blocked_with_its_evidence() -> None:
 
 
 def test_targets_that_refused_are_not_chosen_again() -> None:
-    known = Knowledge(failed_targets=frozenset(names("c")))
+    known = Knowledge(failed_targets=name_set("c"))
     assert [step.target for step in plan(ledger((0, "a b"), last=9), bookies("a c d"), known).steps] == ["d"]
 
 

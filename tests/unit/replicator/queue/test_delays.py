@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,22 +9,9 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from replicator.plan.planner import PositionKey
 from replicator.queue.delay import Delays
+from tests.worlds.clocks import ManualClock
 
 LEDGER = LedgerId(7)
-
-
-@dataclass
-class Clock:
-    now_s: float = 100.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def epoch_ms(self) -> int:
-        return int(self.now_s * 1000)
-
-    async def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 def key(name: str) -> PositionKey:
@@ -37,7 +22,7 @@ def key(name: str) -> PositionKey:
 def test_a_ledger_is_due_once_one_position_was_missing_in_every_look_for_the_whole_period(
     looks: list[tuple[int, set[str]]],
 ) -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     delays = Delays(clock, 30.0)
     since: dict[str, float] = {}
     for pause_s, missing in looks:
@@ -49,7 +34,7 @@ def test_a_ledger_is_due_once_one_position_was_missing_in_every_look_for_the_who
 
 
 def test_a_listing_does_not_forget_what_only_a_closer_look_shows() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     delays = Delays(clock, 30.0)
     assert delays.remaining_s(LEDGER, [], [key("b")]) == 30.0
     clock.now_s += 20
@@ -59,7 +44,7 @@ def test_a_listing_does_not_forget_what_only_a_closer_look_shows() -> None:
 
 
 def test_what_has_no_task_any_more_is_forgotten() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     delays = Delays(clock, 30.0)
     delays.observe(LEDGER, [key("b")])
     clock.now_s += 20
@@ -68,7 +53,7 @@ def test_what_has_no_task_any_more_is_forgotten() -> None:
 
 
 def test_a_recovery_that_failed_is_worth_another_try_when_a_bookie_comes() -> None:
-    delays = Delays(Clock(), 30.0)
+    delays = Delays(ManualClock(), 30.0)
     a, b = BookieId("a"), BookieId("b")
     few, more = Bookies(frozenset({a}), frozenset()), Bookies(frozenset({a}), frozenset({b}))
     assert not delays.has_new_bookie(LEDGER, more)

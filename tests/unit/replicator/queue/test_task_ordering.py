@@ -8,9 +8,10 @@ import pytest
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
-from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from replicator.queue.ordering import AGE_STEP_MS, NO_COPY_LEFT, NOTHING_LOST, Candidate, in_order, rank
+from tests.worlds.ledgers import name_set, names
 
 HOUR_MS = 3_600_000
 
@@ -46,10 +47,6 @@ def test_workers_with_the_same_list_do_not_reach_for_the_same_task() -> None:
     assert len(firsts) > 10
 
 
-def names(text: str) -> tuple[BookieId, ...]:
-    return tuple(map(BookieId, text.split()))
-
-
 @pytest.mark.parametrize(
     ("registered", "named", "draining", "expected"),
     [
@@ -69,14 +66,14 @@ def test_copies_are_those_of_the_repairable_entry_that_has_the_fewest(
 ) -> None:
     fragments = (Fragment(EntryId(0), names("a b c d e")),)
     metadata = LedgerMetadata(5, 3, 2, fragments).closed(EntryId(99), 100)
-    bookies = Bookies(frozenset(names(registered)), frozenset()).with_draining(frozenset(names(draining)))
+    bookies = Bookies(name_set(registered), frozenset()).with_draining(name_set(draining))
     assert rank(Versioned(LedgerId(1), metadata, 0), names(named), bookies) == expected
 
 
 def test_a_ledger_with_a_repairable_fragment_is_ranked_by_that_fragment() -> None:
     fragments = (Fragment(EntryId(0), names("a b")), Fragment(EntryId(10), names("c d")))
     metadata = LedgerMetadata(2, 2, 2, fragments).closed(EntryId(19), 100)
-    bookies = Bookies(frozenset(names("c")), frozenset())
+    bookies = Bookies(name_set("c"), frozenset())
     assert rank(Versioned(LedgerId(1), metadata, 0), names("a b d"), bookies) == 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import pytest
@@ -13,14 +12,16 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
-from tests.worlds.repair import LEDGER, ROOT, Running, World, a_world, make_metadata, names
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 
-async def drain(world: World, bookie: str, *ledgers: int) -> None:
+async def drain(world: RepairWorld, bookie: str, *ledgers: int) -> None:
     """As an operator does: note it, let the bookie turn read-only, and mark its ledgers."""
     await Drains(world.store, ROOT).start(Drain(BookieId(bookie), "test", 1))
-    await world.register(bookie, is_read_only=True)
+    await world.rejoin(bookie, is_read_only=True)
     await world.tasks.mark_many([(LedgerId(ledger), names(bookie)) for ledger in ledgers])
 
 
@@ -31,7 +32,7 @@ async def ended(running: Running, ending: Ending) -> None:
     await until(is_there)
 
 
-async def is_done(world: World) -> bool:
+async def is_done(world: RepairWorld) -> bool:
     return not await world.tasks.list()
 
 
@@ -140,8 +141,7 @@ async def test_an_open_ledger_is_moved_as_soon_as_its_writer_has_left_or_closed_
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await drain(world, "b", LEDGER)
-        running = world.worker(once=False, poll_interval_s=1.0)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False, poll_interval_s=1.0).start()
         await ended(running, Ending.PARKED)
         before = await world.ledgers.read(LEDGER)
         changed = before.metadata.with_last_fragment(EntryId(5), names("a c"))
@@ -153,7 +153,7 @@ async def test_an_open_ledger_is_moved_as_soon_as_its_writer_has_left_or_closed_
         assert metadata.state is LedgerState.OPEN
         assert "b" not in metadata.members()
         await world.assert_whole(LEDGER, packets)
-        assert await running.stop(run) is RunEnd.STOPPED
+        assert await running.stop() is RunEnd.STOPPED
 
 
 @in_virtual_time
@@ -161,14 +161,13 @@ async def test_a_ledger_left_open_is_recovered_once_its_drained_bookie_is_stoppe
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await drain(world, "b", LEDGER)
-        running = world.worker(once=False, poll_interval_s=1.0, open_ledger_grace_s=5.0)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False, poll_interval_s=1.0, open_ledger_grace_s=5.0).start()
         await ended(running, Ending.PARKED)
         await world.kill("b")
         await ended(running, Ending.REPAIRED)
         assert (await world.metadata(LEDGER)).is_closed
         await world.assert_whole(LEDGER, packets)
-        await running.stop(run)
+        await running.stop()
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -184,8 +183,7 @@ def test_whatever_happens_meanwhile_every_entry_keeps_its_copies(seed: int) -> N
                 metadata = make_metadata((0, members), quorum=(2, 2), last=last)
                 written[ledger] = await world.ledger(ledger, metadata, last + 1)
             drained = rng.sample("abcdefg", 2)
-            runs = [world.worker(once=False, seed=seed + i, poll_interval_s=0.5) for i in range(2)]
-            tasks = [asyncio.create_task(running.worker.run()) for running in runs]
+            runs = [world.worker(once=False, seed=seed + i, poll_interval_s=0.5).start() for i in range(2)]
             drains = Drains(world.store, ROOT)
             for bookie in drained:
                 await drain(world, bookie, *written)
@@ -200,8 +198,8 @@ def test_whatever_happens_meanwhile_every_entry_keeps_its_copies(seed: int) -> N
                         await world.clock.sleep(rng.random())
                         await world.tasks.release_alone(held)
             await until(lambda: is_done(world))
-            for running, task in zip(runs, tasks, strict=True):
-                await running.stop(task)
+            for running in runs:
+                await running.stop()
             for ledger, packets in written.items():
                 assert (await world.metadata(ledger)).members().isdisjoint(drained)
                 await world.assert_whole(ledger, packets)

@@ -7,7 +7,8 @@ import pytest
 from bookie.metadata.port import NoNodeError
 from bookie.model.ids import LedgerId
 from replicator.telemetry.events import Ending, Outlook
-from tests.worlds.repair import LEDGER, a_world, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import a_world
 from tests.worlds.virtual_time import in_virtual_time
 
 OTHER = LedgerId(8)

@@ -14,10 +14,11 @@ from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.runs.election import election_path
 from bookie.model.ids import BookieId
 from bookie.runtime.retry import GrowingPause
-from bookie.runtime.tasks import guarded
 from replicator.worker import RunEnd
-from tests.worlds.repair import LEDGER, a_world, make_metadata, names
-from tests.worlds.service import ROOT, World
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import a_world
+from tests.worlds.service import ServiceWorld
 from tests.worlds.virtual_time import in_virtual_time, until
 
 HOUR_S = 3600.0
@@ -49,10 +50,10 @@ async def test_a_worker_that_may_not_list_bookies_any_more_waits_longer_and_long
         await world.kill("c")
         await world.tasks.mark(LEDGER, names("c"))
         world.cell.deny(available_path(world.cluster.root, is_read_only=False))
-        running = world.worker(once=False)
-        run = guarded("worker", running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(HOUR_S)
-        assert not run.done()
+        assert running.run is not None
+        assert not running.run.done()
         refused = lines_with(caplog, "store refused")
         assert 2 <= refused <= 2 * LINES_MAX  # the tasks, and the watch of bookies
         assert no_traceback(caplog)
@@ -65,7 +66,7 @@ async def test_a_worker_that_may_not_list_bookies_any_more_waits_longer_and_long
 
         await until(is_clean)
         assert running.worker.problem == ""
-        assert await running.stop(run) is RunEnd.STOPPED
+        assert await running.stop() is RunEnd.STOPPED
         await world.assert_whole(LEDGER, packets, "t")
 
 
@@ -76,8 +77,7 @@ def test_a_worker_that_idles_says_when_it_is_refused_and_when_it_may_again(is_di
     @in_virtual_time
     async def story() -> None:
         async with a_world("a b c t") as world:
-            running = world.worker(once=False)
-            run = guarded("worker", running.worker.run())
+            running = world.worker(once=False).start()
             await asyncio.sleep(10)
             assert running.worker.problem == ""
             await world.kill("t")
@@ -92,7 +92,7 @@ def test_a_worker_that_idles_says_when_it_is_refused_and_when_it_may_again(is_di
                 return running.worker.problem == ""
 
             await until(is_well, 130)
-            assert await running.stop(run) is RunEnd.STOPPED
+            assert await running.stop() is RunEnd.STOPPED
 
     story()
 
@@ -112,13 +112,13 @@ async def test_a_worker_that_should_end_ends_with_what_the_store_refuses() -> No
 async def test_an_auditor_that_is_refused_says_why_and_asks_less_and_less_often(
     caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
-    world = await World.create()
+    world = await ServiceWorld.create()
     path = {
         "votes": election_path(ROOT),
         "cookies": parent_of(cookie_path(ROOT, BookieId("x"))),
         "first-seen-down": own_path("first-seen-down", ROOT),
     }[what]
-    await ensure_path(world.store(), path)
+    await ensure_path(world.session(), path)
     world.cell.deny(path)
     auditor = await world.auditor()
     await asyncio.sleep(HOUR_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,7 +14,8 @@ from bookie.model.metadata import LedgerState
 from bookie.wire.port import ListReply, Status
 from replicator.repair import execution
 from replicator.telemetry.events import Ending
-from tests.worlds.repair import LEDGER, Tampering, World, a_world, flipped, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import RepairWorld, Tampering, a_world, flipped
 from tests.worlds.virtual_time import in_virtual_time, until
 
 
@@ -91,8 +91,8 @@ async def test_an_empty_ledger_needs_no_copying() -> None:
 async def test_a_read_only_bookie_is_a_source_and_not_replaced() -> None:
     async with a_world("a b t r") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.register("a", is_read_only=True)
-        await world.register("r", is_read_only=True)
+        await world.rejoin("a", is_read_only=True)
+        await world.rejoin("r", is_read_only=True)
         await world.kill("b")
         await world.tasks.mark(LEDGER, names("b a"))
         await world.heal()
@@ -128,7 +128,7 @@ async def test_a_bookie_that_comes_back_during_the_copy_keeps_its_place() -> Non
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
         await world.tasks.mark(LEDGER, names("b"))
-        world.bookies["t"].before_add = lambda: world.register("b")
+        world.bookies["t"].before_add = lambda: world.rejoin("b")
         await world.heal()
         assert (await world.metadata(LEDGER)).last_fragment.members == names("a b")
         assert await world.is_clean()
@@ -171,7 +171,7 @@ async def test_a_parked_task_with_a_silent_bookie_is_repaired_minutes_after_it_a
         running = world.worker(once=False)
         async with world.running(running):
             await until(lambda: is_parked(world))
-            world.network_up("b")
+            world.bookies.listen("b")
             await until(world.is_clean, seconds=400)
 
 
@@ -189,7 +189,7 @@ async def test_a_silent_bookie_that_goes_for_good_is_replaced_at_once() -> None:
         await world.assert_whole(LEDGER, packets, "t")
 
 
-async def is_parked(world: World) -> bool:
+async def is_parked(world: RepairWorld) -> bool:
     return bool(await world.parked.list())
 
 
@@ -279,7 +279,7 @@ async def test_a_target_that_becomes_read_only_during_the_copy_is_not_named() ->
             async def fill_up(name: str = name) -> None:
                 if not became:
                     became.append(name)
-                    await world.register(name, is_read_only=True)
+                    await world.rejoin(name, is_read_only=True)
 
             world.bookies[name].before_list = at_the_next_list(world.bookies[name], fill_up)
         await world.heal()
@@ -295,13 +295,12 @@ async def test_new_tasks_are_noticed_and_the_most_urgent_come_first() -> None:
         await world.ledger(2, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
         await world.tasks.mark_many([(LedgerId(i), names("b")) for i in (1, 2)])
-        running = world.worker(once=False, ledgers_in_flight=1)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False, ledgers_in_flight=1).start()
         await until(world.is_clean, seconds=20)
         assert [result.ledger_id for result in running.recorder.results] == [2, 1]
         await world.ledger(3, make_metadata((0, "a d"), quorum=(2, 2), last=9), 10)
         await world.kill("d")
         await world.tasks.mark(LedgerId(3), names("d"))
         await until(world.is_clean, seconds=20)
-        await running.stop(run)
+        await running.stop()
         assert running.recorder.results[-1].ledger_id == 3

@@ -12,13 +12,15 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerState
 from replicator.knowledge.absence import SETTLE_S
 from replicator.telemetry.events import Ending
-from tests.worlds.repair import LEDGER, ROOT, World, a_world, make_metadata, names
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 DELAY_S = 600
 
 
-async def with_cookies(world: World, bookies: str, delay_s: int = DELAY_S) -> FirstSeenDown:
+async def with_cookies(world: RepairWorld, bookies: str, delay_s: int = DELAY_S) -> FirstSeenDown:
     cookies = CookieStore(world.store, world.cluster)
     for name in bookies.split():
         await cookies.create(Cookie(BookieId(name), ("/journal",), ("/ledgers",), world.cluster.instance_id))
@@ -41,7 +43,7 @@ async def test_a_bookie_that_restarts_during_a_repair_costs_no_copy(delay_s: int
         assert (result.ending, result.entries) == (Ending.REPAIRED, 100)
         members = (await world.metadata(LEDGER)).last_fragment.members
         assert members[:2] == names("a b")
-        await world.register("b")
+        await world.rejoin("b")
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
 
@@ -120,7 +122,7 @@ async def test_a_rolling_restart_during_the_repair_of_many_ledgers_copies_only_w
             for name in "abdefg":
                 await world.kill(name)
                 await world.clock.sleep(3)
-                await world.register(name)
+                await world.rejoin(name)
             await until(lambda: _is_done(world))
         copied = sum(result.entries for result in running.recorder.results if result.ending is Ending.REPAIRED)
         assert copied <= 30 * 10
@@ -128,9 +130,9 @@ async def test_a_rolling_restart_during_the_repair_of_many_ledgers_copies_only_w
             assert BookieId("c") not in (await world.metadata(ledger_id)).members()
 
 
-async def _is_without(world: World, *bookies: str) -> bool:
+async def _is_without(world: RepairWorld, *bookies: str) -> bool:
     return (await world.metadata(LEDGER)).members().isdisjoint(map(BookieId, bookies))
 
 
-async def _is_done(world: World) -> bool:
+async def _is_done(world: RepairWorld) -> bool:
     return await world.is_clean()

@@ -12,7 +12,9 @@ from bookie.metadata.port import NoNodeError
 from bookie.metadata.store.memory import Fault
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.fault_points import deciding_by
-from tests.worlds.repair import ROOT, Running, World, a_world, make_metadata, names, should_hold
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import make_metadata, names, should_hold
+from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import run_virtual, until
 
 LEDGERS = 4
@@ -26,7 +28,7 @@ DISTURBANCES = 40
 class Chaos:
     """Disturbs a world at random, within what three copies survive: never two bookies away at a time."""
 
-    def __init__(self, world: World, workers: list[Running], rng: random.Random) -> None:
+    def __init__(self, world: RepairWorld, workers: list[Running], rng: random.Random) -> None:
         self.world = world
         self.workers = workers
         self.rng = rng
@@ -61,7 +63,7 @@ class Chaos:
     async def flap(self) -> None:
         """A bookie goes, and its ledgers are marked as an audit would; the one that was away is back."""
         if self.away is not None:
-            await self.world.register(self.away)
+            await self.world.rejoin(self.away)
             self.away = None
             return
         self.away = self.rng.choice(BOOKIES.split())
@@ -77,7 +79,7 @@ class Chaos:
         self.world.bookies.transport.cut(BookieId(self.rng.choice(BOOKIES.split())))
 
 
-async def assert_members_hold_what_they_should(world: World, packets: dict[int, dict[EntryId, bytes]]) -> None:
+async def assert_members_hold_what_they_should(world: RepairWorld, packets: dict[int, dict[EntryId, bytes]]) -> None:
     """I6 and I17: bookies never lose anything here, so a member that lacks an entry was named too early."""
     for ledger_id, expected in packets.items():
         if ledger_id == OPEN_LEDGER:  # a recovery may leave members short, with a task
@@ -107,7 +109,8 @@ async def history(seed: int) -> None:
         chaos = Chaos(world, workers, rng)
         for running in workers:
             running.store.fault_hook = chaos.flaky
-        runs = [asyncio.create_task(running.worker.run()) for running in workers]
+        for running in workers:
+            running.start()
         for _ in range(DISTURBANCES):
             await chaos.disturb()
             await asyncio.sleep(rng.random() * 0.3)
@@ -115,8 +118,8 @@ async def history(seed: int) -> None:
         for running in workers:
             running.store.fault_hook = None
         await until(world.is_clean, seconds=1200)
-        for running, run in zip(workers, runs, strict=True):
-            await running.stop(run)
+        for running in workers:
+            await running.stop()
         for ledger_id, expected in packets.items():
             await world.assert_whole(ledger_id, expected)
             metadata = await world.metadata(ledger_id)

@@ -6,7 +6,8 @@ import pytest
 
 from bookie.metadata.store.memory import Fault
 from bookie.model.ids import LedgerId
-from tests.worlds.repair import a_world, make_metadata, names
+from tests.worlds.ledgers import make_metadata, names
+from tests.worlds.repair import a_world
 from tests.worlds.virtual_time import in_virtual_time
 
 LEDGERS = 40

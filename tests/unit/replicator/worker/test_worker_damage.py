@@ -11,19 +11,20 @@ from bookie.wire.port import Status
 from replicator.knowledge import damage
 from replicator.knowledge.damage import without
 from replicator.telemetry.events import Ending
-from tests.worlds.repair import LEDGER, World, a_world, answers, flipped, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import RepairWorld, a_world, answers, flipped
 from tests.worlds.virtual_time import in_virtual_time, until
 
 OTHERS = (("a", EntryId(3)), ("c", EntryId(4)))
 """Of each other member an entry whose copy is damaged: one of the two members is asked first for both entries."""
 
 
-async def store_damaged(world: World, bookie: str, packet: bytes) -> None:
+async def store_damaged(world: RepairWorld, bookie: str, packet: bytes) -> None:
     """Store an entry with a flipped bit."""
     await world.bookies.put(bookie, LEDGER, [packet[:-1] + bytes([packet[-1] ^ 1])])
 
 
-async def stored(world: World, bookie: str, entry_id: EntryId) -> bytes:
+async def stored(world: RepairWorld, bookie: str, entry_id: EntryId) -> bytes:
     reply = await world.bookies.nodes[BookieId(bookie)].storage.read(LEDGER, [entry_id])
     return reply.results[0].packet
 

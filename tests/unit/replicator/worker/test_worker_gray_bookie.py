@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bookie.model.ids import BookieId, LedgerId
 from replicator.telemetry.events import Ending
-from tests.worlds.repair import Running, a_world, make_metadata, names
+from tests.worlds.ledgers import make_metadata, names
+from tests.worlds.repair import Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, run_virtual, until
 
 LEDGERS = 200

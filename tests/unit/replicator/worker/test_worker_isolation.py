@@ -17,7 +17,8 @@ from bookie.model.isolation import POLICY_KEY
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd, Worker
-from tests.worlds.repair import LEDGER, Recorder, World, a_world, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import Recorder, RepairWorld, a_world
 
 GROUPS = {
     "red": {"a": {"rack": "/r1"}, "b": {"rack": "/r2"}, "c": {"rack": "/r1"}},
@@ -30,7 +31,7 @@ WISH = {
 CUSTOM = ((POLICY_KEY, json.dumps(WISH).encode()),)
 
 
-async def worker(world: World) -> tuple[Worker, Recorder]:
+async def worker(world: RepairWorld) -> tuple[Worker, Recorder]:
     store = MemoryStore(world.cell)
     placement = await load_placement(store, world.cluster)
     recorder = Recorder()
@@ -38,7 +39,7 @@ async def worker(world: World) -> tuple[Worker, Recorder]:
     return Worker(replace(world.ports(store), placement=placement), settings, recorder, "worker"), recorder
 
 
-async def heal(world: World) -> Recorder:
+async def heal(world: RepairWorld) -> Recorder:
     healing, recorder = await worker(world)
     assert await healing.run() is RunEnd.SETTLED
     return recorder

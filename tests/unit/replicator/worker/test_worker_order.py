@@ -7,7 +7,8 @@ import asyncio
 from bookie.model.ids import LedgerId
 from bookie.wire.port import Status
 from replicator.telemetry.events import Ending
-from tests.worlds.repair import World, a_world, make_metadata, names
+from tests.worlds.ledgers import make_metadata, names
+from tests.worlds.repair import RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 MANY = 60
@@ -17,7 +18,7 @@ async def _true(value: bool) -> bool:
     return value
 
 
-async def ledgers_on(world: World, members: str, ledger_ids: range, *, count: int = 4) -> None:
+async def ledgers_on(world: RepairWorld, members: str, ledger_ids: range, *, count: int = 4) -> None:
     for ledger_id in ledger_ids:
         metadata = make_metadata((0, members), quorum=(len(members.split()), 1), last=count - 1)
         await world.ledger(ledger_id, metadata, count)

@@ -11,7 +11,8 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.wire.port import Status
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
-from tests.worlds.repair import LEDGER, a_world, answers, flipped, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import a_world, answers, flipped
 from tests.worlds.virtual_time import in_virtual_time, until
 
 
@@ -55,14 +56,13 @@ async def test_a_silent_source_is_no_reason_to_park() -> None:
         await world.tasks.mark(LEDGER, names("b"))
         world.bookies["a"].results[EntryId(3)] = answers(Status.NO_ENTRY)
         world.bookies.hang_up("c")
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(60)
         assert set(running.recorder.endings()) == {Ending.FAILED}
         assert await world.parked.list() == []
-        world.network_up("c")
+        world.bookies.listen("c")
         await until(world.is_clean)
-        assert await running.stop(run) is RunEnd.STOPPED
+        assert await running.stop() is RunEnd.STOPPED
         await world.assert_whole(LEDGER, packets, "t")
 
 
@@ -74,11 +74,10 @@ async def test_a_bookie_that_lost_entries_nobody_else_has_is_not_asked_again_and
         await world.add_bookies("b", incarnation="2")
         world.bookies["a"].results[EntryId(3)] = answers(Status.CORRUPT)
         await world.tasks.mark(LEDGER, names("b"))
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(600)
         assert running.recorder.endings() == [Ending.PARKED]
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -103,8 +102,7 @@ async def test_where_every_target_finds_an_entry_too_large_the_ledger_is_parked_
         await world.tasks.mark(LEDGER, names("b"))
         for target in "tu":
             world.bookies[target].add_replies = [Status.BAD_REQUEST] * 100
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(600)
         assert running.recorder.endings() == [Ending.PARKED]
         [task] = await world.parked.list()
@@ -113,7 +111,7 @@ async def test_where_every_target_finds_an_entry_too_large_the_ledger_is_parked_
         assert "u=BAD_REQUEST (as the test wants)" in task.detail
         await world.add_bookies("v")
         await until(world.is_clean)
-        assert await running.stop(run) is RunEnd.STOPPED
+        assert await running.stop() is RunEnd.STOPPED
         await world.assert_whole(LEDGER, packets, "v")
 
 
@@ -138,8 +136,7 @@ async def test_without_a_candidate_the_ledger_is_parked_until_a_bookie_joins() -
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
         await world.tasks.mark(LEDGER, names("b"))
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
 
         async def is_parked() -> bool:
             return [task.reason for task in await world.parked.list()] == [ParkReason.NO_CANDIDATE_BOOKIE]
@@ -150,7 +147,7 @@ async def test_without_a_candidate_the_ledger_is_parked_until_a_bookie_joins() -
         await world.add_bookies("t")
         await until(world.is_clean, seconds=10)
         await world.assert_whole(LEDGER, packets, "t")
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -161,7 +158,7 @@ async def test_without_a_live_copy_the_ledger_is_parked_until_a_holder_returns()
         await world.tasks.mark(LEDGER, names("a b"))
         recorder = await world.heal()
         assert [result.reason for result in recorder.results] == [ParkReason.NO_LIVE_COPY]
-        await world.register("a", is_read_only=True)
+        await world.rejoin("a", is_read_only=True)
         assert (await world.heal()).endings() == [Ending.REPAIRED]
         assert (await world.metadata(LEDGER)).last_fragment.members[0] == "a"
         assert await world.is_clean()
@@ -210,11 +207,11 @@ async def test_nothing_is_done_in_a_hot_loop_while_everything_is_parked() -> Non
             return None
 
         running.store.fault_hook = count
-        run = asyncio.create_task(running.worker.run())
+        running.start()
         await asyncio.sleep(3600)
         assert requests < 3600 / running.worker._settings.poll_interval_s * 30
         assert running.recorder.endings().count(Ending.PARKED) <= 3  # once, and after each half hour
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time

@@ -16,7 +16,9 @@ from bookie.model.metadata import Fragment
 from replicator.repair.lease import Lease, LeaseLostError
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
-from tests.worlds.repair import LEDGER, ROOT, World, a_world, make_metadata, names
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, run_virtual, until
 
 
@@ -115,12 +117,12 @@ async def test_a_lock_that_became_somebody_else_s_is_left_to_them() -> None:
             assert await world.tasks.lock(LEDGER, "thief") is not None
 
         world.bookies["t"].before_add = steal
-        run = asyncio.create_task(running.worker.run())
+        running.start()
         await asyncio.sleep(60)
         assert running.recorder.endings() == [Ending.STOPPED]
         assert await world.tasks.locked() == {LEDGER}
         assert world.version(LEDGER) == 0
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -176,7 +178,7 @@ async def test_the_end_of_the_session_ends_every_effect() -> None:
             running.store.expire()
 
         world.bookies["t"].before_add = expire
-        run = asyncio.create_task(running.worker.run())
+        running.start()
         await asyncio.sleep(120)
         assert running.recorder.results == []
         assert world.version(LEDGER) == 0
@@ -184,7 +186,7 @@ async def test_the_end_of_the_session_ends_every_effect() -> None:
         assert await world.tasks.locked() == frozenset()
         running.store.resume()
         await until(world.is_clean, seconds=20)
-        await running.stop(run)
+        await running.stop()
         await world.assert_whole(LEDGER, packets, "t")
 
 
@@ -208,9 +210,9 @@ async def test_a_new_session_at_once_does_not_continue_what_the_old_one_began() 
 
         running.store.fault_hook = note
         world.bookies["t"].before_add = expire
-        run = asyncio.create_task(running.worker.run())
+        running.start()
         await until(world.is_clean, seconds=60)
-        await running.stop(run)
+        await running.stop()
         assert sessions == [2]  # one write of metadata, by the second session
         assert running.recorder.endings() == [Ending.REPAIRED]
         await world.assert_whole(LEDGER, packets, "t")
@@ -244,7 +246,7 @@ async def test_disable_stops_before_the_next_copy_and_enable_goes_on() -> None:
         await world.tasks.mark(LEDGER, names("b"))
         running = world.worker(once=False)
         world.bookies["t"].before_add = world.tasks.disable
-        run = asyncio.create_task(running.worker.run())
+        running.start()
         await asyncio.sleep(60)
         assert running.recorder.endings() == [Ending.STOPPED]
         assert len(world.bookies["t"].adds) <= 4  # what was on its way
@@ -252,7 +254,7 @@ async def test_disable_stops_before_the_next_copy_and_enable_goes_on() -> None:
         assert await world.tasks.locked() == frozenset()
         await world.tasks.enable()
         await until(world.is_clean, seconds=20)
-        await running.stop(run)
+        await running.stop()
         await world.assert_whole(LEDGER, packets, "t")
 
 
@@ -306,9 +308,9 @@ async def test_a_store_that_fails_now_and_then_only_delays() -> None:
             return rng.choices((None, Fault.FAIL_BEFORE, Fault.LOSE_ANSWER), (90, 5, 5))[0]
 
         running.store.fault_hook = flaky
-        run = asyncio.create_task(running.worker.run())
+        running.start()
         await until(world.is_clean, seconds=3600)
-        await running.stop(run)
+        await running.stop()
         for ledger_id, expected in packets.items():
             await world.assert_whole(ledger_id, expected)
 
@@ -359,7 +361,7 @@ async def test_what_does_not_end_in_time_is_let_go_cleanly() -> None:
         assert await world.tasks.locked() == frozenset()
 
 
-async def assert_no_unverified_member(world: World, packets: dict[EntryId, bytes], lost: str) -> None:
+async def assert_no_unverified_member(world: RepairWorld, packets: dict[EntryId, bytes], lost: str) -> None:
     """Whatever happened, each member but the lost ones holds all it should (I17), and members are distinct (I6)."""
     metadata = await world.metadata(LEDGER)
     for fragment in metadata.fragments:

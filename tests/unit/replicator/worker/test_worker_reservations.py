@@ -15,11 +15,13 @@ from bookie.wire.port import ListReply, Status
 from bookie.wire.requests import ListEntries
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
-from tests.worlds.repair import LEDGER, ROOT, Recorder, World, a_world, make_metadata, names
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import Recorder, RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 
-async def lose(world: World, *bookies: str) -> None:
+async def lose(world: RepairWorld, *bookies: str) -> None:
     await world.kill(*bookies)
     await world.tasks.mark(LEDGER, names(" ".join(bookies)))
 
@@ -105,7 +107,7 @@ async def test_a_reservation_that_another_worker_took_over_stops_the_install() -
             return None
 
         running.store.fault_hook = late
-        run = asyncio.create_task(running.worker.run())
+        running.start()
         await asyncio.sleep(60)
         assert writes  # it was on its way
         assert world.version(LEDGER) == 0
@@ -113,7 +115,7 @@ async def test_a_reservation_that_another_worker_took_over_stops_the_install() -
         reserved = await world.reservations.read(LEDGER)
         assert reserved is not None
         assert reserved.reservations == (other,)  # the other worker's stands
-        await running.stop(run)
+        await running.stop()
         assert len(packets) == 10
 
 
@@ -245,7 +247,7 @@ async def test_a_bookie_in_limbo_that_lists_everything_is_whole_and_one_that_doe
         await until(world.is_clean)
 
 
-async def heal_while(world: World, act: Callable[[], Awaitable[None]]) -> list[Ending]:
+async def heal_while(world: RepairWorld, act: Callable[[], Awaitable[None]]) -> list[Ending]:
     """Heal, and let something happen right before the task would be deleted for the first time."""
     running = world.worker()
     done: list[bool] = []
@@ -308,7 +310,7 @@ async def test_a_target_that_gets_nothing_is_pinned_as_well() -> None:
         assert not await storage.collect(LEDGER, mark)
 
 
-async def heal_while_disks_of_t_are_replaced(world: World, moment: str) -> Recorder:
+async def heal_while_disks_of_t_are_replaced(world: RepairWorld, moment: str) -> Recorder:
     """Heal; other disks are recorded under the name of ``t``, whose registration outlives its disks for a while."""
     histories = Incarnations(world.store, ROOT)
     for name in "tu":
@@ -339,8 +341,8 @@ async def test_a_target_whose_disks_were_replaced_is_not_named_though_it_is_stil
             packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
             await world.registrations.unregister(BookieId("u"))  # so that t is chosen first
 
-            async def come(world: World = world) -> None:
-                await world.register("u")
+            async def come(world: RepairWorld = world) -> None:
+                await world.rejoin("u")
 
             world.bookies["t"].before_add = come
             recorder = await heal_while_disks_of_t_are_replaced(world, moment)

@@ -17,24 +17,14 @@ from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
 from bookie.model.packet import pack, packet_ids, unpack
 from bookie.wire.port import Status
 from replicator.telemetry.events import Ending
-from tests.worlds.repair import (
-    LEDGER,
-    PASSWORD,
-    World,
-    a_world,
-    answers,
-    flipped,
-    make_metadata,
-    make_packets,
-    names,
-    should_hold,
-)
+from tests.worlds.ledgers import LEDGER, PASSWORD, make_metadata, make_packets, names, should_hold
+from tests.worlds.repair import RepairWorld, a_world, answers, flipped
 from tests.worlds.virtual_time import in_virtual_time, until
 
 GRACE_S = 30.0
 
 
-async def wipe(world: World, bookie: str, *, has_no_lists: bool = False) -> None:
+async def wipe(world: RepairWorld, bookie: str, *, has_no_lists: bool = False) -> None:
     """Let a bookie lose its disks and serve again, as if nothing had been, and mark what it lost."""
     await world.kill(bookie)
     await world.add_bookies(bookie, incarnation="2")
@@ -42,7 +32,7 @@ async def wipe(world: World, bookie: str, *, has_no_lists: bool = False) -> None
     await world.tasks.mark(LEDGER, names(bookie))
 
 
-async def assert_filled_up(world: World, packets: dict[EntryId, bytes], open_as: LedgerMetadata) -> None:
+async def assert_filled_up(world: RepairWorld, packets: dict[EntryId, bytes], open_as: LedgerMetadata) -> None:
     recorder = await world.heal()
     assert recorder.endings() == [Ending.REPAIRED]
     assert await world.metadata(LEDGER) == open_as
@@ -132,9 +122,8 @@ async def test_a_read_only_bookie_that_lacks_entries_waits_for_the_writer() -> N
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         await wipe(world, "b")
         await world.registrations.unregister(BookieId("b"))
-        await world.register("b", is_read_only=True)
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        await world.rejoin("b", is_read_only=True)
+        running = world.worker(once=False).start()
         await asyncio.sleep(3 * GRACE_S)
         assert running.recorder.results[-1].reason is ParkReason.OPEN_LEDGER
         ledger = await world.ledgers.read(LEDGER)
@@ -142,7 +131,7 @@ async def test_a_read_only_bookie_that_lacks_entries_waits_for_the_writer() -> N
         await world.ledgers.write(LEDGER, ledger.metadata.closed(EntryId(9), 90), ledger.version)
         await until(world.is_clean, seconds=30)
         await world.assert_whole(LEDGER, packets, "t")
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -169,15 +158,14 @@ async def test_while_a_member_cannot_say_what_was_written_the_task_stays() -> No
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await wipe(world, "b")
         world.bookies.hang_up("a")
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(5 * GRACE_S)
         assert set(running.recorder.endings()) <= {Ending.FAILED, Ending.PARKED}
         assert await world.task(LEDGER) is not None
-        world.network_up("a")
+        world.bookies.listen("a")
         await until(world.is_clean, seconds=600)
         await world.assert_whole(LEDGER, packets)
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -187,12 +175,11 @@ async def test_a_damaged_last_entry_is_no_proof_that_nothing_was_written() -> No
         await wipe(world, "b")
         world.bookies["a"].last = flipped
         world.bookies["a"].results[EntryId(9)] = flipped
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(5 * GRACE_S)
         assert running.recorder.results[-1].reason is ParkReason.UNREADABLE_ENTRIES
         assert await world.task(LEDGER) is not None
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -229,7 +216,7 @@ def test_a_ledger_stays_unclosed_while_nobody_can_be_believed(is_recovery_begun:
             if is_recovery_begun:
                 await world.kill("b", "c")
                 await world.tasks.mark(LEDGER, names("b c"))
-                run = asyncio.create_task(running.worker.run())
+                running.start()
                 await asyncio.sleep(3 * GRACE_S)
                 assert (await world.metadata(LEDGER)).state is LedgerState.IN_RECOVERY
                 await world.add_bookies("b", incarnation="2")
@@ -237,17 +224,17 @@ def test_a_ledger_stays_unclosed_while_nobody_can_be_believed(is_recovery_begun:
             else:
                 await wipe(world, "b", has_no_lists=True)
                 await lose_too(world, "c")
-                run = asyncio.create_task(running.worker.run())
+                running.start()
             await asyncio.sleep(10 * GRACE_S)
             assert (await world.metadata(LEDGER)).state is not LedgerState.CLOSED
             assert running.recorder.endings()[-1] is Ending.PARKED
-            await world.register("c")  # with its disks
+            await world.rejoin("c")  # with its disks
             await until(world.is_clean, seconds=4000)
             after = await world.metadata(LEDGER)
             if after.state is LedgerState.CLOSED:
                 assert after.last_entry_id == 9
             await world.assert_whole(LEDGER, packets)
-            await running.stop(run)
+            await running.stop()
 
     test()
 
@@ -301,7 +288,7 @@ async def test_a_slow_member_of_a_busy_ledger_is_not_chased() -> None:
         assert await world.is_clean()
 
 
-async def lose_too(world: World, bookie: str) -> None:
+async def lose_too(world: RepairWorld, bookie: str) -> None:
     """Let another bookie be gone, with its disks."""
     await world.kill(bookie)
     await world.tasks.mark(LEDGER, names(bookie))

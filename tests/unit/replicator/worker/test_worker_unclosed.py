@@ -23,23 +23,15 @@ from bookie.model.metadata import LedgerState
 from bookie.wire.port import AddBatch, Status
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
-from tests.worlds.repair import (
-    LEDGER,
-    PASSWORD,
-    ROOT,
-    Running,
-    World,
-    a_world,
-    make_metadata,
-    make_packets,
-    names,
-)
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import LEDGER, PASSWORD, make_metadata, make_packets, names
+from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 GRACE_S = 30.0
 
 
-async def lose(world: World, *bookies: str) -> None:
+async def lose(world: RepairWorld, *bookies: str) -> None:
     await world.kill(*bookies)
     await world.tasks.mark(LEDGER, names(" ".join(bookies)))
 
@@ -51,7 +43,7 @@ def _has_failed(running: Running, times: int) -> Callable[[], Awaitable[bool]]:
     return look
 
 
-async def a_writer(world: World) -> LedgerWriter:
+async def a_writer(world: RepairWorld) -> LedgerWriter:
     client = BookKeeper(world.ports(world.store).client())
     return await client.create_ledger(LedgerOptions(3, 3, 2), password=PASSWORD)
 
@@ -62,8 +54,7 @@ async def test_an_open_ledger_is_recovered_after_the_grace_period_and_then_repai
         metadata = make_metadata((0, "a b"), (10, "a b"), (20, "a b"), quorum=(2, 2), last=None)
         packets = await world.ledger(LEDGER, metadata, 25)
         await lose(world, "b")
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(GRACE_S - 1)
         waiting = await world.metadata(LEDGER)
         assert [fragment.members[1] == "b" for fragment in waiting.fragments] == [False, False, True]
@@ -80,7 +71,7 @@ async def test_an_open_ledger_is_recovered_after_the_grace_period_and_then_repai
         assert running.recorder.endings()[-1] is Ending.REPAIRED
         assert running.recorder.results[-1].is_recovered
         await world.assert_whole(LEDGER, packets)
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -148,14 +139,13 @@ async def test_a_bookie_that_is_back_within_the_grace_period_leaves_the_writer_a
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await lose(world, "b")
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(GRACE_S - 1)
-        await world.register("b")
+        await world.rejoin("b")
         await until(world.is_clean, seconds=5)
         assert running.recorder.endings() == [Ending.DELAYED, Ending.NOTHING_MISSING]
         assert world.version(LEDGER) == 0
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -163,17 +153,16 @@ async def test_the_grace_period_begins_anew_when_the_bookie_was_back_in_between(
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await lose(world, "b")
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(GRACE_S - 1)
-        await world.register("b")
+        await world.rejoin("b")
         await until(world.is_clean, seconds=5)
         await lose(world, "b")
         await asyncio.sleep(GRACE_S - 1)
         assert (await world.metadata(LEDGER)).state is LedgerState.OPEN
         await until(world.is_clean, seconds=5)
         assert (await world.metadata(LEDGER)).state is LedgerState.CLOSED
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -181,8 +170,7 @@ async def test_a_ledger_closed_meanwhile_by_its_writer_is_plainly_repaired() -> 
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await lose(world, "b")
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(10)
         now = await world.ledgers.read(LEDGER)
         await world.ledgers.write(LEDGER, now.metadata.closed(EntryId(8), 90), now.version)
@@ -192,7 +180,7 @@ async def test_a_ledger_closed_meanwhile_by_its_writer_is_plainly_repaired() -> 
         after = await world.metadata(LEDGER)
         assert (after.last_entry_id, after.length) == (8, 90)
         await world.assert_whole(LEDGER, {i: packets[EntryId(i)] for i in map(EntryId, range(9))}, "t")
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -200,13 +188,12 @@ async def test_a_ledger_deleted_while_it_waits_ends_its_task() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await lose(world, "b")
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(10)
         await world.ledgers.delete(LEDGER)
         await until(world.is_clean, seconds=10)
         assert running.recorder.endings() == [Ending.DELAYED, Ending.LEDGER_DELETED]
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -218,8 +205,7 @@ async def test_a_writer_that_lives_and_replaces_the_bookie_goes_on() -> None:
         lost = writer.metadata.last_fragment.members[1]
         await world.kill(lost)
         await world.tasks.mark(writer.ledger_id, [lost])
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(10)
         for entry in range(10, 20):
             await writer.append(b"%d" % entry)
@@ -228,7 +214,7 @@ async def test_a_writer_that_lives_and_replaces_the_bookie_goes_on() -> None:
         await until(world.is_clean, seconds=10)
         assert (await writer.close()).last_entry_id == 19
         assert lost not in (await world.metadata(writer.ledger_id)).members()
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -281,7 +267,7 @@ async def test_a_recovery_that_is_impossible_now_is_parked_until_a_bookie_comes_
             requests += 1
             return None
 
-        run = asyncio.create_task(running.worker.run())
+        running.start()
 
         async def is_parked() -> bool:
             return [task.reason for task in await world.parked.list()] == [ParkReason.NEEDS_RECOVERY]
@@ -295,11 +281,11 @@ async def test_a_recovery_that_is_impossible_now_is_parked_until_a_bookie_comes_
         assert running.recorder.endings() == [Ending.DELAYED, Ending.PARKED]
         assert requests < 900 / 5 * 30
         running.store.fault_hook = None
-        await world.register("c")
+        await world.rejoin("c")
         await until(world.is_clean, seconds=60)
         await world.assert_whole(LEDGER, packets)
         assert (await world.metadata(LEDGER)).last_entry_id == 9
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -329,7 +315,7 @@ async def test_a_recovery_that_registered_bookies_do_not_answer_is_tried_again_a
         assert await running.worker.run() is RunEnd.UNSETTLED
         assert running.recorder.endings() == [Ending.DELAYED, *[Ending.FAILED] * 5]
         assert "a: UNREACHABLE" in running.recorder.results[-1].detail
-        world.network_up("a")
+        world.bookies.listen("a")
         await world.heal()
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
@@ -341,14 +327,13 @@ async def test_a_bookie_that_comes_ends_the_pause_after_a_recovery_that_failed()
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         await lose(world, "b")
         world.bookies.hang_up("a")
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await until(_has_failed(running, 6), seconds=3600)  # the pause is minutes by now
-        world.network_up("a")
+        world.bookies.listen("a")
         await world.add_bookies("v")
         await until(world.is_clean, seconds=10)
         await world.assert_whole(LEDGER, packets)
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -366,7 +351,7 @@ async def test_a_recovery_is_parked_where_too_many_members_lost_their_disks() ->
         assert (await world.metadata(LEDGER)).state is LedgerState.IN_RECOVERY
 
 
-async def an_end_that_no_bookie_tells(world: World) -> None:
+async def an_end_that_no_bookie_tells(world: RepairWorld) -> None:
     """An open ledger whose last fragment is empty, and whose confirmed entries are on members in limbo alone."""
     await world.ledger(LEDGER, make_metadata((0, "a b"), (10, "c d"), quorum=(2, 2), last=None), 10)
     await world.kill("a", "b")
@@ -418,16 +403,15 @@ async def test_a_silent_source_of_an_older_fragment_does_not_keep_the_ledger_ope
         packets = await world.ledger(LEDGER, metadata, 20)
         await lose(world, "b")
         world.bookies.hang_up("d")
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await asyncio.sleep(600)
         assert Ending.FAILED in running.recorder.endings()
         after = await world.metadata(LEDGER)
         assert (after.state, after.last_entry_id) == (LedgerState.CLOSED, 19)
-        world.network_up("d")
+        world.bookies.listen("d")
         await until(world.is_clean)
         await world.assert_whole(LEDGER, packets)
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -456,15 +440,16 @@ async def test_two_workers_recover_and_repair_while_locks_vanish() -> None:
         await world.kill("b")
         await world.tasks.mark_many([(LedgerId(i), names("b")) for i in range(6)])
         workers = [world.worker(seed=i, once=False, open_ledger_grace_s=1, poll_interval_s=0.5) for i in range(2)]
-        runs = [asyncio.create_task(running.worker.run()) for running in workers]
+        for running in workers:
+            running.start()
         for _ in range(40):
             for ledger_id in range(6):
                 with contextlib.suppress(NoNodeError):
                     await world.store.delete(lock_path(ROOT, LedgerId(ledger_id)))
             await asyncio.sleep(0.1)
         await until(world.is_clean, seconds=600)
-        for running, run in zip(workers, runs, strict=True):
-            await running.stop(run)
+        for running in workers:
+            await running.stop()
         for ledger_id, expected in packets.items():
             assert (await world.metadata(ledger_id)).last_entry_id == 11
             await world.assert_whole(ledger_id, expected)

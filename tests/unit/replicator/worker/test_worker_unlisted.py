@@ -7,14 +7,15 @@ import pytest
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import ListReply, Status
 from replicator.telemetry.events import Ending
-from tests.worlds.repair import LEDGER, World, a_world, answers, make_metadata, make_packets, names
+from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
+from tests.worlds.repair import RepairWorld, a_world, answers
 from tests.worlds.virtual_time import in_virtual_time
 
 COUNT = 300
 STRIPED = make_metadata((0, "a b c"), (100, "c b a"), quorum=(2, 2), last=COUNT - 1)
 
 
-def without_lists(world: World) -> None:
+def without_lists(world: RepairWorld) -> None:
     for name in world.bookies.nodes:
         world.bookies[name].has_no_lists = True
 

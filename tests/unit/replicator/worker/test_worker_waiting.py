@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from replicator.telemetry.events import Ending
-from replicator.worker import RunEnd
-from tests.worlds.repair import LEDGER, Running, World, a_world, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 NEVER_S = 1e6
@@ -16,27 +16,26 @@ NEVER_S = 1e6
 SOON_S = 1.0
 
 
-async def a_loss(world: World) -> None:
+async def a_loss(world: RepairWorld) -> None:
     await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
     await world.kill("b")
 
 
-async def an_idle_worker(world: World) -> tuple[Running, asyncio.Task[RunEnd]]:
-    running = world.worker(once=False, poll_interval_s=NEVER_S)
-    run = asyncio.create_task(running.worker.run())
+async def an_idle_worker(world: RepairWorld) -> Running:
+    running = world.worker(once=False, poll_interval_s=NEVER_S).start()
     await asyncio.sleep(600)
-    return running, run
+    return running
 
 
 @in_virtual_time
 async def test_the_first_task_is_taken_at_once() -> None:
     async with a_world("a b t") as world:
         await a_loss(world)
-        running, run = await an_idle_worker(world)
+        running = await an_idle_worker(world)
         await world.tasks.mark(LEDGER, names("b"))
         await until(world.is_clean, seconds=SOON_S)
         assert running.recorder.endings() == [Ending.REPAIRED]
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -44,14 +43,13 @@ async def test_so_is_one_that_comes_when_all_others_are_done() -> None:
     async with a_world("a b t") as world:
         await a_loss(world)
         await world.tasks.mark(LEDGER, names("b"))
-        running = world.worker(once=False, poll_interval_s=NEVER_S)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False, poll_interval_s=NEVER_S).start()
         for _ in range(3):
             await until(world.is_clean, seconds=SOON_S)
             await asyncio.sleep(600)
             await world.tasks.mark(LEDGER, names("b"))
         await until(world.is_clean, seconds=SOON_S)
-        await running.stop(run)
+        await running.stop()
         assert running.recorder.endings() == [Ending.REPAIRED, *[Ending.NOTHING_MISSING] * 3]
 
 
@@ -60,29 +58,29 @@ async def test_so_is_one_that_comes_when_all_others_are_done() -> None:
 async def test_what_was_marked_while_repair_was_disabled_is_taken_when_it_is_enabled(is_seen: bool) -> None:
     async with a_world("a b t") as world:
         await a_loss(world)
-        running, run = await an_idle_worker(world)
+        running = await an_idle_worker(world)
         await world.tasks.disable()
         if is_seen:
-            await world.register("t", is_read_only=True)
-            await world.register("t")  # a bookie that changes has the worker look
+            await world.rejoin("t", is_read_only=True)
+            await world.rejoin("t")  # a bookie that changes has the worker look
             await asyncio.sleep(600)
         await world.tasks.mark(LEDGER, names("b"))
         await asyncio.sleep(600 if is_seen else 0)
         assert running.recorder.endings() == []
         await world.tasks.enable()
         await until(world.is_clean, seconds=SOON_S)
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
 async def test_a_lost_session_ends_no_wait_for_good() -> None:
     async with a_world("a b t") as world:
         await a_loss(world)
-        running, run = await an_idle_worker(world)
+        running = await an_idle_worker(world)
         running.store.suspend()
         await asyncio.sleep(600)
         running.store.resume()
         await asyncio.sleep(600)
         await world.tasks.mark(LEDGER, names("b"))
         await until(world.is_clean, seconds=SOON_S)
-        await running.stop(run)
+        await running.stop()

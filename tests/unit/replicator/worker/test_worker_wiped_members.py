@@ -10,18 +10,23 @@ import asyncio
 
 import pytest
 
+from bookie.metadata.layout import task_path
 from bookie.metadata.port import ANY_VERSION
-from bookie.metadata.tasks.parked import ParkReason
-from bookie.model.ids import BookieId, EntryId
+from bookie.metadata.tasks.parked import ParkedTask, ParkReason
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
+from replicator.knowledge.absence import Absences
+from replicator.queue.delay import Delays
+from replicator.queue.task_queue import TaskQueue
 from replicator.telemetry.events import Ending
-from tests.worlds.repair import LEDGER, Running, World, a_world, make_metadata, make_packets, names
+from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
+from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 MINUTES = 60.0
 
 
-async def lose_b_and_miss_c(world: World, named: str, *, has_no_lists: bool = False) -> dict[EntryId, bytes]:
+async def lose_b_and_miss_c(world: RepairWorld, named: str, *, has_no_lists: bool = False) -> dict[EntryId, bytes]:
     """The situation of the module docstring, with a task that names ``named``."""
     packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
     last = make_packets(LEDGER, 11)[EntryId(10)]
@@ -34,7 +39,7 @@ async def lose_b_and_miss_c(world: World, named: str, *, has_no_lists: bool = Fa
     return {**packets, EntryId(10): last}
 
 
-async def assert_nothing_is_lost(world: World, packets: dict[EntryId, bytes]) -> None:
+async def assert_nothing_is_lost(world: RepairWorld, packets: dict[EntryId, bytes]) -> None:
     await until(world.is_clean, seconds=4000)
     metadata = await world.metadata(LEDGER)
     assert metadata.state is not LedgerState.CLOSED or metadata.last_entry_id == 10
@@ -42,7 +47,7 @@ async def assert_nothing_is_lost(world: World, packets: dict[EntryId, bytes]) ->
     assert await world.ports(world.store).doubts.ledgers() == frozenset()
 
 
-async def stays_unclosed(world: World, running: Running, seconds: float) -> None:
+async def stays_unclosed(world: RepairWorld, running: Running, seconds: float) -> None:
     await asyncio.sleep(seconds)
     assert (await world.metadata(LEDGER)).state is not LedgerState.CLOSED
     assert running.recorder.results[-1].ending is Ending.PARKED
@@ -56,12 +61,11 @@ def test_an_acknowledged_entry_is_not_cut_off(named: str, has_no_lists: bool) ->
     async def test() -> None:
         async with a_world("a b c t u") as world:
             packets = await lose_b_and_miss_c(world, named, has_no_lists=has_no_lists)
-            running = world.worker(once=False)
-            run = asyncio.create_task(running.worker.run())
+            running = world.worker(once=False).start()
             await stays_unclosed(world, running, 10 * MINUTES)
-            await world.register("c")
+            await world.rejoin("c")
             await assert_nothing_is_lost(world, packets)
-            await running.stop(run)
+            await running.stop()
 
     test()
 
@@ -73,15 +77,13 @@ def test_another_worker_does_not_cut_it_off_either(named: str) -> None:
         async with a_world("a b c t u") as world:
             packets = await lose_b_and_miss_c(world, named)
             for seed in (1, 2):
-                running = world.worker(once=False, seed=seed)
-                run = asyncio.create_task(running.worker.run())
+                running = world.worker(once=False, seed=seed).start()
                 await stays_unclosed(world, running, 40 * MINUTES)
-                await running.stop(run)
-            await world.register("c")
-            running = world.worker(once=False, seed=3)
-            run = asyncio.create_task(running.worker.run())
+                await running.stop()
+            await world.rejoin("c")
+            running = world.worker(once=False, seed=3).start()
             await assert_nothing_is_lost(world, packets)
-            await running.stop(run)
+            await running.stop()
 
     test()
 
@@ -92,18 +94,78 @@ async def test_what_was_known_counts_after_a_recovery_has_written_to_the_bookie(
     async with a_world("a b c t u") as world:
         packets = await lose_b_and_miss_c(world, "b c")
         doubts = world.ports(world.store).doubts
-        running = world.worker(once=False, seed=1)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False, seed=1).start()
         await stays_unclosed(world, running, 5 * MINUTES)
-        await running.stop(run)
+        await running.stop()
         assert await doubts.get(LEDGER) == frozenset({BookieId("b")})
         await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(10)])
-        running = world.worker(once=False, seed=2)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False, seed=2).start()
         await stays_unclosed(world, running, 40 * MINUTES)
-        await world.register("c")
+        await world.rejoin("c")
         await assert_nothing_is_lost(world, packets)
-        await running.stop(run)
+        await running.stop()
+
+
+@in_virtual_time
+async def test_a_list_of_tasks_that_is_outdated_costs_no_doubt() -> None:
+    """While one worker lists the tasks, the ledger is marked, and another worker records a doubt, copies, and dies."""
+    async with a_world("a b c t u") as world:
+        packets = await lose_b_and_miss_c(world, "b c")
+        ports = world.ports(world.store)
+        assert await ports.tasks.read(LEDGER) is not None
+        await ports.doubts.add(LEDGER, {BookieId("b")})
+        await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(10)])
+        await world.store.delete(task_path(world.cluster.root, LEDGER))
+        queue = TaskQueue(ports, 60, Delays(ports.clock, 30), Absences(ports))
+        listing = ports.parked.list
+
+        async def marked_meanwhile() -> list[ParkedTask]:
+            await world.tasks.mark(LEDGER, names("b c"))
+            return await listing()
+
+        ports.parked.list = marked_meanwhile  # type: ignore[method-assign]
+        await queue.refresh()
+        assert await ports.doubts.get(LEDGER) == frozenset({BookieId("b")})
+        running = world.worker(once=False).start()
+        await stays_unclosed(world, running, 40 * MINUTES)
+        await world.rejoin("c")
+        await assert_nothing_is_lost(world, packets)
+        await running.stop()
+
+
+@in_virtual_time
+async def test_a_task_stays_if_a_doubt_was_recorded_after_the_verdict() -> None:
+    async with a_world("a b c t u") as world:
+        await lose_b_and_miss_c(world, "b c")
+        ports = world.ports(world.store)
+        await ports.doubts.add(LEDGER, {BookieId("b")})
+        deletion = await ports.doubts.deletion(LEDGER)
+        assert deletion is not None
+        held = await ports.tasks.lock(LEDGER, "a worker")
+        assert held is not None
+        await ports.doubts.add(LEDGER, {BookieId("c")})
+        assert not await ports.tasks.complete(held, [deletion])
+        assert await ports.doubts.get(LEDGER) == frozenset({BookieId("b"), BookieId("c")})
+        held = await ports.tasks.lock(LEDGER, "a worker")
+        assert held is not None
+        deletion = await ports.doubts.deletion(LEDGER)
+        assert deletion is not None
+        assert await ports.tasks.complete(held, [deletion])
+        assert (await ports.doubts.get(LEDGER), await ports.tasks.read(LEDGER)) == (frozenset(), None)
+
+
+@in_virtual_time
+async def test_a_doubt_without_a_task_goes_when_its_ledger_is_closed() -> None:
+    async with a_world("a b c") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        closed = LedgerId(LEDGER + 1)
+        await world.ledger(closed, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        doubts = world.ports(world.store).doubts
+        for ledger_id in (LEDGER, closed, LedgerId(LEDGER + 2)):
+            await doubts.add(ledger_id, {BookieId("b")})
+        running = world.worker(once=True)
+        await running.worker.run()
+        assert await doubts.ledgers() == {LEDGER}
 
 
 @in_virtual_time
@@ -115,15 +177,14 @@ async def test_a_damaged_record_makes_every_member_doubtful() -> None:
         await world.store.set(doubts.path(LEDGER), b"{", ANY_VERSION)
         await world.kill("c")
         await world.tasks.mark(LEDGER, names("c"))
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await stays_unclosed(world, running, 5 * MINUTES)
         assert doubts.path(LEDGER) in running.recorder.results[-1].detail
         await doubts.forget(LEDGER)  # the operator, after a look at the bookies
         await until(world.is_clean, seconds=4000)
         assert (await world.metadata(LEDGER)).last_entry_id == 9
         await world.assert_whole(LEDGER, packets)
-        await running.stop(run)
+        await running.stop()
 
 
 @in_virtual_time
@@ -135,10 +196,9 @@ async def test_a_slow_member_does_not_keep_a_ledger_open() -> None:
         await world.bookies.put("a", LEDGER, [last])
         await world.kill("c")
         await world.tasks.mark(LEDGER, names("c"))
-        running = world.worker(once=False)
-        run = asyncio.create_task(running.worker.run())
+        running = world.worker(once=False).start()
         await until(world.is_clean, seconds=600)
         metadata = await world.metadata(LEDGER)
         assert (metadata.state, metadata.last_entry_id) == (LedgerState.CLOSED, 10)
         await world.assert_whole(LEDGER, {**packets, EntryId(10): last})
-        await running.stop(run)
+        await running.stop()

@@ -16,18 +16,20 @@ from bookie.wire.port import EntryResult, ListReply, Status
 from bookie.wire.requests import ListEntries
 from spark_jobs.checks.replicas.asking import LEDGERS_IN_FLIGHT, PER_BOOKIE_IN_FLIGHT, SILENT_AFTER, Answers, Asker
 from spark_jobs.checks.replicas.expected import settled_metadata
-from tests.worlds.repair import Tamper, World, a_world, make_metadata, make_packets, should_hold
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.ledgers import make_metadata, make_packets, should_hold
+from tests.worlds.repair import RepairWorld, Tamper, a_world
 from tests.worlds.repair import answers as answers_with
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time
+from tests.worlds.virtual_time import in_virtual_time
 
 
 @asynccontextmanager
-async def a_cluster() -> AsyncIterator[World]:
+async def a_cluster() -> AsyncIterator[RepairWorld]:
     async with a_world("a b c d") as world:
         yield world
 
 
-async def store(world: World, number: int, metadata: LedgerMetadata, lost: dict[str, Iterable[int]]) -> None:
+async def store(world: RepairWorld, number: int, metadata: LedgerMetadata, lost: dict[str, Iterable[int]]) -> None:
     """Create a ledger of ten entries; the bookies in ``lost`` never got theirs with these ids."""
     ledger = await world.ledgers.create(LedgerId(number), metadata)
     packets = make_packets(ledger.ledger_id, 10)
@@ -36,7 +38,7 @@ async def store(world: World, number: int, metadata: LedgerMetadata, lost: dict[
         await world.bookies.put(bookie, ledger.ledger_id, [kept[e] for e in should_hold(metadata, bookie, kept)])
 
 
-async def ask(world: World, *numbers: int) -> Answers:
+async def ask(world: RepairWorld, *numbers: int) -> Answers:
     ledgers = [settled_metadata(LedgerId(number), await world.metadata(number)) for number in numbers]
 
     async def registered() -> AbstractSet[BookieId]:
@@ -190,7 +192,7 @@ async def test_the_tail_of_an_open_ledger_is_not_asked_for() -> None:
         assert answers.requests == 3, "a and b, and b once more"
 
 
-def without_lists(world: World) -> None:
+def without_lists(world: RepairWorld) -> None:
     for name in "abcd":
         world.bookies[name].has_no_lists = True
 
@@ -243,7 +245,7 @@ async def test_an_end_that_arrives_before_the_second_look_is_there() -> None:
         assert (answers.found, dict(answers.unknown)) == ([], {})
 
 
-def once(world: World, name: str) -> Tamper:
+def once(world: RepairWorld, name: str) -> Tamper:
     """Deny an entry, once."""
 
     def deny(result: EntryResult) -> EntryResult:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind, ledger_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import StoreUnavailableError
@@ -19,14 +19,12 @@ from spark_jobs.datasource import scan as scan_module
 from spark_jobs.datasource.options import LedgerOptions, ledger_options
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import scan
-
-ROOT = "/ledgers"
+from tests.worlds.cluster import ROOT, formatted
 
 
 async def cluster_of(ids: Sequence[int], kind: LayoutKind = LayoutKind.HIERARCHICAL) -> tuple[MemoryStore, Cluster]:
     store = MemoryStore(MemoryCell())
-    await format_cluster(store, ROOT, kind, rng=random.Random(1))
-    cluster = await open_cluster(store, ROOT)
+    cluster = await formatted(store, kind=kind)
     metadata = LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BookieId("a"),)),))
     await LedgerStore(store, cluster, random.Random(1)).create_many([(LedgerId(number), metadata) for number in ids])
     return store, cluster

@@ -18,7 +18,7 @@ from spark_jobs.ui.face import TabFace
 from spark_jobs.ui.port import ActionOutcome, ActionResult, Fact, RunView, TabState
 from spark_jobs.ui.request import HTML, Answer, StrangeCallError, decode_request, encode_answer
 from spark_jobs.ui.settings import TabSettings
-from tests.worlds.clocks import SteppingClock
+from tests.worlds.clocks import ManualClock
 
 KEY = "k" * 32
 TOKEN = "t" * 32
@@ -78,8 +78,8 @@ def void(_: object) -> None:
     return None
 
 
-def face(auditor: Auditor, settings: TabSettings = SETTINGS, clock: SteppingClock | None = None) -> TabFace:
-    return TabFace(auditor, settings, clock or SteppingClock(start_s=1000.0), key=KEY, token=TOKEN)
+def face(auditor: Auditor, settings: TabSettings = SETTINGS, clock: ManualClock | None = None) -> TabFace:
+    return TabFace(auditor, settings, clock or ManualClock(1000.0, turns=0), key=KEY, token=TOKEN)
 
 
 def facts(method: str = "GET", path: str = "/v1/status", **fields: str) -> str:
@@ -213,7 +213,7 @@ def test_the_state_is_there_for_programs(auditor: Auditor) -> None:
 
 
 def test_too_many_actions_are_refused_until_time_passes(auditor: Auditor) -> None:
-    clock = SteppingClock(start_s=1000.0)
+    clock = ManualClock(1000.0, turns=0)
     tab = face(auditor, clock=clock)
     answers = [start(tab)[0] for _ in range(11)]
     assert answers == [303] * 10 + [429]
@@ -246,7 +246,7 @@ def test_an_auditor_that_fails_breaks_no_page(auditor: Auditor) -> None:
 
 
 def test_an_auditor_that_hangs_leaves_the_last_known_state(auditor: Auditor, hang: Callable[[], None]) -> None:
-    clock = SteppingClock(start_s=1000.0)
+    clock = ManualClock(1000.0, turns=0)
     tab = face(auditor, replace(SETTINGS, snapshot_deadline_s=0.01), clock)
     while "<span>1</span>" not in tab.page(facts()):  # a loaded machine may need more than the deadline
         pass
@@ -260,7 +260,7 @@ def test_an_auditor_that_hangs_leaves_the_last_known_state(auditor: Auditor, han
 
 
 def test_many_viewers_cost_one_look(auditor: Auditor) -> None:
-    clock = SteppingClock(start_s=1000.0)
+    clock = ManualClock(1000.0, turns=0)
     tab = face(auditor, clock=clock)
     with ThreadPoolExecutor(16) as viewers:
         pages = list(viewers.map(lambda _: tab.page(facts()), range(200)))

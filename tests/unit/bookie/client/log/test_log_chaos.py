@@ -136,8 +136,7 @@ class Chaos:
             await asyncio.sleep(self.rng.random() * 30)
             bookie = self.rng.choice(BOOKIES)
             for broken in (True, False):
-                for client in self.world.clients:
-                    client.transport.faults(bookie).is_unreachable = broken
+                self.world.break_bookie(bookie, is_broken=broken)
                 if broken:
                     await asyncio.sleep(self.rng.random() * 10)
 
@@ -157,8 +156,7 @@ class Chaos:
     async def finish(self) -> None:
         client = self.world.client(9)
         for bookie in BOOKIES:
-            for each in self.world.clients:
-                each.transport.faults(bookie).is_unreachable = False
+            self.world.break_bookie(bookie, is_broken=False)
         writer = await client.log(NAME).write(OPTIONS)
         await writer.append(b"the end")
         await writer.close()

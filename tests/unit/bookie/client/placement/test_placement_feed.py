@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,20 +15,18 @@ from typing_extensions import override
 from bookie.client.placement.feed import PlacementFeed, load_placement
 from bookie.client.placement.free_space import FreeSpace, FreeSpaceSettings
 from bookie.client.placement.placement import Placement, PlacementPolicy
-from bookie.metadata.bookies.registration import Registrations
-from bookie.metadata.bookies.service_info import ServiceInfo
 from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore
-from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import MemoryStore
-from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
 from bookie.runtime.fault_points import deciding_by
 from bookie.wire.port import BookieInfo, InfoReply, ReplyT, Request, Status
 from bookie.wire.requests import Info
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.cluster import MemoryCluster
 from tests.worlds.requests import WithoutAdds
-from tests.worlds.virtual_time import VirtualClock, in_virtual_time, until
+from tests.worlds.virtual_time import in_virtual_time, until
 
 BK1, BK2, BK3 = (BookieId(f"bk{i}:3181") for i in range(1, 4))
 
@@ -51,18 +48,17 @@ class Answers(WithoutAdds):
         return cast(ReplyT, InfoReply(Status.OK, BookieInfo("1", "test", False, 10**12, found, 0)))
 
 
-class World:
-    def __init__(self, store: MemoryStore, cluster: Cluster, answers: Answers) -> None:
-        self.store = store
-        self.cluster = cluster
-        self.answers = answers
-        self.topologies = TopologyStore(store, cluster)
-        self.registrations = Registrations(store, cluster)
-        self.space = FreeSpace(self.registrations, answers, VirtualClock(), FreeSpaceSettings(round_s=60, gap_s=1))
+class PlacementWorld(MemoryCluster):
+    """A cluster, its topology, and what its bookies answer of their room."""
 
-    async def register(self, *bookies: BookieId) -> None:
-        for bookie in bookies:
-            await self.registrations.register(bookie, ServiceInfo(()), is_read_only=False, takeover_deadline_s=1)
+    def __init__(self, free: Mapping[BookieId, int | Status]) -> None:
+        super().__init__()
+        self.answers = Answers(free)
+
+    async def start(self) -> None:
+        await self.found()
+        self.topologies = TopologyStore(self.store, self.cluster)
+        self.space = FreeSpace(self.registrations, self.answers, self.clock, FreeSpaceSettings(round_s=60, gap_s=1))
 
     @asynccontextmanager
     async def fed(self, placement: Placement, *, has_free_space: bool = False) -> AsyncIterator[None]:
@@ -77,10 +73,10 @@ class World:
             await asyncio.wait([task])
 
 
-async def world(free: Mapping[BookieId, int | Status] | None = None) -> World:
-    store = MemoryStore(MemoryCell())
-    await format_cluster(store, "/ledgers", rng=random.Random(0))
-    return World(store, await open_cluster(store, "/ledgers"), Answers(free if free is not None else {}))
+async def world(free: Mapping[BookieId, int | Status] | None = None) -> PlacementWorld:
+    made = PlacementWorld(free if free is not None else {})
+    await made.start()
+    return made
 
 
 async def until_located(placement: Placement, where: str) -> None:

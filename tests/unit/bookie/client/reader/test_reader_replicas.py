@@ -19,27 +19,16 @@ from bookie.model.metadata import Fragment, LedgerState
 from bookie.runtime.fault_points import deciding_by
 from bookie.wire.port import ReadReply, Status
 from bookie.wire.requests import Read
-from tests.worlds.recovery import (
-    DIGEST,
-    LEDGER,
-    PAYLOAD,
-    Asked,
-    GoOn,
-    World,
-    a_world,
-    members,
-    packet,
-    spoiled,
-    transport_of,
-)
+from tests.worlds.ledgers import LEDGER, names
+from tests.worlds.recovery import DIGEST, PAYLOAD, Asked, GoOn, RecoveryWorld, a_world, packet, spoiled, transport_of
 from tests.worlds.virtual_time import in_virtual_time, run_virtual
 
 
-async def reader_of(world: World, ports: ClientPorts) -> LedgerReader:
+async def reader_of(world: RecoveryWorld, ports: ClientPorts) -> LedgerReader:
     return LedgerReader(ports, await world.ledgers.read(LEDGER), DIGEST)
 
 
-async def closed(world: World, names: str, quorum: tuple[int, int], count: int) -> None:
+async def closed(world: RecoveryWorld, names: str, quorum: tuple[int, int], count: int) -> None:
     """A closed ledger with every copy in its place."""
     ledger = await world.create((0, names), quorum=quorum)
     await world.put_all(ledger, 0, count - 1)
@@ -50,7 +39,7 @@ async def payloads(reader: LedgerReader) -> list[bytes]:
     return [entry.payload async for entry in reader.read_all()]
 
 
-def expected(world: World, count: int) -> list[bytes]:
+def expected(world: RecoveryWorld, count: int) -> list[bytes]:
     return [world.unpacked(packet(entry_id)).payload for entry_id in range(count)]
 
 
@@ -61,7 +50,7 @@ def only(status: Status) -> Any:
     return hook
 
 
-def after(world: World, seconds: float) -> Any:
+def after(world: RecoveryWorld, seconds: float) -> Any:
     async def hook(asked: Asked, go_on: GoOn) -> Any:
         if isinstance(asked, Read):
             await world.clock.sleep(seconds)
@@ -196,8 +185,7 @@ async def test_another_entry_than_asked_for_is_not_taken() -> None:
 async def test_nothing_outside_the_readable_part_is_returned() -> None:
     """Catalogue 62: an entry beyond the last add confirmed may still vanish."""
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 4)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=4)
         reader = await reader_of(world, world.ports)
         assert await reader.last_entry_id() == 3
         for entry_id in (-1, 4, 5):
@@ -214,12 +202,12 @@ async def test_a_reader_survives_the_replacement_of_the_whole_ensemble() -> None
         reader = await reader_of(world, world.ports)
         assert (await reader.read(EntryId(0))).entry_id == 0
         ledger = await world.ledgers.read(LEDGER)
-        moved = replace(ledger.metadata, fragments=(Fragment(EntryId(0), members("d e f")),))
+        moved = replace(ledger.metadata, fragments=(Fragment(EntryId(0), names("d e f")),))
         for entry_id in range(10):
             for name in "def":
                 await world.put(name, packet(entry_id))
         await world.ledgers.write(LEDGER, moved, ledger.version)
-        world.down("a", "b", "c")
+        world.hang_up("a", "b", "c")
         assert await payloads(reader) == expected(world, 10)
 
 
@@ -229,7 +217,7 @@ async def test_a_ledger_deleted_meanwhile() -> None:
         await closed(world, "a b c", (3, 2), 3)
         reader = await reader_of(world, world.ports)
         await world.ledgers.delete(LEDGER)
-        world.down("a", "b", "c")
+        world.hang_up("a", "b", "c")
         with pytest.raises(NoSuchLedgerError):
             await reader.read(EntryId(0))
         with pytest.raises(NoSuchLedgerError):
@@ -311,6 +299,5 @@ def test_whatever_fails_no_wrong_byte_is_returned(seed: int, mode: ReadMode) -> 
 @in_virtual_time
 async def test_an_open_ledger_that_is_in_recovery_can_be_read() -> None:
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2), state=LedgerState.IN_RECOVERY)
-        await world.put_all(ledger, 0, 4)
+        await world.create((0, "a b c"), quorum=(3, 2), state=LedgerState.IN_RECOVERY, filled_to=4)
         assert await payloads(await reader_of(world, world.ports)) == expected(world, 4)

@@ -21,11 +21,12 @@ from bookie.model.packet import pack_lac
 from bookie.runtime.fault_points import deciding_by
 from bookie.wire.port import EntryResult, LacReply, Status
 from bookie.wire.requests import Read, ReadLac, WaitLac, WriteLac
-from tests.worlds.recovery import DIGEST, KEY, LEDGER, PASSWORD, Asked, GoOn, World, a_world, packet, transport_of
+from tests.worlds.ledgers import LEDGER, PASSWORD
+from tests.worlds.recovery import DIGEST, KEY, Asked, GoOn, RecoveryWorld, a_world, packet, transport_of
 from tests.worlds.virtual_time import in_virtual_time, run_virtual
 
 
-async def reader_of(world: World, ports: ClientPorts | None = None) -> LedgerReader:
+async def reader_of(world: RecoveryWorld, ports: ClientPorts | None = None) -> LedgerReader:
     return LedgerReader(ports or world.ports, await world.ledgers.read(LEDGER), DIGEST)
 
 
@@ -38,8 +39,7 @@ async def collect(reader: LedgerReader, first: int, into: list[int], **options: 
 @in_virtual_time
 async def test_a_closed_ledger_is_read_to_its_end() -> None:
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 9)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=9)
         await world.recover()
         seen: list[int] = []
         await collect(await reader_of(world), 4, seen)
@@ -165,8 +165,7 @@ async def test_a_silent_store_does_not_stop_it() -> None:
 def test_quorum_last_add_confirmed_needs_coverage(status: Status) -> None:
     async def scenario() -> None:
         async with a_world("a b c") as world:
-            ledger = await world.create((0, "a b c"), quorum=(3, 2))
-            await world.put_all(ledger, 0, 4)
+            await world.create((0, "a b c"), quorum=(3, 2), filled_to=4)
 
             async def cannot_tell(asked: Asked, go_on: GoOn) -> Any:
                 return LacReply(status) if isinstance(asked, ReadLac) else await go_on()
@@ -184,8 +183,7 @@ def test_quorum_last_add_confirmed_needs_coverage(status: Status) -> None:
 @in_virtual_time
 async def test_a_quorum_read_asks_the_newest_ensemble_and_never_fences() -> None:
     async with a_world("a b c d e f") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         reader = await reader_of(world)
         assert await reader.quorum_last_add_confirmed() == 2
         metadata = ledger.metadata.with_last_fragment(EntryId(4), tuple(map(BookieId, "def")))
@@ -202,24 +200,22 @@ async def test_a_quorum_read_asks_the_newest_ensemble_and_never_fences() -> None
 @in_virtual_time
 async def test_it_never_goes_back() -> None:
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 2)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         await world.put("a", packet(3), packet(4))
         reader = await reader_of(world)
         assert await reader.refresh() in (1, 3)
-        world.down("b", "c")
+        world.hang_up("b", "c")
         assert await reader.refresh() == 3
         world.hang("a")
         for name in "bc":
-            world.network.listen(name, 1, world.services[BookieId(name)])
+            world.listen(name)
         assert await reader.refresh() == 3
 
 
 @in_virtual_time
 async def test_a_forged_last_add_confirmed_is_not_believed() -> None:
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 2)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
 
         async def forged(asked: Asked, go_on: GoOn) -> Any:
             if not isinstance(asked, ReadLac | WaitLac):

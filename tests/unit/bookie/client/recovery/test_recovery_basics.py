@@ -15,21 +15,8 @@ from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerSt
 from bookie.model.packet import pack
 from bookie.wire.port import AddBatch, AddReply, ReadReply, Status
 from bookie.wire.requests import Fence, Read
-from tests.worlds.recovery import (
-    KEY,
-    LEDGER,
-    PASSWORD,
-    Asked,
-    GoOn,
-    a_world,
-    closed_at,
-    ends,
-    members,
-    packet,
-    put_copies,
-    spoiled,
-    transport_of,
-)
+from tests.worlds.ledgers import LEDGER, PASSWORD, names
+from tests.worlds.recovery import KEY, Asked, GoOn, a_world, closed_at, ends, packet, put_copies, spoiled, transport_of
 from tests.worlds.virtual_time import in_virtual_time
 
 QUORUMS = [((3, 3), "a b c"), ((3, 2), "a b c"), ((2, 2), "a b c"), ((2, 1), "a b c"), ((3, 2), "a b c d e")]
@@ -111,8 +98,7 @@ async def test_every_bookie_asked_refuses_the_old_writer_from_then_on() -> None:
 @in_virtual_time
 async def test_an_entry_on_one_bookie_only_is_made_durable_verbatim() -> None:
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 4)
+        ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=4)
         odd = packet(5, lac=1, payload=b"just one copy", length=63)
         await world.put("c", odd)  # the first of its write set
         metadata = await world.recover()
@@ -125,8 +111,7 @@ async def test_an_entry_on_one_bookie_only_is_made_durable_verbatim() -> None:
 async def test_one_bookie_hangs() -> None:
     """Catalogue 36 and 42: the others cover the ensemble, and no slow answer makes the ledger look empty."""
     async with a_world("a b c d") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 6)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=6)
         world.hang("a")
         metadata = await world.recover()
         assert ends(metadata) == closed_at(6)
@@ -153,8 +138,7 @@ async def test_a_slow_bookie_that_alone_has_entries_is_waited_for() -> None:
 @in_virtual_time
 async def test_without_a_spare_the_silent_bookie_is_marked() -> None:
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 6)
+        ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=6)
         world.hang("a")
         metadata = await world.recover()
         assert ends(metadata) == closed_at(6)
@@ -169,8 +153,7 @@ def test_too_few_bookies(names: str) -> None:
     @in_virtual_time
     async def scenario() -> None:
         async with a_world("a b c") as world:
-            ledger = await world.create((0, "a b c"), quorum=(3, 2))
-            await world.put_all(ledger, 0, 3)
+            ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
             world.hang(*names.split())
             with pytest.raises(RecoveryImpossibleNowError) as error:
                 await world.recover()
@@ -189,8 +172,7 @@ def test_a_copy_that_cannot_be_read_is_not_absent(status: Status | None) -> None
     @in_virtual_time
     async def scenario() -> None:
         async with a_world("a b c d") as world:
-            ledger = await world.create((0, "a b c"), quorum=(3, 2))
-            await world.put_all(ledger, 0, 3)
+            await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
             await world.put("a", packet(4))  # c has it as well, and b answers for the third copy
             await world.put("c", packet(4))
 
@@ -211,8 +193,7 @@ def test_a_copy_that_cannot_be_read_is_not_absent(status: Status | None) -> None
 @in_virtual_time
 async def test_a_bookie_in_limbo_votes_neither_for_the_fence_nor_for_an_end() -> None:
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 2)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         await world.storages[BookieId("a")].set_limbo([LEDGER])
         world.hang("b")
         with pytest.raises(RecoveryImpossibleNowError, match="too few bookies"):
@@ -224,8 +205,7 @@ async def test_a_bookie_in_limbo_votes_neither_for_the_fence_nor_for_an_end() ->
 @in_virtual_time
 async def test_a_last_entry_that_does_not_verify_counts_for_no_coverage() -> None:
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 2)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         await world.put("a", packet(3)[:-1] + b"?")
         world.hang("b")
         with pytest.raises(RecoveryImpossibleNowError, match="too few bookies"):
@@ -246,8 +226,7 @@ async def test_a_last_entry_that_confirms_itself_counts_for_no_coverage() -> Non
 async def test_a_gap_ends_the_ledger() -> None:
     """Catalogue 53: entry 3 was never stored by anybody, so entry 4 was never acknowledged."""
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 2)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         for name in "abc":
             await world.put(name, packet(4, lac=1), packet(5, lac=1))
         assert ends(await world.recover()) == closed_at(2)
@@ -256,8 +235,7 @@ async def test_a_gap_ends_the_ledger() -> None:
 @in_virtual_time
 async def test_the_length_is_that_of_the_end_where_a_gap_follows_the_confirmed_entry() -> None:
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 2)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         await world.put("a", packet(5, lac=2))
         await world.put("b", packet(4, lac=2))
         assert ends(await world.recover()) == closed_at(2)
@@ -267,8 +245,7 @@ async def test_the_length_is_that_of_the_end_where_a_gap_follows_the_confirmed_e
 async def test_a_last_ensemble_without_entries_does_not_begin_again_at_zero() -> None:
     """#2615: every bookie of the last ensemble answers "nothing here"."""
     async with a_world("a b c d e f") as world:
-        ledger = await world.create((0, "a b c"), (5, "d e f"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 4)
+        ledger = await world.create((0, "a b c"), (5, "d e f"), quorum=(3, 2), filled_to=4)
         metadata = await world.recover()
         assert ends(metadata) == closed_at(4)
         assert metadata.fragments == ledger.metadata.fragments
@@ -277,8 +254,7 @@ async def test_a_last_ensemble_without_entries_does_not_begin_again_at_zero() ->
 @in_virtual_time
 async def test_a_length_that_nobody_can_tell_is_not_guessed() -> None:
     async with a_world("a b c d e f") as world:
-        ledger = await world.create((0, "a b c"), (5, "d e f"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 4)
+        await world.create((0, "a b c"), (5, "d e f"), quorum=(3, 2), filled_to=4)
         world.hang("a", "b", "c")
         with pytest.raises(RecoveryImpossibleNowError):
             await world.recover()
@@ -289,8 +265,7 @@ async def test_a_length_that_nobody_can_tell_is_not_guessed() -> None:
 async def test_copies_made_by_apache_are_as_good() -> None:
     """Their header differs in the last add confirmed, and the digest with it."""
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 2)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         await world.put("a", packet(3))
         await world.put("b", packet(3, lac=0))
         metadata = await world.recover()
@@ -307,8 +282,7 @@ def test_any_read_ahead_gives_the_same_end(ahead: int) -> None:
     @in_virtual_time
     async def scenario() -> None:
         async with a_world("a b c d e") as world:
-            ledger = await world.create((0, "a b c d e"), quorum=(3, 1))
-            await world.put_all(ledger, 0, 3)
+            await world.create((0, "a b c d e"), quorum=(3, 1), filled_to=3)
             for entry_id in range(4, 40):
                 name = "abcde"[(entry_id + entry_id % 3) % 5]
                 await world.put(name, packet(entry_id, lac=3))
@@ -336,8 +310,7 @@ async def test_large_entries_are_read_and_stored_in_several_rounds() -> None:
 async def test_adds_refused_by_all_leave_it_in_recovery() -> None:
     """Catalogue 47: the end can be read, and nothing can be stored."""
     async with a_world("a b c d") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
         async def read_only(asked: Asked, go_on: GoOn) -> Any:
             return AddReply(Status.READ_ONLY) if isinstance(asked, AddBatch) else await go_on()
@@ -353,8 +326,7 @@ async def test_adds_refused_by_all_leave_it_in_recovery() -> None:
 async def test_bookies_that_fail_the_adds_are_replaced_from_the_entry_on() -> None:
     """Catalogue 44: two of three, at once."""
     async with a_world("a b c d e f") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
         async def no_adds(asked: Asked, go_on: GoOn) -> Any:
             return AddReply(Status.UNREACHABLE) if isinstance(asked, AddBatch) else await go_on()
@@ -445,8 +417,7 @@ async def test_a_busy_bookie_is_offered_the_entries_again() -> None:
 @in_virtual_time
 async def test_a_silent_member_is_waited_for_once_and_not_to_its_deadline() -> None:
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 0)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=0)
         for entry_id in range(1, 60):
             for name in "abc":
                 await world.put(name, packet(entry_id, lac=0))
@@ -472,7 +443,7 @@ def test_metadata_without_a_password_is_opened_with_the_given_one_or_an_empty_on
                 3,
                 3,
                 3,
-                (Fragment(EntryId(0), members("a b c")),),
+                (Fragment(EntryId(0), names("a b c")),),
                 digest_type=None,
                 password=None,
                 format_version=1,
@@ -491,8 +462,7 @@ def test_metadata_without_a_password_is_opened_with_the_given_one_or_an_empty_on
 async def test_another_key_met_only_when_reading_or_storing_ends_it_as_well() -> None:
     async with a_world("a b c") as world:
         for kind, refused in ((Read, ReadReply), (AddBatch, AddReply)):
-            ledger = await world.create((0, "a b c"), quorum=(3, 2))
-            await world.put_all(ledger, 0, 1)
+            await world.create((0, "a b c"), quorum=(3, 2), filled_to=1)
 
             async def unauthorized(asked: Asked, go_on: GoOn, kind: Any = kind, refused: Any = refused) -> Any:
                 if isinstance(asked, Fence):

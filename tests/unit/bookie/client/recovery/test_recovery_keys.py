@@ -10,14 +10,15 @@ from bookie.model.ids import EntryId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 from bookie.model.packet import pack
 from bookie.wire.port import AddBatch, Status
-from tests.worlds.recovery import KEY, LEDGER, PASSWORD, PAYLOAD, World, a_world, closed_at, ends, members
+from tests.worlds.ledgers import LEDGER, PASSWORD, names
+from tests.worlds.recovery import KEY, PAYLOAD, RecoveryWorld, a_world, closed_at, ends
 from tests.worlds.virtual_time import in_virtual_time
 
 
-async def create_without_password(world: World, entries_on: str) -> LedgerMetadata:
+async def create_without_password(world: RecoveryWorld, entries_on: str) -> LedgerMetadata:
     """A ledger on three bookies, of which some hold its one entry."""
     metadata = LedgerMetadata(
-        3, 3, 3, (Fragment(EntryId(0), members("a b c")),), digest_type=None, password=None, format_version=1
+        3, 3, 3, (Fragment(EntryId(0), names("a b c")),), digest_type=None, password=None, format_version=1
     )
     await world.ledgers.create(LEDGER, metadata)
     for name in entries_on.split():
@@ -48,7 +49,7 @@ async def test_a_wrong_password_is_refused_with_nothing_changed() -> None:
 async def test_members_that_are_gone_or_silent_are_passed_over() -> None:
     async with a_world("a b c") as world:
         before = await create_without_password(world, "a b c")
-        world.down("a")
+        world.hang_up("a")
         world.hang("b")
         with pytest.raises(WrongPasswordError, match="bookie c"):
             await world.recover(password=b"a guess")

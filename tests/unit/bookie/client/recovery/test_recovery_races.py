@@ -22,26 +22,24 @@ from bookie.model.metadata import Fragment, LedgerState
 from bookie.runtime.fault_points import deciding_by
 from bookie.wire.port import AddBatch, AddReply, ReadReply, Status
 from bookie.wire.requests import Fence, ListEntries, Read
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import LEDGER, PASSWORD, names
 from tests.worlds.recovery import (
     DIGEST,
     KEY,
-    LEDGER,
-    PASSWORD,
-    ROOT,
     Asked,
     GoOn,
-    World,
+    RecoveryWorld,
     a_world,
     closed_at,
     ends,
-    members,
     packet,
     transport_of,
 )
 from tests.worlds.virtual_time import in_virtual_time, run_virtual
 
 
-async def shuffled(world: World, rng: random.Random, ports: Any) -> None:
+async def shuffled(world: RecoveryWorld, rng: random.Random, ports: Any) -> None:
     """Let each of a client's requests take its own time."""
 
     async def late(asked: Asked, go_on: GoOn) -> Any:
@@ -60,8 +58,7 @@ def test_four_recoveries_at_once_agree(seed: int) -> None:
     async def scenario() -> None:
         rng = random.Random(seed)
         async with a_world("a b c d e f") as world:
-            ledger = await world.create((0, "a b c d"), quorum=(3, 2))
-            await world.put_all(ledger, 0, 5)
+            await world.create((0, "a b c d"), quorum=(3, 2), filled_to=5)
             for entry_id in range(6, 12):
                 for i in range(3):
                     if rng.random() < 0.5:
@@ -87,7 +84,7 @@ def test_four_recoveries_at_once_agree(seed: int) -> None:
     run_virtual(scenario())
 
 
-async def writer_of(world: World, ports: Any) -> LedgerWriter:
+async def writer_of(world: RecoveryWorld, ports: Any) -> LedgerWriter:
     ledger = await world.ledgers.read(LEDGER)
     return LedgerWriter(ports, ledger, DIGEST, PASSWORD)
 
@@ -189,12 +186,12 @@ async def test_a_read_that_answers_never_stored_has_fenced() -> None:
             assert reply.status is Status.FENCED
 
 
-async def change(world: World, **changes: Any) -> None:
+async def change(world: RecoveryWorld, **changes: Any) -> None:
     ledger = await world.ledgers.read(LEDGER)
     await world.ledgers.write(LEDGER, replace(ledger.metadata, **changes), ledger.version)
 
 
-def once(world: World, kind: type[Asked], action: Any) -> None:
+def once(world: RecoveryWorld, kind: type[Asked], action: Any) -> None:
     """Before the next such request to bookie a, do something."""
     pending = [action]
 
@@ -209,9 +206,8 @@ def once(world: World, kind: type[Asked], action: Any) -> None:
 @in_virtual_time
 async def test_an_older_fragment_repaired_meanwhile_is_kept() -> None:
     async with a_world("a b c d e f g") as world:
-        ledger = await world.create((0, "e f d"), (4, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 6)
-        repaired = (Fragment(EntryId(0), members("e f g")), ledger.metadata.last_fragment)
+        ledger = await world.create((0, "e f d"), (4, "a b c"), quorum=(3, 2), filled_to=6)
+        repaired = (Fragment(EntryId(0), names("e f g")), ledger.metadata.last_fragment)
 
         async def repair() -> None:
             await change(world, fragments=repaired)
@@ -225,13 +221,12 @@ async def test_an_older_fragment_repaired_meanwhile_is_kept() -> None:
 @in_virtual_time
 async def test_a_length_is_read_from_where_repair_has_moved_the_entry() -> None:
     async with a_world("a b c d e f g") as world:
-        ledger = await world.create((0, "d e f"), (4, "a b c"), quorum=(1, 1))
-        await world.put_all(ledger, 0, 2)
+        ledger = await world.create((0, "d e f"), (4, "a b c"), quorum=(1, 1), filled_to=2)
         await world.put("g", packet(3))
-        await change(world, fragments=(Fragment(EntryId(0), members("d e f")), ledger.metadata.last_fragment))
+        await change(world, fragments=(Fragment(EntryId(0), names("d e f")), ledger.metadata.last_fragment))
 
         async def repair() -> None:
-            await change(world, fragments=(Fragment(EntryId(0), members("g e f")), ledger.metadata.last_fragment))
+            await change(world, fragments=(Fragment(EntryId(0), names("g e f")), ledger.metadata.last_fragment))
 
         once(world, Fence, repair)
         assert ends(await world.recover()) == closed_at(3)
@@ -241,13 +236,12 @@ async def test_a_length_is_read_from_where_repair_has_moved_the_entry() -> None:
 async def test_a_changed_last_fragment_makes_it_begin_anew() -> None:
     """Catalogue 45: what was found on bookies that do not vote any more decides nothing."""
     async with a_world("a b c d e f") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         for name in "def":
             await world.put(name, packet(4), packet(5))
 
         async def another() -> None:
-            await change(world, fragments=(ledger.metadata.fragments[0], Fragment(EntryId(4), members("d e f"))))
+            await change(world, fragments=(ledger.metadata.fragments[0], Fragment(EntryId(4), names("d e f"))))
 
         once(world, Read, another)
         metadata = await world.recover()
@@ -258,13 +252,12 @@ async def test_a_changed_last_fragment_makes_it_begin_anew() -> None:
 @in_virtual_time
 async def test_a_last_fragment_that_never_stands_still_ends_it() -> None:
     async with a_world("a b c d") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
         async def swap(asked: Asked, go_on: GoOn) -> Any:
             if isinstance(asked, Fence):
                 last = (await world.metadata()).last_fragment
-                other = members("a b d") if last.members == members("a b c") else members("a b c")
+                other = names("a b d") if last.members == names("a b c") else names("a b c")
                 await change(world, fragments=(Fragment(EntryId(0), other),))
             return await go_on()
 
@@ -277,8 +270,7 @@ async def test_a_last_fragment_that_never_stands_still_ends_it() -> None:
 @in_virtual_time
 async def test_an_ensemble_changed_before_the_takeover_is_the_one_that_is_read() -> None:
     async with a_world("a b c d e f") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         for name in "def":
             await world.put(name, packet(4))
         pending = [True]
@@ -286,7 +278,7 @@ async def test_an_ensemble_changed_before_the_takeover_is_the_one_that_is_read()
         async def hook(operation: str, path: str) -> Fault | None:
             if operation == "set" and pending:
                 pending.clear()
-                await change(world, fragments=(ledger.metadata.fragments[0], Fragment(EntryId(4), members("d e f"))))
+                await change(world, fragments=(ledger.metadata.fragments[0], Fragment(EntryId(4), names("d e f"))))
             return None
 
         ports = world.client()
@@ -299,8 +291,7 @@ async def test_an_ensemble_changed_before_the_takeover_is_the_one_that_is_read()
 async def test_closed_by_another_client_meanwhile() -> None:
     """Catalogue 48: that end stands; the bookie that kept silent was marked before, which is a hint."""
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         await world.put("c", packet(4))
 
         async def close() -> None:
@@ -333,8 +324,7 @@ async def test_deleted_and_created_again_meanwhile() -> None:
 def test_a_store_that_fails_once(operation: str, nth: int, fault: Fault) -> None:
     async def scenario() -> None:
         async with a_world("a b c d") as world:
-            ledger = await world.create((0, "a b c"), quorum=(3, 2))
-            await world.put_all(ledger, 0, 3)
+            await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
             ports = world.client()
             count = 0
 
@@ -362,8 +352,7 @@ def test_a_store_that_fails_once(operation: str, nth: int, fault: Fault) -> None
 @in_virtual_time
 async def test_every_answer_to_the_closing_change_is_lost() -> None:
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         world.hang("c")
         ports = world.client()
         transport_of(ports).faults(BookieId("c")).is_request_lost = True
@@ -382,8 +371,7 @@ def test_whatever_step_it_dies_at_the_next_one_completes() -> None:
 
     async def scenario(turns: int) -> bool:
         async with a_world("a b c d") as world:
-            ledger = await world.create((0, "a b c"), quorum=(3, 2))
-            await world.put_all(ledger, 0, 3)
+            ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
             await world.put("c", packet(4))
             await world.put("b", packet(5, lac=3))
             ports = world.client(recovery_read_entries=2)
@@ -416,8 +404,7 @@ def test_every_fault_point_is_legal(seed: int) -> None:
     async def scenario() -> None:
         rng = random.Random(seed)
         async with a_world("a b c d e f g h") as world:
-            ledger = await world.create((0, "a b c d"), quorum=(3, 2))
-            await world.put_all(ledger, 0, 5)
+            ledger = await world.create((0, "a b c d"), quorum=(3, 2), filled_to=5)
             for entry_id in (6, 7, 8):
                 await world.put("abcd"[entry_id % 4], packet(entry_id, lac=5))
                 await world.put("abcd"[(entry_id + 1) % 4], packet(entry_id, lac=5))
@@ -441,8 +428,7 @@ def test_every_fault_point_is_legal(seed: int) -> None:
 async def test_an_answer_about_another_entry_proves_nothing() -> None:
     """Catalogue 56 (S18): a late or mixed-up answer."""
     async with a_world("a b c") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
         async def other(asked: Asked, go_on: GoOn) -> Any:
             reply = await go_on()
@@ -459,8 +445,7 @@ async def test_an_answer_about_another_entry_proves_nothing() -> None:
 async def test_a_rolling_restart_does_not_stop_it() -> None:
     """Catalogue 43: one bookie after another is away for a while."""
     async with a_world("a b c d e") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         for entry_id in range(4, 40):
             await world.put("abc"[entry_id % 3], packet(entry_id, lac=3))
             await world.put("abc"[(entry_id + 1) % 3], packet(entry_id, lac=3))
@@ -483,8 +468,7 @@ async def test_a_rolling_restart_does_not_stop_it() -> None:
 @in_virtual_time
 async def test_a_member_that_is_late_with_an_add_is_replaced() -> None:
     async with a_world("a b c d") as world:
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
         async def late(asked: Asked, go_on: GoOn) -> Any:
             if isinstance(asked, AddBatch):
@@ -494,7 +478,7 @@ async def test_a_member_that_is_late_with_an_add_is_replaced() -> None:
 
         world.transport.hooks["b"] = late
         metadata = await world.recover()
-        assert metadata.last_fragment.members == members("a d c")
+        assert metadata.last_fragment.members == names("a d c")
         assert await world.holds("d") == [3]
 
 
@@ -517,9 +501,8 @@ async def test_a_spare_whose_disks_are_replaced_before_it_is_named_is_not_named_
     async with a_world("a b c d") as world:
         histories = Incarnations(world.store, ROOT)
         await histories.record(BookieId("d"), "1", 0)
-        ledger = await world.create((0, "a b c"), quorum=(3, 2))
-        await world.put_all(ledger, 0, 3)
-        world.down("c")
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
+        world.hang_up("c")
         lists = 0
 
         async def lose_disks(asked: Asked, go_on: GoOn) -> Any:
@@ -529,11 +512,11 @@ async def test_a_spare_whose_disks_are_replaced_before_it_is_named_is_not_named_
                 lists += 1
                 if lists == 1:
                     await histories.record(BookieId("d"), "2", 1)
-                    await world.replace_disks("d")
+                    await world.start_bookie("d")
             return reply
 
         world.transport.hooks["d"] = lose_disks
         metadata = await world.recover()
-        assert metadata.last_fragment.members == members("a b d")
+        assert metadata.last_fragment.members == names("a b d")
         assert lists == 2
         assert await world.holds("d") == [3]

@@ -9,20 +9,20 @@ import pytest
 from bookie.client.recovery import recovery as recovery_holdings
 from bookie.wire.port import ListReply, Status
 from bookie.wire.requests import ListEntries
-from tests.worlds.recovery import Asked, GoOn, World, a_world, closed_at, ends, packet
+from tests.worlds.recovery import Asked, GoOn, RecoveryWorld, a_world, closed_at, ends, packet
 from tests.worlds.virtual_time import in_virtual_time
 
 COUNT = 40
 
 
-def without_lists(world: World) -> None:
+def without_lists(world: RecoveryWorld) -> None:
     async def unlisted(asked: Asked, go_on: GoOn) -> Any:
         return ListReply(Status.UNSUPPORTED) if isinstance(asked, ListEntries) else await go_on()
 
     world.transport.every = unlisted
 
 
-async def left_short(world: World) -> None:
+async def left_short(world: RecoveryWorld) -> None:
     """A ledger of which c never got the first entries."""
     await world.create((0, "a b c"), quorum=(3, 2))
     for entry_id in range(COUNT):

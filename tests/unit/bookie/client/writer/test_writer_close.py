@@ -40,14 +40,7 @@ def test_a_lost_answer_to_the_close_is_settled_by_reading(fault: Fault) -> None:
 async def test_a_close_whose_outcome_stays_unknown_may_be_repeated(world: WriterWorld) -> None:
     writer = await world.writer()
     await world.fill(writer, 3)
-    ledger_path = world.ports.ledgers.path(writer.ledger_id)
-
-    async def lose(operation: str, path: str) -> Fault | None:
-        if path != ledger_path:
-            return None
-        return Fault.LOSE_ANSWER if operation == "set" else Fault.FAIL_BEFORE
-
-    world.store.fault_hook = lose
+    world.lose_answers(writer)
     with pytest.raises(WriteOutcomeUnknownError):
         await writer.close()
     assert world.stored(writer).is_closed
@@ -110,14 +103,7 @@ async def test_closing_after_a_failed_change_that_was_stored_seals_at_the_last_a
     await world.join("b3")
     writer = await world.writer(3, 2, 2)
     await world.fill(writer, 3)
-    ledger_path = world.ports.ledgers.path(writer.ledger_id)
-
-    async def lose(operation: str, path: str) -> Fault | None:
-        if path != ledger_path:
-            return None
-        return Fault.LOSE_ANSWER if operation == "set" else Fault.FAIL_BEFORE
-
-    world.store.fault_hook = lose
+    world.lose_answers(writer)
     world.member(writer, 0).refusal = Status.IO_ERROR
     with pytest.raises(AddOutcomeUnknownError):
         await world.fill(writer, 3)

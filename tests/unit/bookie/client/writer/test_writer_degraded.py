@@ -86,15 +86,7 @@ async def test_nothing_is_acknowledged_while_a_delayed_change_is_made(world: Wri
     members = writer.metadata.last_fragment.members
     world.bookies[members[0]].refusal = Status.IO_ERROR
     await world.fill(writer, 2)
-    may_write = asyncio.Event()
-    ledger_path = world.ports.ledgers.path(writer.ledger_id)
-
-    async def hold(operation: str, path: str) -> Fault | None:
-        if operation == "set" and path == ledger_path:
-            await may_write.wait()
-        return None
-
-    world.store.fault_hook = hold
+    may_write = world.hold_writes(writer)
     world.bookies[members[1]].refusal = Status.IO_ERROR
     waiters = [await world.submit(writer) for _ in range(3)]
     await asyncio.sleep(100)

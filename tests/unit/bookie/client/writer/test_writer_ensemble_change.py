@@ -64,15 +64,7 @@ async def test_a_second_failure_while_the_first_is_being_handled_loses_nothing(w
 async def test_nothing_is_acknowledged_while_the_ensemble_changes(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2)
     await world.fill(writer, 2)
-    may_write = asyncio.Event()
-    ledger_path = world.ports.ledgers.path(writer.ledger_id)
-
-    async def hold(operation: str, path: str) -> Fault | None:
-        if operation == "set" and path == ledger_path:
-            await may_write.wait()
-        return None
-
-    world.store.fault_hook = hold
+    may_write = world.hold_writes(writer)
     world.member(writer, 0).refusal = Status.IO_ERROR
     world.member(writer, 1).latency_s = world.member(writer, 2).latency_s = 0.01
     waiters = [await world.submit(writer) for _ in range(5)]

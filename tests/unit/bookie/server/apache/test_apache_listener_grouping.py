@@ -10,7 +10,7 @@ from bookie.server.apache.grouping import READS_MAX, AddGroups, group_others
 from bookie.server.apache.known_lacs import KnownLacs
 from bookie.server.apache.requests import Add, AddKind, Info, Read
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
-from tests.worlds.virtual_time import VirtualClock
+from tests.worlds.clocks import VirtualClock
 
 DIALECT = DialectV2()
 

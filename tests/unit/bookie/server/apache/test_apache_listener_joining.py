@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from bookie.metadata.bookies.cookies import Cookie, CookieStore, ForeignClusterError
-from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
-from bookie.metadata.cluster import format_cluster, open_cluster
-from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.server.joining.admission import Admission, Place, admit
@@ -20,30 +17,27 @@ from bookie.server.joining.directories import Role
 from bookie.server.settings import BookieSettings
 from bookie.server.upkeep.registration_keeper import service_info
 from bookie.storage.disks.memory import MemoryDisk
-from tests.worlds.virtual_time import VirtualClock
+from tests.worlds.cluster import MemoryCluster
 
 US, OTHER, APACHE = BookieId("us:3181"), BookieId("other:3181"), BookieId("apache:3181")
 
 
-class World:
+class JoiningWorld(MemoryCluster):
     """A cluster, and the disks of two bookies."""
 
-    async def prepare(self) -> World:
-        self.store = MemoryStore(MemoryCell())
-        await format_cluster(self.store, "/ledgers", rng=random.Random(1))
-        self.cluster = await open_cluster(self.store, "/ledgers")
+    def __init__(self) -> None:
+        super().__init__()
         self.disks = {bookie: (MemoryDisk(), MemoryDisk()) for bookie in (US, OTHER)}
-        return self
 
-    async def start(self, bookie: BookieId = US, *, speaks_apache: bool = False) -> Admission:
+    async def join(self, bookie: BookieId = US, *, speaks_apache: bool = False) -> Admission:
         journal, ledgers = self.disks[bookie]
         places = (Place(Role.JOURNAL, Path("/j"), journal), Place(Role.LEDGERS, Path("/l"), ledgers))
         rng = random.Random(str(bookie))
         admitted = await admit(
-            self.store, self.cluster, places, bookie, "", VirtualClock(), rng, speaks_apache=speaks_apache
+            self.store, self.cluster, places, bookie, "", self.clock, rng, speaks_apache=speaks_apache
         )
         info = service_info("h", 1, admitted.incarnation, apache_port=2 if speaks_apache else None)
-        await Registrations(self.store, self.cluster).register(bookie, info, is_read_only=False, takeover_deadline_s=60)
+        await self.registrations.register(bookie, info, is_read_only=False, takeover_deadline_s=60)
         return admitted
 
     async def add_apache(self) -> None:
@@ -51,8 +45,8 @@ class World:
 
 
 @pytest.fixture
-async def world() -> World:
-    return await World().prepare()
+async def world() -> JoiningWorld:
+    return await JoiningWorld().found()
 
 
 def test_both_protocols_are_registered_as_apaches_clients_look_for_them() -> None:
@@ -70,33 +64,33 @@ def test_without_the_listener_the_registration_is_what_it_was() -> None:
     )
 
 
-async def test_beside_apaches_bookies_only_a_bookie_that_speaks_their_protocol_joins(world: World) -> None:
+async def test_beside_apaches_bookies_only_a_bookie_that_speaks_their_protocol_joins(world: JoiningWorld) -> None:
     await world.add_apache()
     with pytest.raises(ForeignClusterError, match="--apache-port") as refused:
-        await world.start()
+        await world.join()
     assert APACHE in str(refused.value)
-    assert (await world.start(speaks_apache=True)).bookie_id == US
+    assert (await world.join(speaks_apache=True)).bookie_id == US
 
 
-async def test_a_new_bookie_must_speak_what_the_others_speak(world: World) -> None:
-    await world.start(OTHER, speaks_apache=True)
+async def test_a_new_bookie_must_speak_what_the_others_speak(world: JoiningWorld) -> None:
+    await world.join(OTHER, speaks_apache=True)
     with pytest.raises(ForeignClusterError, match=r"other:3181.*--apache-port"):
-        await world.start()
-    assert (await world.start(speaks_apache=True)).bookie_id == US
+        await world.join()
+    assert (await world.join(speaks_apache=True)).bookie_id == US
 
 
-async def test_a_known_bookie_is_let_in_with_a_warning(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    first = await world.start()
-    await world.start(OTHER, speaks_apache=True)
+async def test_a_known_bookie_is_let_in_with_a_warning(world: JoiningWorld, caplog: pytest.LogCaptureFixture) -> None:
+    first = await world.join()
+    await world.join(OTHER, speaks_apache=True)
     assert caplog.records == []
-    assert await world.start() == first
+    assert await world.join() == first
     [line] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "--apache-port" in line.getMessage()
 
 
-async def test_its_own_earlier_listener_holds_nobody_up(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    first = await world.start(speaks_apache=True)
-    assert await world.start() == first
+async def test_its_own_earlier_listener_holds_nobody_up(world: JoiningWorld, caplog: pytest.LogCaptureFixture) -> None:
+    first = await world.join(speaks_apache=True)
+    assert await world.join() == first
     assert caplog.records == []
 
 

@@ -31,7 +31,7 @@ def frame(entry_id: int, size: int = SIZE, ledger: int = LEDGER) -> bytes:
 class Socket(asyncio.Transport):
     """A client with this much to send, of which as much arrives as is read; it fetches its answers if it is to."""
 
-    def __init__(self, world: World, *frames: bytes) -> None:
+    def __init__(self, world: SlowStorage, *frames: bytes) -> None:
         super().__init__()
         self.unsent, self.unfetched, self.is_paused, self.is_over = b"".join(frames), 0, False, False
         self.protocol = ApacheConnection(world, world.limits, world.room, None, lambda _: True, lambda _: None)
@@ -77,7 +77,7 @@ class Socket(asyncio.Transport):
         self.abort()
 
 
-class World(RequestAnswerer):
+class SlowStorage(RequestAnswerer):
     """A storage that takes adds when it is told to, and the clients."""
 
     def __init__(self, limits: ListenerLimits = LIMITS) -> None:
@@ -120,7 +120,7 @@ class World(RequestAnswerer):
 
 @in_virtual_time
 async def test_what_waits_for_the_storage_stays_within_the_bounds() -> None:
-    world = World()
+    world = SlowStorage()
     for ledger in range(60):
         Socket(world, frame(0, ledger=ledger), frame(1, ledger=ledger))
     for _ in range(10):
@@ -134,7 +134,7 @@ async def test_what_waits_for_the_storage_stays_within_the_bounds() -> None:
 
 @in_virtual_time
 async def test_a_frame_behind_another_takes_room_once_that_one_has_begun() -> None:
-    world = World()
+    world = SlowStorage()
     Socket(world, frame(0)).arrive()
     pipelining = Socket(world, frame(0), frame(1))
     pipelining.arrive()
@@ -149,7 +149,7 @@ async def test_a_frame_behind_another_takes_room_once_that_one_has_begun() -> No
 
 @in_virtual_time
 async def test_frames_that_are_gathered_keep_their_room_while_the_next_one_comes() -> None:
-    world, size = World(), 300 << 10
+    world, size = SlowStorage(), 300 << 10
     gathering = Socket(world, frame(0, size), frame(1, size))
     gathering.arrive(size + PIECE // 2)
     assert (len(world.waiting), world.room.frames.held) == (0, len(frame(0, size) + frame(1, size)))
@@ -159,7 +159,7 @@ async def test_frames_that_are_gathered_keep_their_room_while_the_next_one_comes
 
 @in_virtual_time
 async def test_room_is_given_back_when_what_waits_is_dropped() -> None:
-    world = World()
+    world = SlowStorage()
     Socket(world, frame(0)).arrive()
     waiting, partly = Socket(world, frame(0)), Socket(world, frame(0))
     waiting.arrive()
@@ -176,7 +176,7 @@ async def test_room_is_given_back_when_what_waits_is_dropped() -> None:
 
 @in_virtual_time
 async def test_a_client_that_left_takes_no_room_when_its_adds_end() -> None:
-    world = World()
+    world = SlowStorage()
     leaving = Socket(world, frame(0), frame(1))
     leaving.arrive(SIZE + PIECE)
     await asyncio.sleep(0)
@@ -187,7 +187,7 @@ async def test_a_client_that_left_takes_no_room_when_its_adds_end() -> None:
     assert (len(world.stored), world.room.frames.held) == (1, 0)
 
 
-class Contended(World):
+class Contended(SlowStorage):
     """One client's add waits for the storage behind another's, and a large frame behind it has begun to come."""
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ async def test_a_client_that_fetches_no_answers_keeps_the_room_of_its_frames_for
 
 @in_virtual_time
 async def test_who_says_nothing_is_closed_in_the_end_and_who_has_spoken_may_be_silent() -> None:
-    world = World(ListenerLimits(silent_s=60))
+    world = SlowStorage(ListenerLimits(silent_s=60))
     silent, talking = Socket(world), Socket(world, frame(0))
     talking.arrive()
     await asyncio.sleep(59)
@@ -242,7 +242,7 @@ async def test_who_says_nothing_is_closed_in_the_end_and_who_has_spoken_may_be_s
 
 @in_virtual_time
 async def test_of_those_who_hold_the_room_of_answers_only_who_fetches_nothing_is_closed() -> None:
-    world = World(ListenerLimits(all_answer_bytes_max=1, unsent_bytes_max=2 << 20, unfetched_s=30))
+    world = SlowStorage(ListenerLimits(all_answer_bytes_max=1, unsent_bytes_max=2 << 20, unfetched_s=30))
     one_read = framed(v2.encode_request(v2.ReadV2(LEDGER, 0)))
     slow, stuck, waiting = Socket(world, one_read), Socket(world, one_read), Socket(world, one_read)
     slow.unfetched = stuck.unfetched = 30 << 20

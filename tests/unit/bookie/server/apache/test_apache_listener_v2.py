@@ -12,7 +12,7 @@ import pytest
 from bookie.server.apache.dialect_v2 import DialectV2
 from bookie.server.apache.requests import Answered
 from bookie.wire.apache import v2
-from tests.worlds.apache_listener import KEY, LEDGER, OTHER_KEY, World, entry
+from tests.worlds.apache_listener import KEY, LEDGER, OTHER_KEY, ProtocolWorld, entry
 
 STORED = "00000000000000070000000000000000ffffffffffffffff00000000000000059e3e717b68656c6c6f"
 ADD = f"02010000850bf1071c5e3d8c24235676f8816ae0cbe2f14f{STORED}"
@@ -23,13 +23,13 @@ FOUND = f"020200000000000000000000000000070000000000000000{STORED}"
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    world = await World.create()
+async def world() -> AsyncIterator[ProtocolWorld]:
+    world = await ProtocolWorld.create()
     yield world
     await world.close()
 
 
-async def exchange(world: World, frame: str) -> str:
+async def exchange(world: ProtocolWorld, frame: str) -> str:
     return (await world.answered(world.v2.decode(bytes.fromhex(frame)))).hex()
 
 
@@ -38,7 +38,7 @@ def code(answer: v2.ResponseV2) -> int:
     return answer.code
 
 
-async def test_the_documented_frames_are_answered_as_documented(world: World) -> None:
+async def test_the_documented_frames_are_answered_as_documented(world: ProtocolWorld) -> None:
     assert await exchange(world, READ) == "02020000" + "00000001" + READ[8:]
     assert await exchange(world, ADD) == ADDED
     assert await exchange(world, READ) == FOUND
@@ -46,18 +46,18 @@ async def test_the_documented_frames_are_answered_as_documented(world: World) ->
     assert await exchange(world, ADD) == "02010000" + "00000068" + ADDED[16:]
 
 
-async def test_answers_repeat_an_older_version(world: World) -> None:
+async def test_answers_repeat_an_older_version(world: ProtocolWorld) -> None:
     assert await exchange(world, "01" + ADD[2:]) == "01" + ADDED[2:]
     assert await exchange(world, "00000002" + READ[8:]) == "00000002" + FOUND[8:]
 
 
-async def test_a_newer_version_is_refused(world: World) -> None:
+async def test_a_newer_version_is_refused(world: ProtocolWorld) -> None:
     assert code(await world.ask_v2(v2.ReadV2(LEDGER, 0, version=3))) == 103
     assert code(await world.ask_v2(v2.AddV2(KEY, entry(0), version=9))) == 103
     assert code(await world.ask_v2(v2.BatchReadV2(LEDGER, 0, 1, 1, 100, version=4))) == 103
 
 
-async def test_fences_and_keys_are_kept(world: World) -> None:
+async def test_fences_and_keys_are_kept(world: ProtocolWorld) -> None:
     await world.ask_v2(v2.AddV2(KEY, entry(0)))
     assert code(await world.ask_v2(v2.AddV2(OTHER_KEY, entry(1)))) == 102
     assert code(await world.ask_v2(v2.ReadV2(LEDGER, 0, OTHER_KEY, v2.DO_FENCING))) == 102
@@ -68,7 +68,7 @@ async def test_fences_and_keys_are_kept(world: World) -> None:
     assert code(await world.ask_v2(v2.AddV2(KEY, entry(1), v2.RECOVERY_ADD | v2.HIGH_PRIORITY))) == 0
 
 
-async def test_refusals_have_their_codes(world: World) -> None:
+async def test_refusals_have_their_codes(world: ProtocolWorld) -> None:
     await world.ask_v2(v2.AddV2(KEY, entry(0)))
     assert code(await world.ask_v2(v2.ReadV2(LEDGER, 1))) == 2
     world.service.is_read_only = True
@@ -80,11 +80,11 @@ async def test_refusals_have_their_codes(world: World) -> None:
     assert code(await world.ask_v2(v2.ReadV2(LEDGER, 0))) == 101
 
 
-async def test_nobody_has_to_log_in(world: World) -> None:
+async def test_nobody_has_to_log_in(world: ProtocolWorld) -> None:
     assert await world.ask_v2(v2.AuthV2("sasl", b"token")) == v2.AuthV2("AuthDisabledPlugin", b"")
 
 
-async def batch(world: World, first: int, count: int, size: int, key: bytes = b"") -> v2.BatchV2:
+async def batch(world: ProtocolWorld, first: int, count: int, size: int, key: bytes = b"") -> v2.BatchV2:
     flags = v2.DO_FENCING if key else 0
     answer = await world.ask_v2(v2.BatchReadV2(LEDGER, first, 42, count, size, key, flags))
     assert isinstance(answer, v2.BatchV2)
@@ -92,7 +92,7 @@ async def batch(world: World, first: int, count: int, size: int, key: bytes = b"
     return answer
 
 
-async def test_a_batch_read_stops_at_a_gap_the_count_or_the_bytes(world: World) -> None:
+async def test_a_batch_read_stops_at_a_gap_the_count_or_the_bytes(world: ProtocolWorld) -> None:
     size = len(entry(0))
     for entry_id in (*range(150), 151):
         await world.ask_v2(v2.AddV2(KEY, entry(entry_id)))
@@ -111,7 +111,7 @@ async def test_a_batch_read_stops_at_a_gap_the_count_or_the_bytes(world: World) 
     assert (await batch(world, -1, 5, 1 << 20)).code == 100
 
 
-async def test_a_batch_read_fits_a_frame_whatever_it_asks_for(world: World) -> None:
+async def test_a_batch_read_fits_a_frame_whatever_it_asks_for(world: ProtocolWorld) -> None:
     for entry_id in range(8):
         await world.ask_v2(v2.AddV2(KEY, entry(entry_id, size=1 << 20)))
     answer = await batch(world, 0, 0, 1 << 40)
@@ -119,7 +119,7 @@ async def test_a_batch_read_fits_a_frame_whatever_it_asks_for(world: World) -> N
     assert 4 + len(v2.encode_response(answer)) <= 5_242_880
 
 
-async def test_a_fencing_batch_read_fences(world: World) -> None:
+async def test_a_fencing_batch_read_fences(world: ProtocolWorld) -> None:
     await world.ask_v2(v2.AddV2(KEY, entry(0)))
     assert (await batch(world, 0, 0, 1000, OTHER_KEY)).code == 102
     assert (await batch(world, 0, 0, 1000, KEY)).entries == (entry(0),)

@@ -1,0 +1,141 @@
+"""When checkpoints run: when the write cache is over its bound, and again while a disk is full.
+
+The invariant: while a disk is full the store refuses adds, and attempts a checkpoint at intervals until one succeeds,
+because only a checkpoint frees journal files. Any failure of a disk other than a full one stops the journal, since an
+entry that cannot leave the cache would otherwise stay in memory for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from bookie.model.errors import FatalError
+from bookie.runtime.clock import Clock
+from bookie.runtime.fault_points import fault_point
+from bookie.runtime.tasks import cancel, guarded
+from bookie.storage.checkpoint import Checkpointer
+from bookie.storage.journal.journal import Journal
+from bookie.storage.port import DiskError, DiskFullError
+from bookie.storage.settings import StorageSettings
+from bookie.storage.write_cache import Caches
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Flusher:
+    """The checkpoints of one store, requested by its caches, its fullness, or a caller."""
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        journal: Journal,
+        caches: Caches,
+        settings: StorageSettings,
+        clock: Clock,
+        *,
+        is_full: bool,
+    ) -> None:
+        """Prepare; with ``is_full`` the first checkpoint is attempted as soon as ``start`` is called."""
+        self._checkpointer = checkpointer
+        self._journal = journal
+        self._caches = caches
+        self._settings = settings
+        self._clock = clock
+        self._is_needed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.is_full = is_full
+        """True if a disk is full."""
+
+    def start(self) -> None:
+        """Begin to run checkpoints when they are needed."""
+        if self.is_full:
+            self._is_needed.set()
+        self._task = guarded("storage flush", self._flush_when_needed())
+
+    async def stop(self) -> None:
+        """Run no more checkpoints but those of ``checkpoint``. One that is running is cancelled."""
+        await cancel(self._task)
+
+    @property
+    def is_behind(self) -> bool:
+        """True if the active cache is over its bound while the other one is still being flushed."""
+        return self._caches.flushing is not None and self._is_over_bound()
+
+    async def checkpoint(self) -> None:
+        """Move all data durable so far from the journal to the entry logs and the index.
+
+        Raises:
+            DiskFullError: not done; nothing is lost.
+            DiskError: a disk failed; the journal has stopped.
+        """
+        try:
+            await self.noting_full(self._checkpoint())
+        except DiskFullError:
+            raise
+        except DiskError as error:
+            self._journal.stop(error)
+            raise
+
+    async def noting_full(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work that writes to a disk; if the disk is full, attempt checkpoints until it has space again.
+
+        Raises:
+            DiskFullError: from the work.
+        """
+        try:
+            return await work
+        except DiskFullError:
+            self._note_full()
+            raise
+
+    def stored(self) -> None:
+        """Note that entries were put in the cache."""
+        if self._is_over_bound() or fault_point("storage.flush_now"):
+            self._is_needed.set()
+
+    def not_stored(self, error: FatalError) -> None:
+        """Note that the journal could not store a batch."""
+        if isinstance(error, DiskFullError):
+            self._note_full()
+
+    def _note_full(self) -> None:
+        self.is_full = True
+        self._is_needed.set()  # a flush frees journal files
+
+    def _is_over_bound(self) -> bool:
+        return self._caches.active.size >= self._settings.cache_bytes_max
+
+    async def _checkpoint(self) -> None:
+        sequence = await self._checkpointer.run(lambda: self._journal.durable_sequence)
+        await self._journal.trim(sequence)
+
+    async def _flush_when_needed(self) -> None:
+        try:
+            while True:
+                await self._is_needed.wait()
+                self._is_needed.clear()
+                await self._flush()
+        except DiskError:
+            return  # checkpoint() has stopped the journal
+        except Exception as error:  # noqa: BLE001 (task boundary: without flushes the store would silently fill up)
+            self._journal.stop(error)
+
+    async def _flush(self) -> None:
+        await self._has_room_for_checkpoint()
+        while self.is_full:
+            # Also pause after a success: the journal's disk may be the full one, which only an add can show.
+            await self._clock.sleep(self._settings.flush_retry_s)
+            self.is_full = not await self._has_room_for_checkpoint()
+
+    async def _has_room_for_checkpoint(self) -> bool:
+        try:
+            await self.checkpoint()
+        except DiskFullError as error:
+            _log.error("disk full, only reads are served", extra={"error": str(error)})
+            return False
+        return True

@@ -1,0 +1,62 @@
+"""Ledgers of the tests: names, metadata in one line, and entries as their writer packs them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from bookie.model.digest import digest_for
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
+from bookie.model.packet import pack
+
+LEDGER = LedgerId(7)
+PASSWORD = b"secret"
+
+
+def names(text: str) -> tuple[BookieId, ...]:
+    """Bookies by their names, which spaces separate."""
+    return tuple(map(BookieId, text.split()))
+
+
+def name_set(text: str) -> frozenset[BookieId]:
+    return frozenset(names(text))
+
+
+def make_metadata(
+    *fragments: tuple[int, str],
+    quorum: tuple[int, int],
+    last: int | None = None,
+    state: LedgerState = LedgerState.OPEN,
+    digest_type: DigestType = DigestType.CRC32C,
+    length: int = 0,
+) -> LedgerMetadata:
+    """Metadata with these (first entry, members); closed at ``last`` unless that is None."""
+    parts = tuple(Fragment(EntryId(first), names(members)) for first, members in fragments)
+    size = len(parts[0].members)
+    metadata = LedgerMetadata(size, *quorum, parts, state, digest_type=digest_type, password=PASSWORD)
+    return metadata if last is None else metadata.closed(EntryId(last), length)
+
+
+def make_packets(
+    ledger_id: LedgerId, count: int, *, payload_bytes: int = 10, digest_type: DigestType = DigestType.CRC32C
+) -> dict[EntryId, bytes]:
+    """Stored forms of entries 0 to ``count - 1``, as their writer packs them."""
+    digest = digest_for(digest_type, PASSWORD)
+    rng = random.Random(ledger_id)
+    return {
+        EntryId(i): pack(digest, ledger_id, EntryId(i), i - 1, (i + 1) * payload_bytes, rng.randbytes(payload_bytes))
+        for i in range(count)
+    }
+
+
+def should_hold(metadata: LedgerMetadata, bookie: str, entry_ids: Iterable[EntryId]) -> list[EntryId]:
+    """Entries that the metadata places on a bookie, ascending."""
+    return [
+        entry_id
+        for entry_id in sorted(entry_ids)
+        if any(
+            member == bookie and metadata.stripe.stores(position, entry_id)
+            for position, member in enumerate(metadata.fragments[metadata.fragment_index(entry_id)].members)
+        )
+    ]
