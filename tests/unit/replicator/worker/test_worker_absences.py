@@ -35,8 +35,7 @@ async def test_a_bookie_that_restarts_during_a_repair_costs_no_copy(delay_s: int
     async with a_world("a b c d e f g") as world:
         await with_cookies(world, "a b c d e f g", delay_s)
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
-        await world.kill("c")
-        await world.tasks.mark(LEDGER, names("c"))
+        await world.lose("c")
         await world.kill("b")
         recorder = await world.heal()
         (result,) = recorder.results
@@ -53,8 +52,7 @@ async def test_a_bookie_that_restarts_costs_no_recovery_of_an_unclosed_ledger() 
     async with a_world("a b c d e") as world:
         await with_cookies(world, "a b c d e")
         await world.ledger(LEDGER, make_metadata((0, "d b"), (50, "a b"), quorum=(2, 2), last=None), 100)
-        await world.kill("d")
-        await world.tasks.mark(LEDGER, names("d"))
+        await world.lose("d")
         await world.kill("b")
         running = world.worker(once=False)
         async with world.running(running):

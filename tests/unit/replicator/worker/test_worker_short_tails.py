@@ -214,8 +214,7 @@ def test_a_ledger_stays_unclosed_while_nobody_can_be_believed(is_recovery_begun:
             packets = await world.ledger(LEDGER, make_metadata((0, "b a c"), quorum=(2, 2), last=None), 10)
             running = world.worker(once=False)
             if is_recovery_begun:
-                await world.kill("b", "c")
-                await world.tasks.mark(LEDGER, names("b c"))
+                await world.lose("b", "c")
                 running.start()
                 await asyncio.sleep(3 * GRACE_S)
                 assert (await world.metadata(LEDGER)).state is LedgerState.IN_RECOVERY

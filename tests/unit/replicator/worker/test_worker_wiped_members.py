@@ -175,8 +175,7 @@ async def test_a_damaged_record_makes_every_member_doubtful() -> None:
         doubts = world.ports(world.store).doubts
         await doubts.add(LEDGER, {BookieId("b")})
         await world.store.set(doubts.path(LEDGER), b"{", ANY_VERSION)
-        await world.kill("c")
-        await world.tasks.mark(LEDGER, names("c"))
+        await world.lose("c")
         running = world.worker(once=False).start()
         await stays_unclosed(world, running, 5 * MINUTES)
         assert doubts.path(LEDGER) in running.recorder.results[-1].detail
@@ -194,8 +193,7 @@ async def test_a_slow_member_does_not_keep_a_ledger_open() -> None:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         last = make_packets(LEDGER, 11)[EntryId(10)]
         await world.bookies.put("a", LEDGER, [last])
-        await world.kill("c")
-        await world.tasks.mark(LEDGER, names("c"))
+        await world.lose("c")
         running = world.worker(once=False).start()
         await until(world.is_clean, seconds=600)
         metadata = await world.metadata(LEDGER)
