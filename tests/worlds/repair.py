@@ -252,16 +252,19 @@ class RepairWorld(MemoryCluster):
             circuits=circuits,
         )
 
+    @override
     async def add_bookies(self, bookies: str, *, incarnation: str = "1") -> None:
         """Start bookies with empty disks and register them."""
         await self.bookies.start(bookies.split(), incarnation)
-        for name in bookies.split():
-            await self.rejoin(name)
+        await self.register(*bookies.split())
 
-    async def rejoin(self, name: str, *, is_read_only: bool = False) -> None:
-        """Let a bookie be registered and reachable, on the disks that it has."""
-        await self.register(name, incarnation=self.bookies.nodes[BookieId(name)].incarnation, is_read_only=is_read_only)
-        self.bookies.listen(name)
+    @override
+    async def register(self, *names: str, incarnation: str = "", is_read_only: bool = False) -> None:
+        """Let bookies be registered and reachable, on the disks that they have."""
+        for name in names:
+            disks = incarnation or self.bookies.nodes[BookieId(name)].incarnation
+            await super().register(name, incarnation=disks, is_read_only=is_read_only)
+            self.bookies.listen(name)
 
     async def kill(self, *bookies: str) -> None:
         """End bookies: not registered, not reachable. Their disks stay."""
@@ -345,6 +348,7 @@ class RepairWorld(MemoryCluster):
                 reply = await node.storage.read(LedgerId(ledger_id), expected[start : start + 1000])
                 assert all(result.packet == packets[result.entry_id] for result in reply.results)
 
+    @override
     async def close(self) -> None:
         await self.bookies.close()
         await super().close()

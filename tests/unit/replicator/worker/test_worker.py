@@ -86,8 +86,8 @@ async def test_an_empty_ledger_needs_no_copying() -> None:
 async def test_a_read_only_bookie_is_a_source_and_not_replaced() -> None:
     async with a_world("a b t r") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.rejoin("a", is_read_only=True)
-        await world.rejoin("r", is_read_only=True)
+        await world.register("a", is_read_only=True)
+        await world.register("r", is_read_only=True)
         await world.kill("b")
         await world.tasks.mark(LEDGER, names("b a"))
         await world.heal()
@@ -122,7 +122,7 @@ async def test_a_bookie_that_comes_back_during_the_copy_keeps_its_place() -> Non
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
-        world.bookies["t"].before_add = lambda: world.rejoin("b")
+        world.bookies["t"].before_add = lambda: world.register("b")
         await world.heal()
         assert (await world.metadata(LEDGER)).last_fragment.members == names("a b")
         assert await world.is_clean()
@@ -268,7 +268,7 @@ async def test_a_target_that_becomes_read_only_during_the_copy_is_not_named() ->
             async def fill_up(name: str = name) -> None:
                 if not became:
                     became.append(name)
-                    await world.rejoin(name, is_read_only=True)
+                    await world.register(name, is_read_only=True)
 
             world.bookies[name].before_list = at_the_next_list(world.bookies[name], fill_up)
         await world.heal()

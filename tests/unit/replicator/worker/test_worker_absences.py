@@ -42,7 +42,7 @@ async def test_a_bookie_that_restarts_during_a_repair_costs_no_copy(delay_s: int
         assert (result.ending, result.entries) == (Ending.REPAIRED, 100)
         members = (await world.metadata(LEDGER)).last_fragment.members
         assert members[:2] == names("a b")
-        await world.rejoin("b")
+        await world.register("b")
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
 
@@ -120,7 +120,7 @@ async def test_a_rolling_restart_during_the_repair_of_many_ledgers_copies_only_w
             for name in "abdefg":
                 await world.kill(name)
                 await world.clock.sleep(3)
-                await world.rejoin(name)
+                await world.register(name)
             await until(lambda: _is_done(world))
         copied = sum(result.entries for result in running.recorder.results if result.ending is Ending.REPAIRED)
         assert copied <= 30 * 10

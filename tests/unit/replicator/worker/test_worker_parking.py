@@ -150,7 +150,7 @@ async def test_without_a_live_copy_the_ledger_is_parked_until_a_holder_returns()
         await world.lose("a", "b")
         recorder = await world.heal()
         assert [result.reason for result in recorder.results] == [ParkReason.NO_LIVE_COPY]
-        await world.rejoin("a", is_read_only=True)
+        await world.register("a", is_read_only=True)
         assert (await world.heal()).endings() == [Ending.REPAIRED]
         assert (await world.metadata(LEDGER)).last_fragment.members[0] == "a"
         assert await world.is_clean()

@@ -337,7 +337,7 @@ async def test_a_target_whose_disks_were_replaced_is_not_named_though_it_is_stil
             await world.registrations.unregister(BookieId("u"))  # so that t is chosen first
 
             async def come(world: RepairWorld = world) -> None:
-                await world.rejoin("u")
+                await world.register("u")
 
             world.bookies["t"].before_add = come
             recorder = await heal_while_disks_of_t_are_replaced(world, moment)

@@ -147,7 +147,7 @@ async def test_a_bookie_that_is_back_within_the_grace_period_leaves_the_writer_a
         await world.lose("b")
         running = world.worker(once=False).start()
         await asyncio.sleep(GRACE_S - 1)
-        await world.rejoin("b")
+        await world.register("b")
         await until(world.is_clean, seconds=5)
         assert running.recorder.endings() == [Ending.DELAYED, Ending.NOTHING_MISSING]
         assert world.version(LEDGER) == 0
@@ -161,7 +161,7 @@ async def test_the_grace_period_begins_anew_when_the_bookie_was_back_in_between(
         await world.lose("b")
         running = world.worker(once=False).start()
         await asyncio.sleep(GRACE_S - 1)
-        await world.rejoin("b")
+        await world.register("b")
         await until(world.is_clean, seconds=5)
         await world.lose("b")
         await asyncio.sleep(GRACE_S - 1)
@@ -277,7 +277,7 @@ async def test_a_recovery_that_is_impossible_now_is_parked_until_a_bookie_comes_
         assert running.recorder.endings() == [Ending.DELAYED, Ending.PARKED]
         assert requests < 900 / 5 * 30
         running.store.fault_hook = None
-        await world.rejoin("c")
+        await world.register("c")
         await until(world.is_clean, seconds=60)
         await world.assert_whole(LEDGER, packets)
         assert (await world.metadata(LEDGER)).last_entry_id == 9
