@@ -29,7 +29,6 @@ from bookie.server.service import BookieIdentity, BookieService, ServiceLimits
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
-from bookie.wire.handler import BookieHandler
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import Transport
 from tests.worlds.clocks import VirtualClock
@@ -117,9 +116,9 @@ class MemoryCluster:
         self._sessions.append(MemoryStore(self.cell, fault_hook=fault_hook))
         return self._sessions[-1]
 
-    async def add_bookies(self, names: str, *, incarnation: str = "") -> None:
-        """Start bookies and register them."""
-        for name in names.split():
+    async def add_bookies(self, bookies: str, *, incarnation: str = "") -> None:
+        """Start bookies, whose names spaces separate, and register them."""
+        for name in bookies.split():
             await self.start_bookie(name, incarnation=incarnation)
             await self.register(name, incarnation=incarnation)
 
@@ -132,9 +131,9 @@ class MemoryCluster:
         self.storages[bookie_id], self.services[bookie_id] = bookie.storage, bookie.service
         self.listen(name)
 
-    def listen(self, name: str, handler: BookieHandler | None = None) -> None:
-        """Let a bookie be reachable; ``handler`` answers in its place."""
-        self.network.listen(name, PORT, handler or self.services[BookieId(name)])
+    def listen(self, name: str) -> None:
+        """Let a bookie be reachable."""
+        self.network.listen(name, PORT, self.services[BookieId(name)])
 
     def hang_up(self, *names: str) -> None:
         """Let bookies be unreachable. They stay registered."""

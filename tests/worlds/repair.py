@@ -39,7 +39,7 @@ from replicator.telemetry.events import Ending, Outlook, TaskResult
 from replicator.worker import RunEnd, Worker
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import PORT, MemoryCluster, open_bookie
-from tests.worlds.ledgers import LEDGER, PASSWORD, make_packets, should_hold
+from tests.worlds.ledgers import LEDGER, PASSWORD, make_packets, names, should_hold
 
 Tamper = Callable[[EntryResult], EntryResult]
 
@@ -224,6 +224,7 @@ class RepairWorld(MemoryCluster):
     def __init__(self) -> None:
         super().__init__()
         self.bookies = Bookies()
+        self.network = self.bookies.network
         self.has_circuits = True
         """Whether workers remember which bookies do not answer, as processes do."""
 
@@ -251,22 +252,30 @@ class RepairWorld(MemoryCluster):
             circuits=circuits,
         )
 
-    async def add_bookies(self, names: str, *, incarnation: str = "1") -> None:
+    @override
+    async def add_bookies(self, bookies: str, *, incarnation: str = "1") -> None:
         """Start bookies with empty disks and register them."""
-        await self.bookies.start(names.split(), incarnation)
-        for name in names.split():
-            await self.rejoin(name)
+        await self.bookies.start(bookies.split(), incarnation)
+        await self.register(*bookies.split())
 
-    async def rejoin(self, name: str, *, is_read_only: bool = False) -> None:
-        """Let a bookie be registered and reachable, on the disks that it has."""
-        await self.register(name, incarnation=self.bookies.nodes[BookieId(name)].incarnation, is_read_only=is_read_only)
-        self.bookies.listen(name)
+    @override
+    async def register(self, *names: str, incarnation: str = "", is_read_only: bool = False) -> None:
+        """Let bookies be registered and reachable, on the disks that they have."""
+        for name in names:
+            disks = incarnation or self.bookies.nodes[BookieId(name)].incarnation
+            await super().register(name, incarnation=disks, is_read_only=is_read_only)
+            self.bookies.listen(name)
 
     async def kill(self, *bookies: str) -> None:
         """End bookies: not registered, not reachable. Their disks stay."""
         for name in bookies:
             await self.unregister(name)
             self.bookies.hang_up(name)
+
+    async def lose(self, *bookies: str) -> None:
+        """End bookies, and mark ``LEDGER`` because it lacks them."""
+        await self.kill(*bookies)
+        await self.tasks.mark(LEDGER, names(" ".join(bookies)))
 
     async def ledger(
         self, ledger_id: int, metadata: LedgerMetadata, count: int, *, payload_bytes: int = 10
@@ -281,10 +290,10 @@ class RepairWorld(MemoryCluster):
     async def reserved(self) -> list[str]:
         """Ledgers with a reservation."""
         try:
-            names = (await self.store.children(parent_of(self.reservations.path(LEDGER)))).names
+            found = (await self.store.children(parent_of(self.reservations.path(LEDGER)))).names
         except NoNodeError:
             return []
-        return sorted(names)
+        return sorted(found)
 
     def worker(self, *, once: bool = True, seed: int = 0, **settings: Any) -> Running:
         """A worker with a session of its own."""
@@ -339,6 +348,7 @@ class RepairWorld(MemoryCluster):
                 reply = await node.storage.read(LedgerId(ledger_id), expected[start : start + 1000])
                 assert all(result.packet == packets[result.entry_id] for result in reply.results)
 
+    @override
     async def close(self) -> None:
         await self.bookies.close()
         await super().close()

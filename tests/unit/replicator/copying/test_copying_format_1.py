@@ -21,8 +21,7 @@ async def lost_a_bookie(world: RepairWorld, digest_type: DigestType) -> Mapping[
     ledger = await world.ledgers.create(LEDGER, silent)
     packets = make_packets(LEDGER, 10, digest_type=digest_type)
     await world.bookies.fill(ledger, packets)
-    await world.kill("c")
-    await world.tasks.mark(LEDGER, names("c"))
+    await world.lose("c")
     return packets
 
 

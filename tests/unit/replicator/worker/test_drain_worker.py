@@ -21,7 +21,7 @@ from tests.worlds.virtual_time import in_virtual_time, until
 async def drain(world: RepairWorld, bookie: str, *ledgers: int) -> None:
     """As an operator does: note it, let the bookie turn read-only, and mark its ledgers."""
     await Drains(world.store, ROOT).start(Drain(BookieId(bookie), "test", 1))
-    await world.rejoin(bookie, is_read_only=True)
+    await world.register(bookie, is_read_only=True)
     await world.tasks.mark_many([(LedgerId(ledger), names(bookie)) for ledger in ledgers])
 
 

@@ -47,8 +47,7 @@ async def test_a_worker_that_may_not_list_bookies_any_more_waits_longer_and_long
 ) -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
-        await world.kill("c")
-        await world.tasks.mark(LEDGER, names("c"))
+        await world.lose("c")
         world.cell.deny(available_path(world.cluster.root, is_read_only=False))
         running = world.worker(once=False).start()
         await asyncio.sleep(HOUR_S)

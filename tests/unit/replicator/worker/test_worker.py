@@ -23,8 +23,7 @@ from tests.worlds.virtual_time import in_virtual_time, until
 async def test_a_striped_ledger_is_healed_with_exactly_its_entries() -> None:
     async with a_world("a b c d e t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c d e"), quorum=(3, 2), last=2999), 3000)
-        await world.kill("c")
-        await world.tasks.mark(LEDGER, names("c"))
+        await world.lose("c")
         recorder = await world.heal()
         assert (await world.metadata(LEDGER)).last_fragment.members == names("a b t d e")
         await world.assert_whole(LEDGER, packets, "t")
@@ -37,8 +36,7 @@ async def test_a_striped_ledger_is_healed_with_exactly_its_entries() -> None:
 async def test_two_lost_bookies_are_replaced_by_two_others() -> None:
     async with a_world("a b c d e t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c d e"), quorum=(3, 2), last=99), 100)
-        await world.kill("a", "c")
-        await world.tasks.mark(LEDGER, names("a c"))
+        await world.lose("a", "c")
         await world.heal()
         members = (await world.metadata(LEDGER)).last_fragment.members
         assert {members[0], members[2]} == set(names("t u"))
@@ -50,8 +48,7 @@ async def test_every_fragment_is_repaired_and_everything_else_in_the_metadata_st
     async with a_world("a b c t") as world:
         before = make_metadata((0, "a b"), (10, "b c"), (20, "b a"), quorum=(2, 2), last=29, length=300)
         packets = await world.ledger(LEDGER, before, 30)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         await world.heal()
         after = await world.metadata(LEDGER)
         assert [fragment.first_entry_id for fragment in after.fragments] == [0, 10, 20]
@@ -67,8 +64,7 @@ async def test_a_ledger_of_many_fragments_is_repaired_in_rounds(monkeypatch: pyt
     async with a_world("a b c t") as world:
         before = make_metadata((0, "a b"), (10, "b c"), (20, "b a"), (30, "a b"), (40, "b c"), quorum=(2, 2), last=49)
         packets = await world.ledger(LEDGER, before, 50)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         recorder = await world.heal()
         assert [(result.ending, result.fragments) for result in recorder.results] == [(Ending.REPAIRED, 5)]
         await world.assert_whole(LEDGER, packets)
@@ -79,8 +75,7 @@ async def test_a_ledger_of_many_fragments_is_repaired_in_rounds(monkeypatch: pyt
 async def test_an_empty_ledger_needs_no_copying() -> None:
     async with a_world("a b t u") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=-1), 0)
-        await world.kill("a", "b")
-        await world.tasks.mark(LEDGER, names("a b"))
+        await world.lose("a", "b")
         await world.heal()
         assert set((await world.metadata(LEDGER)).last_fragment.members) == set(names("t u"))
         assert world.bookies["t"].adds == world.bookies["u"].adds == []
@@ -91,8 +86,8 @@ async def test_an_empty_ledger_needs_no_copying() -> None:
 async def test_a_read_only_bookie_is_a_source_and_not_replaced() -> None:
     async with a_world("a b t r") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.rejoin("a", is_read_only=True)
-        await world.rejoin("r", is_read_only=True)
+        await world.register("a", is_read_only=True)
+        await world.register("r", is_read_only=True)
         await world.kill("b")
         await world.tasks.mark(LEDGER, names("b a"))
         await world.heal()
@@ -126,9 +121,8 @@ async def test_a_bookie_that_came_back_with_its_copies_needs_nothing() -> None:
 async def test_a_bookie_that_comes_back_during_the_copy_keeps_its_place() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
-        world.bookies["t"].before_add = lambda: world.rejoin("b")
+        await world.lose("b")
+        world.bookies["t"].before_add = lambda: world.register("b")
         await world.heal()
         assert (await world.metadata(LEDGER)).last_fragment.members == names("a b")
         assert await world.is_clean()
@@ -197,8 +191,7 @@ async def is_parked(world: RepairWorld) -> bool:
 async def test_a_corrupt_source_is_reported_and_the_next_one_used() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         for name, entry in (("a", 3), ("c", 4)):
             world.bookies[name].results[EntryId(entry)] = flipped
         recorder = await world.heal()
@@ -210,8 +203,7 @@ async def test_a_corrupt_source_is_reported_and_the_next_one_used() -> None:
 async def test_a_target_that_dies_during_the_copy_is_replaced_and_nothing_is_half_changed() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=99), 100)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         for name in "tu":
 
             async def die(name: str = name) -> None:
@@ -230,8 +222,7 @@ async def test_a_target_that_dies_during_the_copy_is_replaced_and_nothing_is_hal
 async def test_a_target_that_acknowledges_what_it_does_not_list_is_not_named() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         world.bookies["t"].list_replies = [ListReply(Status.OK, EntryRuns.of(range(9)))] * 100
         await world.heal()
         assert (await world.metadata(LEDGER)).last_fragment.members == names("a u")
@@ -251,8 +242,7 @@ def at_the_next_list(tampering: Tampering, act: Callable[[], Coroutine[Any, Any,
 async def test_a_target_with_other_disks_than_those_that_were_copied_to_is_not_named_for_them() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         lying = world.bookies["t"]
         versions: list[int | None] = []
 
@@ -271,15 +261,14 @@ async def test_a_target_with_other_disks_than_those_that_were_copied_to_is_not_n
 async def test_a_target_that_becomes_read_only_during_the_copy_is_not_named() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         became: list[str] = []
         for name in "tu":
 
             async def fill_up(name: str = name) -> None:
                 if not became:
                     became.append(name)
-                    await world.rejoin(name, is_read_only=True)
+                    await world.register(name, is_read_only=True)
 
             world.bookies[name].before_list = at_the_next_list(world.bookies[name], fill_up)
         await world.heal()

@@ -35,15 +35,14 @@ async def test_a_bookie_that_restarts_during_a_repair_costs_no_copy(delay_s: int
     async with a_world("a b c d e f g") as world:
         await with_cookies(world, "a b c d e f g", delay_s)
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
-        await world.kill("c")
-        await world.tasks.mark(LEDGER, names("c"))
+        await world.lose("c")
         await world.kill("b")
         recorder = await world.heal()
         (result,) = recorder.results
         assert (result.ending, result.entries) == (Ending.REPAIRED, 100)
         members = (await world.metadata(LEDGER)).last_fragment.members
         assert members[:2] == names("a b")
-        await world.rejoin("b")
+        await world.register("b")
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
 
@@ -53,8 +52,7 @@ async def test_a_bookie_that_restarts_costs_no_recovery_of_an_unclosed_ledger() 
     async with a_world("a b c d e") as world:
         await with_cookies(world, "a b c d e")
         await world.ledger(LEDGER, make_metadata((0, "d b"), (50, "a b"), quorum=(2, 2), last=None), 100)
-        await world.kill("d")
-        await world.tasks.mark(LEDGER, names("d"))
+        await world.lose("d")
         await world.kill("b")
         running = world.worker(once=False)
         async with world.running(running):
@@ -122,7 +120,7 @@ async def test_a_rolling_restart_during_the_repair_of_many_ledgers_copies_only_w
             for name in "abdefg":
                 await world.kill(name)
                 await world.clock.sleep(3)
-                await world.rejoin(name)
+                await world.register(name)
             await until(lambda: _is_done(world))
         copied = sum(result.entries for result in running.recorder.results if result.ending is Ending.REPAIRED)
         assert copied <= 30 * 10

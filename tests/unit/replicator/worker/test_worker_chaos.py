@@ -63,7 +63,7 @@ class Chaos:
     async def flap(self) -> None:
         """A bookie goes, and its ledgers are marked as an audit would; the one that was away is back."""
         if self.away is not None:
-            await self.world.rejoin(self.away)
+            await self.world.register(self.away)
             self.away = None
             return
         self.away = self.rng.choice(BOOKIES.split())

@@ -94,7 +94,7 @@ async def test_a_read_only_bookie_with_a_damaged_copy_is_replaced() -> None:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         for bookie, entry_id in OTHERS:
             await store_damaged(world, bookie, packets[entry_id])
-            await world.rejoin(bookie, is_read_only=True)
+            await world.register(bookie, is_read_only=True)
         await world.kill("b")
         await world.tasks.mark(LEDGER, names("b"))
         recorder = await world.heal()

@@ -66,8 +66,7 @@ async def test_a_ledger_whose_group_is_too_small_is_parked_until_a_bookie_of_it_
         await world.store.create(f"/{PULSAR_NODE}", json.dumps(GROUPS).encode())
         metadata = replace(make_metadata((0, "a b"), quorum=(2, 2), last=9), custom=CUSTOM)
         packets = await world.ledger(LEDGER, metadata, 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         (result,) = (await heal(world)).results
         assert (result.ending, result.reason) == (Ending.PARKED, ParkReason.NO_CANDIDATE_BOOKIE)
         assert "bookie groups that the ledger may have: red" in result.detail

@@ -20,8 +20,7 @@ from tests.worlds.virtual_time import in_virtual_time, until
 async def test_an_entry_that_nobody_serves_parks_the_ledger_with_evidence() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         world.bookies["a"].results[EntryId(3)] = answers(Status.NO_ENTRY)
         world.bookies["c"].results[EntryId(3)] = flipped
         await world.heal()
@@ -39,8 +38,7 @@ async def test_an_entry_that_nobody_serves_parks_the_ledger_with_evidence() -> N
 async def test_the_readable_fragments_of_a_partly_unreadable_ledger_are_repaired() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), (10, "b a"), quorum=(2, 2), last=19), 20)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         world.bookies["a"].results[EntryId(3)] = answers(Status.NO_ENTRY)
         recorder = await world.heal()
         assert [f.members for f in (await world.metadata(LEDGER)).fragments] == [names("a b"), names("t a")]
@@ -52,8 +50,7 @@ async def test_the_readable_fragments_of_a_partly_unreadable_ledger_are_repaired
 async def test_a_silent_source_is_no_reason_to_park() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         world.bookies["a"].results[EntryId(3)] = answers(Status.NO_ENTRY)
         world.bookies.hang_up("c")
         running = world.worker(once=False).start()
@@ -84,8 +81,7 @@ async def test_a_bookie_that_lost_entries_nobody_else_has_is_not_asked_again_and
 async def test_targets_that_go_on_refusing_are_a_reason_to_park() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         world.bookies["t"].add_replies = [Status.UNAUTHORIZED] * 100
         recorder = await world.heal()
         assert recorder.endings() == [*[Ending.FAILED] * 4, Ending.PARKED]
@@ -98,8 +94,7 @@ async def test_targets_that_go_on_refusing_are_a_reason_to_park() -> None:
 async def test_where_every_target_finds_an_entry_too_large_the_ledger_is_parked_until_a_bookie_joins() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         for target in "tu":
             world.bookies[target].add_replies = [Status.BAD_REQUEST] * 100
         running = world.worker(once=False).start()
@@ -119,8 +114,7 @@ async def test_where_every_target_finds_an_entry_too_large_the_ledger_is_parked_
 async def test_a_parked_task_that_somebody_else_finished_is_forgotten() -> None:
     async with a_world("a b") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         await world.heal()
         assert await world.parked.list() != []
         held = await world.tasks.lock(LEDGER, "another program")
@@ -134,8 +128,7 @@ async def test_a_parked_task_that_somebody_else_finished_is_forgotten() -> None:
 async def test_without_a_candidate_the_ledger_is_parked_until_a_bookie_joins() -> None:
     async with a_world("a b") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         running = world.worker(once=False).start()
 
         async def is_parked() -> bool:
@@ -154,11 +147,10 @@ async def test_without_a_candidate_the_ledger_is_parked_until_a_bookie_joins() -
 async def test_without_a_live_copy_the_ledger_is_parked_until_a_holder_returns() -> None:
     async with a_world("a b t u") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("a", "b")
-        await world.tasks.mark(LEDGER, names("a b"))
+        await world.lose("a", "b")
         recorder = await world.heal()
         assert [result.reason for result in recorder.results] == [ParkReason.NO_LIVE_COPY]
-        await world.rejoin("a", is_read_only=True)
+        await world.register("a", is_read_only=True)
         assert (await world.heal()).endings() == [Ending.REPAIRED]
         assert (await world.metadata(LEDGER)).last_fragment.members[0] == "a"
         assert await world.is_clean()
@@ -168,12 +160,10 @@ async def test_without_a_live_copy_the_ledger_is_parked_until_a_holder_returns()
 async def test_a_parked_task_is_tried_again_when_it_is_marked_again() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         assert (await world.heal()).endings() == [Ending.PARKED]
         assert (await world.heal()).endings() == []
-        await world.kill("c")
-        await world.tasks.mark(LEDGER, names("c"))
+        await world.lose("c")
         assert (await world.heal()).endings() == [Ending.PARKED]
 
 
@@ -181,8 +171,7 @@ async def test_a_parked_task_is_tried_again_when_it_is_marked_again() -> None:
 async def test_an_unreadable_entry_is_tried_again_when_another_bookie_joins() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         world.bookies["a"].results[EntryId(3)] = answers(Status.CORRUPT)
         assert (await world.heal()).endings() == [Ending.PARKED]
         world.bookies["a"].results.clear()
@@ -196,8 +185,7 @@ async def test_an_unreadable_entry_is_tried_again_when_another_bookie_joins() ->
 async def test_nothing_is_done_in_a_hot_loop_while_everything_is_parked() -> None:
     async with a_world("a b") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         running = world.worker(once=False)
         requests = 0
 

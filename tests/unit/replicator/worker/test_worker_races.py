@@ -27,8 +27,7 @@ async def test_a_writer_that_changes_the_ensemble_meanwhile_loses_nothing_and_no
     async with a_world("a b c t") as world:
         before = make_metadata((0, "a b"), (10, "a c"), quorum=(2, 2), last=None)
         packets = await world.ledger(LEDGER, before, 15)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
 
         async def change_ensemble() -> None:
             now = await world.ledgers.read(LEDGER)
@@ -95,8 +94,7 @@ def test_two_workers_share_the_tasks(seed: int) -> None:
 async def test_a_lock_that_was_taken_away_means_no_change_on_its_ground() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         world.bookies["t"].before_add = lambda: world.store.delete(lock_path(ROOT, LEDGER))
         recorder = await world.heal()
         assert recorder.endings() == [Ending.STOPPED, Ending.REPAIRED]
@@ -108,8 +106,7 @@ async def test_a_lock_that_was_taken_away_means_no_change_on_its_ground() -> Non
 async def test_a_lock_that_became_somebody_else_s_is_left_to_them() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         running = world.worker(once=False)
 
         async def steal() -> None:
@@ -152,8 +149,7 @@ async def test_a_lease_ends_with_its_session_and_touches_nothing_afterwards() ->
 async def test_a_task_marked_again_during_the_repair_stays() -> None:
     async with a_world("a b c t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
 
         async def another_loss() -> None:
             await world.tasks.mark(LEDGER, names("z"))
@@ -170,8 +166,7 @@ async def test_a_task_marked_again_during_the_repair_stays() -> None:
 async def test_the_end_of_the_session_ends_every_effect() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         running = world.worker(once=False)
 
         async def expire() -> None:
@@ -194,8 +189,7 @@ async def test_the_end_of_the_session_ends_every_effect() -> None:
 async def test_a_new_session_at_once_does_not_continue_what_the_old_one_began() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         running = world.worker(once=False)
         sessions: list[int] = []
 
@@ -222,8 +216,7 @@ async def test_a_new_session_at_once_does_not_continue_what_the_old_one_began() 
 async def test_a_connection_that_comes_back_in_time_costs_nothing() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         running = world.worker()
 
         async def blink() -> None:
@@ -242,8 +235,7 @@ async def test_disable_stops_before_the_next_copy_and_enable_goes_on() -> None:
     async with a_world("a b t") as world:
         metadata = make_metadata((0, "a b"), quorum=(2, 2), last=19_999)
         packets = await world.ledger(LEDGER, metadata, 20_000)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         running = world.worker(once=False)
         world.bookies["t"].before_add = world.tasks.disable
         running.start()
@@ -345,8 +337,7 @@ async def test_stopping_lets_what_is_in_flight_end_within_the_grace_period() -> 
 async def test_what_does_not_end_in_time_is_let_go_cleanly() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         running = world.worker(once=False, grace_s=5)
 
         async def stop() -> None:
@@ -382,8 +373,7 @@ async def crash_after(turns: int) -> bool:
     async with a_world("a b c t u") as world:
         metadata = make_metadata((0, "a b c"), (4, "b a c"), (9, "c a b"), quorum=(2, 2), last=8)
         packets = await world.ledger(LEDGER, metadata, 9)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         first = world.worker(seed=1)
         run = asyncio.create_task(first.worker.run())
         for _ in range(turns):

@@ -21,17 +21,12 @@ from tests.worlds.repair import Recorder, RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 
-async def lose(world: RepairWorld, *bookies: str) -> None:
-    await world.kill(*bookies)
-    await world.tasks.mark(LEDGER, names(" ".join(bookies)))
-
-
 @in_virtual_time
 async def test_the_whole_plan_is_reserved_before_a_target_is_asked_or_copied_to_and_released_before_the_task() -> None:
     async with a_world("a b c t u") as world:
         metadata = make_metadata((0, "a b c"), (10, "b a c"), (20, "b c a"), quorum=(2, 2), last=19)
         packets = await world.ledger(LEDGER, metadata, 20)
-        await lose(world, "b")
+        await world.lose("b")
         seen: list[set[tuple[int, int]]] = []
         targets: set[str] = set()
 
@@ -89,7 +84,7 @@ async def test_filling_up_in_place_reserves_nothing() -> None:
 async def test_a_reservation_that_another_worker_took_over_stops_the_install() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await lose(world, "b")
+        await world.lose("b")
         running = world.worker(once=False)
         other = Reservation(EntryId(0), 1, BookieId("u"), "1")
 
@@ -141,7 +136,7 @@ async def test_a_damaged_reservation_of_a_dead_worker_is_replaced() -> None:
         assert await world.is_clean()
         await world.reservations.reserve(LEDGER, "dead", [Reservation(EntryId(0), 1, BookieId("t"), "1")])
         await world.store.set(world.reservations.path(LEDGER), b"{", ANY_VERSION)
-        await lose(world, "b")
+        await world.lose("b")
         await world.heal()
         await world.assert_whole(LEDGER, packets, "t")
         assert await world.is_clean()
@@ -151,7 +146,7 @@ async def test_a_damaged_reservation_of_a_dead_worker_is_replaced() -> None:
 async def test_a_repair_that_ends_without_success_leaves_no_reservation() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await lose(world, "b")
+        await world.lose("b")
         world.bookies["t"].add_replies = [Status.UNAUTHORIZED] * 100
         await world.heal()
         assert await world.parked.get(LEDGER) is not None
@@ -162,7 +157,7 @@ async def test_a_repair_that_ends_without_success_leaves_no_reservation() -> Non
 async def test_a_stop_in_the_middle_leaves_no_reservation() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await lose(world, "b")
+        await world.lose("b")
         running = world.worker(once=False, grace_s=0)
 
         async def stop() -> None:
@@ -179,7 +174,7 @@ async def test_a_stop_in_the_middle_leaves_no_reservation() -> None:
 async def test_a_target_that_does_not_answer_before_the_copy_is_not_copied_to() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await lose(world, "b")
+        await world.lose("b")
         world.bookies["t"].list_replies = [ListReply(Status.IO_ERROR)] * 100
         await world.heal()
         assert world.bookies["t"].adds == []
@@ -191,7 +186,7 @@ async def test_a_target_that_does_not_answer_before_the_copy_is_not_copied_to() 
 async def test_a_target_on_other_disks_than_those_reserved_refuses_the_copies() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await lose(world, "b")
+        await world.lose("b")
 
         async def swap_disks() -> None:
             await world.add_bookies("t", incarnation="2")
@@ -272,7 +267,7 @@ async def test_a_bookie_reported_again_after_the_verdict_is_not_forgotten_with_t
         before = await world.task(LEDGER)
 
         async def lose_it_again() -> None:
-            await lose(world, "b")
+            await world.lose("b")
             assert await world.task(LEDGER) == before  # it is named already: the report changes nothing
 
         assert await heal_while(world, lose_it_again) == [Ending.MARKED_AGAIN, Ending.REPAIRED]
@@ -301,7 +296,7 @@ async def test_a_target_that_gets_nothing_is_pinned_as_well() -> None:
     """A collector that has begun with the ledger there must not end with a member of it."""
     async with a_world("a b c d") as world:
         await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=-1), 0)
-        await lose(world, "a")
+        await world.lose("a")
         storage = world.bookies.nodes[BookieId("d")].storage
         mark = storage.mark(LEDGER)
         recorder = await world.heal()
@@ -315,7 +310,7 @@ async def heal_while_disks_of_t_are_replaced(world: RepairWorld, moment: str) ->
     histories = Incarnations(world.store, ROOT)
     for name in "tu":
         await histories.record(BookieId(name), "1", 0)
-    await lose(world, "b")
+    await world.lose("b")
     running = world.worker()
     replaced: list[str] = []
 
@@ -342,7 +337,7 @@ async def test_a_target_whose_disks_were_replaced_is_not_named_though_it_is_stil
             await world.registrations.unregister(BookieId("u"))  # so that t is chosen first
 
             async def come(world: RepairWorld = world) -> None:
-                await world.rejoin("u")
+                await world.register("u")
 
             world.bookies["t"].before_add = come
             recorder = await heal_while_disks_of_t_are_replaced(world, moment)
@@ -358,7 +353,7 @@ async def test_a_target_that_is_back_on_new_disks_gets_another_copy() -> None:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         histories = Incarnations(world.store, ROOT)
         await histories.record(BookieId("t"), "1", 0)
-        await lose(world, "b")
+        await world.lose("b")
 
         async def lose_disks() -> None:
             listing = await world.bookies["t"].inner.answer("1", ListEntries(LEDGER))

@@ -122,7 +122,7 @@ async def test_a_read_only_bookie_that_lacks_entries_waits_for_the_writer() -> N
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         await wipe(world, "b")
         await world.registrations.unregister(BookieId("b"))
-        await world.rejoin("b", is_read_only=True)
+        await world.register("b", is_read_only=True)
         running = world.worker(once=False).start()
         await asyncio.sleep(3 * GRACE_S)
         assert running.recorder.results[-1].reason is ParkReason.OPEN_LEDGER
@@ -214,8 +214,7 @@ def test_a_ledger_stays_unclosed_while_nobody_can_be_believed(is_recovery_begun:
             packets = await world.ledger(LEDGER, make_metadata((0, "b a c"), quorum=(2, 2), last=None), 10)
             running = world.worker(once=False)
             if is_recovery_begun:
-                await world.kill("b", "c")
-                await world.tasks.mark(LEDGER, names("b c"))
+                await world.lose("b", "c")
                 running.start()
                 await asyncio.sleep(3 * GRACE_S)
                 assert (await world.metadata(LEDGER)).state is LedgerState.IN_RECOVERY
@@ -228,7 +227,7 @@ def test_a_ledger_stays_unclosed_while_nobody_can_be_believed(is_recovery_begun:
             await asyncio.sleep(10 * GRACE_S)
             assert (await world.metadata(LEDGER)).state is not LedgerState.CLOSED
             assert running.recorder.endings()[-1] is Ending.PARKED
-            await world.rejoin("c")  # with its disks
+            await world.register("c")  # with its disks
             await until(world.is_clean, seconds=4000)
             after = await world.metadata(LEDGER)
             if after.state is LedgerState.CLOSED:

@@ -31,11 +31,6 @@ from tests.worlds.virtual_time import in_virtual_time, until
 GRACE_S = 30.0
 
 
-async def lose(world: RepairWorld, *bookies: str) -> None:
-    await world.kill(*bookies)
-    await world.tasks.mark(LEDGER, names(" ".join(bookies)))
-
-
 def _has_failed(running: Running, times: int) -> Callable[[], Awaitable[bool]]:
     async def look() -> bool:
         return running.recorder.endings().count(Ending.FAILED) >= times
@@ -48,12 +43,23 @@ async def a_writer(world: RepairWorld) -> LedgerWriter:
     return await client.create_ledger(LedgerOptions(3, 3, 2), password=PASSWORD)
 
 
+async def a_writer_that_lost_a_bookie(world: RepairWorld) -> tuple[LedgerWriter, BookieId]:
+    """A writer of ten entries, and the member of its ensemble that is gone."""
+    writer = await a_writer(world)
+    for entry in range(10):
+        await writer.append(b"%d" % entry)
+    lost = writer.metadata.last_fragment.members[1]
+    await world.kill(lost)
+    await world.tasks.mark(writer.ledger_id, [lost])
+    return writer, lost
+
+
 @in_virtual_time
 async def test_an_open_ledger_is_recovered_after_the_grace_period_and_then_repaired() -> None:
     async with a_world("a b c t") as world:
         metadata = make_metadata((0, "a b"), (10, "a b"), (20, "a b"), quorum=(2, 2), last=None)
         packets = await world.ledger(LEDGER, metadata, 25)
-        await lose(world, "b")
+        await world.lose("b")
         running = world.worker(once=False).start()
         await asyncio.sleep(GRACE_S - 1)
         waiting = await world.metadata(LEDGER)
@@ -78,7 +84,7 @@ async def test_an_open_ledger_is_recovered_after_the_grace_period_and_then_repai
 async def test_a_run_that_should_end_waits_for_the_grace_period() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
-        await lose(world, "b")
+        await world.lose("b")
         started_s = world.clock.monotonic_s()
         recorder = await world.heal(open_ledger_grace_s=12)
         assert recorder.endings() == [Ending.DELAYED, Ending.REPAIRED]
@@ -91,7 +97,7 @@ async def test_with_an_empty_last_fragment_the_one_before_waits_for_the_recovery
     async with a_world("a b t") as world:
         metadata = make_metadata((0, "a b"), (10, "a b"), (20, "a t"), quorum=(2, 2), last=None)
         packets = await world.ledger(LEDGER, metadata, 20)
-        await lose(world, "b")
+        await world.lose("b")
         running = world.worker()
         run = asyncio.create_task(running.worker.run())
         await asyncio.sleep(GRACE_S - 1)
@@ -112,7 +118,7 @@ def test_an_unclosed_ledger_without_entries_is_closed_before_it_loses_its_quorum
             await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 0)
             now = await world.ledgers.read(LEDGER)
             await world.ledgers.write(LEDGER, replace(now.metadata, state=state), now.version)
-            await lose(world, "b")
+            await world.lose("b")
             await world.heal()
             after = await world.metadata(LEDGER)
             assert (after.state, after.last_entry_id, after.length) == (LedgerState.CLOSED, -1, 0)
@@ -128,7 +134,7 @@ async def test_a_recovery_that_died_is_finished() -> None:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 7)
         now = await world.ledgers.read(LEDGER)
         await world.ledgers.write(LEDGER, replace(now.metadata, state=LedgerState.IN_RECOVERY), now.version)
-        await lose(world, "b")
+        await world.lose("b")
         await world.heal()
         assert (await world.metadata(LEDGER)).last_entry_id == 6
         await world.assert_whole(LEDGER, packets)
@@ -138,10 +144,10 @@ async def test_a_recovery_that_died_is_finished() -> None:
 async def test_a_bookie_that_is_back_within_the_grace_period_leaves_the_writer_alone() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
-        await lose(world, "b")
+        await world.lose("b")
         running = world.worker(once=False).start()
         await asyncio.sleep(GRACE_S - 1)
-        await world.rejoin("b")
+        await world.register("b")
         await until(world.is_clean, seconds=5)
         assert running.recorder.endings() == [Ending.DELAYED, Ending.NOTHING_MISSING]
         assert world.version(LEDGER) == 0
@@ -152,12 +158,12 @@ async def test_a_bookie_that_is_back_within_the_grace_period_leaves_the_writer_a
 async def test_the_grace_period_begins_anew_when_the_bookie_was_back_in_between() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
-        await lose(world, "b")
+        await world.lose("b")
         running = world.worker(once=False).start()
         await asyncio.sleep(GRACE_S - 1)
-        await world.rejoin("b")
+        await world.register("b")
         await until(world.is_clean, seconds=5)
-        await lose(world, "b")
+        await world.lose("b")
         await asyncio.sleep(GRACE_S - 1)
         assert (await world.metadata(LEDGER)).state is LedgerState.OPEN
         await until(world.is_clean, seconds=5)
@@ -169,7 +175,7 @@ async def test_the_grace_period_begins_anew_when_the_bookie_was_back_in_between(
 async def test_a_ledger_closed_meanwhile_by_its_writer_is_plainly_repaired() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
-        await lose(world, "b")
+        await world.lose("b")
         running = world.worker(once=False).start()
         await asyncio.sleep(10)
         now = await world.ledgers.read(LEDGER)
@@ -187,7 +193,7 @@ async def test_a_ledger_closed_meanwhile_by_its_writer_is_plainly_repaired() -> 
 async def test_a_ledger_deleted_while_it_waits_ends_its_task() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
-        await lose(world, "b")
+        await world.lose("b")
         running = world.worker(once=False).start()
         await asyncio.sleep(10)
         await world.ledgers.delete(LEDGER)
@@ -199,12 +205,7 @@ async def test_a_ledger_deleted_while_it_waits_ends_its_task() -> None:
 @in_virtual_time
 async def test_a_writer_that_lives_and_replaces_the_bookie_goes_on() -> None:
     async with a_world("a b c d t") as world:
-        writer = await a_writer(world)
-        for entry in range(10):
-            await writer.append(b"%d" % entry)
-        lost = writer.metadata.last_fragment.members[1]
-        await world.kill(lost)
-        await world.tasks.mark(writer.ledger_id, [lost])
+        writer, lost = await a_writer_that_lost_a_bookie(world)
         running = world.worker(once=False).start()
         await asyncio.sleep(10)
         for entry in range(10, 20):
@@ -220,12 +221,7 @@ async def test_a_writer_that_lives_and_replaces_the_bookie_goes_on() -> None:
 @in_virtual_time
 async def test_an_idle_writer_is_fenced_and_everything_it_was_promised_is_there() -> None:
     async with a_world("a b c t") as world:
-        writer = await a_writer(world)
-        for entry in range(10):
-            await writer.append(b"%d" % entry)
-        lost = writer.metadata.last_fragment.members[1]
-        await world.kill(lost)
-        await world.tasks.mark(writer.ledger_id, [lost])
+        writer, lost = await a_writer_that_lost_a_bookie(world)
         await world.heal()
         after = await world.metadata(writer.ledger_id)
         assert (after.state, after.last_entry_id) == (LedgerState.CLOSED, 9)
@@ -243,7 +239,7 @@ async def test_an_idle_writer_is_fenced_and_everything_it_was_promised_is_there(
 async def test_an_application_that_recovers_at_the_same_moment_sees_the_same_end() -> None:
     async with a_world("a b c t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 20)
-        await lose(world, "b")
+        await world.lose("b")
         running = world.worker(once=True, open_ledger_grace_s=0)
         both = asyncio.create_task(recover_ledger(world.ports(world.store, 5).client(), LEDGER))
         assert await running.worker.run() is RunEnd.SETTLED
@@ -258,7 +254,7 @@ async def test_an_application_that_recovers_at_the_same_moment_sees_the_same_end
 async def test_a_recovery_that_is_impossible_now_is_parked_until_a_bookie_comes_back() -> None:
     async with a_world("a b c t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
-        await lose(world, "b", "c")
+        await world.lose("b", "c")
         running = world.worker(once=False)
         requests = 0
 
@@ -281,7 +277,7 @@ async def test_a_recovery_that_is_impossible_now_is_parked_until_a_bookie_comes_
         assert running.recorder.endings() == [Ending.DELAYED, Ending.PARKED]
         assert requests < 900 / 5 * 30
         running.store.fault_hook = None
-        await world.rejoin("c")
+        await world.register("c")
         await until(world.is_clean, seconds=60)
         await world.assert_whole(LEDGER, packets)
         assert (await world.metadata(LEDGER)).last_entry_id == 9
@@ -294,7 +290,7 @@ async def test_a_ledger_whose_password_is_not_known_is_not_fenced_with_a_guess()
         before = make_metadata((0, "a b c"), quorum=(3, 3), last=None)
         before = replace(before, password=None, digest_type=None, ctime_ms=None, format_version=1)
         await world.ledgers.create(LEDGER, before)
-        await lose(world, "c")
+        await world.lose("c")
         recorder = await world.heal()
         assert (recorder.results[-1].ending, recorder.results[-1].reason) == (Ending.PARKED, ParkReason.NEEDS_RECOVERY)
         assert "no password" in recorder.results[-1].detail
@@ -309,7 +305,7 @@ async def test_a_ledger_whose_password_is_not_known_is_not_fenced_with_a_guess()
 async def test_a_recovery_that_registered_bookies_do_not_answer_is_tried_again_after_pauses() -> None:
     async with a_world("a b c t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
-        await lose(world, "b")
+        await world.lose("b")
         world.bookies.hang_up("a")
         running = world.worker()
         assert await running.worker.run() is RunEnd.UNSETTLED
@@ -325,7 +321,7 @@ async def test_a_recovery_that_registered_bookies_do_not_answer_is_tried_again_a
 async def test_a_bookie_that_comes_ends_the_pause_after_a_recovery_that_failed() -> None:
     async with a_world("a b c t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
-        await lose(world, "b")
+        await world.lose("b")
         world.bookies.hang_up("a")
         running = world.worker(once=False).start()
         await until(_has_failed(running, 6), seconds=3600)  # the pause is minutes by now
@@ -343,7 +339,7 @@ async def test_a_recovery_is_parked_where_too_many_members_lost_their_disks() ->
         await world.kill("c")
         await world.add_bookies("c", incarnation="2")
         await world.bookies.nodes[BookieId("c")].storage.set_limbo([LEDGER])
-        await lose(world, "b")
+        await world.lose("b")
         recorder = await world.heal()
         assert recorder.endings() == [Ending.DELAYED, Ending.PARKED]
         assert recorder.results[-1].reason is ParkReason.NEEDS_RECOVERY
@@ -358,7 +354,7 @@ async def an_end_that_no_bookie_tells(world: RepairWorld) -> None:
     await world.add_bookies("a b", incarnation="2")
     for name in "ab":
         await world.bookies.nodes[BookieId(name)].storage.set_limbo([LEDGER])
-    await lose(world, "d")
+    await world.lose("d")
 
 
 @in_virtual_time
@@ -401,7 +397,7 @@ async def test_a_silent_source_of_an_older_fragment_does_not_keep_the_ledger_ope
     async with a_world("a b c d t u") as world:
         metadata = make_metadata((0, "d b"), (10, "a b"), quorum=(2, 2), last=None)
         packets = await world.ledger(LEDGER, metadata, 20)
-        await lose(world, "b")
+        await world.lose("b")
         world.bookies.hang_up("d")
         running = world.worker(once=False).start()
         await asyncio.sleep(600)

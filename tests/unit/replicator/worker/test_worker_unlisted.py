@@ -25,8 +25,7 @@ async def test_a_lost_bookie_is_replaced_once_the_target_serves_every_entry() ->
     async with a_world("a b c t") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, STRIPED, COUNT)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         recorder = await world.heal()
         assert recorder.endings() == [Ending.REPAIRED]
         await world.assert_whole(LEDGER, packets, "t")
@@ -41,8 +40,7 @@ async def test_a_target_that_does_not_serve_some_entry_is_not_named(lacking: int
     async with a_world("a b t u") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=COUNT - 1), COUNT)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         world.bookies["t"].results[EntryId(lacking)] = answers(Status.NO_ENTRY)
         await world.heal()
         assert (await world.metadata(LEDGER)).last_fragment.members == names("a u")
@@ -128,8 +126,7 @@ async def test_a_bookie_of_which_nothing_can_be_read_stays_unknown(status: Statu
 async def test_a_silent_target_is_not_copied_to() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=COUNT - 1), COUNT)
-        await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.lose("b")
         world.bookies["t"].list_replies = [ListReply(Status.TIMEOUT)] * 1000
         running = world.worker(once=True)
         await running.worker.run()

@@ -61,8 +61,8 @@ async def test_what_was_marked_while_repair_was_disabled_is_taken_when_it_is_ena
         running = await an_idle_worker(world)
         await world.tasks.disable()
         if is_seen:
-            await world.rejoin("t", is_read_only=True)
-            await world.rejoin("t")  # a bookie that changes has the worker look
+            await world.register("t", is_read_only=True)
+            await world.register("t")  # a bookie that changes has the worker look
             await asyncio.sleep(600)
         await world.tasks.mark(LEDGER, names("b"))
         await asyncio.sleep(600 if is_seen else 0)

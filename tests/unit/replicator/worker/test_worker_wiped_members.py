@@ -63,7 +63,7 @@ def test_an_acknowledged_entry_is_not_cut_off(named: str, has_no_lists: bool) ->
             packets = await lose_b_and_miss_c(world, named, has_no_lists=has_no_lists)
             running = world.worker(once=False).start()
             await stays_unclosed(world, running, 10 * MINUTES)
-            await world.rejoin("c")
+            await world.register("c")
             await assert_nothing_is_lost(world, packets)
             await running.stop()
 
@@ -80,7 +80,7 @@ def test_another_worker_does_not_cut_it_off_either(named: str) -> None:
                 running = world.worker(once=False, seed=seed).start()
                 await stays_unclosed(world, running, 40 * MINUTES)
                 await running.stop()
-            await world.rejoin("c")
+            await world.register("c")
             running = world.worker(once=False, seed=3).start()
             await assert_nothing_is_lost(world, packets)
             await running.stop()
@@ -101,7 +101,7 @@ async def test_what_was_known_counts_after_a_recovery_has_written_to_the_bookie(
         await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(10)])
         running = world.worker(once=False, seed=2).start()
         await stays_unclosed(world, running, 40 * MINUTES)
-        await world.rejoin("c")
+        await world.register("c")
         await assert_nothing_is_lost(world, packets)
         await running.stop()
 
@@ -128,7 +128,7 @@ async def test_a_list_of_tasks_that_is_outdated_costs_no_doubt() -> None:
         assert await ports.doubts.get(LEDGER) == frozenset({BookieId("b")})
         running = world.worker(once=False).start()
         await stays_unclosed(world, running, 40 * MINUTES)
-        await world.rejoin("c")
+        await world.register("c")
         await assert_nothing_is_lost(world, packets)
         await running.stop()
 
@@ -175,8 +175,7 @@ async def test_a_damaged_record_makes_every_member_doubtful() -> None:
         doubts = world.ports(world.store).doubts
         await doubts.add(LEDGER, {BookieId("b")})
         await world.store.set(doubts.path(LEDGER), b"{", ANY_VERSION)
-        await world.kill("c")
-        await world.tasks.mark(LEDGER, names("c"))
+        await world.lose("c")
         running = world.worker(once=False).start()
         await stays_unclosed(world, running, 5 * MINUTES)
         assert doubts.path(LEDGER) in running.recorder.results[-1].detail
@@ -194,8 +193,7 @@ async def test_a_slow_member_does_not_keep_a_ledger_open() -> None:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         last = make_packets(LEDGER, 11)[EntryId(10)]
         await world.bookies.put("a", LEDGER, [last])
-        await world.kill("c")
-        await world.tasks.mark(LEDGER, names("c"))
+        await world.lose("c")
         running = world.worker(once=False).start()
         await until(world.is_clean, seconds=600)
         metadata = await world.metadata(LEDGER)
