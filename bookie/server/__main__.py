@@ -25,7 +25,7 @@ def main() -> int:
     try:
         settings = build(BookieSettings, values_in(options, BookieSettings), metadata_uri=options.metadata_uri)
     except ConfigurationError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"bookie: {error}\n")
         return ExitCode.CONFIGURATION
     return asyncio.run(run_bookie(settings))
 
