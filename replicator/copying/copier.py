@@ -185,7 +185,7 @@ class _CopyRun:
         self._step = step
         self._may_continue = may_continue
         self._is_digest_known = ledger.metadata.digest_type is not None
-        self._source = EntrySource(copier.transport, ledger.ledger_id, digest)
+        self._source = EntrySource(copier.transport, ledger.ledger_id, digest, ledger.metadata.length or None)
         self._entry_ids = entries_without(step, held)
         self._entry_bytes = HEADER_SIZE + digest.size + _average_payload(ledger.metadata)
         self._turn = int(ledger.ledger_id)

@@ -60,15 +60,22 @@ class FetchedEntries:
 class EntrySource:
     """Reads one ledger's entries."""
 
-    def __init__(self, transport: Transport, ledger_id: LedgerId, digest: Digest) -> None:
+    def __init__(
+        self, transport: Transport, ledger_id: LedgerId, digest: Digest, payload_bytes_max: int | None = None
+    ) -> None:
+        """Prepare; ``payload_bytes_max`` is the length of a closed ledger, None if it is not known."""
         self._transport = transport
         self._ledger_id = ledger_id
         self._digest = digest
+        self._payload_bytes_max = payload_bytes_max
 
     def answer_bytes_max(self, entry_count: int) -> int:
         """The most bytes that ``fetch`` holds at a time for so many entries, whatever their sizes."""
         rounds = _ROUNDS_WITHOUT_DIGEST if self._digest.type is DigestType.DUMMY else 1
-        return rounds * min(entry_count * PACKET_BYTES_MAX, _ROUND_BYTES_MAX)
+        size = min(entry_count * PACKET_BYTES_MAX, _ROUND_BYTES_MAX)
+        if self._payload_bytes_max is not None:  # so copies of small ledgers hardly wait for each other
+            size = min(size, self._payload_bytes_max + entry_count * (HEADER_SIZE + self._digest.size))
+        return rounds * size
 
     async def fetch(self, orders: Orders) -> FetchedEntries:
         """Read the entries of ``orders``, or as many as one answer and a batch hold.

@@ -12,11 +12,13 @@ import pytest
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import StoreUnavailableError
 from bookie.model.availability import EntryRuns
-from bookie.model.digest import master_key
+from bookie.model.digest import digest_for, master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
-from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, EntryResult, Status
+from bookie.model.packet import HEADER_SIZE
+from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_BYTES_MAX, EntryResult, Status
 from replicator.copying.copier import NOTHING_HELD, Copier, CopyOutcome, entries_without
+from replicator.copying.sources import EntrySource
 from replicator.copying.target import BUSY_S_MAX, batches
 from replicator.copying.throttle import ByteBudget, Throttle
 from replicator.knowledge.evidence import Answer, UnreadableEntry
@@ -479,3 +481,11 @@ async def test_progress_ends_before_the_first_entry_that_is_not_stored() -> None
         assert 2000 < noted[-1][0] <= 4000
         assert sum(size_bytes for _, size_bytes in noted) == outcome.bytes
         assert [end for end, _ in noted] == sorted(end for end, _ in noted)
+
+
+async def test_the_bound_of_an_answer_is_that_of_a_small_ledger() -> None:
+    digest = digest_for(DigestType.CRC32C, b"")
+    transport = Bookies().transport
+    small, unknown = (EntrySource(transport, LedgerId(1), digest, length) for length in (1000, None))
+    assert small.answer_bytes_max(10) == 1000 + 10 * (HEADER_SIZE + digest.size)
+    assert unknown.answer_bytes_max(10) > READ_BYTES_MAX
