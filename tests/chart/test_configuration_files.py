@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from bookie.runtime.configuration.options import build, options_of
 from bookie.runtime.configuration.settings import ConfigurationError
 from tests.chart.rendering import VALUES, load_values, pods, release
 
@@ -86,8 +86,8 @@ def test_the_auditor_takes_its_file(name: str, tmp_path: Path) -> None:
         if isinstance(value, str) and value.startswith("/etc/"):
             (tmp_path / key).touch()
             settings[key] = str(tmp_path / key)
-        assert key in {field.name for field in dataclasses.fields(ServiceSettings)}, (key, value)
-    ServiceSettings(metadata_uri="zk://zookeeper:2181/ledgers", **settings)
+        assert key in {option.name for option in options_of(ServiceSettings)}, (key, value)
+    build(ServiceSettings, settings, metadata_uri="zk://zookeeper:2181/ledgers")
 
 
 def test_the_chart_has_the_defaults_of_the_auditor() -> None:
@@ -95,5 +95,5 @@ def test_the_chart_has_the_defaults_of_the_auditor() -> None:
 
     of_pods = {"report_dir", "http_host", "grpc_host", "ui_host", "spark_master"}
     settings = tomllib.loads(files("service-minimal")["auditor.toml"])["auditor"]
-    fields = {field.name: field.default for field in dataclasses.fields(ServiceSettings)}
-    assert {key: value for key, value in settings.items() if key not in of_pods and fields[key] != value} == {}
+    defaults = {option.name: option.default for option in options_of(ServiceSettings)}
+    assert {key: value for key, value in settings.items() if key not in of_pods and defaults[key] != value} == {}
