@@ -6,7 +6,6 @@ import base64
 import hashlib
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,39 +13,14 @@ from hypothesis import strategies as st
 from auditor.api.http.status_page import status_page
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from tests.worlds.api import TwinControl
+from tests.worlds.html import read
 
 STATUS = replace(TwinControl().status(), metadata_uri="zk://zk:2181/ledgers", lost=())
 RUN = RunRecord("r1", RunKind.BOOKIES, RunCause.COMMAND, "alice", "host:1", RunState.DONE, verdict="clean")
-VOID = {"meta"}
-ALLOWED = VOID | {
+ALLOWED = {"meta"} | {
     *("html", "head", "title", "style", "body", "h1", "h2", "p", "a", "span"),
     *("table", "tr", "th", "td"),
 }
-
-
-class Reader(HTMLParser):
-    """Keeps elements and their attributes; notes what does not nest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def read(html: str) -> Reader:
-    reader = Reader()
-    reader.feed(html)
-    reader.close()
-    assert reader.open == []
-    return reader
 
 
 def links(html: str) -> list[str | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
@@ -15,6 +14,7 @@ from spark_jobs.ui.page import render_notice, render_page
 from spark_jobs.ui.port import BacklogRow, Fact, KindRow, RunView, TabState
 from spark_jobs.ui.settings import TabSettings
 from spark_jobs.ui.view import PageInput
+from tests.worlds.html import read
 
 NOW_MS = 1_795_200_000_000
 RECORD = RunRecord(
@@ -38,40 +38,10 @@ STATE = TabState(
 )
 VIEW = PageInput(STATE, TabSettings(), NOW_MS, token="t" * 32)
 
-VOID = {"meta", "input"}
-ALLOWED = VOID | {
+ALLOWED = {"meta", "input"} | {
     *("a", "ul", "li", "strong", "span", "div", "p", "h4", "small"),
     *("table", "thead", "tbody", "tr", "th", "td", "form", "button"),
 }
-
-
-class Reader(HTMLParser):
-    """Keeps what a browser would see: elements, their attributes, and text; notes what does not nest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def read(page: str) -> Reader:
-    reader = Reader()
-    reader.feed(page)
-    reader.close()
-    assert reader.open == []
-    return reader
 
 
 def running(**changes: object) -> PageInput:
