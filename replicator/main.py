@@ -179,8 +179,8 @@ async def _check_readable(registrations: Registrations, tasks: UnderReplication)
         StoreUnavailableError: no answer.
     """
     await registrations.list()
-    await tasks.locked()
-    await tasks.is_disabled()
+    await tasks.locks.locked()
+    await tasks.switches.is_disabled()
 
 
 def _sinks(settings: ReplicatorSettings, counting: Sequence[EventSink], stdout: TextIO) -> EventSink:

@@ -175,12 +175,12 @@ class Worker:
         if not session.is_connected:
             await first_of([self._ports.store.wait_session_changed(session), self._wake.wait()])
             return None
-        if await self._ports.tasks.is_disabled():
+        if await self._ports.tasks.switches.is_disabled():
             if self._settings.once and not self._running:
                 _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
                 return RunEnd.UNSETTLED
             self._note_allowed(_TASKS)
-            await first_of([self._ports.tasks.wait_enabled(), self._wake.wait()], self._running.values())
+            await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()], self._running.values())
             self._queue.note_change()  # the tasks were not watched during this time
             return None
         await self._give_back_again()
@@ -249,7 +249,7 @@ class Worker:
     async def _lock(self, ledger_id: LedgerId) -> Lease | None:
         epoch = self._ports.store.session.epoch
         try:
-            held = await self._ports.tasks.lock(ledger_id, self._owner)
+            held = await self._ports.tasks.locks.lock(ledger_id, self._owner)
         except (TransientError, OutcomeUnknownError):
             self._queue.note_lock(ledger_id, is_settled=False)
             raise

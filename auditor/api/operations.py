@@ -17,8 +17,10 @@ from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable, Versioned
 from bookie.metadata.port import MetadataStore
+from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks
-from bookie.metadata.tasks.underreplication import AlreadyDisabledError, AlreadyEnabledError, Task, UnderReplication
+from bookie.metadata.tasks.switches import AlreadyDisabledError, AlreadyEnabledError
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import FragmentHealth, fragment_health
@@ -107,29 +109,29 @@ class StoreOperations(Operations):
 
     @override
     async def is_recovery_enabled(self) -> bool:
-        return not await self._under_replication.is_disabled()
+        return not await self._under_replication.switches.is_disabled()
 
     @override
     async def set_recovery(self, *, is_on: bool) -> None:
         await self._under_replication.initialize()
         try:
-            await (self._under_replication.enable() if is_on else self._under_replication.disable())
+            await (self._under_replication.switches.enable() if is_on else self._under_replication.switches.disable())
         except (AlreadyEnabledError, AlreadyDisabledError):
             return
 
     @override
     async def lost_bookie_delay_s(self) -> int:
-        return await self._under_replication.lost_bookie_delay_s()
+        return await self._under_replication.switches.lost_bookie_delay_s()
 
     @override
     async def set_lost_bookie_delay_s(self, seconds: int) -> None:
-        await self._under_replication.set_lost_bookie_delay_s(seconds)
+        await self._under_replication.switches.set_lost_bookie_delay_s(seconds)
 
     async def _read_marks(self) -> _Marks:
         parked = await self._parked.list()
         return _Marks(
             await self._under_replication.list(),
-            await self._under_replication.locked(),
+            await self._under_replication.locks.locked(),
             {park.ledger_id: park for park in parked},
         )
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.metadata.tasks.underreplication import Task
 from bookie.model.ids import BookieId, LedgerId
 
 

@@ -11,7 +11,7 @@ from auditor.api.access.access import ForbiddenError, RateLimitedError, Unauthen
 from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
 from auditor.api.idempotency import InvalidKeyError, KeyReusedError
 from bookie.metadata.port import StoreUnavailableError
-from bookie.metadata.tasks.underreplication import InvalidDelayError
+from bookie.metadata.tasks.switches import InvalidDelayError
 from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError, PermanentError, TransientError
 
 PROBLEM_TYPE: Final = "application/problem+json"

@@ -79,7 +79,7 @@ async def _lose(client: ConnectedBookKeeper, victim: EmbeddedBookie, ids: list[L
         while victim.bookie_id in seen.registered:
             seen = await client.ports.registrations.wait_changed(seen)
     await client.ports.tasks.initialize()
-    await client.ports.tasks.mark_many([(ledger_id, [victim.bookie_id]) for ledger_id in ids])
+    await client.ports.tasks.marking.mark_many([(ledger_id, [victim.bookie_id]) for ledger_id in ids])
 
 
 async def _repair(metadata_uri: str, ledgers: int) -> tuple[int, int, float]:

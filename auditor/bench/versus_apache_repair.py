@@ -139,17 +139,17 @@ class RepairComparison:
         self, who: str, command: Sequence[str], where: Path, site: _Site, sets: Sequence[_Set]
     ) -> RepairResult:
         tasks = site.client.ports.tasks
-        await tasks.disable()
+        await tasks.switches.disable()
         async with await Contestant.start(who, command, where / who.replace(" ", "-")) as contestant:
             for each in sets:
-                await tasks.mark_many([(ledger_id, [site.lost]) for ledger_id in each.ids])
+                await tasks.marking.mark_many([(ledger_id, [site.lost]) for ledger_id in each.ids])
                 started_s = time.perf_counter()
-                await tasks.enable()
+                await tasks.switches.enable()
                 await site.wait_repaired(who, each.ids)
                 seconds = time.perf_counter() - started_s
-                await tasks.disable()
+                await tasks.switches.disable()
             contestant.terminate()
-        await tasks.enable()
+        await tasks.switches.enable()
         return await site.outcome(who, each, seconds)
 
 

@@ -78,7 +78,7 @@ async def _service(
 ) -> AsyncIterator[tuple[str, list[_Service]]]:
     """The auditor with its tab, and the replicators; yields the auditor's ready line, and all of them."""
     await client.ports.tasks.initialize()
-    await client.ports.tasks.set_lost_bookie_delay_s(LOST_BOOKIE_DELAY_S)
+    await client.ports.tasks.switches.set_lost_bookie_delay_s(LOST_BOOKIE_DELAY_S)
     starts = [partial(_start_auditor, cluster, settings)]
     starts += [partial(_start_replicator, cluster, number + 1) for number in range(REPLICATORS)]
     services = [_Service(start, start()) for start in starts]

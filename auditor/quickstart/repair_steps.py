@@ -146,7 +146,7 @@ async def _wait_repaired(tour: Tour, processes: list[ManagedProcess], total: int
                 marked = {task.ledger_id for task in await tour.client.ports.tasks.list()}
                 parked = {park.ledger_id for park in await tour.client.parked.list()} & marked
                 step.done(total - len(marked) + len(parked))
-                if marked == parked and not await tour.client.ports.tasks.locked() & marked:
+                if marked == parked and not await tour.client.ports.tasks.locks.locked() & marked:
                     return
                 for process in processes:
                     if not process.is_running:

@@ -118,7 +118,7 @@ async def mark(
     changed = 0
     for start in range(0, len(pairs), _MARKED_AT_ONCE):
         part = pairs[start : start + _MARKED_AT_ONCE]
-        changed += await tasks.mark_many(part)
+        changed += await tasks.marking.mark_many(part)
         if advance is not None:
             advance(len(part))
     return changed

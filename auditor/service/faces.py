@@ -19,7 +19,7 @@ from auditor.service.service import AuditorService, Connection
 from auditor.service.settings import ServiceSettings
 from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.bookies.registration import Registrations
-from bookie.metadata.tasks.underreplication import Task
+from bookie.metadata.tasks.locks import Task
 from bookie.model.ids import LedgerId
 from bookie.model.run import RunRecord
 from bookie.runtime.clock import Clock

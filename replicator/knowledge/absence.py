@@ -21,7 +21,7 @@ from typing import Final
 
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Bookies
-from bookie.metadata.tasks.underreplication import InvalidDelayError
+from bookie.metadata.tasks.switches import InvalidDelayError
 from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
 from replicator.ports import RepairPorts
@@ -60,7 +60,7 @@ class Absences:
         if is_unsettled or len(missing) > MISSING_SHARE_MAX * len(known):
             return never_return
         try:
-            delay_s = await self._ports.tasks.lost_bookie_delay_s()
+            delay_s = await self._ports.tasks.switches.lost_bookie_delay_s()
         except InvalidDelayError as error:
             _log.warning("the delay for lost bookies cannot be read, so none is over", extra={"error": str(error)})
             return never_return

@@ -34,9 +34,9 @@ from typing import Final
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.port import Children
+from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask
 from bookie.metadata.tasks.reservations import UnreadableReservationError
-from bookie.metadata.tasks.underreplication import Task
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from replicator.knowledge.absence import Absences, awaiting, unnamed_absent
@@ -203,7 +203,7 @@ class TaskQueue:
         top = await self._ports.tasks.top()
         tasks = await self._ports.tasks.list()
         self._empty_top = None if tasks else top
-        locked = await self._ports.tasks.locked()
+        locked = await self._ports.tasks.locks.locked()
         parked = {record.ledger_id: record for record in await self._ports.parked.list()}
         named = frozenset(bookie for task in tasks for bookie in task.missing)
         verdicts: dict[LedgerId, _Verdict] = {}

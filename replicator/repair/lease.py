@@ -15,7 +15,7 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.layout import bookie_path, lock_path, own_path
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import ANY_VERSION, Check, Delete, SessionState
-from bookie.metadata.tasks.underreplication import HeldTask, Task
+from bookie.metadata.tasks.locks import HeldTask, Task
 from bookie.model.errors import BkhealError, ConflictError
 from bookie.runtime.clock import within
 from bookie.runtime.retry import Backoff, retry_transient
@@ -89,7 +89,7 @@ class Lease:
         """
         if not await self.wait_connected():
             return False
-        is_disabled = self._ports.tasks.is_disabled
+        is_disabled = self._ports.tasks.switches.is_disabled
         return not await retry_transient(is_disabled, _PATIENCE, self._ports.clock, self._ports.rng)
 
     async def wait_connected(self) -> bool:
@@ -135,7 +135,7 @@ class Lease:
             LeaseLostError: the session has ended.
         """
         self.ensure_session()
-        is_deleted = await self._ports.tasks.complete(self.held, checks)
+        is_deleted = await self._ports.tasks.locks.complete(self.held, checks)
         self._is_given_back = True
         return is_deleted
 
@@ -149,7 +149,7 @@ class Lease:
             if self._is_given_back or self.is_session_over:
                 return True
             try:
-                await self._ports.tasks.release(self.held)
+                await self._ports.tasks.locks.release(self.held)
                 self._is_given_back = True
             except BkhealError as error:
                 fields = {"ledger_id": self.held.task.ledger_id, "error": str(error)}

@@ -9,7 +9,8 @@ from typing import Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from bookie.metadata.tasks.underreplication import Task, UnderReplication, UnreadableTask
+from bookie.metadata.tasks.locks import Task
+from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
 from bookie.metadata.uri import MetadataUri
 from bookie.runtime.clock import SystemClock
 from spark_jobs.connect import connected
@@ -65,7 +66,7 @@ async def _rows(uri: MetadataUri, *, is_all: bool) -> list[_Row]:
     async with connected(uri) as connection:
         under_replication = UnderReplication(connection.store, connection.cluster, SystemClock())
         tasks = await under_replication.list_all()
-        locked = await under_replication.locked()
+        locked = await under_replication.locks.locked()
     return [
         _row(task, is_locked=task.ledger_id in locked)
         for task in tasks

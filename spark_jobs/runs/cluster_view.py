@@ -74,7 +74,7 @@ class ClusterView:
         Raises:
             InvalidDelayError: what is stored is not a number of seconds.
         """
-        return self._runner.run(self._tasks.lost_bookie_delay_s())
+        return self._runner.run(self._tasks.switches.lost_bookie_delay_s())
 
     def lost_since(self, lost: AbstractSet[BookieId], now_ms: int, *, is_noted: bool) -> Mapping[BookieId, Down]:
         """The times since when ``lost`` are down; recorded in the store, for the next run, if ``is_noted``."""

@@ -36,7 +36,7 @@ class Publisher:
 
     async def is_disabled(self) -> bool:
         """Whether auto-recovery is disabled cluster-wide."""
-        return await self._under_replication.is_disabled()
+        return await self._under_replication.switches.is_disabled()
 
     async def mark(self, batch: Sequence[Marking]) -> int | None:
         """Mark a batch; return how many tasks changed, or None, with nothing done, while auto-recovery is disabled."""
@@ -45,7 +45,7 @@ class Publisher:
         if not self._is_initialized:
             await self._under_replication.initialize()
             self._is_initialized = True
-        return await self._under_replication.mark_many(batch)
+        return await self._under_replication.marking.mark_many(batch)
 
 
 class MarksLedgers(Protocol):

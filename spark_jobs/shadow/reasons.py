@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
-from bookie.metadata.tasks.underreplication import Task, UnreadableTask
+from bookie.metadata.tasks.locks import Task
+from bookie.metadata.tasks.underreplication import UnreadableTask
 from bookie.model.ids import BookieId, LedgerId
 
 

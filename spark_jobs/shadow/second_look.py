@@ -111,7 +111,7 @@ class SecondLook:
         Raises:
             InvalidDelayError: what is stored is not a number of seconds.
         """
-        return self._runner.run(self._tasks.lost_bookie_delay_s())
+        return self._runner.run(self._tasks.switches.lost_bookie_delay_s())
 
     def look(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[LedgerAtSecondLook], ClusterLook]:
         """Each of the ledgers, and the cluster: registrations were read after the metadata, tasks last."""
@@ -138,7 +138,7 @@ class SecondLook:
             await self._waiting(known - bookies.registered),
             frozenset(bookie for bookie in known - bookies.registered if self._is_new(bookie)),
             self._lost_in_run,
-            await self._tasks.is_disabled(),
+            await self._tasks.switches.is_disabled(),
             await current_auditor(self._store, self._root),
         )
 
@@ -157,7 +157,7 @@ class SecondLook:
         """Lost bookies whose delay is not known to be over: counted from our auditors' notes, else from reports."""
         now_ms, noted = self._clock.epoch_ms(), await self._down.read()
         downs = {bookie: noted.get(bookie) or Down(self._since_ms(bookie, now_ms)) for bookie in lost}
-        return LostBookies(downs, await self._tasks.lost_bookie_delay_s(), now_ms).waiting.keys()
+        return LostBookies(downs, await self._tasks.switches.lost_bookie_delay_s(), now_ms).waiting.keys()
 
     def _since_ms(self, bookie: BookieId, now_ms: int) -> int:
         since_ms = self._known.get(bookie, Loss()).since_ms

@@ -118,9 +118,9 @@ def ids(ledgers: Sequence[Ledger]) -> set[int]:
 
 async def forget(client: ConnectedBookKeeper, ledger_id: int) -> None:
     """Take a task away that nobody could do."""
-    held = await client.ports.tasks.lock(LedgerId(ledger_id), "here")
+    held = await client.ports.tasks.locks.lock(LedgerId(ledger_id), "here")
     assert held is not None
-    assert await client.ports.tasks.complete(held)
+    assert await client.ports.tasks.locks.complete(held)
     await client.parked.unpark(LedgerId(ledger_id))
 
 
@@ -150,7 +150,7 @@ async def test_a_repair_that_bookies_refuse_or_whose_copies_do_not_verify_change
     await gone(client, lost.bookie_id)
     before = {one.ledger_id: await node(client, one.ledger_id) for one in (another_key, unlike)}
     for one in (sound, another_key, unlike):
-        await client.ports.tasks.mark(LedgerId(one.ledger_id), [lost.bookie_id])
+        await client.ports.tasks.marking.mark(LedgerId(one.ledger_id), [lost.bookie_id])
     ours = await Replicator.start(apache_cluster.metadata_uri, tmp_path / "ours")
     told = await until(lambda: endings(ours), lambda found: len(found) == 3, "each has had its turn")
     await ours.stop()
@@ -179,12 +179,12 @@ async def test_a_bookie_that_is_silent_holds_up_its_own_ledger_alone_and_that_un
     await taken_away(lost)
     await gone(client, lost.bookie_id)
     for one in (stuck, *others):
-        await client.ports.tasks.mark(LedgerId(one.ledger_id), [lost.bookie_id])
+        await client.ports.tasks.marking.mark(LedgerId(one.ledger_id), [lost.bookie_id])
     before = await node(client, stuck.ledger_id)
     silent.running.pause()
     try:
         ours = await Replicator.start(apache_cluster.metadata_uri, tmp_path / "ours", "--poll-interval", "1")
-        await until(client.ports.tasks.locked, lambda locked: stuck.ledger_id in locked, "the ledger is begun")
+        await until(client.ports.tasks.locks.locked, lambda locked: stuck.ledger_id in locked, "the ledger is begun")
         await expire(apache_cluster.zookeeper, silent.running)  # until then it may be chosen to take copies
         await until(lambda: done(ours), lambda found: found >= ids(others), "all others are repaired")
         told = await until(lambda: endings(ours), lambda found: stuck.ledger_id in found, "that one too is told of")

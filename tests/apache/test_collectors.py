@@ -140,7 +140,7 @@ async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
         begun = await until(copied, lambda count: count > 0, "a part is copied")
         await collected(here, surplus[:PASSES], target)
         assert begun <= await copied() < ENTRIES
-        assert await client.ports.tasks.locked() == {large}
+        assert await client.ports.tasks.locks.locked() == {large}
         assert await java.call("metadata", ledger=large) == before
 
         made = file.with_suffix(".new")
@@ -148,7 +148,7 @@ async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
         made.rename(file)
         assert await replicator.wait(STATE_S) == 0
     assert await here.tasks() == {}
-    assert await client.ports.tasks.locked() == frozenset()
+    assert await client.ports.tasks.locks.locked() == frozenset()
     await collected(here, surplus[PASSES:], target)
     assert await copied() == ENTRIES
     await large_is_well(java, large)
@@ -187,7 +187,7 @@ async def test_our_collector_leaves_what_apaches_slow_worker_copies(
         begun = await until(copied, lambda count: count > 0, "a part is copied")
         await collected(here, surplus[:PASSES], target)
         assert begun <= await copied() < ENTRIES
-        assert large in await client.ports.tasks.locked()
+        assert large in await client.ports.tasks.locks.locked()
         await here.kill9(slow)
         quick = await here.cluster.start_auto_recovery(QUICK)
         await until(here.tasks, lambda left: large not in left, "Apache's worker has healed the ledger")

@@ -174,7 +174,7 @@ async def test_what_apache_marked_is_listed_and_what_is_parked_may_be_tried_agai
         assert row["advice"] == shown["advice"]
         await printed(uri, "dead-letters", "retry", str(ledger_id), "--yes")
         assert ledger_id not in [record.ledger_id for record in await client.parked.list()]
-        held = await client.ports.tasks.lock(LedgerId(ledger_id), "here")
+        held = await client.ports.tasks.locks.lock(LedgerId(ledger_id), "here")
         assert held is not None
-        assert await client.ports.tasks.complete(held)
+        assert await client.ports.tasks.locks.complete(held)
     assert ledger_id not in [row["ledger_id"] for row in (await document(uri, "underreplicated", "list"))["items"]]

@@ -61,7 +61,7 @@ async def test_each_part_is_given_back_by_stopping_ours(
     await until(lambda: leader(client), bool, "our auditor leads")
 
     # Our leader heeds Apache's `triggeraudit`: it waits no longer for the bookie.
-    await client.ports.tasks.set_lost_bookie_delay_s(LONG_S)
+    await client.ports.tasks.switches.set_lost_bookie_delay_s(LONG_S)
     await here.kill9(victim)
     await until(auditor.lost, lambda names: names == [victim.bookie_id], "our auditor knows of the loss")
     assert await here.tasks() == {}
@@ -71,7 +71,7 @@ async def test_each_part_is_given_back_by_stopping_ours(
 
     before = await here.java.call("metadata", ledger=ledger_id)
     await stops_in_the_middle(here, ledger_id, spare, tmp_path / "ours")
-    assert await client.ports.tasks.locked() == frozenset()
+    assert await client.ports.tasks.locks.locked() == frozenset()
     assert await here.tasks() == {ledger_id: [victim.bookie_id]}
     assert await here.java.call("metadata", ledger=ledger_id) == before
     recovery = await cluster.start_auto_recovery(QUICK)

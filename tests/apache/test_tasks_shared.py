@@ -46,7 +46,7 @@ async def other(java: JavaDriver) -> AsyncIterator[str]:
 async def test_apache_lists_what_we_mark_and_we_what_it_marks(
     java: JavaDriver, tasks: UnderReplication, apache_store: ZooKeeperStore, apache_metadata: Cluster
 ) -> None:
-    await tasks.mark_many([(LedgerId(70), [A]), (LedgerId(1 << 40), [B, A]), (LedgerId(71), [])])
+    await tasks.marking.mark_many([(LedgerId(70), [A]), (LedgerId(1 << 40), [B, A]), (LedgerId(71), [])])
     await java.call("mark", ledger=70, missing=[B, A])
     await java.call("mark", ledger=9, missing=[A, B])
     theirs = {task["ledger"]: task for task in (await java.call("tasks"))["tasks"]}
@@ -59,28 +59,28 @@ async def test_apache_lists_what_we_mark_and_we_what_it_marks(
         data = (await apache_store.get(task_path(apache_metadata.root, ledger_id))).data
         assert encode_task(decode_task(data)) == data
     for ledger_id in ours:
-        held = await tasks.lock(ledger_id, "here")
+        held = await tasks.locks.lock(ledger_id, "here")
         assert held is not None
-        assert await tasks.complete(held)
+        assert await tasks.locks.complete(held)
     assert (await java.call("tasks"))["tasks"] == []
 
 
 async def test_a_lock_of_ours_keeps_apache_away(java: JavaDriver, tasks: UnderReplication, other: str) -> None:
-    await tasks.mark(LedgerId(5), [A])
-    held = await tasks.lock(LedgerId(5), "our-host")
+    await tasks.marking.mark(LedgerId(5), [A])
+    held = await tasks.locks.lock(LedgerId(5), "our-host")
     assert held is not None
     assert await java.call("lock_owner", ledger=5, client=other) == {"locked": True, "owner": "our-host"}
     assert (await java.call("poll_task", client=other))["ledger"] == -1
     with pytest.raises(JavaError):
         await java.call("lock", ledger=5, client=other)
-    await tasks.release(held)
+    await tasks.locks.release(held)
     await until(
         lambda: java.call("poll_task", client=other), lambda answer: answer["ledger"] == 5, "Apache takes the task"
     )
-    assert await tasks.lock(LedgerId(5), "our-host") is None
+    assert await tasks.locks.lock(LedgerId(5), "our-host") is None
     await java.call("complete", ledger=5, client=other)
     assert await tasks.list() == []
-    assert await tasks.locked() == frozenset()
+    assert await tasks.locks.locked() == frozenset()
 
 
 async def test_a_lock_of_apache_keeps_us_away_until_its_session_ends(
@@ -88,14 +88,14 @@ async def test_a_lock_of_apache_keeps_us_away_until_its_session_ends(
 ) -> None:
     await java.call("mark", ledger=6, missing=[A])
     assert (await java.call("poll_task", client=other))["ledger"] == 6
-    assert await tasks.locked() == {6}
-    assert await tasks.lock(LedgerId(6), "our-host") is None
+    assert await tasks.locks.locked() == {6}
+    assert await tasks.locks.lock(LedgerId(6), "our-host") is None
     owner = decode_lock((await apache_store.get(lock_path(apache_metadata.root, 6))).data)
     assert owner == (await java.call("lock_owner", ledger=6))["owner"]
     await java.drop_client(other)
-    held = await tasks.lock(LedgerId(6), "our-host")
+    held = await tasks.locks.lock(LedgerId(6), "our-host")
     assert held is not None
-    assert await tasks.complete(held)
+    assert await tasks.locks.complete(held)
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
@@ -103,53 +103,53 @@ async def test_a_mark_that_came_during_a_repair_outlives_it(
     java: JavaDriver, tasks: UnderReplication, other: str, is_ours: bool
 ) -> None:
     """Whoever repairs, and whoever marks again meanwhile."""
-    await tasks.mark(LedgerId(8), [A])
+    await tasks.marking.mark(LedgerId(8), [A])
     if is_ours:
-        held = await tasks.lock(LedgerId(8), "our-host")
+        held = await tasks.locks.lock(LedgerId(8), "our-host")
         assert held is not None
         await java.call("mark", ledger=8, missing=[B])
-        assert not await tasks.complete(held)
+        assert not await tasks.locks.complete(held)
     else:
         assert (await java.call("poll_task", client=other))["ledger"] == 8
-        await tasks.mark(LedgerId(8), [B])
+        await tasks.marking.mark(LedgerId(8), [B])
         await java.call("complete", ledger=8, client=other)
     task = await tasks.read(LedgerId(8))
     assert task is not None
     assert task.missing == (A, B)
-    again = await tasks.lock(LedgerId(8), "our-host")
+    again = await tasks.locks.lock(LedgerId(8), "our-host")
     assert again is not None
-    assert await tasks.complete(again)
+    assert await tasks.locks.complete(again)
 
 
 async def test_completed_tasks_leave_no_folders_behind(
     java: JavaDriver, tasks: UnderReplication, other: str, apache_store: ZooKeeperStore, apache_metadata: Cluster
 ) -> None:
-    await tasks.mark(LedgerId(1), [A])
+    await tasks.marking.mark(LedgerId(1), [A])
     assert (await java.call("poll_task", client=other))["ledger"] == 1
     await java.call("complete", ledger=1, client=other)
     await java.call("mark", ledger=1, missing=[A])
-    held = await tasks.lock(LedgerId(1), "our-host")
+    held = await tasks.locks.lock(LedgerId(1), "our-host")
     assert held is not None
-    assert await tasks.complete(held)
+    assert await tasks.locks.complete(held)
     assert (await apache_store.children(tasks_path(apache_metadata.root))).names == ()
 
 
 async def test_switches_and_times_are_shared(
     java: JavaDriver, tasks: UnderReplication, apache_store: ZooKeeperStore, apache_metadata: Cluster
 ) -> None:
-    await tasks.disable()
+    await tasks.switches.disable()
     assert (await java.call("recovery_state"))["on"] is False
     await java.call("switch_recovery", on=True)
-    assert not await tasks.is_disabled()
+    assert not await tasks.switches.is_disabled()
     await java.call("switch_recovery", on=False)
-    waiting = asyncio.ensure_future(tasks.wait_enabled())
-    assert await tasks.is_disabled()
+    waiting = asyncio.ensure_future(tasks.switches.wait_enabled())
+    assert await tasks.switches.is_disabled()
     await java.call("switch_recovery", on=True)
     await waiting
-    await tasks.set_lost_bookie_delay_s(37)
+    await tasks.switches.set_lost_bookie_delay_s(37)
     assert (await java.call("delay"))["seconds"] == 37
     await java.call("delay", seconds=0)
-    assert await tasks.lost_bookie_delay_s() == 0
+    assert await tasks.switches.lost_bookie_delay_s() == 0
     times = CheckTimes(apache_store, apache_metadata)
     names = [f"{name}_ctime" for name in ("check_all_ledgers", "placement_policy_check", "replicas_check")]
     for number, kind in enumerate(CheckKind):
@@ -180,8 +180,8 @@ async def test_apaches_shell_names_our_auditor_and_lists_our_tasks(
     apache_store: ZooKeeperStore,
     apache_metadata: Cluster,
 ) -> None:
-    await tasks.mark(LedgerId(4711), [A])
-    await tasks.disable()
+    await tasks.marking.mark(LedgerId(4711), [A])
+    await tasks.switches.disable()
     async with standing(apache_store, apache_metadata.root, "auditor-7.example") as election:
         await until(lambda: asyncio.sleep(0, election.is_leader()), bool, "our auditor leads")
         assert (await java.call("auditor"))["auditor"] == "auditor-7.example"
@@ -190,10 +190,10 @@ async def test_apaches_shell_names_our_auditor_and_lists_our_tasks(
     assert "4711" in listed
     assert A in listed
     await apache_cluster.shell("autorecovery", "-enable")
-    assert not await tasks.is_disabled()
-    held = await tasks.lock(LedgerId(4711), "our-host")
+    assert not await tasks.switches.is_disabled()
+    held = await tasks.locks.lock(LedgerId(4711), "our-host")
     assert held is not None
-    assert await tasks.complete(held)
+    assert await tasks.locks.complete(held)
 
 
 async def test_what_apaches_auditor_writes_is_read_by_us(lent: ApacheWorld) -> None:
@@ -210,7 +210,7 @@ async def test_what_apaches_auditor_writes_is_read_by_us(lent: ApacheWorld) -> N
         auditor = await until(lambda: current_auditor(store, root), bool, "Apache's auditor is elected")
         assert auditor == recovery.address
         assert (await store.get(f"{root}/underreplication/LAYOUT")).data == b'type: "BASIC"\nversion: 1\n'
-        assert await ours.lost_bookie_delay_s() == 0
+        assert await ours.switches.lost_bookie_delay_s() == 0
         lost = cluster.bookies[0]
         await lost.stop()
         found = await until(ours.list, bool, "Apache's auditor marks the ledger")

@@ -166,9 +166,9 @@ async def as_at_first(here: ApacheWorld) -> None:
         for parked in await ours.parked.list():
             await ours.parked.unpark(parked.ledger_id)
         await no_tasks_in(ours)
-        if await ours.ports.tasks.is_disabled():
-            await ours.ports.tasks.enable()
-        await ours.ports.tasks.set_lost_bookie_delay_s(0)
+        if await ours.ports.tasks.switches.is_disabled():
+            await ours.ports.tasks.switches.enable()
+        await ours.ports.tasks.switches.set_lost_bookie_delay_s(0)
         names = {bookie.bookie_id for bookie in cluster.bookies}
         await until(ours.ports.registrations.list, lambda found: found.writable == names, "all bookies are there")
 
@@ -176,9 +176,9 @@ async def as_at_first(here: ApacheWorld) -> None:
 async def no_tasks_in(client: ConnectedBookKeeper) -> None:
     """Take every task away, done or not."""
     for task in await client.ports.tasks.list():
-        held = await client.ports.tasks.lock(task.ledger_id, "the test")
+        held = await client.ports.tasks.locks.lock(task.ledger_id, "the test")
         assert held is not None, task
-        assert await client.ports.tasks.complete(held), task
+        assert await client.ports.tasks.locks.complete(held), task
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ async def no_work_left(world: ApacheWorld, client: ConnectedBookKeeper, deadline
     """Wait until no ledger is marked and none is locked."""
 
     async def look() -> tuple[int, int]:
-        return len(await client.ports.tasks.list()), len(await client.ports.tasks.locked())
+        return len(await client.ports.tasks.list()), len(await client.ports.tasks.locks.locked())
 
     await until(look, lambda left: left == (0, 0), "no task and no lock is left", deadline_s)
     assert await world.tasks() == {}

@@ -18,7 +18,8 @@ from bookie.metadata.layout import bookie_path, ledger_path, lost_bookie_delay_p
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import ANY_VERSION, MetadataStore
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
-from bookie.metadata.tasks.underreplication import InvalidDelayError, UnderReplication
+from bookie.metadata.tasks.switches import InvalidDelayError
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity
@@ -85,8 +86,8 @@ async def test_marked_ledgers_are_judged_and_paged(
     await ledgers.create(LedgerId(5), ledger(A, C))
     await store.set(ledger_path(cluster.kind, cluster.root, LedgerId(5)), b"rubbish", ANY_VERSION)
     marks = [(1, C), (2, C), (3, B), (4, C), (5, C)]
-    await tasks.mark_many([(LedgerId(number), [bookie]) for number, bookie in marks])
-    held = await tasks.lock(LedgerId(3), "worker")
+    await tasks.marking.mark_many([(LedgerId(number), [bookie]) for number, bookie in marks])
+    held = await tasks.locks.lock(LedgerId(3), "worker")
     assert held is not None
     parked = ParkedTasks(store, cluster.root)
     why = ParkedTask(LedgerId(2), ParkReason.NO_LIVE_COPY, "nobody has it", NOW_MS, frozenset(), 0)
@@ -123,7 +124,7 @@ async def test_marks_are_listed_anew_after_some_seconds(
     assert (await operations.list_tasks(10)).total == 0
     tasks = UnderReplication(store, cluster, clock)
     await tasks.initialize()
-    await tasks.mark(LedgerId(1), [A])
+    await tasks.marking.mark(LedgerId(1), [A])
     assert (await operations.list_tasks(10)).total == 0
     clock.now_s += 5
     assert (await operations.list_tasks(10)).total == 1

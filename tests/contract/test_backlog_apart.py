@@ -27,7 +27,7 @@ async def fill(store: ZooKeeperStore, cluster: Cluster) -> None:
     await LedgerStore(store, cluster, random.Random(1)).create_many([(ledger_id, ledger) for ledger_id in ids])
     tasks = UnderReplication(store, cluster, SystemClock())
     await tasks.initialize()
-    await tasks.mark_many([(ledger_id, (BookieId("a:1"),)) for ledger_id in ids])
+    await tasks.marking.mark_many([(ledger_id, (BookieId("a:1"),)) for ledger_id in ids])
 
 
 async def test_counting_apart_gives_the_same_figures_and_outlives_a_session(

@@ -25,45 +25,45 @@ async def test_a_ledger_that_is_not_marked_is_locked_and_released(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     with pytest.raises(MultiFailedError):
-        await store.multi([tasks.lock_check(L7)])
-    held = await tasks.lock_alone(L7, "us")
+        await store.multi([tasks.locks.check(L7)])
+    held = await tasks.locks.lock_alone(L7, "us")
     assert held is not None
     stat = await store.stat(lock_path(cluster.root, L7))
     assert stat is not None
     assert stat.ephemeral_owner == store.session.session_id
-    await store.multi([tasks.lock_check(L7)])
-    assert await tasks.lock_alone(L7, "us") is None
-    await tasks.release_alone(held)
-    await tasks.release_alone(held)
-    assert await tasks.locked() == frozenset()
-    again = await tasks.lock_alone(L7, "us")
+    await store.multi([tasks.locks.check(L7)])
+    assert await tasks.locks.lock_alone(L7, "us") is None
+    await tasks.locks.release_alone(held)
+    await tasks.locks.release_alone(held)
+    assert await tasks.locks.locked() == frozenset()
+    again = await tasks.locks.lock_alone(L7, "us")
     assert again is not None
-    await tasks.release_alone(held)  # an old one releases nothing
-    assert await tasks.locked() == {L7}
+    await tasks.locks.release_alone(held)  # an old one releases nothing
+    assert await tasks.locks.locked() == {L7}
 
 
 async def test_it_is_the_lock_of_the_workers(backend: Any, cluster: Cluster, tasks: UnderReplication) -> None:
     other = UnderReplication(await backend.open(), cluster, SystemClock())
     await tasks.initialize()
-    await tasks.mark(L7, [BookieId("bk1:3181")])
-    held = await tasks.lock_alone(L7, "us")
+    await tasks.marking.mark(L7, [BookieId("bk1:3181")])
+    held = await tasks.locks.lock_alone(L7, "us")
     assert held is not None
-    assert await other.lock(L7, "worker") is None
-    await tasks.release_alone(held)
-    task = await other.lock(L7, "worker")
+    assert await other.locks.lock(L7, "worker") is None
+    await tasks.locks.release_alone(held)
+    task = await other.locks.lock(L7, "worker")
     assert task is not None
-    assert await tasks.lock_alone(L7, "us") is None
-    assert await other.complete(task)
+    assert await tasks.locks.lock_alone(L7, "us") is None
+    assert await other.locks.complete(task)
 
 
 async def test_it_ends_with_its_session(
     backend: Any, store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
-    held = await tasks.lock_alone(L7, "us")
+    held = await tasks.locks.lock_alone(L7, "us")
     assert held is not None
     await backend.expire(store)
     other = UnderReplication(await backend.open(), cluster, SystemClock())
-    theirs = await other.lock_alone(L7, "them")
+    theirs = await other.locks.lock_alone(L7, "them")
     assert theirs is not None
-    await tasks.release_alone(held)
-    assert await tasks.locked() == {L7}
+    await tasks.locks.release_alone(held)
+    assert await tasks.locks.locked() == {L7}

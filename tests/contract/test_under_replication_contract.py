@@ -11,16 +11,10 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import lock_path, task_path, tasks_path
 from bookie.metadata.port import ANY_VERSION, Check, MetadataStore, MultiFailedError
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
-from bookie.metadata.tasks.underreplication import (
-    AlreadyDisabledError,
-    AlreadyEnabledError,
-    IncompatibleTasksError,
-    InvalidDelayError,
-    Task,
-    UnderReplication,
-    UnreadableTask,
-    UnreadableTaskError,
-)
+from bookie.metadata.tasks.format import UnreadableTaskError
+from bookie.metadata.tasks.locks import Task
+from bookie.metadata.tasks.switches import AlreadyDisabledError, AlreadyEnabledError, InvalidDelayError
+from bookie.metadata.tasks.underreplication import IncompatibleTasksError, UnderReplication, UnreadableTask
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, LedgerId
 from tests.worlds.clocks import EPOCH_MS, ManualClock
 
@@ -60,10 +54,10 @@ async def test_initialize_makes_apaches_nodes_and_may_be_repeated(
 
 
 async def test_mark_writes_apaches_text(store: MetadataStore, cluster: Cluster, tasks: UnderReplication) -> None:
-    await tasks.mark(LEDGER, [A, B, A])
+    await tasks.marking.mark(LEDGER, [A, B, A])
     node = await store.get(f"{cluster.root}/underreplication/ledgers/0000/0000/0000/3039/urL0000012345")
     assert node.data == b'replica: "a:3181"\nreplica: "b:3181"\nctime: 1700000000000\n'
-    await tasks.mark(LedgerId(0), [])
+    await tasks.marking.mark(LedgerId(0), [])
     assert (await store.get(task_path(cluster.root, 0))).data == b"ctime: 1700000000000\n"
     assert await tasks.read(LEDGER) == Task(LEDGER, (A, B), NOW_MS, 0)
     assert await tasks.read(LedgerId(99)) is None
@@ -72,19 +66,19 @@ async def test_mark_writes_apaches_text(store: MetadataStore, cluster: Cluster, 
 async def test_marking_again_adds_what_is_new_and_only_then_changes_the_task(
     tasks: UnderReplication, clock: ManualClock
 ) -> None:
-    await tasks.mark(LEDGER, [A])
+    await tasks.marking.mark(LEDGER, [A])
     clock.now_s += 1
-    await tasks.mark(LEDGER, [A])
+    await tasks.marking.mark(LEDGER, [A])
     assert await tasks.read(LEDGER) == Task(LEDGER, (A,), NOW_MS, 0)
-    await tasks.mark(LEDGER, [C, A, B])
+    await tasks.marking.mark(LEDGER, [C, A, B])
     assert await tasks.read(LEDGER) == Task(LEDGER, (A, C, B), NOW_MS + 1000, 1)
 
 
 async def test_concurrent_marks_lose_nothing(tasks: UnderReplication, others: UnderReplication) -> None:
     bookies = [BookieId(f"bk{i}:3181") for i in range(4)]
-    await asyncio.gather(*(which.mark(LEDGER, [bookie]) for which in (tasks, others) for bookie in bookies[:2]))
+    await asyncio.gather(*(which.marking.mark(LEDGER, [bookie]) for which in (tasks, others) for bookie in bookies[:2]))
     await asyncio.gather(
-        *(which.mark_many([(LEDGER, [bookie])]) for which in (tasks, others) for bookie in bookies[2:])
+        *(which.marking.mark_many([(LEDGER, [bookie])]) for which in (tasks, others) for bookie in bookies[2:])
     )
     task = await tasks.read(LEDGER)
     assert task is not None
@@ -96,13 +90,13 @@ async def test_mark_many_counts_what_it_created_or_changed(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication, clock: ManualClock
 ) -> None:
     ids = [LedgerId(i * 3) for i in range(1200)] + [LedgerId(1 << 40), LedgerId(LEDGER_ID_MAX)]
-    await tasks.mark(ids[0], [A])
-    await tasks.mark(ids[1], [B])
+    await tasks.marking.mark(ids[0], [A])
+    await tasks.marking.mark(ids[1], [B])
     await store.create(task_path(cluster.root, ids[2]).rpartition("/")[0])
     clock.now_s += 1
     findings = [(LedgerId(ledger_id), [A]) for ledger_id in ids]
-    assert await tasks.mark_many(findings) == len(ids) - 1
-    assert await tasks.mark_many(findings) == 0
+    assert await tasks.marking.mark_many(findings) == len(ids) - 1
+    assert await tasks.marking.mark_many(findings) == 0
     listed = await tasks.list()
     assert [task.ledger_id for task in listed] == ids
     assert listed[0] == Task(ids[0], (A,), NOW_MS, 0)
@@ -111,48 +105,48 @@ async def test_mark_many_counts_what_it_created_or_changed(
 
 
 async def test_mark_many_joins_findings_of_one_ledger(tasks: UnderReplication) -> None:
-    assert await tasks.mark_many([(LEDGER, [A]), (LedgerId(1), [C]), (LEDGER, [B, A])]) == 2
+    assert await tasks.marking.mark_many([(LEDGER, [A]), (LedgerId(1), [C]), (LEDGER, [B, A])]) == 2
     assert await tasks.read(LEDGER) == Task(LEDGER, (A, B), NOW_MS, 0)
-    assert await tasks.mark_many([]) == 0
+    assert await tasks.marking.mark_many([]) == 0
 
 
 async def test_mark_many_makes_directories_again_that_went_with_their_last_task(tasks: UnderReplication) -> None:
     ids = [LedgerId(1), LedgerId(1 << 17), LedgerId(1 << 33)]
     for _ in range(2):
-        assert await tasks.mark_many([(ledger_id, [A]) for ledger_id in ids]) == len(ids)
+        assert await tasks.marking.mark_many([(ledger_id, [A]) for ledger_id in ids]) == len(ids)
         for ledger_id in ids:
-            held = await tasks.lock(ledger_id, "host")
+            held = await tasks.locks.lock(ledger_id, "host")
             assert held is not None
-            assert await tasks.complete(held)
-    assert await tasks.mark_many([(ledger_id, [B]) for ledger_id in ids]) == len(ids)
+            assert await tasks.locks.complete(held)
+    assert await tasks.marking.mark_many([(ledger_id, [B]) for ledger_id in ids]) == len(ids)
     assert [task.missing for task in await tasks.list()] == [(B,)] * len(ids)
 
 
 async def test_mark_many_uses_directories_that_were_left_behind(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
-    await tasks.mark(LedgerId(7), [A])
+    await tasks.marking.mark(LedgerId(7), [A])
     for number in range(5):
         await store.create(task_path(cluster.root, number).rpartition("/")[0])
     ids = [LedgerId(number) for number in range(5)]
-    assert await tasks.mark_many([(ledger_id, [A]) for ledger_id in ids]) == 5
+    assert await tasks.marking.mark_many([(ledger_id, [A]) for ledger_id in ids]) == 5
     assert [task.ledger_id for task in await tasks.list()] == [*ids, LedgerId(7)]
 
 
 async def test_mark_many_after_one_that_changed_nothing_still_creates(tasks: UnderReplication) -> None:
     old, new = [LedgerId(i) for i in range(4)], [LedgerId(i) for i in range(100, 104)]
-    assert await tasks.mark_many([(ledger_id, [A]) for ledger_id in old]) == 4
-    assert await tasks.mark_many([(ledger_id, [A]) for ledger_id in old]) == 0
-    assert await tasks.mark_many([(ledger_id, [A]) for ledger_id in new]) == 4
-    assert await tasks.mark_many([(ledger_id, [B]) for ledger_id in (*old, *new)]) == 8
+    assert await tasks.marking.mark_many([(ledger_id, [A]) for ledger_id in old]) == 4
+    assert await tasks.marking.mark_many([(ledger_id, [A]) for ledger_id in old]) == 0
+    assert await tasks.marking.mark_many([(ledger_id, [A]) for ledger_id in new]) == 4
+    assert await tasks.marking.mark_many([(ledger_id, [B]) for ledger_id in (*old, *new)]) == 8
     assert {task.missing for task in await tasks.list()} == {(A, B)}
 
 
 async def test_two_who_mark_many_at_once_lose_nothing(tasks: UnderReplication, others: UnderReplication) -> None:
     ids = [LedgerId(i) for i in range(700)]
     await asyncio.gather(
-        tasks.mark_many([(ledger_id, [A]) for ledger_id in ids]),
-        others.mark_many([(ledger_id, [B]) for ledger_id in reversed(ids)]),
+        tasks.marking.mark_many([(ledger_id, [A]) for ledger_id in ids]),
+        others.marking.mark_many([(ledger_id, [B]) for ledger_id in reversed(ids)]),
     )
     listed = await tasks.list()
     assert [task.ledger_id for task in listed] == ids
@@ -165,16 +159,16 @@ async def test_marking_beside_completing_loses_no_mark(tasks: UnderReplication, 
     async def repair() -> None:
         for _ in range(10):
             for task in await tasks.list():
-                held = await tasks.lock(task.ledger_id, "host")
+                held = await tasks.locks.lock(task.ledger_id, "host")
                 if held is not None:
-                    await tasks.complete(held)
+                    await tasks.locks.complete(held)
 
     ids = [LedgerId(i) for i in range(50)]
-    await others.mark_many([(ledger_id, [A]) for ledger_id in ids])
+    await others.marking.mark_many([(ledger_id, [A]) for ledger_id in ids])
     repairing = asyncio.create_task(repair())
-    await others.mark_many([(ledger_id, [B]) for ledger_id in ids])
+    await others.marking.mark_many([(ledger_id, [B]) for ledger_id in ids])
     await repairing
-    await others.mark_many([(ledger_id, [C]) for ledger_id in ids])
+    await others.marking.mark_many([(ledger_id, [C]) for ledger_id in ids])
     listed = {task.ledger_id: task for task in await tasks.list()}
     assert set(listed) == set(ids)
     assert all(C in task.missing for task in listed.values())
@@ -184,7 +178,7 @@ async def test_many_tasks_are_read_at_once_each_as_it_is(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     marked, absent, damaged = LedgerId(5), LedgerId(6), LedgerId(7)
-    await tasks.mark_many([(marked, [A]), (damaged, [B])])
+    await tasks.marking.mark_many([(marked, [A]), (damaged, [B])])
     await store.set(task_path(cluster.root, damaged), b"damage", ANY_VERSION)
     first, second, third = await tasks.read_many([marked, absent, damaged])
     assert (first, second) == (await tasks.read(marked), None)
@@ -195,7 +189,7 @@ async def test_many_tasks_are_read_at_once_each_as_it_is(
 async def test_task_that_cannot_be_read_is_a_finding_and_stays(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
-    await tasks.mark_many([(LEDGER, [A]), (LedgerId(1), [A])])
+    await tasks.marking.mark_many([(LEDGER, [A]), (LedgerId(1), [A])])
     await store.set(task_path(cluster.root, LEDGER), b"\xff rubbish", ANY_VERSION)
     assert [task.ledger_id for task in await tasks.list()] == [1]
     [unreadable] = [task for task in await tasks.list_all() if task.ledger_id == LEDGER]
@@ -204,81 +198,81 @@ async def test_task_that_cannot_be_read_is_a_finding_and_stays(
     with pytest.raises(UnreadableTaskError):
         await tasks.read(LEDGER)
     with pytest.raises(UnreadableTaskError):
-        await tasks.mark(LEDGER, [B])
+        await tasks.marking.mark(LEDGER, [B])
     with pytest.raises(UnreadableTaskError):
-        await tasks.lock(LEDGER, "host")
-    assert await tasks.locked() == frozenset()
-    assert await tasks.mark_many([(LEDGER, [B]), (LedgerId(1), [B])]) == 1
+        await tasks.locks.lock(LEDGER, "host")
+    assert await tasks.locks.locked() == frozenset()
+    assert await tasks.marking.mark_many([(LEDGER, [B]), (LedgerId(1), [B])]) == 1
     assert (await store.get(task_path(cluster.root, LEDGER))).data == b"\xff rubbish"
 
 
 async def test_lock_is_apaches_and_excludes_everybody(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication, others: UnderReplication
 ) -> None:
-    await tasks.mark(LEDGER, [A])
-    held = await tasks.lock(LEDGER, "worker.example")
+    await tasks.marking.mark(LEDGER, [A])
+    held = await tasks.locks.lock(LEDGER, "worker.example")
     assert held is not None
     assert held.task == Task(LEDGER, (A,), NOW_MS, 0)
     node = await store.get(f"{cluster.root}/underreplication/locks/urL0000012345")
     assert node.data == b'bookieId: "worker.example"\n'
     assert node.stat.ephemeral_owner == held.session_id == store.session.session_id
-    assert await tasks.locked() == await others.locked() == {LEDGER}
-    assert await others.lock(LEDGER, "other") is None
-    assert await tasks.lock(LEDGER, "same process") is None
-    await tasks.release(held)
-    await tasks.release(held)
-    assert await others.locked() == frozenset()
-    assert await others.lock(LEDGER, "other") is not None
+    assert await tasks.locks.locked() == await others.locks.locked() == {LEDGER}
+    assert await others.locks.lock(LEDGER, "other") is None
+    assert await tasks.locks.lock(LEDGER, "same process") is None
+    await tasks.locks.release(held)
+    await tasks.locks.release(held)
+    assert await others.locks.locked() == frozenset()
+    assert await others.locks.lock(LEDGER, "other") is not None
 
 
 async def test_many_who_lock_at_once_have_one_holder(tasks: UnderReplication, others: UnderReplication) -> None:
-    await tasks.mark(LEDGER, [A])
-    outcomes = await asyncio.gather(*(which.lock(LEDGER, "host") for which in (tasks, others) * 5))
+    await tasks.marking.mark(LEDGER, [A])
+    outcomes = await asyncio.gather(*(which.locks.lock(LEDGER, "host") for which in (tasks, others) * 5))
     assert sum(outcome is not None for outcome in outcomes) == 1
 
 
 async def test_ledger_without_a_task_is_not_locked(tasks: UnderReplication) -> None:
-    assert await tasks.lock(LEDGER, "host") is None
-    assert await tasks.locked() == frozenset()
-    await tasks.mark(LEDGER, [A])
-    assert await tasks.lock(LEDGER, "host") is not None
+    assert await tasks.locks.lock(LEDGER, "host") is None
+    assert await tasks.locks.locked() == frozenset()
+    await tasks.marking.mark(LEDGER, [A])
+    assert await tasks.locks.lock(LEDGER, "host") is not None
 
 
 async def test_completed_task_is_gone_with_its_lock_and_parents(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     neighbour = LedgerId(LEDGER + (1 << 16))
-    await tasks.mark_many([(LEDGER, [A]), (neighbour, [A])])
+    await tasks.marking.mark_many([(LEDGER, [A]), (neighbour, [A])])
     for ledger_id in (LEDGER, neighbour):
         assert await tasks.read(ledger_id) is not None
-        held = await tasks.lock(ledger_id, "host")
+        held = await tasks.locks.lock(ledger_id, "host")
         assert held is not None
-        assert await tasks.complete(held)
+        assert await tasks.locks.complete(held)
         assert await tasks.read(ledger_id) is None
-        assert await tasks.locked() == frozenset()
-        assert not await tasks.complete(held)
+        assert await tasks.locks.locked() == frozenset()
+        assert not await tasks.locks.complete(held)
     assert (await store.children(tasks_path(cluster.root))).names == ()
     assert await tasks.list() == []
 
 
 async def test_task_marked_again_under_the_lock_stays(tasks: UnderReplication, others: UnderReplication) -> None:
-    await tasks.mark(LEDGER, [A])
-    held = await tasks.lock(LEDGER, "host")
+    await tasks.marking.mark(LEDGER, [A])
+    held = await tasks.locks.lock(LEDGER, "host")
     assert held is not None
-    await others.mark(LEDGER, [B])
-    assert not await tasks.complete(held)
+    await others.marking.mark(LEDGER, [B])
+    assert not await tasks.locks.complete(held)
     assert await tasks.read(LEDGER) == Task(LEDGER, (A, B), NOW_MS, 1)
-    assert await tasks.locked() == frozenset()
+    assert await tasks.locks.locked() == frozenset()
 
 
 async def test_mark_that_adds_nothing_does_not_stop_the_holder(
     tasks: UnderReplication, others: UnderReplication
 ) -> None:
-    await tasks.mark(LEDGER, [A])
-    held = await tasks.lock(LEDGER, "host")
+    await tasks.marking.mark(LEDGER, [A])
+    held = await tasks.locks.lock(LEDGER, "host")
     assert held is not None
-    await others.mark(LEDGER, [A])
-    assert await tasks.complete(held)
+    await others.marking.mark(LEDGER, [A])
+    assert await tasks.locks.complete(held)
 
 
 async def test_task_stays_when_something_else_that_the_verdict_rests_on_has_changed(
@@ -287,83 +281,83 @@ async def test_task_stays_when_something_else_that_the_verdict_rests_on_has_chan
     path = f"{cluster.root}/something"
     await store.create(path)
     for version, is_done in ((1, False), (0, True)):
-        await tasks.mark(LEDGER, [A])
-        held = await tasks.lock(LEDGER, "host")
+        await tasks.marking.mark(LEDGER, [A])
+        held = await tasks.locks.lock(LEDGER, "host")
         assert held is not None
-        assert await tasks.complete(held, [Check(cluster.root), Check(path, version)]) is is_done
+        assert await tasks.locks.complete(held, [Check(cluster.root), Check(path, version)]) is is_done
         assert (await tasks.read(LEDGER) is None) is is_done
-        assert await tasks.locked() == frozenset()
-    await tasks.mark(LEDGER, [A])
-    held = await tasks.lock(LEDGER, "host")
+        assert await tasks.locks.locked() == frozenset()
+    await tasks.marking.mark(LEDGER, [A])
+    held = await tasks.locks.lock(LEDGER, "host")
     assert held is not None
     await store.delete(path)
-    assert not await tasks.complete(held, [Check(path)])
+    assert not await tasks.locks.complete(held, [Check(path)])
     assert await tasks.read(LEDGER) is not None
 
 
 async def test_task_deleted_and_made_anew_at_the_same_version_stays(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication, others: UnderReplication
 ) -> None:
-    await tasks.mark(LEDGER, [A])
-    held = await tasks.lock(LEDGER, "host")
+    await tasks.marking.mark(LEDGER, [A])
+    held = await tasks.locks.lock(LEDGER, "host")
     assert held is not None
     await store.delete(task_path(cluster.root, LEDGER))
-    await others.mark(LEDGER, [B])
-    assert not await tasks.complete(held)
+    await others.marking.mark(LEDGER, [B])
+    assert not await tasks.locks.complete(held)
     assert await tasks.read(LEDGER) == Task(LEDGER, (B,), NOW_MS, 0)
 
 
 async def test_task_deleted_by_somebody_else_is_complete(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
-    await tasks.mark(LEDGER, [A])
-    held = await tasks.lock(LEDGER, "host")
+    await tasks.marking.mark(LEDGER, [A])
+    held = await tasks.locks.lock(LEDGER, "host")
     assert held is not None
     await store.delete(task_path(cluster.root, LEDGER))
-    assert await tasks.complete(held)
-    assert await tasks.locked() == frozenset()
+    assert await tasks.locks.complete(held)
+    assert await tasks.locks.locked() == frozenset()
 
 
 async def test_lock_taken_over_by_another_session_is_neither_used_nor_released(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication, others: UnderReplication
 ) -> None:
     """Apache deletes locks whatever their version, so ours may become somebody else's under the same name."""
-    await tasks.mark(LEDGER, [A])
-    held = await tasks.lock(LEDGER, "host")
+    await tasks.marking.mark(LEDGER, [A])
+    held = await tasks.locks.lock(LEDGER, "host")
     assert held is not None
     await store.delete(lock_path(cluster.root, LEDGER))
-    theirs = await others.lock(LEDGER, "other")
+    theirs = await others.locks.lock(LEDGER, "other")
     assert theirs is not None
-    assert not await tasks.complete(held)
-    await tasks.release(held)
-    assert (await tasks.locked()) == {LEDGER}
+    assert not await tasks.locks.complete(held)
+    await tasks.locks.release(held)
+    assert (await tasks.locks.locked()) == {LEDGER}
     assert await tasks.read(LEDGER) is not None
-    assert await others.complete(theirs)
+    assert await others.locks.complete(theirs)
 
 
 async def test_lock_ends_with_its_session(
     store: MetadataStore, backend: Any, tasks: UnderReplication, others: UnderReplication
 ) -> None:
-    await tasks.mark(LEDGER, [A])
-    held = await tasks.lock(LEDGER, "host")
+    await tasks.marking.mark(LEDGER, [A])
+    held = await tasks.locks.lock(LEDGER, "host")
     assert held is not None
     await backend.expire(store)
-    theirs = await others.lock(LEDGER, "other")
+    theirs = await others.locks.lock(LEDGER, "other")
     assert theirs is not None
-    assert not await tasks.complete(held)
-    await tasks.release(held)
-    assert await others.locked() == {LEDGER}
-    await others.release(theirs)
-    again = await tasks.lock(LEDGER, "host")
+    assert not await tasks.locks.complete(held)
+    await tasks.locks.release(held)
+    assert await others.locks.locked() == {LEDGER}
+    await others.locks.release(theirs)
+    again = await tasks.locks.lock(LEDGER, "host")
     assert again is not None
     assert again.session_id != held.session_id
-    assert await tasks.complete(again)
+    assert await tasks.locks.complete(again)
 
 
 async def test_guard_of_the_completing_transaction_needs_the_lock(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
-    await tasks.mark(LEDGER, [A])
+    await tasks.marking.mark(LEDGER, [A])
     with pytest.raises(MultiFailedError):
         await store.multi([Check(lock_path(cluster.root, LEDGER), 0)])
 
@@ -371,35 +365,35 @@ async def test_guard_of_the_completing_transaction_needs_the_lock(
 async def test_switch_is_seen_by_everybody(
     tasks: UnderReplication, others: UnderReplication, store: MetadataStore, cluster: Cluster, soon: Any
 ) -> None:
-    assert not await tasks.is_disabled()
-    await soon(tasks.wait_enabled())
+    assert not await tasks.switches.is_disabled()
+    await soon(tasks.switches.wait_enabled())
     with pytest.raises(AlreadyEnabledError):
-        await tasks.enable()
-    await tasks.disable()
-    assert await others.is_disabled()
+        await tasks.switches.enable()
+    await tasks.switches.disable()
+    assert await others.switches.is_disabled()
     assert await store.stat(f"{cluster.root}/underreplication/disable") is not None
     with pytest.raises(AlreadyDisabledError):
-        await others.disable()
-    waiting = asyncio.create_task(others.wait_enabled())
+        await others.switches.disable()
+    waiting = asyncio.create_task(others.switches.wait_enabled())
     await store.sync(cluster.root)
     assert not waiting.done()
-    await tasks.enable()
+    await tasks.switches.enable()
     await soon(waiting)
 
 
 async def test_delay_is_plain_text(store: MetadataStore, cluster: Cluster, tasks: UnderReplication) -> None:
     path = f"{cluster.root}/underreplication/lostBookieRecoveryDelay"
-    assert await tasks.lost_bookie_delay_s() == 0
-    await tasks.set_lost_bookie_delay_s(600)
+    assert await tasks.switches.lost_bookie_delay_s() == 0
+    await tasks.switches.set_lost_bookie_delay_s(600)
     assert (await store.get(path)).data == b"600"
-    await tasks.set_lost_bookie_delay_s(600)
+    await tasks.switches.set_lost_bookie_delay_s(600)
     assert (await store.get(path)).stat.version == 1  # the same value again is Apache's signal to audit
-    assert await tasks.lost_bookie_delay_s() == 600
+    assert await tasks.switches.lost_bookie_delay_s() == 600
     with pytest.raises(InvalidDelayError, match="-1"):
-        await tasks.set_lost_bookie_delay_s(-1)
+        await tasks.switches.set_lost_bookie_delay_s(-1)
     await store.set(path, b"soon", ANY_VERSION)
     with pytest.raises(InvalidDelayError, match="soon"):
-        await tasks.lost_bookie_delay_s()
+        await tasks.switches.lost_bookie_delay_s()
 
 
 async def test_check_times_are_kept_per_kind(store: MetadataStore, cluster: Cluster) -> None:
@@ -420,11 +414,11 @@ async def test_the_first_task_of_an_empty_tree_changes_its_top(
         top = await tasks.top()
         assert top is not None
         waiting = asyncio.create_task(tasks.wait_top_changed(top))
-        await others.mark(ledger_id, [A])
+        await others.marking.mark(ledger_id, [A])
         await asyncio.wait_for(waiting, 30)
-        held = await tasks.lock(ledger_id, "me")
+        held = await tasks.locks.lock(ledger_id, "me")
         assert held is not None
-        assert await tasks.complete(held)
+        assert await tasks.locks.complete(held)
 
 
 async def test_where_there_is_no_tree_there_is_no_top(

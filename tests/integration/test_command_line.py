@@ -98,9 +98,9 @@ async def forget_marks(uri: str) -> None:
     async with await connect(uri) as client:
         await client.ports.tasks.initialize()
         for task in await client.ports.tasks.list():
-            held = await client.ports.tasks.lock(task.ledger_id, "test")
+            held = await client.ports.tasks.locks.lock(task.ledger_id, "test")
             assert held is not None
-            await client.ports.tasks.complete(held)
+            await client.ports.tasks.locks.complete(held)
 
 
 def test_bookies_and_status_agree(cluster: EmbeddedCluster) -> None:

@@ -143,7 +143,7 @@ def test_a_repair_passes_over_a_damaged_copy_reports_it_and_replaces_it(world: D
     for entry in FORGOTTEN:
         assert world.do(world.statuses(third, ledger_id, entry)) == (Status.OK, (Status.NO_ENTRY,))
     world.do(tasks.initialize())
-    world.do(tasks.mark(ledger_id, [third.bookie_id]))
+    world.do(tasks.marking.mark(ledger_id, [third.bookie_id]))
     log = world.cluster.directory / "replicator.log"
     words = ["--metadata-uri", world.cluster.metadata_uri, "--once", "--poll-interval", "0.2", "--output", "json"]
     replicator = ManagedProcess.start("replicator", [sys.executable, "-m", "replicator", *words], log_path=log)

@@ -174,7 +174,7 @@ async def test_lost_bookies_are_given_up_and_parked_tasks_are_tried_again(
         assert (await asked("recover", lost.bookie_id, "--dry-run"))["ledgers"] == 1
         assert await client.ports.tasks.list() == []
         assert (await bkheal(uri, "recovery", "disable", "--dry-run"))["enabled"] is False
-        assert not await client.ports.tasks.is_disabled()
+        assert not await client.ports.tasks.switches.is_disabled()
         assert (await asked("recover", lost.bookie_id, "--yes"))["fragments"] == 1
         assert [task.missing for task in await client.ports.tasks.list()] == [(lost.bookie_id,)]
         once = replicate_once(uri, tmp_path)

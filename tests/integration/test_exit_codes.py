@@ -62,10 +62,10 @@ def test_a_replicator_touches_nothing_while_repair_is_disabled_and_says_that_wor
 ) -> None:
     deleted = LedgerId(7)  # a task that would be over at once
     place.do(place.tasks.initialize())
-    place.do(place.tasks.mark(deleted, [BookieId("x:1")]))
-    place.do(place.tasks.disable())
+    place.do(place.tasks.marking.mark(deleted, [BookieId("x:1")]))
+    place.do(place.tasks.switches.disable())
     assert place.do(replicate_once(place, tmp_path, "disabled")) == ReplicatorExitCode.BUSY
     assert place.marked() == {deleted: ["x:1"]}
-    place.do(place.tasks.enable())
+    place.do(place.tasks.switches.enable())
     assert place.do(replicate_once(place, tmp_path, "enabled")) == ReplicatorExitCode.OK
     assert place.marked() == {}

@@ -78,7 +78,7 @@ def test_an_audit_after_one_that_was_killed_while_it_marked_adds_the_marks_that_
     assert place.marked() == {number: ["x:1"] for number in range(LEDGERS)}
     after = tasks(place)
     assert {ledger_id: after[ledger_id] for ledger_id in before} == before, "marks that were there stay as they are"
-    assert place.do(place.tasks.locked()) == frozenset()
+    assert place.do(place.tasks.locks.locked()) == frozenset()
     states = {record.run_id: record.state for record in place.do(runs.list(9))}
     assert states.pop(result.run_id) is RunState.DONE
     assert list(states.values()) == [RunState.ABANDONED]

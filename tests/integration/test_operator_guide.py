@@ -186,7 +186,7 @@ async def test_the_next_leader_leads_by_the_vote_it_had_and_goes_on_with_a_delay
     assert await site.published() == before
 
     delay_s = (SystemClock().epoch_ms() - since[gone.bookie_id]) // 1000 + SHORT_DELAY_S
-    await site.client.ports.tasks.set_lost_bookie_delay_s(delay_s)
+    await site.client.ports.tasks.switches.set_lost_bookie_delay_s(delay_s)
     due_ms = since[gone.bookie_id] + delay_s * 1000
 
     async def is_due_since_it_went() -> bool:

@@ -34,7 +34,7 @@ async def marked_ledger(cluster: EmbeddedCluster, client: ConnectedBookKeeper) -
     lost = next(bookie for bookie in cluster.bookies if bookie.bookie_id in writer.metadata.members())
     await kill_bookies(cluster, lost)
     await client.ports.tasks.initialize()
-    await client.ports.tasks.mark(writer.ledger_id, [lost.bookie_id])
+    await client.ports.tasks.marking.mark(writer.ledger_id, [lost.bookie_id])
     return writer.ledger_id, lost.bookie_id
 
 
@@ -45,7 +45,7 @@ def replicator(cluster: EmbeddedCluster, directory: Path, name: str, *options: s
 
 async def wait_locked(client: ConnectedBookKeeper, process: ManagedProcess, ledger_id: LedgerId) -> None:
     async def is_locked() -> bool:
-        return ledger_id in await client.ports.tasks.locked()
+        return ledger_id in await client.ports.tasks.locks.locked()
 
     await process.wait_until(is_locked, "to lock the ledger", STATE_S)
 
@@ -62,7 +62,7 @@ async def test_what_one_replicator_leaves_undone_the_next_one_finishes(tmp_path:
         polite = replicator(cluster, tmp_path, "polite", *slow, "--grace", "0")
         await wait_locked(client, polite, ledger_id)
         assert await polite.stop(STATE_S) == 0
-        assert ledger_id not in await client.ports.tasks.locked()
+        assert ledger_id not in await client.ports.tasks.locks.locked()
         assert await client.ports.tasks.read(ledger_id) is not None
 
         killed = replicator(cluster, tmp_path, "killed", *slow)
@@ -76,7 +76,7 @@ async def test_what_one_replicator_leaves_undone_the_next_one_finishes(tmp_path:
         assert lost not in after.metadata.members()
         assert len(after.metadata.members()) == 3
         assert await client.ports.tasks.list() == []
-        assert await client.ports.tasks.locked() == frozenset()
+        assert await client.ports.tasks.locks.locked() == frozenset()
         reader = await client.open_ledger(ledger_id)
         assert [entry.payload async for entry in reader.read_all()] == [payload(entry) for entry in range(ENTRIES)]
 

@@ -44,7 +44,7 @@ def shadow(place: Place, *more: str) -> subprocess.CompletedProcess[str]:
 
 
 def mark(place: Place, *numbers: int) -> None:
-    place.do(place.tasks.mark_many([(LedgerId(number), [BookieId("x:1")]) for number in numbers]))
+    place.do(place.tasks.marking.mark_many([(LedgerId(number), [BookieId("x:1")]) for number in numbers]))
 
 
 @pytest.mark.usefixtures("quick_spark")

@@ -106,7 +106,7 @@ def test_a_dry_run_reports_and_marks_nothing(spark: SparkSession, place: Place) 
 
 def test_while_auto_recovery_is_disabled_nothing_is_marked(spark: SparkSession, place: Place) -> None:
     place.do(place.tasks.initialize())
-    place.do(place.tasks.disable())
+    place.do(place.tasks.switches.disable())
     result = place.audit(spark)
     assert place.marked() == {}
     assert (result.summary.published.outcome, result.exit_code()) == (PublishOutcome.DISABLED, ExitCode.OK)

@@ -135,7 +135,7 @@ def test_what_a_replacement_would_improve_is_marked_on_demand_alone(spark: Spark
 
 def test_a_lost_bookie_is_marked_once_its_delay_is_over(spark: SparkSession, place: Place) -> None:
     place.add_cookies("a:1", "x:1")
-    place.do(place.tasks.set_lost_bookie_delay_s(3600))
+    place.do(place.tasks.switches.set_lost_bookie_delay_s(3600))
     down = FirstSeenDown(place.store, place.cluster.root)
 
     dry = place.audit(spark, is_dry_run=True)
@@ -157,7 +157,7 @@ def test_a_lost_bookie_is_marked_once_its_delay_is_over(spark: SparkSession, pla
 
 def test_a_bookie_that_returns_within_its_delay_begins_anew_later(spark: SparkSession, place: Place) -> None:
     place.add_cookies("x:1")
-    place.do(place.tasks.set_lost_bookie_delay_s(3600))
+    place.do(place.tasks.switches.set_lost_bookie_delay_s(3600))
     place.audit(spark)
     place.register("x:1")
     place.audit(spark)

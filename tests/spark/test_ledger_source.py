@@ -250,9 +250,9 @@ def test_tasks_are_a_table(spark: SparkSession, place: Place) -> None:
     async def mark(store: MetadataStore, cluster: Cluster) -> list[Row]:
         tasks = UnderReplication(store, cluster, SystemClock())
         await tasks.initialize()
-        await tasks.mark(LedgerId(5), [BookieId("x:1"), BookieId("y:1")])
-        await tasks.mark(LedgerId(HUGE_ID), [])
-        await tasks.lock(LedgerId(5), "host")
+        await tasks.marking.mark(LedgerId(5), [BookieId("x:1"), BookieId("y:1")])
+        await tasks.marking.mark(LedgerId(HUGE_ID), [])
+        await tasks.locks.lock(LedgerId(5), "host")
         return await asyncio.to_thread(place.table(spark, "bk_tasks").collect)
 
     first, second = place.do(mark)

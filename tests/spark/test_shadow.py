@@ -121,7 +121,7 @@ def a_place(zookeeper: EmbeddedZooKeeper, root: str, directory: Path) -> Iterato
 
 def mark(place: Place, *marks: tuple[int, str]) -> None:
     for number, missing in marks:
-        place.do(place.tasks.mark(LedgerId(number), [BookieId(missing)] if missing else []))
+        place.do(place.tasks.marking.mark(LedgerId(number), [BookieId(missing)] if missing else []))
 
 
 def shadowed(place: Place, *more: str) -> tuple[int, dict[str, Any]]:
@@ -201,11 +201,11 @@ def test_a_task_that_cannot_be_read_is_a_difference(place: Place, running: None)
 def test_an_auditor_that_has_to_wait_or_is_not_there_explains_what_is_not_marked(place: Place, running: None) -> None:
     place.do(place.store.delete(f"{place.cluster.root}/underreplication/auditorelection/V_0000000007"))
     assert shadowed(place)[0] == 0
-    place.do(place.tasks.set_lost_bookie_delay_s(3600))
+    place.do(place.tasks.switches.set_lost_bookie_delay_s(3600))
     code, document = shadowed(place)
     assert (code, reasons(document)) == (0, {("only here", "within the delay"): 4})
     assert document["lost_bookie_delay_s"] == 3600
-    place.do(place.tasks.disable())
+    place.do(place.tasks.switches.disable())
     code, document = shadowed(place)
     assert (code, reasons(document), document["recovery_enabled"]) == (0, {("only here", "disabled"): 4}, False)
 

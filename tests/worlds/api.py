@@ -29,8 +29,9 @@ from auditor.api.http.server import HttpFace
 from auditor.api.operations_port import BookieState, BookieView, TaskPage, TaskState, TaskView
 from auditor.api.settings import ApiSettings
 from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.metadata.tasks.underreplication import InvalidDelayError, Task
+from bookie.metadata.tasks.switches import InvalidDelayError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity

@@ -17,9 +17,10 @@ from bookie.metadata.nodes import parent_of
 from bookie.metadata.port import NoNodeError
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.tasks.doubts import DoubtedMembers
+from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
-from bookie.metadata.tasks.underreplication import Task, UnderReplication
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
@@ -275,7 +276,7 @@ class RepairWorld(MemoryCluster):
     async def lose(self, *bookies: str) -> None:
         """End bookies, and mark ``LEDGER`` because it lacks them."""
         await self.kill(*bookies)
-        await self.tasks.mark(LEDGER, names(" ".join(bookies)))
+        await self.tasks.marking.mark(LEDGER, names(" ".join(bookies)))
 
     async def ledger(
         self, ledger_id: int, metadata: LedgerMetadata, count: int, *, payload_bytes: int = 10
@@ -329,7 +330,7 @@ class RepairWorld(MemoryCluster):
 
     async def is_clean(self) -> bool:
         """No task, no lock, nothing parked, nothing reserved."""
-        tasks, locked = await self.tasks.list(), await self.tasks.locked()
+        tasks, locked = await self.tasks.list(), await self.tasks.locks.locked()
         return not (tasks or locked or await self.parked.list() or await self.reserved())
 
     async def assert_whole(self, ledger_id: int, packets: Mapping[EntryId, bytes], *new: str) -> None:

@@ -75,7 +75,7 @@ class ServiceWorld(MemoryCluster):
         await self.bookies.pop(bookie).close()
 
     async def set_delay(self, seconds: int) -> None:
-        await self.tasks.set_lost_bookie_delay_s(seconds)
+        await self.tasks.switches.set_lost_bookie_delay_s(seconds)
 
     async def auditor(self, name: str = "a", **settings: object) -> Auditor:
         auditor = Auditor(self, name, settings)
@@ -230,7 +230,7 @@ class FakeCheck:
         if held:
             return RunOutcome(RunState.DONE, 6, held, "held")
         now_ms = world.clock.epoch_ms()
-        delay_s = await UnderReplication(store, cluster, world.clock).lost_bookie_delay_s()
+        delay_s = await UnderReplication(store, cluster, world.clock).switches.lost_bookie_delay_s()
         noted = await down.reconcile(known - registered, now_ms)
         due = {bookie: loss for bookie, loss in noted.items() if loss.due_ms(delay_s) <= now_ms}
         reason = gate.stop_reason()

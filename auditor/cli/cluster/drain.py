@@ -254,7 +254,7 @@ async def _check_startable(
         refuse(f"{', '.join(away)} is not running: `bkheal recover {' '.join(away)}` marks what it held")
     if is_forced:
         return
-    if not is_dry_run and await ports.tasks.is_disabled():
+    if not is_dry_run and await ports.tasks.switches.is_disabled():
         refuse("recovery is off, so nothing would be copied: run `bkheal recovery enable` first, or use --force")
     shapes: set[Shape] = set()
 

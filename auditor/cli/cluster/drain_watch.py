@@ -96,7 +96,7 @@ async def watch(
         {bookie: drains.get(bookie, Drain(bookie)) for bookie in bookies},
         {bookie: _state(bookie, registered) for bookie in bookies},
         left,
-        not await ports.tasks.is_disabled(),
+        not await ports.tasks.switches.is_disabled(),
         rate,
     )
 

@@ -134,14 +134,14 @@ def _switched(uri: str, output: OutputFormat, *, is_on: bool, is_dry_run: bool) 
 
 
 async def _switch(uri: str, *, is_on: bool, is_dry_run: bool) -> None:
-    from bookie.metadata.tasks.underreplication import AlreadyDisabledError, AlreadyEnabledError
+    from bookie.metadata.tasks.switches import AlreadyDisabledError, AlreadyEnabledError
 
     async with connected(uri) as client:
         tasks = client.ports.tasks
         if not is_dry_run:
             await tasks.initialize()
-            await (tasks.enable() if is_on else tasks.disable())
-        elif await tasks.is_disabled() is not is_on:
+            await (tasks.switches.enable() if is_on else tasks.switches.disable())
+        elif await tasks.switches.is_disabled() is not is_on:
             error = AlreadyEnabledError if is_on else AlreadyDisabledError
             raise error(f"auto-recovery of {client.cluster.root} is {'enabled' if is_on else 'disabled'} already")
 
@@ -149,15 +149,15 @@ async def _switch(uri: str, *, is_on: bool, is_dry_run: bool) -> None:
 async def _status(uri: str) -> tuple[bool, int]:
     async with connected(uri) as client:
         tasks = client.ports.tasks
-        return not await tasks.is_disabled(), await tasks.lost_bookie_delay_s()
+        return not await tasks.switches.is_disabled(), await tasks.switches.lost_bookie_delay_s()
 
 
 async def _delay(uri: str, seconds: int | None) -> int:
     async with connected(uri) as client:
-        before = await client.ports.tasks.lost_bookie_delay_s()
+        before = await client.ports.tasks.switches.lost_bookie_delay_s()
         if seconds is not None:
             await client.ports.tasks.initialize()
-            await client.ports.tasks.set_lost_bookie_delay_s(seconds)
+            await client.ports.tasks.switches.set_lost_bookie_delay_s(seconds)
         return before
 
 
@@ -171,7 +171,7 @@ async def _recover(
 
     async with connected(uri) as client:
         ports = client.ports
-        if not is_dry_run and not is_forced and await ports.tasks.is_disabled():
+        if not is_dry_run and not is_forced and await ports.tasks.switches.is_disabled():
             refuse("recovery is off, so nothing would be copied: run `bkheal recovery enable` first, or use --force")
         known = await ports.registrations.known()
         with counting("ledgers", await count(ports.ledgers)) as advance:

@@ -74,7 +74,7 @@ async def _status(uri: str) -> dict[str, Any]:
         registered = await client.ports.registrations.list()
         known = await client.ports.registrations.known()
         tasks = await client.ports.tasks.list()
-        locked = await client.ports.tasks.locked()
+        locked = await client.ports.tasks.locks.locked()
         marked = {task.ledger_id for task in tasks}
         parked = [park for park in await client.parked.list() if park.ledger_id in marked]
         held = marked & locked
@@ -82,7 +82,7 @@ async def _status(uri: str) -> dict[str, Any]:
             "ledgers_root": client.cluster.root,
             "instance_id": client.cluster.instance_id,
             "auditor": await current_auditor(client.store, client.cluster.root) or None,
-            "recovery_enabled": not await client.ports.tasks.is_disabled(),
+            "recovery_enabled": not await client.ports.tasks.switches.is_disabled(),
             "bookies": {
                 "writable": len(registered.writable),
                 "read_only": len(registered.read_only),
@@ -103,7 +103,7 @@ async def _tasks(uri: str) -> list[dict[str, Any]]:
 
     async with await connect(uri, security=bookie_security()) as client:
         tasks = await client.ports.tasks.list()
-        locked = await client.ports.tasks.locked()
+        locked = await client.ports.tasks.locks.locked()
         parked = {park.ledger_id: park for park in await client.parked.list()}
     rows = []
     for task in sorted(tasks, key=lambda task: task.ledger_id):

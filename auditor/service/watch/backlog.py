@@ -23,8 +23,9 @@ from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
 from bookie.metadata.port import MetadataStore
+from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTasks
-from bookie.metadata.tasks.underreplication import Task, UnderReplication, UnreadableTask
+from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
 from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity, fragment_health
@@ -119,7 +120,7 @@ class BacklogCounter:
             for task, ledger in zip(part, ledgers, strict=True):
                 tally.add(task, ledger, bookies)
             await asyncio.sleep(0)
-        locked = await self._tasks.locked()
+        locked = await self._tasks.locks.locked()
         parked = Counter(item.reason for item in await self._parked.list() if item.ledger_id in tally.marked)
         return Backlog(
             counted_ms=counted_ms,

@@ -25,7 +25,8 @@ from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster, NotAClusterError
 from bookie.metadata.layout import disable_path, lost_bookie_delay_path
 from bookie.metadata.port import MetadataStore, Stat
-from bookie.metadata.tasks.underreplication import InvalidDelayError, UnderReplication
+from bookie.metadata.tasks.switches import InvalidDelayError
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ids import BookieId
 from bookie.model.run import RunCause
@@ -214,7 +215,7 @@ class BookieWatch:
         store, root = self._ports.store, self._ports.cluster.root
         delay, disable = await store.get_many([lost_bookie_delay_path(root), disable_path(root)])
         try:
-            delay_s = await self._ports.tasks.lost_bookie_delay_s() if delay is not None else 0
+            delay_s = await self._ports.tasks.switches.lost_bookie_delay_s() if delay is not None else 0
         except InvalidDelayError as error:
             delay_s = 0 if self._switches is None else self._switches.delay_s
             _log.error("the delay for lost bookies cannot be read", extra={"reason": str(error), "used_s": delay_s})

@@ -211,6 +211,8 @@ class _Recovery:
             return
         ledger_id, tasks = self._ledger.ledger_id, self._ports.tasks
         try:
-            await retry_transient(lambda: tasks.mark(ledger_id, short), _MARKING, self._ports.clock, self._ports.rng)
+            await retry_transient(
+                lambda: tasks.marking.mark(ledger_id, short), _MARKING, self._ports.clock, self._ports.rng
+            )
         except PermanentError as error:  # a damaged task is no reason to leave the ledger open
             _log.warning("task cannot be marked", extra={"ledger_id": ledger_id, "error": str(error)})

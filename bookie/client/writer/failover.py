@@ -177,7 +177,7 @@ class Failover:
 
     async def _mark(self, short: list[BookieId]) -> None:
         try:
-            await self._ports.tasks.mark(self.ledger.ledger_id, short)
+            await self._ports.tasks.marking.mark(self.ledger.ledger_id, short)
         except BkhealError as error:  # not tried again before the ledger is closed
             extra = {"ledger_id": self.ledger.ledger_id, "reason": str(error)}
             _log.warning("ledger not marked for repair yet", extra=extra)

@@ -267,7 +267,7 @@ class LedgerWriter:
         if not short:
             return
         try:
-            await self._ports.tasks.mark(self.ledger_id, short)
+            await self._ports.tasks.marking.mark(self.ledger_id, short)
         except PermanentError as error:  # a damaged task is no reason to leave the ledger open
             _log.warning("task cannot be marked", extra={"ledger_id": self.ledger_id, "error": str(error)})
 

@@ -1,6 +1,6 @@
 """Repair tasks: Apache's under-replication nodes and locks, and our own parked tasks and reservations.
 
-``underreplication`` is the whole interface; ``marking``, ``locks`` and ``format`` are its parts.
+``underreplication`` reads the tree of tasks; its ``marking``, ``locks`` and ``switches`` change it.
 Not here: which task to take next (``replicator.queue``).
 Start with ``underreplication``.
 """

@@ -91,7 +91,11 @@ class TaskLocks:
         """Locks that may be ours and have no holder, because an answer was lost on the way; taken up next time."""
 
     async def locked(self) -> frozenset[LedgerId]:
-        """The ledgers with a lock."""
+        """Ledgers with a lock, of this process or another.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
         try:
             names = (await self._store.children(locks_path(self._root))).names
         except NoNodeError:
@@ -100,7 +104,20 @@ class TaskLocks:
         return frozenset(ledger_id for ledger_id in ids if ledger_id is not None)
 
     async def lock(self, ledger_id: LedgerId, owner: str) -> HeldTask | None:
-        """Lock a marked ledger."""
+        """Take the lock of a marked ledger; it lives until released, or until the store's session ends.
+
+        Args:
+            ledger_id: the ledger.
+            owner: host name of this process, for people to read.
+
+        Returns:
+            The task as it is under the lock. None if the lock is taken, also by another user of this process, or if the
+            ledger is not marked; then no lock remains.
+
+        Raises:
+            UnreadableTaskError: the task cannot be read; no lock is left.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; locking again settles what is left.
+        """
         session_id = self._store.session.session_id
         if self._holders.get(ledger_id) == session_id:
             return None
@@ -115,7 +132,11 @@ class TaskLocks:
         return held
 
     async def lock_alone(self, ledger_id: LedgerId, owner: str) -> HeldLock | None:
-        """Lock a ledger, marked or not."""
+        """Take the lock of a ledger, marked or not, as Apache's collectors do; None if it is taken.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; a lock that was made ends with the session.
+        """
         session_id = self._store.session.session_id
         if self._holders.get(ledger_id) == session_id:
             return None
@@ -133,12 +154,30 @@ class TaskLocks:
         return held
 
     async def release_alone(self, held: HeldLock) -> None:
-        """Release a lock from ``lock_alone``."""
+        """Release a lock of ``lock_alone``, if it is still the node that this session created. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the end of the session releases it.
+        """
         await self._release(held.ledger_id, held.lock_czxid, held.session_id)
         self._forget_holder(held.ledger_id, held.session_id)
 
     async def complete(self, held: HeldTask, checks: Sequence[Check | Delete] = ()) -> bool:
-        """Delete the task and release the lock, in one transaction."""
+        """Delete the task if it is the one seen under the lock and the lock is ours (S5), and release the lock.
+
+        Args:
+            held: the task.
+            checks: what else the verdict was made from, such as the version of the ledger's metadata (I18), and what
+                is to be deleted with the task; part of the same transaction.
+
+        Returns:
+            True if the task was deleted. False if it was marked again, one of ``checks`` fails, or the lock is not ours
+            any more: it stays.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; release the lock. Done or not, the next holder
+                sees it.
+        """
         if not await self._delete_task(held, checks):
             await self.release(held)
             return False
@@ -148,9 +187,17 @@ class TaskLocks:
         return True
 
     async def release(self, held: HeldTask) -> None:
-        """Release the lock and leave the task."""
+        """Release the lock if it is still the node of this session, never another owner's; leave the task. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; release again, or let the session's end do it.
+        """
         await self._release(held.task.ledger_id, held.lock_czxid, held.session_id)
         self._forget_holder(held.task.ledger_id, held.session_id)
+
+    def check(self, ledger_id: LedgerId) -> Check:
+        """Part of a transaction that is to happen only while the ledger is locked."""
+        return Check(lock_path(self._root, ledger_id))
 
     def _forget_holder(self, ledger_id: LedgerId, session_id: int) -> None:
         if self._holders.get(ledger_id) == session_id:

@@ -126,5 +126,5 @@ async def _enter(
         if item is not None and not isinstance(item, Unreadable) and bookie in item.members()
     ]
     await storage.set_limbo(named + unreadable)
-    await tasks.mark_many([(ledger_id, [bookie]) for ledger_id in named])
+    await tasks.marking.mark_many([(ledger_id, [bookie]) for ledger_id in named])
     return len(named) + len(unreadable)

@@ -44,8 +44,9 @@ from bookie.metadata.port import (
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
+from bookie.metadata.tasks.locks import HeldLock
 from bookie.metadata.tasks.reservations import Reservations
-from bookie.metadata.tasks.underreplication import HeldLock, UnderReplication
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError, FatalError
 from bookie.model.holdings import holds_all
 from bookie.model.ids import BookieId, LedgerId
@@ -233,7 +234,7 @@ class Collector:
 
     async def _collect_surplus(self, ledger_id: LedgerId, report: CollectorReport) -> None:
         self._unsettled[ledger_id] = None
-        held = await self._tasks.lock_alone(ledger_id, self._bookie)
+        held = await self._tasks.locks.lock_alone(ledger_id, self._bookie)
         if held is None:
             del self._unsettled[ledger_id]
             report.locked += 1
@@ -260,7 +261,7 @@ class Collector:
             async with asyncio.timeout(_RELEASE_WHEN_STOPPING_S if is_stopping else _RELEASE_S):
                 while True:
                     try:
-                        await self._tasks.release_alone(held)
+                        await self._tasks.locks.release_alone(held)
                     except (StoreUnavailableError, WriteOutcomeUnknownError):
                         await self._clock.sleep(1.0)
                     else:
@@ -272,7 +273,7 @@ class Collector:
     async def _settle_locks(self) -> None:
         """A lock without a known holder would keep every worker from its ledger."""
         for ledger_id, known in sorted(self._unsettled.items()):
-            held = known or await self._tasks.lock_alone(ledger_id, self._bookie)
+            held = known or await self._tasks.locks.lock_alone(ledger_id, self._bookie)
             if held is not None:
                 await self._release(held)
             else:
@@ -296,7 +297,7 @@ class Collector:
         self._check_session()
         try:
             await self._store.multi(
-                [self._tasks.lock_check(ledger_id), Check(self._ledgers.path(ledger_id), current.version), *rest]
+                [self._tasks.locks.check(ledger_id), Check(self._ledgers.path(ledger_id), current.version), *rest]
             )
         except MultiFailedError as error:
             _log.info("surplus ledger kept", extra={"ledger_id": ledger_id, "error": str(error)})

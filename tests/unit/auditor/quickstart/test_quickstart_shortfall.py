@@ -36,7 +36,7 @@ async def test_what_a_live_bookie_lacks_is_counted_by_fragment_and_size() -> Non
     async with a_world("a b c d") as world:
         metadata = make_metadata((0, "a b c"), (10, "a b d"), (20, "a c d"), quorum=(3, 2), last=29)
         await without(world, metadata, "b", {4, 5, 19})
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         found = await recount_shortfalls(world.ports(world.store).client(), [WRITTEN])
         assert found == {LEDGER: Shortfall(frozenset({EntryId(0), EntryId(10)}), SIZES[4] + SIZES[5] + SIZES[19])}
 
@@ -45,7 +45,7 @@ async def test_what_a_live_bookie_lacks_is_counted_by_fragment_and_size() -> Non
 async def test_a_mark_without_a_loss_counts_nothing() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         assert await recount_shortfalls(world.ports(world.store).client(), [WRITTEN]) == {}
 
 
@@ -54,7 +54,7 @@ async def test_a_dead_bookie_is_left_to_the_audit() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         assert await recount_shortfalls(world.ports(world.store).client(), [WRITTEN]) == {}
 
 
@@ -62,7 +62,7 @@ async def test_a_dead_bookie_is_left_to_the_audit() -> None:
 async def test_a_bookie_that_cannot_say_ends_the_count() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         world.bookies["b"].list_replies.append(ListReply(Status.IO_ERROR, detail="disk"))
         with pytest.raises(ProofFailedError, match="b does not list ledger 7: IO_ERROR disk"):
             await recount_shortfalls(world.ports(world.store).client(), [WRITTEN])

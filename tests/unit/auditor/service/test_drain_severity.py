@@ -49,7 +49,7 @@ async def test_the_backlog_tells_drained_ledgers_from_healthy_ones() -> None:
     async with a_world("a b c") as world:
         for ledger, members in ((1, "a b"), (2, "a c")):
             await world.ledgers.create(LedgerId(ledger), make_metadata((0, members), quorum=(2, 2), last=9, length=100))
-            await world.tasks.mark(LedgerId(ledger), names("b"))
+            await world.tasks.marking.mark(LedgerId(ledger), names("b"))
         drains = Drains(world.store, ROOT)
         await drains.start(Drain(BookieId("b"), "test", 1))
         counter = BacklogCounter(world.tasks, world.ledgers, world.registrations, world.parked, world.clock, drains)

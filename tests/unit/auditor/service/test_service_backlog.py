@@ -37,7 +37,7 @@ class Marks(MemoryCluster):
 
     async def ledger(self, ledger_id: int, *members: BookieId, missing: Sequence[BookieId] = (C,)) -> None:
         await self.ledgers.create(LedgerId(ledger_id), closed(*members))
-        await self.tasks.mark(LedgerId(ledger_id), missing)
+        await self.tasks.marking.mark(LedgerId(ledger_id), missing)
 
 
 def closed(*members: BookieId) -> LedgerMetadata:
@@ -74,7 +74,7 @@ async def test_marked_ledgers_are_counted_by_what_is_missing_now() -> None:
 @in_virtual_time
 async def test_what_cannot_be_read_is_counted_as_such() -> None:
     marks = await Marks.create()
-    await marks.tasks.mark(LedgerId(7), [C])  # deleted
+    await marks.tasks.marking.mark(LedgerId(7), [C])  # deleted
     await marks.ledger(8, A, C)
     await marks.store.set(marks.ledgers.path(LedgerId(8)), b"nonsense", 0)
     await marks.ledgers.create(LedgerId(9), closed(A, C))
@@ -91,8 +91,8 @@ async def test_parked_and_locked_ledgers_are_those_that_are_marked() -> None:
         await marks.ledger(ledger_id, A, C)
     for ledger_id, reason in ((1, ParkReason.NO_CANDIDATE_BOOKIE), (99, ParkReason.NO_LIVE_COPY)):
         await marks.parked.park(ParkedTask(LedgerId(ledger_id), reason, "", 0, frozenset(), 0))
-    await marks.tasks.lock(LedgerId(2), "worker")
-    await marks.tasks.lock_alone(LedgerId(50), "collector")
+    await marks.tasks.locks.lock(LedgerId(2), "worker")
+    await marks.tasks.locks.lock_alone(LedgerId(50), "collector")
     backlog = await marks.counter.count()
     assert backlog.parked == {ParkReason.NO_CANDIDATE_BOOKIE: 1}
     assert backlog.locked == 1
@@ -104,7 +104,7 @@ async def test_a_long_backlog_lets_others_work_meanwhile() -> None:
     count = 4 * READ_LEDGERS
     ids = [LedgerId(number) for number in range(count)]
     await marks.ledgers.create_many([(ledger_id, closed(A, B, C)) for ledger_id in ids])
-    await marks.tasks.mark_many([(ledger_id, (C,)) for ledger_id in ids])
+    await marks.tasks.marking.mark_many([(ledger_id, (C,)) for ledger_id in ids])
     counting = asyncio.ensure_future(marks.counter.count())
     turns = 0
     while not counting.done():

@@ -24,11 +24,8 @@ from bookie.metadata.port import Check, StoreUnavailableError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.metadata.tasks.reservations import Reservation, Reservations
-from bookie.metadata.tasks.underreplication import (
-    AlreadyDisabledError,
-    AlreadyEnabledError,
-    UnderReplication,
-)
+from bookie.metadata.tasks.switches import AlreadyDisabledError, AlreadyEnabledError
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import OutcomeUnknownError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
@@ -101,12 +98,12 @@ async def _with_ledger(world: MetadataWorld) -> None:
 async def _with_task(world: MetadataWorld) -> None:
     await _formatted(world)
     await world.tasks.initialize()
-    await world.tasks.mark(LEDGER, [BK1])
+    await world.tasks.marking.mark(LEDGER, [BK1])
 
 
 async def _with_lock(world: MetadataWorld) -> None:
     await _with_task(world)
-    world.results.append(await world.tasks.lock(LEDGER, "host"))
+    world.results.append(await world.tasks.locks.lock(LEDGER, "host"))
 
 
 async def _registered(world: MetadataWorld) -> None:
@@ -116,7 +113,7 @@ async def _registered(world: MetadataWorld) -> None:
 
 async def _disabled(world: MetadataWorld) -> None:
     await _formatted(world)
-    await world.tasks.disable()
+    await world.tasks.switches.disable()
 
 
 async def _format(world: MetadataWorld) -> None:
@@ -178,24 +175,26 @@ async def _write_checked(world: MetadataWorld) -> None:
 
 
 async def _mark_many(world: MetadataWorld) -> None:
-    world.results.append(await world.tasks.mark_many([(LedgerId(i), [BK1]) for i in range(3)] + [(LEDGER, [BK1])]))
+    world.results.append(
+        await world.tasks.marking.mark_many([(LedgerId(i), [BK1]) for i in range(3)] + [(LEDGER, [BK1])])
+    )
 
 
 async def _lock(world: MetadataWorld) -> None:
-    world.results.append(await world.tasks.lock(LEDGER, "host"))
+    world.results.append(await world.tasks.locks.lock(LEDGER, "host"))
     assert world.results[-1] is not None
 
 
 async def _complete(world: MetadataWorld) -> None:
-    assert await world.tasks.complete(world.results[0])  # type: ignore[arg-type]
+    assert await world.tasks.locks.complete(world.results[0])  # type: ignore[arg-type]
 
 
 async def _complete_again(world: MetadataWorld) -> None:
     """After an error a worker releases its lock; the task is done or waits for the next one."""
-    await world.tasks.release(world.results[0])  # type: ignore[arg-type]
-    held = await world.tasks.lock(LEDGER, "host")
+    await world.tasks.locks.release(world.results[0])  # type: ignore[arg-type]
+    held = await world.tasks.locks.lock(LEDGER, "host")
     if held is not None:
-        assert await world.tasks.complete(held)
+        assert await world.tasks.locks.complete(held)
 
 
 async def _register(world: MetadataWorld) -> None:
@@ -217,12 +216,12 @@ async def _cookie(world: MetadataWorld) -> None:
 
 async def _disable_again(world: MetadataWorld) -> None:
     with pytest.raises(AlreadyDisabledError) if _is_disabled(world) else _nothing():
-        await world.tasks.disable()
+        await world.tasks.switches.disable()
 
 
 async def _enable_again(world: MetadataWorld) -> None:
     with _nothing() if _is_disabled(world) else pytest.raises(AlreadyEnabledError):
-        await world.tasks.enable()
+        await world.tasks.switches.enable()
 
 
 def _stored(world: MetadataWorld) -> LedgerMetadata:
@@ -282,12 +281,15 @@ SCENARIOS = {
         lambda w: w.data(f"{ROOT}/underreplication/locks") is not None,
     ),
     "mark": Scenario(
-        _formatted, lambda w: w.tasks.mark(LEDGER, [BK1]), lambda w: w.tasks.mark(LEDGER, [BK1]), _has_task
+        _formatted,
+        lambda w: w.tasks.marking.mark(LEDGER, [BK1]),
+        lambda w: w.tasks.marking.mark(LEDGER, [BK1]),
+        _has_task,
     ),
     "add to a mark": Scenario(
         _with_task,
-        lambda w: w.tasks.mark(LEDGER, [BookieId("b")]),
-        lambda w: w.tasks.mark(LEDGER, [BookieId("b")]),
+        lambda w: w.tasks.marking.mark(LEDGER, [BookieId("b")]),
+        lambda w: w.tasks.marking.mark(LEDGER, [BookieId("b")]),
         lambda w: b'"b"' in (w.data(task_path(ROOT, LEDGER)) or b""),
     ),
     "mark many": Scenario(
@@ -297,8 +299,8 @@ SCENARIOS = {
     "complete": Scenario(_with_lock, _complete, _complete_again, lambda w: not _has_task(w) and not _has_lock(w)),
     "release": Scenario(
         _with_lock,
-        lambda w: w.tasks.release(w.results[0]),  # type: ignore[arg-type]
-        lambda w: w.tasks.release(w.results[0]),  # type: ignore[arg-type]
+        lambda w: w.tasks.locks.release(w.results[0]),  # type: ignore[arg-type]
+        lambda w: w.tasks.locks.release(w.results[0]),  # type: ignore[arg-type]
         lambda w: not _has_lock(w),
     ),
     "register": Scenario(_formatted, _register, _register, lambda w: _is_registered(w, is_read_only=False)),
@@ -311,12 +313,12 @@ SCENARIOS = {
         lambda w: w.registrations.unregister(BK1),
         lambda w: w.data(f"{ROOT}/available/{BK1}") is None,
     ),
-    "disable": Scenario(_formatted, lambda w: w.tasks.disable(), _disable_again, _is_disabled),
-    "enable": Scenario(_disabled, lambda w: w.tasks.enable(), _enable_again, lambda w: not _is_disabled(w)),
+    "disable": Scenario(_formatted, lambda w: w.tasks.switches.disable(), _disable_again, _is_disabled),
+    "enable": Scenario(_disabled, lambda w: w.tasks.switches.enable(), _enable_again, lambda w: not _is_disabled(w)),
     "delay": Scenario(
         _formatted,
-        lambda w: w.tasks.set_lost_bookie_delay_s(5),
-        lambda w: w.tasks.set_lost_bookie_delay_s(5),
+        lambda w: w.tasks.switches.set_lost_bookie_delay_s(5),
+        lambda w: w.tasks.switches.set_lost_bookie_delay_s(5),
         lambda w: w.data(f"{ROOT}/underreplication/lostBookieRecoveryDelay") == b"5",
     ),
     "cookie": Scenario(_formatted, _cookie, _cookie_again, lambda w: w.data(f"{ROOT}/cookies/{BK1}") is not None),
@@ -434,7 +436,7 @@ async def test_mark_many_counts_marks_whose_answer_was_lost() -> None:
         return Fault.LOSE_ANSWER if is_first else None
 
     world.store.fault_hook = lose_first_multi_of_tasks
-    assert await world.tasks.mark_many([(LedgerId(i), [BK1]) for i in range(3)]) == 3
+    assert await world.tasks.marking.mark_many([(LedgerId(i), [BK1]) for i in range(3)]) == 3
     assert "lost" in requests
 
 

@@ -19,8 +19,8 @@ from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.metadata.tasks.underreplication import Task
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.isolation import (
     NO_GROUPS,

@@ -125,7 +125,7 @@ async def test_gone_and_surplus_ledgers_are_collected_and_stay_fenced() -> None:
     assert await world.storage.ledger_ids() == [0, 1]
     assert await world.add(LedgerId(2), 11) is await world.add(LedgerId(3), 11) is Status.FENCED
     assert await world.reservations.read(LedgerId(2)) is None
-    assert await world.tasks.locked() == frozenset()
+    assert await world.tasks.locks.locked() == frozenset()
     assert (await world.collector.run_pass()).known == 2
 
 
@@ -149,8 +149,8 @@ async def test_reserved_copies_are_kept_while_their_worker_holds_the_lock() -> N
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     await world.reservations.reserve(L5, "t", [Reservation(EntryId(0), 0, US, "uuid")])
-    await world.tasks.mark(L5, [BK2])
-    held = await world.tasks.lock(L5, "worker")
+    await world.tasks.marking.mark(L5, [BK2])
+    held = await world.tasks.locks.lock(L5, "worker")
     assert held is not None
     report = await world.collector.run_pass()
     assert (report.locked, report.collected) == (1, 0)
@@ -162,13 +162,13 @@ async def test_a_copy_that_is_to_be_continued_is_kept_while_the_ledger_is_marked
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     reserved = await world.reservations.reserve(L5, "t", [Reservation(EntryId(0), 0, US, "uuid", EntryId(5))])
-    await world.tasks.mark(L5, [BK2])
+    await world.tasks.marking.mark(L5, [BK2])
     assert (await world.collector.run_pass()).collected == 0
     assert await world.reservations.read(L5) == reserved
-    assert await world.tasks.locked() == frozenset()
-    held = await world.tasks.lock(L5, "worker")
+    assert await world.tasks.locks.locked() == frozenset()
+    held = await world.tasks.locks.lock(L5, "worker")
     assert held is not None
-    assert await world.tasks.complete(held)
+    assert await world.tasks.locks.complete(held)
     assert (await world.collector.run_pass()).collected == 1
     assert await world.reservations.read(L5) is None
 
@@ -420,7 +420,7 @@ def test_one_failed_request_keeps_or_collects_and_the_next_pass_finishes(fault: 
             for _ in range(2):
                 await world.collector.run_pass()
             assert await world.storage.ledger_ids() == [7], f"request {at}"
-            assert await world.tasks.locked() == frozenset()
+            assert await world.tasks.locks.locked() == frozenset()
 
     scenario()
 
@@ -484,10 +484,10 @@ async def test_a_collector_that_is_stopped_leaves_no_lock() -> None:
     with deciding_by(lambda name: name == "collector.slow_to_delete"):
         collecting = asyncio.ensure_future(world.collector.run_pass())
         await asyncio.sleep(1)
-        assert await world.tasks.locked() == {L5}
+        assert await world.tasks.locks.locked() == {L5}
         collecting.cancel()
         await asyncio.wait([collecting])
-    assert await world.tasks.locked() == frozenset()
+    assert await world.tasks.locks.locked() == frozenset()
     assert len(await world.held(L5)) == 10
 
 
@@ -515,9 +515,9 @@ async def test_a_lock_outlives_an_outage_of_the_store_by_less_than_a_minute(is_l
     async with asyncio.timeout(2 * CollectorSettings().interval_s):
         while not began_s or clock.monotonic_s() < began_s[0] + outage_s - 1:  # noqa: ASYNC110 (virtual time)
             await asyncio.sleep(0.5)
-    assert await world.tasks.locked() == {L5}, "the outage has left the lock"
+    assert await world.tasks.locks.locked() == {L5}, "the outage has left the lock"
     async with asyncio.timeout(60):
-        while await world.tasks.locked():  # noqa: ASYNC110 (virtual time)
+        while await world.tasks.locks.locked():  # noqa: ASYNC110 (virtual time)
             await asyncio.sleep(1)
     passes.cancel()
     await asyncio.wait([passes])

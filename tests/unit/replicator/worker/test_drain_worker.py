@@ -22,7 +22,7 @@ async def drain(world: RepairWorld, bookie: str, *ledgers: int) -> None:
     """As an operator does: note it, let the bookie turn read-only, and mark its ledgers."""
     await Drains(world.store, ROOT).start(Drain(BookieId(bookie), "test", 1))
     await world.register(bookie, is_read_only=True)
-    await world.tasks.mark_many([(LedgerId(ledger), names(bookie)) for ledger in ledgers])
+    await world.tasks.marking.mark_many([(LedgerId(ledger), names(bookie)) for ledger in ledgers])
 
 
 async def ended(running: Running, ending: Ending) -> None:
@@ -86,11 +86,11 @@ async def test_a_drain_that_begins_while_a_task_is_judged_is_not_forgotten() -> 
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=9), 10)
         drains = Drains(world.store, ROOT)
         await drains.start(Drain(BookieId("z"), "test", 1))
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
 
         async def begin() -> None:
             await drains.start(Drain(BookieId("b"), "test", 1))
-            await world.tasks.mark(LEDGER, names("b"))
+            await world.tasks.marking.mark(LEDGER, names("b"))
 
         world.bookies["b"].before_list = begin
         recorder = await world.heal()
@@ -194,9 +194,9 @@ def test_whatever_happens_meanwhile_every_entry_keeps_its_copies(seed: int) -> N
                 await drain(world, drained[0], *written)
             if rng.random() < 0.5:
                 for marked in await world.tasks.list():
-                    if (held := await world.tasks.lock_alone(marked.ledger_id, "thief")) is not None:
+                    if (held := await world.tasks.locks.lock_alone(marked.ledger_id, "thief")) is not None:
                         await world.clock.sleep(rng.random())
-                        await world.tasks.release_alone(held)
+                        await world.tasks.locks.release_alone(held)
             await until(lambda: is_done(world))
             for running in runs:
                 await running.stop()

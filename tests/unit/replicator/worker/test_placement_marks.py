@@ -21,8 +21,8 @@ async def test_a_placement_mark_stays_and_is_counted_and_told_once(caplog: pytes
     async with a_world("a b c d t") as world:
         await world.ledger(LEDGER, WHOLE, 10)
         packets = await world.ledger(OTHER, make_metadata((0, "a b d"), quorum=(3, 2), last=9), 10)
-        await world.tasks.mark(LEDGER, ())
-        await world.tasks.mark(OTHER, names("d"))
+        await world.tasks.marking.mark(LEDGER, ())
+        await world.tasks.marking.mark(OTHER, names("d"))
         await world.kill("d")
         before = await world.task(LEDGER)
         recorder = await world.heal()
@@ -30,7 +30,7 @@ async def test_a_placement_mark_stays_and_is_counted_and_told_once(caplog: pytes
         assert await world.task(LEDGER) == before
         assert recorder.outlook == Outlook(left=1)
         assert sum("placement marks are left" in record.getMessage() for record in caplog.records) == 1
-        assert await world.tasks.locked() == frozenset()
+        assert await world.tasks.locks.locked() == frozenset()
         await world.assert_whole(OTHER, packets)
 
 
@@ -38,7 +38,7 @@ async def test_a_placement_mark_stays_and_is_counted_and_told_once(caplog: pytes
 async def test_a_bookie_lost_from_such_a_ledger_is_replaced_and_the_mark_stays() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, WHOLE, 10)
-        await world.tasks.mark(LEDGER, ())
+        await world.tasks.marking.mark(LEDGER, ())
         await world.kill("c")
         recorder = await world.heal()
         (result,) = recorder.results
@@ -52,7 +52,7 @@ async def test_a_bookie_lost_from_such_a_ledger_is_replaced_and_the_mark_stays()
 @in_virtual_time
 async def test_the_mark_of_a_deleted_ledger_goes() -> None:
     async with a_world("a b c") as world:
-        await world.tasks.mark(LEDGER, ())
+        await world.tasks.marking.mark(LEDGER, ())
         with pytest.raises(NoNodeError):
             await world.store.get(world.ledgers.path(LEDGER))
         assert (await world.heal()).endings() == [Ending.LEDGER_DELETED]

@@ -84,7 +84,7 @@ def test_a_worker_that_idles_says_when_it_is_refused_and_when_it_may_again(is_di
             await asyncio.sleep(HOUR_S)
             assert "the list of bookies: " in running.worker.problem
             if is_disabled:
-                await world.tasks.disable()
+                await world.tasks.switches.disable()
             world.cell.allow(available_path(world.cluster.root, is_read_only=False))
 
             async def is_well() -> bool:
@@ -100,7 +100,7 @@ def test_a_worker_that_idles_says_when_it_is_refused_and_when_it_may_again(is_di
 async def test_a_worker_that_should_end_ends_with_what_the_store_refuses() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
-        await world.tasks.mark(LEDGER, names("c"))
+        await world.tasks.marking.mark(LEDGER, names("c"))
         world.cell.deny(available_path(world.cluster.root, is_read_only=False))
         with pytest.raises(AccessDeniedError):
             await world.worker(once=True).worker.run()

@@ -89,7 +89,7 @@ async def test_a_read_only_bookie_is_a_source_and_not_replaced() -> None:
         await world.register("a", is_read_only=True)
         await world.register("r", is_read_only=True)
         await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b a"))
+        await world.tasks.marking.mark(LEDGER, names("b a"))
         await world.heal()
         assert (await world.metadata(LEDGER)).last_fragment.members == names("a t")
         await world.assert_whole(LEDGER, packets, "t")
@@ -99,7 +99,7 @@ async def test_a_read_only_bookie_is_a_source_and_not_replaced() -> None:
 async def test_a_task_without_anything_missing_is_completed() -> None:
     async with a_world("a b") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.tasks.mark(LEDGER, names("z"))
+        await world.tasks.marking.mark(LEDGER, names("z"))
         recorder = await world.heal()
         assert recorder.endings() == [Ending.NOTHING_MISSING]
         assert world.version(LEDGER) == 0
@@ -110,7 +110,7 @@ async def test_a_task_without_anything_missing_is_completed() -> None:
 async def test_a_bookie_that_came_back_with_its_copies_needs_nothing() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         assert recorder.endings() == [Ending.NOTHING_MISSING]
         assert world.bookies["t"].adds == []
@@ -135,7 +135,7 @@ async def test_a_bookie_that_came_back_with_empty_disks_is_filled_up_in_place() 
         await world.kill("b")
         await world.add_bookies("b", incarnation="2")
         await world.bookies.nodes[BookieId("b")].storage.set_limbo([LEDGER])
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         assert recorder.endings() == [Ending.REPAIRED]
         assert world.version(LEDGER) == 0
@@ -147,7 +147,7 @@ async def test_a_bookie_that_came_back_with_empty_disks_is_filled_up_in_place() 
 async def test_a_registered_bookie_that_does_not_answer_is_neither_whole_nor_lost() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         world.bookies.hang_up("b")
         recorder = await world.heal()
         assert recorder.endings() == [*[Ending.FAILED] * 4, Ending.PARKED]
@@ -160,7 +160,7 @@ async def test_a_registered_bookie_that_does_not_answer_is_neither_whole_nor_los
 async def test_a_parked_task_with_a_silent_bookie_is_repaired_minutes_after_it_answers() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         world.bookies.hang_up("b")
         running = world.worker(once=False)
         async with world.running(running):
@@ -173,7 +173,7 @@ async def test_a_parked_task_with_a_silent_bookie_is_repaired_minutes_after_it_a
 async def test_a_silent_bookie_that_goes_for_good_is_replaced_at_once() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         world.bookies.hang_up("b")
         running = world.worker(once=False)
         async with world.running(running):
@@ -283,13 +283,13 @@ async def test_new_tasks_are_noticed_and_the_most_urgent_come_first() -> None:
         await world.ledger(1, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.ledger(2, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
-        await world.tasks.mark_many([(LedgerId(i), names("b")) for i in (1, 2)])
+        await world.tasks.marking.mark_many([(LedgerId(i), names("b")) for i in (1, 2)])
         running = world.worker(once=False, ledgers_in_flight=1).start()
         await until(world.is_clean, seconds=20)
         assert [result.ledger_id for result in running.recorder.results] == [2, 1]
         await world.ledger(3, make_metadata((0, "a d"), quorum=(2, 2), last=9), 10)
         await world.kill("d")
-        await world.tasks.mark(LedgerId(3), names("d"))
+        await world.tasks.marking.mark(LedgerId(3), names("d"))
         await until(world.is_clean, seconds=20)
         await running.stop()
         assert running.recorder.results[-1].ledger_id == 3

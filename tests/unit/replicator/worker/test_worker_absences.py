@@ -25,7 +25,7 @@ async def with_cookies(world: RepairWorld, bookies: str, delay_s: int = DELAY_S)
     for name in bookies.split():
         await cookies.create(Cookie(BookieId(name), ("/journal",), ("/ledgers",), world.cluster.instance_id))
     if delay_s:
-        await world.tasks.set_lost_bookie_delay_s(delay_s)
+        await world.tasks.switches.set_lost_bookie_delay_s(delay_s)
     return FirstSeenDown(world.store, ROOT)
 
 
@@ -67,12 +67,12 @@ async def test_a_member_is_replaced_once_its_delay_is_over() -> None:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
         await world.kill("b", "c")
         await down.reconcile({BookieId("b")}, world.clock.epoch_ms() - DELAY_S * 1000)
-        await world.tasks.mark(LEDGER, names("c"))
+        await world.tasks.marking.mark(LEDGER, names("c"))
         world.bookies["a"].read_status = None
         running = world.worker(once=False)
         async with world.running(running):
             await world.clock.sleep(SETTLE_S + 1)  # a worker that has just started concludes nothing from an absence
-            await world.tasks.mark(LEDGER, names("z"))
+            await world.tasks.marking.mark(LEDGER, names("z"))
             await until(lambda: _is_without(world, "b", "c"))
 
 
@@ -82,7 +82,7 @@ async def test_a_bookie_without_a_cookie_never_returns() -> None:
         await with_cookies(world, "a c d e f g")
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
         await world.kill("b", "c")
-        await world.tasks.mark(LEDGER, names("c"))
+        await world.tasks.marking.mark(LEDGER, names("c"))
         await world.heal()
         assert await _is_without(world, "b", "c")
 
@@ -95,11 +95,11 @@ async def test_nothing_is_concluded_while_most_bookies_are_missing() -> None:
         await world.kill("b", "c", "e", "f")
         lost = {BookieId(name) for name in "bcef"}
         await down.reconcile(lost, world.clock.epoch_ms() - DELAY_S * 1000)
-        await world.tasks.mark(LEDGER, names("c"))
+        await world.tasks.marking.mark(LEDGER, names("c"))
         running = world.worker(once=False)
         async with world.running(running):
             await world.clock.sleep(SETTLE_S + 1)
-            await world.tasks.mark(LEDGER, names("z"))
+            await world.tasks.marking.mark(LEDGER, names("z"))
             await until(lambda: _is_done(world))
         assert (await world.metadata(LEDGER)).last_fragment.members[:2] == names("a b")
 
@@ -114,7 +114,7 @@ async def test_a_rolling_restart_during_the_repair_of_many_ledgers_copies_only_w
             await world.ledger(ledger_id, make_metadata((0, f"{members} c"), quorum=(3, 2), last=9), 10)
         await world.kill("c")
         for ledger_id in range(1, 31):
-            await world.tasks.mark(LedgerId(ledger_id), names("c"))
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
         running = world.worker(once=False, bytes_per_second=1000, ledgers_in_flight=2)
         async with world.running(running):
             for name in "abdefg":

@@ -73,7 +73,7 @@ class Chaos:
     async def audit(self) -> None:
         for ledger_id in range(LEDGERS + 1):
             if self.away is not None and BookieId(self.away) in (await self.world.metadata(ledger_id)).members():
-                await self.world.tasks.mark(LedgerId(ledger_id), names(self.away))
+                await self.world.tasks.marking.mark(LedgerId(ledger_id), names(self.away))
 
     async def cut(self) -> None:
         self.world.bookies.transport.cut(BookieId(self.rng.choice(BOOKIES.split())))

@@ -21,7 +21,7 @@ async def test_a_small_ledger_costs_few_requests(entries: int, requests_max: int
     async with a_world("a b c t") as world:
         for ledger_id in range(1, LEDGERS + 1):
             await world.ledger(ledger_id, make_metadata((0, "a b c"), quorum=(3, 2), last=entries - 1), entries)
-            await world.tasks.mark(LedgerId(ledger_id), names("c"))
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
         await world.kill("c")
         running = world.worker()
         requests: list[str] = []

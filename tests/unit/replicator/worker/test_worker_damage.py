@@ -42,7 +42,7 @@ async def test_a_damaged_copy_is_replaced_in_place_in_the_same_turn() -> None:
         for bookie, entry_id in OTHERS:
             await store_damaged(world, bookie, packets[entry_id])
         await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         [copy] = recorder.corrupt
         [result] = recorder.results
@@ -60,7 +60,7 @@ async def test_every_damaged_copy_that_a_striped_ledger_shows_is_replaced() -> N
         for entry_id in (EntryId(0), EntryId(1), EntryId(8)):
             await store_damaged(world, "b" if entry_id % 4 == 0 else "c", packets[entry_id])
         await world.kill("a")
-        await world.tasks.mark(LEDGER, names("a"))
+        await world.tasks.marking.mark(LEDGER, names("a"))
         recorder = await world.heal()
         # Entries 0 and 8 are on the lost bookie and on b alone: they have no good copy. Nobody reads entry 1.
         assert recorder.endings() == [Ending.PARKED]
@@ -77,7 +77,7 @@ async def test_a_bookie_that_serves_damaged_bytes_after_a_good_add_is_replaced()
         for bookie, entry_id in OTHERS:
             world.bookies[bookie].results[entry_id] = flipped
         await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         assert recorder.endings() == [Ending.REPAIRED]
         damaged = {copy.bookie for copy in recorder.corrupt}
@@ -96,7 +96,7 @@ async def test_a_read_only_bookie_with_a_damaged_copy_is_replaced() -> None:
             await store_damaged(world, bookie, packets[entry_id])
             await world.register(bookie, is_read_only=True)
         await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         assert recorder.endings() == [Ending.REPAIRED]
         assert {copy.bookie for copy in recorder.corrupt}.isdisjoint((await world.metadata(LEDGER)).members())
@@ -111,7 +111,7 @@ async def test_a_bookie_without_room_keeps_its_place_until_another_takes_it() ->
             await store_damaged(world, bookie, packets[entry_id])
             world.bookies[bookie].add_replies = [Status.READ_ONLY] * 100
         await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         running = world.worker(once=False)
         async with world.running(running):
             await until(lambda: _has_ended(running.recorder.endings(), Ending.PARKED))
@@ -137,7 +137,7 @@ async def test_a_damaged_copy_of_an_open_ledger_is_replaced_in_place() -> None:
             await store_damaged(world, bookie, packets[entry_id])
         await world.kill("b")
         await world.add_bookies("b", incarnation="2")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         assert recorder.endings() == [Ending.REPAIRED]
         copies = {(copy.bookie, copy.entry_id) for copy in recorder.corrupt}
@@ -158,7 +158,7 @@ async def test_damage_found_in_a_turn_that_fails_is_repaired_by_a_later_turn() -
         for name in "da":
             world.bookies[name].results |= {EntryId(12): answers(Status.IO_ERROR)}
         await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         running = world.worker(once=False)
         async with world.running(running):
             await until(lambda: _has_ended(running.recorder.endings(), Ending.FAILED))
@@ -179,7 +179,7 @@ async def test_a_bookie_with_too_many_damaged_copies_is_replaced_as_a_whole(monk
             for entry_id in range(first, first + 5):
                 await store_damaged(world, bookie, packets[EntryId(entry_id)])
         await world.kill("b")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         assert recorder.endings() == [Ending.REPAIRED]
         assert {copy.bookie for copy in recorder.corrupt}.isdisjoint((await world.metadata(LEDGER)).members())

@@ -21,7 +21,7 @@ async def repair_all(*, has_circuits: bool) -> float:
         for number in range(LEDGERS):
             metadata = make_metadata((0, MEMBERS[number % len(MEMBERS)]), quorum=(3, 2), last=4)
             packets[number] = await world.ledger(number, metadata, 5)
-            await world.tasks.mark(LedgerId(number), names("b"))
+            await world.tasks.marking.mark(LedgerId(number), names("b"))
         await world.kill("b")
         world.bookies.transport.faults(BookieId("s")).is_request_lost = True
         started_s = world.clock.monotonic_s()
@@ -48,7 +48,7 @@ async def test_a_bookie_that_answers_again_is_used_again() -> None:
         faults.is_request_lost = True
         packets = await world.ledger(1, make_metadata((0, "a b"), quorum=(2, 2), last=4), 5)
         await world.kill("b")
-        await world.tasks.mark(LedgerId(1), names("b"))
+        await world.tasks.marking.mark(LedgerId(1), names("b"))
         async with world.running(running):
             await until(lambda: _has(running, Ending.FAILED))  # bookie s is the only candidate
             assert running.worker.load().unreachable_bookies == 1
@@ -65,7 +65,7 @@ async def test_a_bookie_that_is_not_registered_any_more_is_not_counted() -> None
         world.bookies.transport.faults(BookieId("s")).is_request_lost = True
         await world.ledger(1, make_metadata((0, "a b"), quorum=(2, 2), last=4), 5)
         await world.kill("b")
-        await world.tasks.mark(LedgerId(1), names("b"))
+        await world.tasks.marking.mark(LedgerId(1), names("b"))
         async with world.running(running):
             await until(lambda: _has(running, Ending.FAILED))
             assert running.worker.load().unreachable_bookies == 1

@@ -52,7 +52,7 @@ async def test_a_lost_copy_stays_in_the_group_though_another_rack_would_be_bette
         metadata = replace(make_metadata((0, "a b"), quorum=(2, 2), last=9), custom=CUSTOM)
         packets = await world.ledger(ledger_id, metadata, 10)
         await world.kill("b")
-        await world.tasks.mark(marked := LedgerId(ledger_id), names("b"))
+        await world.tasks.marking.mark(marked := LedgerId(ledger_id), names("b"))
         assert (await heal(world)).endings() == [Ending.REPAIRED]
         repaired = await world.metadata(ledger_id)
         assert repaired.fragments[0].members == names("a c")
@@ -81,7 +81,7 @@ async def test_a_drained_bookies_copies_stay_in_the_group() -> None:
         metadata = replace(make_metadata((0, "a b"), quorum=(2, 2), last=9), custom=CUSTOM)
         packets = await world.ledger(LEDGER, metadata, 10)
         await Drains(world.store, world.cluster.root).start(Drain(BookieId("b"), "test", 0))
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         assert (await heal(world)).endings() == [Ending.REPAIRED]
         assert (await world.metadata(LEDGER)).members() == {"a", "c"}
         await world.assert_whole(LEDGER, packets, "c")

@@ -68,7 +68,7 @@ async def a_large_ledger(world: RepairWorld, ledger_id: int, members: str, quoru
             digest, ledger.ledger_id, EntryId(index), index - 1, length, rng.randbytes(16) * (size // 16)
         )
     await world.bookies.fill(ledger, packets)
-    await world.tasks.mark(ledger.ledger_id, names("c"))
+    await world.tasks.marking.mark(ledger.ledger_id, names("c"))
 
 
 async def most_held(sizes: list[int], members: str, quorum: int, ledgers: int) -> int:

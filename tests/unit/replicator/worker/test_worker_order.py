@@ -31,8 +31,8 @@ async def test_a_critical_ledger_that_failed_waits_for_its_delay_and_for_no_othe
         await ledgers_on(world, "s d", range(99, 100))
         await world.kill("c", "d")
         for ledger_id in range(1, MANY):
-            await world.tasks.mark(LedgerId(ledger_id), names("c"))
-        await world.tasks.mark(LedgerId(99), names("d"))
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
+        await world.tasks.marking.mark(LedgerId(99), names("d"))
         world.bookies["s"].read_status = Status.TIMEOUT
         running = world.worker(ledgers_in_flight=1, bytes_per_second=240)  # about a ledger in a second
         results = running.recorder.results
@@ -53,8 +53,8 @@ async def test_a_wiped_bookie_that_is_registered_leaves_its_ledgers_as_urgent_as
         await world.kill("c", "d")
         await world.add_bookies("d", incarnation="2")  # empty disks under the same name
         for ledger_id in range(1, MANY):
-            await world.tasks.mark(LedgerId(ledger_id), names("c"))
-        await world.tasks.mark(LedgerId(99), names("d"))
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
+        await world.tasks.marking.mark(LedgerId(99), names("d"))
         recorder = await world.heal(ledgers_in_flight=1)
         assert recorder.results[0].ledger_id == 99
 
@@ -66,9 +66,9 @@ async def test_ledgers_without_a_copy_come_last_when_they_are_marked_and_when_th
         await ledgers_on(world, "a b c", range(10, 20))
         await world.kill("c", "d", "e")
         for ledger_id in range(1, 10):
-            await world.tasks.mark(LedgerId(ledger_id), names("d e"))
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("d e"))
         for ledger_id in range(10, 20):
-            await world.tasks.mark(LedgerId(ledger_id), names("c"))
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
         recorder = await world.heal(ledgers_in_flight=1)
         endings = recorder.endings()
         assert endings[:10] == [Ending.REPAIRED] * 10
@@ -82,14 +82,14 @@ async def test_a_ledger_that_becomes_critical_does_not_wait_for_a_place() -> Non
         await ledgers_on(world, "b d", range(9, 10))
         await world.kill("c")
         for ledger_id in range(1, 7):
-            await world.tasks.mark(LedgerId(ledger_id), names("c"))
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
         running = world.worker(once=False, ledgers_in_flight=4, bytes_per_second=1000)
         results = running.recorder.results
         async with asyncio.TaskGroup() as group:
             group.create_task(running.worker.run())
             await until(lambda: _true(running.worker.load().ledgers_in_flight == 4))
             await world.kill("d")
-            await world.tasks.mark(LedgerId(9), names("d"))
+            await world.tasks.marking.mark(LedgerId(9), names("d"))
             await until(lambda: _true(len(results) >= 7))
             running.worker.stop()
         assert [result.ledger_id for result in results].index(LedgerId(9)) <= 2  # two batches were under way

@@ -30,7 +30,7 @@ async def test_an_entry_that_nobody_serves_parks_the_ledger_with_evidence() -> N
         assert "a=NO_ENTRY" in parked.detail
         assert "c=CORRUPT" in parked.detail
         assert await world.task(LEDGER) is not None
-        assert await world.tasks.locked() == frozenset()
+        assert await world.tasks.locks.locked() == frozenset()
         assert world.version(LEDGER) == 0
 
 
@@ -70,7 +70,7 @@ async def test_a_bookie_that_lost_entries_nobody_else_has_is_not_asked_again_and
         await world.kill("b")
         await world.add_bookies("b", incarnation="2")
         world.bookies["a"].results[EntryId(3)] = answers(Status.CORRUPT)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         running = world.worker(once=False).start()
         await asyncio.sleep(600)
         assert running.recorder.endings() == [Ending.PARKED]
@@ -117,9 +117,9 @@ async def test_a_parked_task_that_somebody_else_finished_is_forgotten() -> None:
         await world.lose("b")
         await world.heal()
         assert await world.parked.list() != []
-        held = await world.tasks.lock(LEDGER, "another program")
+        held = await world.tasks.locks.lock(LEDGER, "another program")
         assert held is not None
-        assert await world.tasks.complete(held)
+        assert await world.tasks.locks.complete(held)
         await world.heal()
         assert await world.is_clean()
 
@@ -207,7 +207,7 @@ async def test_unreadable_metadata_is_parked() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.store.set(world.ledgers.path(LEDGER), b"junk", ANY_VERSION)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         assert [result.reason for result in recorder.results] == [ParkReason.UNREADABLE_METADATA]
         assert (await world.heal()).endings() == []
@@ -221,7 +221,7 @@ async def test_one_failing_ledger_does_not_keep_the_others_waiting() -> None:
             members = "a b" if ledger_id else "c b"
             packets[ledger_id] = await world.ledger(ledger_id, make_metadata((0, members), quorum=(2, 2), last=9), 10)
         await world.kill("b")
-        await world.tasks.mark_many([(LedgerId(i), names("b")) for i in range(6)])
+        await world.tasks.marking.mark_many([(LedgerId(i), names("b")) for i in range(6)])
 
         async def bug(operation: str, path: str) -> Fault | None:
             if operation == "get" and path == world.ledgers.path(LedgerId(0)):

@@ -42,7 +42,7 @@ async def a_lost_position(world: RepairWorld) -> tuple[dict[EntryId, bytes], int
         payload_bytes=PAYLOAD_BYTES,
     )
     await world.kill("b")
-    await world.tasks.mark(LEDGER, names("b"))
+    await world.tasks.marking.mark(LEDGER, names("b"))
     return packets, sum(map(len, packets.values()))
 
 
@@ -96,7 +96,7 @@ async def stopped(world: RepairWorld, running: Running) -> Running:
     running.worker.stop()
 
     async def is_released() -> bool:
-        return not await world.tasks.locked()
+        return not await world.tasks.locks.locked()
 
     await until(is_released)
     return world.worker(once=False, seed=7, bytes_per_second=RATE)
@@ -159,7 +159,7 @@ async def a_recorded_copy(world: RepairWorld, *, end: int, incarnation: str = "1
     """A small ledger that lost b, and the record that ``u`` has the entries before ``end`` from a dead worker."""
     packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=99), 100)
     await world.kill("b")
-    await world.tasks.mark(LEDGER, names("b"))
+    await world.tasks.marking.mark(LEDGER, names("b"))
     reservation = Reservation(EntryId(0), 1, BookieId("u"), incarnation, EntryId(end))
     await world.reservations.reserve(LEDGER, "dead", [reservation])
     return packets

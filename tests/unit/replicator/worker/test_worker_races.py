@@ -52,8 +52,8 @@ async def test_a_ledger_deleted_before_or_during_the_copy_ends_its_task() -> Non
         for ledger_id in (1, 2):
             await world.ledger(ledger_id, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
-        await world.tasks.mark(LedgerId(1), names("b"))
-        await world.tasks.mark(LedgerId(2), names("b"))
+        await world.tasks.marking.mark(LedgerId(1), names("b"))
+        await world.tasks.marking.mark(LedgerId(2), names("b"))
         await world.ledgers.delete(LedgerId(1))
         world.bookies["t"].before_add = lambda: world.ledgers.delete(LedgerId(2))
         recorder = await world.heal()
@@ -71,7 +71,7 @@ def test_two_workers_share_the_tasks(seed: int) -> None:
                 metadata = make_metadata((0, "a b c"), (10, "b c d"), quorum=(3, 2), last=19)
                 packets[ledger_id] = await world.ledger(ledger_id, metadata, 20)
             await world.kill("b")
-            await world.tasks.mark_many([(LedgerId(i), names("b")) for i in range(12)])
+            await world.tasks.marking.mark_many([(LedgerId(i), names("b")) for i in range(12)])
             workers = [world.worker(seed=seed * 2 + i, ledgers_in_flight=3) for i in range(2)]
             ends = await asyncio.gather(*(running.worker.run() for running in workers))
             assert ends == [RunEnd.SETTLED, RunEnd.SETTLED]
@@ -111,13 +111,13 @@ async def test_a_lock_that_became_somebody_else_s_is_left_to_them() -> None:
 
         async def steal() -> None:
             await world.store.delete(lock_path(ROOT, LEDGER))
-            assert await world.tasks.lock(LEDGER, "thief") is not None
+            assert await world.tasks.locks.lock(LEDGER, "thief") is not None
 
         world.bookies["t"].before_add = steal
         running.start()
         await asyncio.sleep(60)
         assert running.recorder.endings() == [Ending.STOPPED]
-        assert await world.tasks.locked() == {LEDGER}
+        assert await world.tasks.locks.locked() == {LEDGER}
         assert world.version(LEDGER) == 0
         await running.stop()
 
@@ -125,23 +125,23 @@ async def test_a_lock_that_became_somebody_else_s_is_left_to_them() -> None:
 @in_virtual_time
 async def test_a_lease_ends_with_its_session_and_touches_nothing_afterwards() -> None:
     async with a_world("a b") as world:
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         store = MemoryStore(world.cell)
         ports = world.ports(store)
-        held = await ports.tasks.lock(LEDGER, "first")
+        held = await ports.tasks.locks.lock(LEDGER, "first")
         assert held is not None
         lease = Lease(ports, held, store.session.epoch)
         assert await lease.may_continue()
         await lease.ensure_ours()
         store.expire()
         store.resume()
-        assert await ports.tasks.lock(LEDGER, "second") is not None
+        assert await ports.tasks.locks.lock(LEDGER, "second") is not None
         assert not await lease.may_continue()
         for use in (lease.ensure_ours, lease.complete):
             with pytest.raises(LeaseLostError):
                 await use()
         assert await lease.release()
-        assert await world.tasks.locked() == {LEDGER}
+        assert await world.tasks.locks.locked() == {LEDGER}
         await store.close()
 
 
@@ -152,7 +152,7 @@ async def test_a_task_marked_again_during_the_repair_stays() -> None:
         await world.lose("b")
 
         async def another_loss() -> None:
-            await world.tasks.mark(LEDGER, names("z"))
+            await world.tasks.marking.mark(LEDGER, names("z"))
 
         for name in "tu":
             world.bookies[name].before_add = another_loss
@@ -178,7 +178,7 @@ async def test_the_end_of_the_session_ends_every_effect() -> None:
         assert running.recorder.results == []
         assert world.version(LEDGER) == 0
         assert await world.task(LEDGER) is not None
-        assert await world.tasks.locked() == frozenset()
+        assert await world.tasks.locks.locked() == frozenset()
         running.store.resume()
         await until(world.is_clean, seconds=20)
         await running.stop()
@@ -237,14 +237,14 @@ async def test_disable_stops_before_the_next_copy_and_enable_goes_on() -> None:
         packets = await world.ledger(LEDGER, metadata, 20_000)
         await world.lose("b")
         running = world.worker(once=False)
-        world.bookies["t"].before_add = world.tasks.disable
+        world.bookies["t"].before_add = world.tasks.switches.disable
         running.start()
         await asyncio.sleep(60)
         assert running.recorder.endings() == [Ending.STOPPED]
         assert len(world.bookies["t"].adds) <= 4  # what was on its way
         assert world.version(LEDGER) == 0
-        assert await world.tasks.locked() == frozenset()
-        await world.tasks.enable()
+        assert await world.tasks.locks.locked() == frozenset()
+        await world.tasks.switches.enable()
         await until(world.is_clean, seconds=20)
         await running.stop()
         await world.assert_whole(LEDGER, packets, "t")
@@ -254,8 +254,8 @@ async def test_disable_stops_before_the_next_copy_and_enable_goes_on() -> None:
 async def test_a_run_that_should_end_does_not_wait_for_repair_to_be_enabled() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.tasks.mark(LEDGER, names("b"))
-        await world.tasks.disable()
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        await world.tasks.switches.disable()
         running = world.worker()
         assert await running.worker.run() is RunEnd.UNSETTLED
         assert running.recorder.results == []
@@ -266,7 +266,7 @@ async def test_a_broken_rule_of_our_own_sets_one_ledger_aside_and_ends_no_worker
     async with a_world("a b t") as world:
         for ledger_id in (LEDGER, 8, 9):
             await world.ledger(ledger_id, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-            await world.tasks.mark(LedgerId(ledger_id), names("b"))
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("b"))
         await world.kill("b")
 
         async def broken(operation: str, path: str) -> Fault | None:
@@ -277,7 +277,7 @@ async def test_a_broken_rule_of_our_own_sets_one_ledger_aside_and_ends_no_worker
         running = world.worker()
         running.store.fault_hook = broken
         assert await running.worker.run() is RunEnd.SETTLED
-        assert await world.tasks.locked() == frozenset()
+        assert await world.tasks.locks.locked() == frozenset()
         assert [task.ledger_id for task in await world.tasks.list()] == [LEDGER]
         (parked,) = await world.parked.list()
         assert parked.reason is ParkReason.INTERNAL_ERROR
@@ -292,7 +292,7 @@ async def test_a_store_that_fails_now_and_then_only_delays() -> None:
         for ledger_id in range(5):
             packets[ledger_id] = await world.ledger(ledger_id, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
-        await world.tasks.mark_many([(LedgerId(i), names("b")) for i in range(5)])
+        await world.tasks.marking.mark_many([(LedgerId(i), names("b")) for i in range(5)])
         running = world.worker(once=False)
         rng = random.Random(5)
 
@@ -313,7 +313,7 @@ async def test_stopping_lets_what_is_in_flight_end_within_the_grace_period() -> 
         packets = await world.ledger(1, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.ledger(2, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
-        await world.tasks.mark_many([(LedgerId(i), names("b")) for i in (1, 2)])
+        await world.tasks.marking.mark_many([(LedgerId(i), names("b")) for i in (1, 2)])
         running = world.worker(once=False, ledgers_in_flight=1)
         seen: list[int] = []
 
@@ -330,7 +330,7 @@ async def test_stopping_lets_what_is_in_flight_end_within_the_grace_period() -> 
         if result.ledger_id == 1:
             await world.assert_whole(1, packets)
         assert len(await world.tasks.list()) == 1
-        assert await world.tasks.locked() == frozenset()
+        assert await world.tasks.locks.locked() == frozenset()
 
 
 @in_virtual_time
@@ -349,7 +349,7 @@ async def test_what_does_not_end_in_time_is_let_go_cleanly() -> None:
         assert running.recorder.results == []
         assert world.version(LEDGER) == 0
         assert await world.task(LEDGER) is not None
-        assert await world.tasks.locked() == frozenset()
+        assert await world.tasks.locks.locked() == frozenset()
 
 
 async def assert_no_unverified_member(world: RepairWorld, packets: dict[EntryId, bytes], lost: str) -> None:

@@ -68,7 +68,7 @@ async def test_filling_up_in_place_reserves_nothing() -> None:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
         await world.add_bookies("b", incarnation="2")
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         seen: list[object] = []
 
         async def look() -> None:
@@ -90,7 +90,7 @@ async def test_a_reservation_that_another_worker_took_over_stops_the_install() -
 
         async def take_over() -> None:
             await world.store.delete(lock_path(ROOT, LEDGER))
-            assert await world.tasks.lock(LEDGER, "other") is not None
+            assert await world.tasks.locks.lock(LEDGER, "other") is not None
             await world.reservations.reserve(LEDGER, "other", [other])
 
         writes: list[str] = []
@@ -119,7 +119,7 @@ async def test_what_a_dead_worker_reserved_is_removed_with_the_task() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.reservations.reserve(LEDGER, "dead", [Reservation(EntryId(0), 1, BookieId("t"), "1")])
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         assert recorder.endings() == [Ending.NOTHING_MISSING]
         assert await world.is_clean()
@@ -131,7 +131,7 @@ async def test_a_damaged_reservation_of_a_dead_worker_is_replaced() -> None:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.reservations.reserve(LEDGER, "dead", [Reservation(EntryId(0), 1, BookieId("t"), "1")])
         await world.store.set(world.reservations.path(LEDGER), b"{", ANY_VERSION)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         assert (await world.heal()).endings() == [Ending.NOTHING_MISSING]
         assert await world.is_clean()
         await world.reservations.reserve(LEDGER, "dead", [Reservation(EntryId(0), 1, BookieId("t"), "1")])
@@ -167,7 +167,7 @@ async def test_a_stop_in_the_middle_leaves_no_reservation() -> None:
         world.bookies["t"].before_add = stop
         assert await running.worker.run() is RunEnd.STOPPED
         assert await world.reserved() == []
-        assert await world.tasks.locked() == frozenset()
+        assert await world.tasks.locks.locked() == frozenset()
 
 
 @in_virtual_time
@@ -203,7 +203,7 @@ async def test_a_task_stays_when_the_ledger_changed_after_the_verdict() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("c")
-        await world.tasks.mark(LEDGER, names("z"))
+        await world.tasks.marking.mark(LEDGER, names("z"))
         running = world.worker()
         changed: list[str] = []
 
@@ -228,12 +228,12 @@ async def test_a_bookie_in_limbo_that_lists_everything_is_whole_and_one_that_doe
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.bookies.nodes[BookieId("a")].storage.set_limbo([LEDGER])
-        await world.tasks.mark(LEDGER, names("a"))
+        await world.tasks.marking.mark(LEDGER, names("a"))
         assert (await world.heal()).endings() == [Ending.NOTHING_MISSING]
         await world.kill("b", "c")
         await world.add_bookies("b", incarnation="2")
         await world.bookies.nodes[BookieId("b")].storage.set_limbo([LEDGER])
-        await world.tasks.mark(LEDGER, names("b c"))
+        await world.tasks.marking.mark(LEDGER, names("b c"))
         await world.heal()
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
@@ -263,7 +263,7 @@ async def heal_while(world: RepairWorld, act: Callable[[], Awaitable[None]]) -> 
 async def test_a_bookie_reported_again_after_the_verdict_is_not_forgotten_with_the_task() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         before = await world.task(LEDGER)
 
         async def lose_it_again() -> None:
@@ -280,7 +280,7 @@ async def test_a_bookie_that_came_back_without_its_disks_after_the_verdict_is_as
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         histories = Incarnations(world.store, ROOT)
         await histories.record(BookieId("b"), "1", 0)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
 
         async def come_back_empty() -> None:
             await world.kill("b")

@@ -29,7 +29,7 @@ async def wipe(world: RepairWorld, bookie: str, *, has_no_lists: bool = False) -
     await world.kill(bookie)
     await world.add_bookies(bookie, incarnation="2")
     world.bookies[bookie].has_no_lists = has_no_lists
-    await world.tasks.mark(LEDGER, names(bookie))
+    await world.tasks.marking.mark(LEDGER, names(bookie))
 
 
 async def assert_filled_up(world: RepairWorld, packets: dict[EntryId, bytes], open_as: LedgerMetadata) -> None:
@@ -139,7 +139,7 @@ async def test_a_member_that_has_all_there_is_lacks_nothing() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=None), 10)
         metadata = await world.metadata(LEDGER)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         assert (await world.heal()).endings() == [Ending.NOTHING_MISSING]
         assert await world.metadata(LEDGER) == metadata
 
@@ -258,7 +258,7 @@ async def test_what_a_bookie_has_that_the_writer_gave_up_was_never_acknowledged(
         metadata = make_metadata((0, "a b"), (20, "a t"), quorum=(2, 2), last=None)
         packets = await world.ledger(LEDGER, metadata, 20)
         await world.bookies.put("b", LEDGER, [make_packets(LEDGER, 21)[EntryId(20)]])
-        await world.tasks.mark(LEDGER, names("a"))
+        await world.tasks.marking.mark(LEDGER, names("a"))
         assert (await world.heal()).endings() == [Ending.NOTHING_MISSING]
         await world.assert_whole(LEDGER, packets)
 
@@ -267,7 +267,7 @@ async def test_what_a_bookie_has_that_the_writer_gave_up_was_never_acknowledged(
 async def test_a_slow_member_of_a_busy_ledger_is_not_chased() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         packets = make_packets(LEDGER, 2000)
         written = 10
 
@@ -290,7 +290,7 @@ async def test_a_slow_member_of_a_busy_ledger_is_not_chased() -> None:
 async def lose_too(world: RepairWorld, bookie: str) -> None:
     """Let another bookie be gone, with its disks."""
     await world.kill(bookie)
-    await world.tasks.mark(LEDGER, names(bookie))
+    await world.tasks.marking.mark(LEDGER, names(bookie))
 
 
 def repacked(packet: bytes, *, lac: int) -> bytes:

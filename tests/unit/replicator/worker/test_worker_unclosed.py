@@ -50,7 +50,7 @@ async def a_writer_that_lost_a_bookie(world: RepairWorld) -> tuple[LedgerWriter,
         await writer.append(b"%d" % entry)
     lost = writer.metadata.last_fragment.members[1]
     await world.kill(lost)
-    await world.tasks.mark(writer.ledger_id, [lost])
+    await world.tasks.marking.mark(writer.ledger_id, [lost])
     return writer, lost
 
 
@@ -68,7 +68,7 @@ async def test_an_open_ledger_is_recovered_after_the_grace_period_and_then_repai
         # Few turns: one that repairs what it can, one that sees it done. No lock is held, no worker sleeps over it.
         assert running.recorder.endings() == [Ending.DELAYED] * 2
         assert running.recorder.outlook.delayed == 1
-        assert await world.tasks.locked() == frozenset()
+        assert await world.tasks.locks.locked() == frozenset()
         copied = {e for name in "ct" for e in await world.bookies.nodes[BookieId(name)].holds(LEDGER)}
         assert copied == set(range(20))
         await until(world.is_clean, seconds=5)
@@ -384,7 +384,7 @@ async def test_a_recovery_that_found_a_bookie_short_and_died_is_finished_before_
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         now = await world.ledgers.read(LEDGER)
         await world.ledgers.write(LEDGER, replace(now.metadata, state=LedgerState.IN_RECOVERY), now.version)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         assert recorder.endings()[0] is Ending.DELAYED
         assert (await world.metadata(LEDGER)).last_entry_id == 9
@@ -417,7 +417,7 @@ async def test_a_member_of_an_open_ledger_that_lost_its_disk_is_as_good_as_gone(
         await world.kill("b")
         await world.add_bookies("b", incarnation="2")
         await world.bookies.nodes[BookieId("b")].storage.set_limbo([LEDGER])
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         assert recorder.endings()[0] is Ending.DELAYED
         after = await world.metadata(LEDGER)
@@ -434,7 +434,7 @@ async def test_two_workers_recover_and_repair_while_locks_vanish() -> None:
             metadata = make_metadata((0, "a b c"), (4, "b c d"), quorum=(3, 2), last=None)
             packets[ledger_id] = await world.ledger(ledger_id, metadata, 12)
         await world.kill("b")
-        await world.tasks.mark_many([(LedgerId(i), names("b")) for i in range(6)])
+        await world.tasks.marking.mark_many([(LedgerId(i), names("b")) for i in range(6)])
         workers = [world.worker(seed=i, once=False, open_ledger_grace_s=1, poll_interval_s=0.5) for i in range(2)]
         for running in workers:
             running.start()

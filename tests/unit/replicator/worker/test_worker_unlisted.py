@@ -54,7 +54,7 @@ async def test_a_bookie_that_came_back_without_its_disks_is_filled_up_in_place()
         await world.kill("b")
         await world.add_bookies("b", incarnation="2")
         without_lists(world)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         assert recorder.endings() == [Ending.REPAIRED]
         assert world.version(LEDGER) == 0
@@ -71,7 +71,7 @@ async def test_only_what_a_bookie_does_not_serve_is_copied_to_it_again() -> None
         lost = {EntryId(3), EntryId(200)}
         await world.bookies.put("a", ledger.ledger_id, list(packets.values()))
         await world.bookies.put("b", ledger.ledger_id, [packets[e] for e in packets if e not in lost])
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         (result,) = recorder.results
         assert (result.ending, result.entries) == (Ending.REPAIRED, 2)
@@ -83,7 +83,7 @@ async def test_a_whole_bookie_is_left_alone() -> None:
     async with a_world("a b c t") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, STRIPED, COUNT)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         await world.heal()
         assert world.version(LEDGER) == 0
         await world.assert_whole(LEDGER, packets)
@@ -99,7 +99,7 @@ async def test_a_bookie_in_limbo_is_filled_up_with_what_it_does_not_serve() -> N
         await world.add_bookies("b", incarnation="2")
         await world.bookies.nodes[BookieId("b")].storage.set_limbo([LEDGER])
         without_lists(world)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         assert recorder.endings() == [Ending.REPAIRED]
         await world.assert_whole(LEDGER, packets, "b")
@@ -111,7 +111,7 @@ async def test_a_bookie_of_which_nothing_can_be_read_stays_unknown(status: Statu
     async with a_world("a b t") as world:
         without_lists(world)
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=COUNT - 1), COUNT)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         world.bookies["b"].read_status = status
         running = world.worker(once=True)
         await running.worker.run()

@@ -32,7 +32,7 @@ async def test_the_first_task_is_taken_at_once() -> None:
     async with a_world("a b t") as world:
         await a_loss(world)
         running = await an_idle_worker(world)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         await until(world.is_clean, seconds=SOON_S)
         assert running.recorder.endings() == [Ending.REPAIRED]
         await running.stop()
@@ -42,12 +42,12 @@ async def test_the_first_task_is_taken_at_once() -> None:
 async def test_so_is_one_that_comes_when_all_others_are_done() -> None:
     async with a_world("a b t") as world:
         await a_loss(world)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         running = world.worker(once=False, poll_interval_s=NEVER_S).start()
         for _ in range(3):
             await until(world.is_clean, seconds=SOON_S)
             await asyncio.sleep(600)
-            await world.tasks.mark(LEDGER, names("b"))
+            await world.tasks.marking.mark(LEDGER, names("b"))
         await until(world.is_clean, seconds=SOON_S)
         await running.stop()
         assert running.recorder.endings() == [Ending.REPAIRED, *[Ending.NOTHING_MISSING] * 3]
@@ -59,15 +59,15 @@ async def test_what_was_marked_while_repair_was_disabled_is_taken_when_it_is_ena
     async with a_world("a b t") as world:
         await a_loss(world)
         running = await an_idle_worker(world)
-        await world.tasks.disable()
+        await world.tasks.switches.disable()
         if is_seen:
             await world.register("t", is_read_only=True)
             await world.register("t")  # a bookie that changes has the worker look
             await asyncio.sleep(600)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         await asyncio.sleep(600 if is_seen else 0)
         assert running.recorder.endings() == []
-        await world.tasks.enable()
+        await world.tasks.switches.enable()
         await until(world.is_clean, seconds=SOON_S)
         await running.stop()
 
@@ -81,6 +81,6 @@ async def test_a_lost_session_ends_no_wait_for_good() -> None:
         await asyncio.sleep(600)
         running.store.resume()
         await asyncio.sleep(600)
-        await world.tasks.mark(LEDGER, names("b"))
+        await world.tasks.marking.mark(LEDGER, names("b"))
         await until(world.is_clean, seconds=SOON_S)
         await running.stop()

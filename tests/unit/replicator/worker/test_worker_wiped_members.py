@@ -35,7 +35,7 @@ async def lose_b_and_miss_c(world: RepairWorld, named: str, *, has_no_lists: boo
     await world.kill("b", "c")
     await world.add_bookies("b", incarnation="2")
     world.bookies["b"].has_no_lists = has_no_lists
-    await world.tasks.mark(LEDGER, names(named))
+    await world.tasks.marking.mark(LEDGER, names(named))
     return {**packets, EntryId(10): last}
 
 
@@ -120,7 +120,7 @@ async def test_a_list_of_tasks_that_is_outdated_costs_no_doubt() -> None:
         listing = ports.parked.list
 
         async def marked_meanwhile() -> list[ParkedTask]:
-            await world.tasks.mark(LEDGER, names("b c"))
+            await world.tasks.marking.mark(LEDGER, names("b c"))
             return await listing()
 
         ports.parked.list = marked_meanwhile  # type: ignore[method-assign]
@@ -141,16 +141,16 @@ async def test_a_task_stays_if_a_doubt_was_recorded_after_the_verdict() -> None:
         await ports.doubts.add(LEDGER, {BookieId("b")})
         deletion = await ports.doubts.deletion(LEDGER)
         assert deletion is not None
-        held = await ports.tasks.lock(LEDGER, "a worker")
+        held = await ports.tasks.locks.lock(LEDGER, "a worker")
         assert held is not None
         await ports.doubts.add(LEDGER, {BookieId("c")})
-        assert not await ports.tasks.complete(held, [deletion])
+        assert not await ports.tasks.locks.complete(held, [deletion])
         assert await ports.doubts.get(LEDGER) == frozenset({BookieId("b"), BookieId("c")})
-        held = await ports.tasks.lock(LEDGER, "a worker")
+        held = await ports.tasks.locks.lock(LEDGER, "a worker")
         assert held is not None
         deletion = await ports.doubts.deletion(LEDGER)
         assert deletion is not None
-        assert await ports.tasks.complete(held, [deletion])
+        assert await ports.tasks.locks.complete(held, [deletion])
         assert (await ports.doubts.get(LEDGER), await ports.tasks.read(LEDGER)) == (frozenset(), None)
 
 
