@@ -1,1 +1,4 @@
-"""A whole cluster on virtual time: real modules on a simulated network, disks, metadata store and processes."""
+"""Seeded histories. A whole cluster on virtual time: real modules on a simulated network, disks, store and processes.
+
+``storage``, ``client`` and ``replicator`` contain histories of single parts under crashes and faults.
+"""

@@ -10,7 +10,6 @@ or raise any error. Not modelled: a disk that acknowledges a sync and loses the 
 from __future__ import annotations
 
 import asyncio
-import copy
 import enum
 import random
 from bisect import bisect_left
@@ -61,6 +60,9 @@ class _Content:
     def append(self, data: bytes) -> None:
         self.data += data
         self.unsynced.append(len(data))
+
+    def copy(self) -> _Content:
+        return _Content(bytearray(self.data), self.durable_size, list(self.unsynced), self.is_doomed)
 
     def sync(self) -> None:
         self.durable_size = len(self.data)
@@ -172,9 +174,7 @@ class MemoryDisk(Disk):
 
         All written data can be read; unsynced data is still not durable, and after a failed sync it never will be.
         """
-        copies = {
-            id(content): copy.deepcopy(content) for content in [*self._files.values(), *self._durable_files.values()]
-        }
+        copies = {id(content): content.copy() for content in [*self._files.values(), *self._durable_files.values()]}
         disk = MemoryDisk(capacity_bytes=self.capacity_bytes)
         disk._files = {path: copies[id(content)] for path, content in self._files.items()}
         disk._durable_files = {path: copies[id(content)] for path, content in self._durable_files.items()}

@@ -20,9 +20,9 @@ from bookie.server.upkeep.collector import Collector, CollectorReport, Collector
 from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, ListReply, Status
-from tests.unit.bookie.storage.test_store_crash import SMALL, entry
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import MemoryCluster, open_bookie
+from tests.worlds.machine import SMALL, entry
 from tests.worlds.virtual_time import in_virtual_time, run_virtual
 
 US, BK1, BK2 = BookieId("us:3181"), BookieId("bk1:3181"), BookieId("bk2:3181")

@@ -7,8 +7,8 @@ from bookie.server.upkeep.disk_watch import DiskWatch
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.storage.settings import StorageSettings
 from bookie.wire.port import AddBatch, Status
-from tests.unit.bookie.storage.test_store_crash import entry
 from tests.worlds.cluster import MemoryCluster, open_bookie
+from tests.worlds.machine import entry
 from tests.worlds.virtual_time import in_virtual_time
 
 US = BookieId("us:3181")

@@ -23,8 +23,8 @@ from bookie.server.joining.limbo import finish_start
 from bookie.storage.disks.memory import Operation, give_way
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
-from tests.unit.bookie.storage.test_store_crash import SMALL, Machine, PowerSwitch, entry
 from tests.worlds.cluster import MemoryCluster
+from tests.worlds.machine import SMALL, Machine, PowerSwitch, entry
 from tests.worlds.virtual_time import in_virtual_time
 
 US, BK1 = BookieId("us:3181"), BookieId("bk1:3181")
@@ -63,7 +63,7 @@ class IncarnationWorld(MemoryCluster):
         return admitted, storage
 
     async def restart(self, *, is_new: bool = False) -> tuple[Admission, LedgerStorage]:
-        self.machine = self.machine.power_back()
+        self.machine = self.machine.after_kill()
         return await self.start(is_new=is_new)
 
     async def check(self, admitted: Admission, storage: LedgerStorage) -> None:
@@ -142,7 +142,7 @@ async def test_the_disks_of_the_incarnation_before_are_refused() -> None:
     world = await IncarnationWorld().prepare()
     _, storage = await world.start(is_new=True)
     await storage.close()
-    replaced = world.machine.power_back()
+    replaced = world.machine.after_kill()
     world.machine = Machine()
     _, storage = await world.start(is_new=True)
     world.machine = replaced
@@ -162,7 +162,7 @@ async def test_a_disk_that_is_lost_in_the_middle_is_refused() -> None:
     with pytest.raises(Exception, match=r"."):
         await world.start(is_new=True)
     world.store.fault_hook = None
-    world.machine = world.machine.power_back()
+    world.machine = world.machine.after_kill()
     world.machine.ledgers = Machine().ledgers
     with pytest.raises(IdentityError):
         await world.start(is_new=True)
@@ -186,9 +186,9 @@ async def test_a_start_may_be_interrupted_anywhere(is_power_lost: bool) -> None:
         is_done = await world.machine.run(start(), switch)
         world.store.fault_hook = None
         if is_power_lost:
-            world.machine.lose_power(last)
+            world.machine = world.machine.after_power_loss(last)
         else:
-            world.machine = world.machine.power_back()
+            world.machine = world.machine.after_kill()
         for twin in (world.machine.journal, world.machine.ledgers, world.machine.index):
             twin.before = give_way
         admitted, storage = await world.start(is_new=True)

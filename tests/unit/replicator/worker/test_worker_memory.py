@@ -21,6 +21,8 @@ from tests.worlds.virtual_time import in_virtual_time
 
 MIB = 1 << 20
 LATENCY_S = 0.01
+LARGE_BYTES = 5_000_000
+"""One such entry of each ledger in flight is more than the budget: 76 MiB."""
 
 
 class Counting(Transport):
@@ -88,9 +90,9 @@ async def most_held(sizes: list[int], members: str, quorum: int, ledgers: int) -
 @pytest.mark.parametrize(
     ("sizes", "members", "quorum", "ledgers"),
     [
-        ([4 * MIB] * 6, "a b c", 3, 12),
-        ([64] * 40 + [4 * MIB] * 4, "a b c", 3, 16),
-        ([4 * MIB] * 6, "a b c d e", 3, 16),
+        ([LARGE_BYTES] * 2, "a b c", 3, 16),
+        ([64] * 40 + [LARGE_BYTES], "a b c", 3, 16),
+        ([LARGE_BYTES] * 2, "a b c d e", 3, 16),
     ],
     ids=["large", "skewed", "striped"],
 )

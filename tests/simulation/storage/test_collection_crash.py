@@ -20,7 +20,7 @@ from bookie.storage.entry_logs.compaction import Compactor
 from bookie.storage.port import DiskFullError
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
-from tests.unit.bookie.storage.test_store_crash import Machine, PowerSwitch, entry, key_of
+from tests.worlds.machine import Machine, PowerSwitch, entry, key_of
 
 LEDGERS = [LedgerId(number) for number in (3, 7, 11)]
 ENTRIES = range(30)
@@ -34,6 +34,11 @@ class Book:
     must: dict[tuple[int, int], bytes] = field(default_factory=dict)
     marks: dict[int, int] = field(default_factory=dict)
     collected: set[int] = field(default_factory=set)
+
+    def copy(self) -> Book:
+        """What is known at this moment."""
+        sent = {place: set(entries) for place, entries in self.sent.items()}
+        return Book(sent, dict(self.must), dict(self.marks), set(self.collected))
 
     def mark(self, ledger_id: int) -> None:
         """From here on what was acknowledged before may go."""
@@ -119,19 +124,16 @@ async def check(machine: Machine, book: Book) -> None:
     assert machine.journal.syncs_after_failure == machine.ledgers.syncs_after_failure == 0
 
 
-async def operations_of(seed: int) -> int:
-    machine, book, switch = Machine(), Book(), PowerSwitch(None)
-    assert await machine.run(history(machine, book, seed), switch)
-    return switch.count
-
-
 @pytest.mark.parametrize("seed", range(6))
 async def test_power_loss_at_every_operation_loses_nothing_that_was_not_collected(seed: int) -> None:
-    for last in range(0, await operations_of(seed), 2):
-        machine, book = Machine(), Book()
-        await machine.run(history(machine, book, seed), PowerSwitch(last))
-        machine.lose_power(seed * 1000 + last)
-        await check(machine, book)
+    machine, book, lost = Machine(), Book(), list[tuple[Machine, Book]]()
+
+    def note() -> None:
+        lost.append((machine.after_power_loss(seed * 1000 + len(lost)), book.copy()))
+
+    assert await machine.run(history(machine, book, seed), PowerSwitch(None, before_each=note))
+    for each, known in lost[::2]:
+        await check(each, known)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -142,11 +144,8 @@ async def test_life_of_kills_power_losses_and_full_disks_loses_nothing_that_was_
         switch = PowerSwitch(rng.randrange(300), full_seed=rng.choice((None, seed + life)))
         with suppress(DiskFullError):  # too full to be opened
             await machine.run(history(machine, book, seed * 100 + life), switch)
-        if rng.random() < 0.5:
-            machine.lose_power(rng.randrange(1 << 30))
-        else:
-            machine = machine.power_back()
-        await check(machine.power_back(), book)
+        machine = machine.after_power_loss(rng.randrange(1 << 30)) if rng.random() < 0.5 else machine.after_kill()
+        await check(machine.after_kill(), book)
 
 
 async def test_the_oracle_sees_a_collection_that_ignores_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,8 +188,7 @@ async def planted_fault_is_found() -> bool:
             machine, book = Machine(), Book()
             try:
                 await machine.run(history(machine, book, seed), PowerSwitch(last))
-                machine.lose_power(seed * 1000 + last)
-                await check(machine, book)
+                await check(machine.after_power_loss(seed * 1000 + last), book)
             except Exception:  # noqa: BLE001 (whatever notices)
                 return True
     return False

@@ -15,8 +15,8 @@ from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.entry_logs.collection import Mark
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
-from tests.unit.bookie.storage.test_store_crash import SMALL, entry
 from tests.worlds.clocks import ManualClock
+from tests.worlds.machine import SMALL, entry
 
 T = TypeVar("T")
 LEDGERS = st.sampled_from([LedgerId(number) for number in (0, 5, 9)])

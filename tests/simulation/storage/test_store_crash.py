@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import struct
-from collections.abc import Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,51 +20,17 @@ from bookie.model.errors import FatalError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.disks.memory import MemoryDisk, Operation
 from bookie.storage.entry_logs.entry_log import EntryLogWriter
 from bookie.storage.journal.journal import Journal
 from bookie.storage.port import DiskFullError
-from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.storage.write_cache import WriteCache
 from bookie.wire.port import AddBatch, Status
-from tests.worlds.clocks import ManualClock
+from tests.worlds.machine import Machine, PowerSwitch, entry, key_of
 
 LEDGERS = [LedgerId(number) for number in (3, 7, 11)]
 ENTRIES = range(40)
-WRITES = frozenset({Operation.CREATE, Operation.APPEND, Operation.SYNC, Operation.REPLACE, Operation.INDEX_WRITE})
-SMALL = StorageSettings(
-    journal_batch_bytes=400,
-    journal_file_bytes=900,
-    cache_bytes_max=3000,
-    flush_page_entries=2,
-    flush_sync_entries=3,
-    ledgers_in_memory=1,
-    open_logs=1,
-    list_page_keys=3,
-)
-"""Every bound is met many times in a short history."""
-
-
-class PowerSwitch:
-    """A ``before`` hook that stops the world behind the operation with a given number; full disks on request."""
-
-    def __init__(self, last: int | None, *, full_seed: int | None = None) -> None:
-        self.count = 0
-        self._full = None if full_seed is None else random.Random(full_seed)
-        self.trace: list[tuple[Operation, str]] = []
-        self.is_off = asyncio.Event()
-        self._last = last
-
-    async def __call__(self, operation: Operation, path: str) -> None:
-        self.count += 1
-        self.trace.append((operation, path))
-        if self._last is not None and self.count > self._last:
-            self.is_off.set()
-            await asyncio.Event().wait()
-        await asyncio.sleep(0)
-        if self._full is not None and operation in WRITES and self._full.random() < 0.05:
-            raise DiskFullError("no space left")
 
 
 @dataclass
@@ -79,57 +44,16 @@ class Known:
     asked_limbo: set[int] = field(default_factory=set)
     with_key: set[int] = field(default_factory=set)
 
-
-@dataclass
-class Machine:
-    """The disks of one bookie and the process on it."""
-
-    journal: MemoryDisk = field(default_factory=MemoryDisk)
-    ledgers: MemoryDisk = field(default_factory=MemoryDisk)
-    index: MemoryIndex = field(default_factory=MemoryIndex)
-    known: Known = field(default_factory=Known)
-
-    async def run(self, work: Coroutine[Any, Any, None], switch: PowerSwitch) -> bool:
-        """Run ``work`` until it is done or the power goes; whether it was done."""
-        for twin in (self.journal, self.ledgers, self.index):
-            twin.before = switch
-        earlier = asyncio.all_tasks()
-        tasks = [asyncio.ensure_future(work), asyncio.ensure_future(switch.is_off.wait())]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        is_done = tasks[0].done()
-        if is_done:
-            tasks[0].result()
-        gone = asyncio.all_tasks() - earlier
-        for task in gone:
-            task.cancel()
-        if gone:
-            await asyncio.wait(gone)
-        return is_done
-
-    def lose_power(self, seed: int) -> None:
-        rng = random.Random(seed)
-        self.journal, self.ledgers = self.journal.crash(rng), self.ledgers.crash(rng)
-        self.index = self.index.crash(rng)
-
-    def power_back(self) -> Machine:
-        """A copy of the machine, for one of many continuations."""
-        return Machine(self.journal.restarted(), self.ledgers.restarted(), self.index.restarted(), self.known)
-
-    async def open(self) -> LedgerStorage:
-        return await LedgerStorage.open(self.journal, self.ledgers, self.index, SMALL, ManualClock(turns=1))
+    def copy(self) -> Known:
+        """What is known at this moment."""
+        sent = {place: set(entries) for place, entries in self.sent.items()}
+        sets = map(set, (self.fenced, self.limbo, self.asked_limbo, self.with_key))
+        return Known(sent, dict(self.acknowledged), *sets)
 
 
-def key_of(ledger_id: int) -> bytes:
-    return b"key of %d" % ledger_id
-
-
-def entry(ledger_id: int, entry_id: int, payload: bytes) -> bytes:
-    return struct.pack(">qqqq", ledger_id, entry_id, -1, 0) + payload
-
-
-async def history(machine: Machine, seed: int) -> None:
+async def history(machine: Machine, known: Known, seed: int) -> None:
     """A client's life: adds, overwrites, fences, limbo, checkpoints, a clean restart in the middle."""
-    rng, known = random.Random(seed), machine.known
+    rng = random.Random(seed)
     for _ in range(3):
         store = await machine.open()
         for _ in range(8):
@@ -175,9 +99,8 @@ async def add(store: LedgerStorage, known: Known, rng: random.Random, ledger_id:
             known.acknowledged[ledger_id, number] = data
 
 
-async def check(machine: Machine) -> None:
+async def check(machine: Machine, known: Known) -> None:
     """The oracle."""
-    known = machine.known
     store = await machine.open()
     for ledger_id in LEDGERS:
         reply = await store.read(ledger_id, [EntryId(number) for number in ENTRIES])
@@ -212,61 +135,53 @@ async def check_state(store: LedgerStorage, known: Known, ledger_id: LedgerId) -
         assert (await store.add(AddBatch(ledger_id, key_of(ledger_id), new))).status is Status.FENCED
 
 
-async def operations_of(seed: int) -> int:
-    machine, switch = Machine(), PowerSwitch(None)
-    assert await machine.run(history(machine, seed), switch)
-    await check(machine.power_back())
-    return switch.count
+async def moments(seed: int, take: Callable[[Machine, int], Machine]) -> list[tuple[Machine, Known]]:
+    """What ``take`` makes of the machine before each operation of a history, with what the client knows by then."""
+    machine, known, found = Machine(), Known(), list[tuple[Machine, Known]]()
+
+    def note() -> None:
+        found.append((take(machine, seed * 1000 + len(found)), known.copy()))
+
+    assert await machine.run(history(machine, known, seed), PowerSwitch(None, before_each=note))
+    return found
 
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_power_loss_at_every_operation_loses_nothing_acknowledged(seed: int) -> None:
-    total = await operations_of(seed)
-    assert total > 100
-    for last in range(total):
-        machine = Machine()
-        assert not await machine.run(history(machine, seed), PowerSwitch(last))
-        machine.lose_power(seed * 1000 + last)
-        await check(machine)
+    lost = await moments(seed, Machine.after_power_loss)
+    assert len(lost) > 100
+    for machine, known in lost:
+        await check(machine, known)
 
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_kill_at_every_operation_loses_nothing_even_if_the_power_goes_later(seed: int) -> None:
-    for last in range(0, await operations_of(seed), 3):
-        machine = Machine()
-        await machine.run(history(machine, seed), PowerSwitch(last))
-        machine = machine.power_back()
-        await check(machine.power_back())
-        machine.lose_power(seed * 1000 + last)
-        await check(machine)
+    killed = await moments(seed, lambda machine, _: machine.after_kill())
+    for number, (machine, known) in enumerate(killed[::3]):
+        await check(machine.after_kill(), known)
+        await check(machine.after_power_loss(seed * 1000 + number), known)
 
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_power_loss_on_disks_that_are_full_now_and_then_loses_nothing(seed: int) -> None:
     for last in itertools.count(seed, 7):
-        machine = Machine()
+        machine, known = Machine(), Known()
         try:
-            is_done = await machine.run(history(machine, seed), PowerSwitch(last, full_seed=seed))
+            is_done = await machine.run(history(machine, known, seed), PowerSwitch(last, full_seed=seed))
         except DiskFullError:
             return  # too full to be opened
-        machine.lose_power(seed * 1000 + last)
-        await check(machine)
+        await check(machine.after_power_loss(seed * 1000 + last), known)
         if is_done:
             return
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_power_loss_during_recovery_loses_nothing_either(seed: int) -> None:
-    total = await operations_of(seed)
-    for last in range(seed, total, 17):
-        crashed = Machine()
-        await crashed.run(history(crashed, seed), PowerSwitch(last))
-        crashed.lose_power(seed * 1000 + last)
+    for first, (crashed, known) in enumerate((await moments(seed, Machine.after_power_loss))[seed::17]):
         for second in itertools.count():
-            machine = crashed.power_back()
+            machine = crashed.after_kill()
             is_recovered = await machine.run(recover(machine), PowerSwitch(second))
-            machine.lose_power(seed + last * 1000 + second)
-            await check(machine)
+            await check(machine.after_power_loss(seed + first * 1000 + second), known)
             if is_recovered:
                 break
 
@@ -274,16 +189,13 @@ async def test_power_loss_during_recovery_loses_nothing_either(seed: int) -> Non
 @pytest.mark.parametrize("seed", range(40))
 async def test_life_of_kills_power_losses_and_full_disks_loses_nothing(seed: int) -> None:
     rng = random.Random(seed)
-    machine = Machine()
+    machine, known = Machine(), Known()
     for life in range(8):
         switch = PowerSwitch(rng.randrange(150), full_seed=rng.choice((None, seed + life)))
         with suppress(DiskFullError):  # too full to be opened
-            await machine.run(history(machine, seed * 100 + life), switch)
-        if rng.random() < 0.5:
-            machine.lose_power(rng.randrange(1 << 30))
-        else:
-            machine = machine.power_back()
-        await check(machine.power_back())
+            await machine.run(history(machine, known, seed * 100 + life), switch)
+        machine = machine.after_power_loss(rng.randrange(1 << 30)) if rng.random() < 0.5 else machine.after_kill()
+        await check(machine.after_kill(), known)
 
 
 async def recover(machine: Machine) -> None:
@@ -304,8 +216,7 @@ async def test_overwritten_entry_never_goes_back_after_a_crash() -> None:
     for last in itertools.count():
         machine, done = Machine(), list[int]()
         is_done = await machine.run(overwrite(machine, done), PowerSwitch(last))
-        machine.lose_power(last)
-        store = await machine.open()
+        store = await machine.after_power_loss(last).open()
         [result] = (await store.read(LEDGERS[1], [EntryId(1)])).results
         if done:
             assert result.packet in versions[done[-1] :], f"after {last} operations"
@@ -317,7 +228,7 @@ async def test_overwritten_entry_never_goes_back_after_a_crash() -> None:
 async def test_every_step_of_a_checkpoint_is_crashed_in() -> None:
     """The histories above do stop between each pair of the steps whose order matters."""
     machine, switch = Machine(), PowerSwitch(None)
-    await machine.run(history(machine, 1), switch)
+    await machine.run(history(machine, Known(), 1), switch)
     places = [(operation, path.partition("/")[0]) for operation, path in switch.trace]
     for pair in (
         (Operation.CREATE, "entries"),
@@ -393,11 +304,10 @@ async def test_the_oracle_sees_a_missing_directory_sync(monkeypatch: pytest.Monk
 async def planted_fault_is_found() -> bool:
     for seed in range(3):
         for last in range(20, 400, 3):
-            machine = Machine()
+            machine, known = Machine(), Known()
             try:
-                is_done = await machine.run(history(machine, seed), PowerSwitch(last))
-                machine.lose_power(seed * 1000 + last)
-                await check(machine)
+                is_done = await machine.run(history(machine, known, seed), PowerSwitch(last))
+                await check(machine.after_power_loss(seed * 1000 + last), known)
             except (AssertionError, FatalError):
                 return True
             if is_done:

@@ -1,0 +1,109 @@
+"""The disks of one bookie, and a power switch that stops its process before any of their operations."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.port import DiskFullError
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from tests.worlds.clocks import ManualClock
+
+WRITES = frozenset({Operation.CREATE, Operation.APPEND, Operation.SYNC, Operation.REPLACE, Operation.INDEX_WRITE})
+SMALL = StorageSettings(
+    journal_batch_bytes=400,
+    journal_file_bytes=900,
+    cache_bytes_max=3000,
+    flush_page_entries=2,
+    flush_sync_entries=3,
+    ledgers_in_memory=1,
+    open_logs=1,
+    list_page_keys=3,
+)
+"""Every bound is met many times in a short history."""
+
+
+class PowerSwitch:
+    """A ``before`` hook that stops the world after the operation with a given number; full disks on request.
+
+    Attributes:
+        count: operations so far, this one included.
+        before_each: called before each operation.
+    """
+
+    def __init__(
+        self,
+        last: int | None,
+        *,
+        full_seed: int | None = None,
+        before_each: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.count = 0
+        self.before_each = before_each
+        self._full = None if full_seed is None else random.Random(full_seed)
+        self.trace: list[tuple[Operation, str]] = []
+        self.is_off = asyncio.Event()
+        self._last = last
+
+    async def __call__(self, operation: Operation, path: str) -> None:
+        self.before_each()
+        self.count += 1
+        self.trace.append((operation, path))
+        if self._last is not None and self.count > self._last:
+            self.is_off.set()
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        if self._full is not None and operation in WRITES and self._full.random() < 0.05:
+            raise DiskFullError("no space left")
+
+
+@dataclass
+class Machine:
+    """The disks of one bookie and the process on it."""
+
+    journal: MemoryDisk = field(default_factory=MemoryDisk)
+    ledgers: MemoryDisk = field(default_factory=MemoryDisk)
+    index: MemoryIndex = field(default_factory=MemoryIndex)
+
+    async def run(self, work: Coroutine[Any, Any, None], switch: PowerSwitch) -> bool:
+        """Run ``work`` until it is done or the power goes; whether it was done."""
+        for twin in (self.journal, self.ledgers, self.index):
+            twin.before = switch
+        earlier = asyncio.all_tasks()
+        tasks = [asyncio.ensure_future(work), asyncio.ensure_future(switch.is_off.wait())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        is_done = tasks[0].done()
+        if is_done:
+            tasks[0].result()
+        gone = asyncio.all_tasks() - earlier
+        for task in gone:
+            task.cancel()
+        if gone:
+            await asyncio.wait(gone)
+        return is_done
+
+    def after_power_loss(self, seed: int) -> Machine:
+        """The machine as a power loss at this moment leaves it; this one can go on."""
+        rng = random.Random(seed)
+        return Machine(self.journal.crash(rng), self.ledgers.crash(rng), self.index.crash(rng))
+
+    def after_kill(self) -> Machine:
+        """The machine as a kill of the process at this moment leaves it; this one can go on."""
+        return Machine(self.journal.restarted(), self.ledgers.restarted(), self.index.restarted())
+
+    async def open(self) -> LedgerStorage:
+        return await LedgerStorage.open(self.journal, self.ledgers, self.index, SMALL, ManualClock(turns=1))
+
+
+def key_of(ledger_id: int) -> bytes:
+    return b"key of %d" % ledger_id
+
+
+def entry(ledger_id: int, entry_id: int, payload: bytes) -> bytes:
+    return struct.pack(">qqqq", ledger_id, entry_id, -1, 0) + payload
