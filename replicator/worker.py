@@ -16,13 +16,16 @@ from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, Session, SessionState
+from bookie.metadata.tasks.copy_limits import CopyLimitsStore
 from bookie.model.errors import FatalError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.waiting import all_completed, first_of
 from replicator.copying.copier import Copier
-from replicator.copying.throttle import ByteBudget, Throttle
+from replicator.copying.pace import Pace
+from replicator.copying.shared_limits import SharedLimits
+from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.absence import Absences
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
@@ -65,10 +68,8 @@ class Worker:
         self._settings = settings
         self._events = events
         self._owner = owner
-        self._throttle = Throttle(ports.clock, settings.bytes_per_second)
-        self._reads = Throttle(ports.clock, settings.bytes_per_second)
-        budget = ByteBudget(IN_FLIGHT_BYTES)
-        self._copier = Copier(ports.transport, ports.clock, self._throttle, self._reads, budget, self._is_avoided)
+        self._pace = Pace(ports.clock, settings.bytes_per_second)
+        self._copier = Copier(ports.transport, ports.clock, self._pace, ByteBudget(IN_FLIGHT_BYTES), self._is_avoided)
         self._delays = Delays(ports.clock, settings.open_ledger_grace_s)
         self._absences = Absences(ports)
         self._context = RepairContext(ports, self._copier, events, self._delays, self._absences)
@@ -87,10 +88,10 @@ class Worker:
         return Load(
             len(self._running),
             self._copier.budget.held_bytes,
-            self._throttle.bytes_per_second,
+            self._pace.bytes_per_second,
             self._copier.copied_entries,
             self._copier.copied_bytes,
-            max(self._throttle.waited_s, self._reads.waited_s),
+            self._pace.waited_s,
             self._ports.circuits.open_count,
         )
 
@@ -111,8 +112,7 @@ class Worker:
         Raises:
             ValueError: negative.
         """
-        self._throttle.set_rate(bytes_per_second)
-        self._reads.set_rate(bytes_per_second)
+        self._pace.set_rate(bytes_per_second)
 
     def stop(self) -> None:
         """Take no more tasks; what is in flight may end within the grace period, the rest is let go. Idempotent."""
@@ -126,7 +126,12 @@ class Worker:
             FatalError: a rule that our own code must keep was broken; everything was let go.
             PermanentError: only with ``once``: the store does not allow what is needed.
         """
-        watchers = [guarded("session watch", self._watch_session()), guarded("bookie watch", self._watch_bookies())]
+        limits = CopyLimitsStore(self._ports.store, self._ports.cluster.root)
+        watchers = [
+            guarded("session watch", self._watch_session()),
+            guarded("bookie watch", self._watch_bookies()),
+            guarded("copy limits", SharedLimits(limits, self._ports, self._pace, self._owner).follow()),
+        ]
         try:
             end = await self._dispatch()
             await self._finish(0.0 if self._fatal is not None else self._settings.grace_s)

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from auditor.cli import bench, quickstart
 from auditor.cli.audit import command as audit
 from auditor.cli.audit import remote, report
-from auditor.cli.cluster import bookies, dead_letters, decommission, drain, ok_to_stop, recovery, status
+from auditor.cli.cluster import bookies, dead_letters, decommission, drain, ok_to_stop, recovery, status, throttle
 from auditor.cli.configuration import command as config
 from auditor.cli.configuration.security_options import set_for_this_call
 from auditor.cli.configuration.settings import with_options
@@ -78,6 +78,7 @@ app.add_typer(log.app, name="log")
 app.add_typer(status.underreplicated_app, name="underreplicated")
 app.add_typer(recovery.app, name="recovery")
 app.command("recover")(recovery.recover)
+app.add_typer(throttle.app, name="throttle")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("ok-to-stop")(ok_to_stop.ok_to_stop)
 app.add_typer(drain.app, name="drain")

@@ -10,7 +10,7 @@ Chunks may arrive in any order, because an add replaces an entry with the same i
 Each lane takes the next chunk, checks that the copy may continue, reads the chunk, and sends it, so that reading and
 storing overlap. ``ByteBudget`` bounds the memory: a lane holds the largest possible answer before it asks, and the true
 size from the answer until the target has acknowledged it (R43). A pause before entries are asked for again holds none.
-Two ``Throttle`` objects bound the bytes read and sent per second.
+``Pace`` bounds the bytes and requests per second.
 
 A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so a hopeless position is
 not copied again and again (R38). After a crash or an early stop, the target has entries that no metadata names. They
@@ -38,9 +38,10 @@ from bookie.model.packet import HEADER_SIZE
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Transport
+from replicator.copying.pace import Pace, PacedReads
 from replicator.copying.sources import EntrySource, FetchedEntries, Orders
 from replicator.copying.target import Target
-from replicator.copying.throttle import ByteBudget, Throttle
+from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 from replicator.plan.steps import CopyPosition
 
@@ -98,20 +99,15 @@ class Copier:
         self,
         transport: Transport,
         clock: Clock,
-        throttle: Throttle,
-        reads: Throttle,
+        pace: Pace,
         budget: ByteBudget,
         is_avoided: Callable[[BookieId], bool] = lambda _: False,
     ) -> None:
-        """Prepare copying; ``throttle`` bounds what targets are sent, and ``reads`` what sources are asked for.
-
-        Sources that ``is_avoided`` are asked last (R42).
-        """
+        """Prepare copying. Sources that ``is_avoided`` are asked last (R42)."""
         self.is_avoided = is_avoided
         self.transport = transport
         self.clock = clock
-        self.throttle = throttle
-        self.reads = reads
+        self.pace = pace
         self.budget = budget
         self.copied_entries = 0
         """Entries that targets have acknowledged, over all copies."""
@@ -147,13 +143,13 @@ class Copier:
         self, ledger: Versioned, bookie: BookieId, entry_ids: Sequence[EntryId], rank: int = 0
     ) -> Answer | None:
         """Read entries back from a bookie; None if it serves good copies of all of them, else its answer for one."""
-        source = EntrySource(self.transport, ledger.ledger_id, stored_digest(ledger))
+        paced = PacedReads(self.transport, self.pace, self.clock, rank)
+        source = EntrySource(paced, ledger.ledger_id, stored_digest(ledger))
         waiting = list(entry_ids)
         while waiting:
             fetched = await source.fetch(dict.fromkeys(waiting[:READ_ENTRIES_MAX], (bookie,)))
             if fetched.unreadable:
                 return fetched.unreadable[0].answers[0]
-            await self.reads.take(sum(map(len, fetched.packets.values())), rank)
             waiting = [*fetched.rest, *waiting[READ_ENTRIES_MAX:]]
         return None
 
@@ -185,14 +181,15 @@ class _CopyRun:
         self._step = step
         self._may_continue = may_continue
         self._is_digest_known = ledger.metadata.digest_type is not None
-        self._source = EntrySource(copier.transport, ledger.ledger_id, digest, ledger.metadata.length or None)
+        self._reads = PacedReads(copier.transport, copier.pace, copier.clock, rank)
+        self._source = EntrySource(self._reads, ledger.ledger_id, digest, ledger.metadata.length or None)
         self._entry_ids = entries_without(step, held)
-        self._entry_bytes = HEADER_SIZE + digest.size + _average_payload(ledger.metadata)
+        self._reads.entry_bytes = HEADER_SIZE + digest.size + _average_payload(ledger.metadata)
         self._turn = int(ledger.ledger_id)
         self._holders = [step.holders(start) for start in range(len(step.sources))]
         self._suspects: set[BookieId] = set()
         self._target = Target(
-            copier.transport, copier.clock, copier.throttle, step.target, ledger, incarnation, rank, self._goes_on
+            copier.transport, copier.clock, copier.pace, step.target, ledger, incarnation, rank, self._goes_on
         )
         self._unreadable: list[UnreadableEntry] = []
         self._unreadable_count = 0
@@ -242,7 +239,7 @@ class _CopyRun:
         """Entries that make about one full batch, so that a chunk is one request to the target."""
         if fault_point("replicator.tiny_batch"):
             return 1
-        return max(1, min(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX // self._entry_bytes))
+        return max(1, min(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX // self._reads.entry_bytes))
 
     async def _copy_chunk(self, chunk: Sequence[EntryId], turn: int) -> None:
         """Copy a chunk in as many passes as its size needs, or until the copy is over.
@@ -289,7 +286,7 @@ class _CopyRun:
         async with budget.hold(self._source.answer_bytes_max(len(waiting)), self._rank) as share:
             if self._is_over():
                 return None
-            fetched = await self._read(self._orders(waiting, turn))
+            fetched = await self._source.fetch(self._orders(waiting, turn))
             budget.reduce(share, fetched.size_bytes)
             self._suspects.update(fetched.silent)
             self._note_corrupt(fetched.corrupt)
@@ -311,14 +308,6 @@ class _CopyRun:
             if len(self._corrupt) < CORRUPT_MAX and copy not in self._corrupt:  # several passes may meet it
                 self._corrupt.append(copy)
 
-    async def _read(self, orders: Orders) -> FetchedEntries:
-        """Ask the holders once, within the rate for reads; every attempt counts."""
-        estimated_bytes = len(orders) * self._entry_bytes
-        await self._copier.reads.take(estimated_bytes, self._rank)
-        fetched = await self._source.fetch(orders)
-        self._copier.reads.charge(fetched.size_bytes - estimated_bytes)
-        return fetched
-
     def _orders(self, entry_ids: Sequence[EntryId], turn: int) -> Orders:
         """Whom to ask: the first holder changes from chunk to chunk, bookies that did not answer come last."""
         size = len(self._holders)
@@ -335,7 +324,7 @@ class _CopyRun:
         elif not self._is_over():
             self._target_failure = failure
         if self._target.entries:
-            self._entry_bytes = max(1, self._target.bytes // self._target.entries)
+            self._reads.entry_bytes = max(1, self._target.bytes // self._target.entries)
         return failure is None
 
 

@@ -18,7 +18,7 @@ from bookie.model.digest import master_key
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, AddBatch, AddReply, Status, Transport
-from replicator.copying.throttle import Throttle
+from replicator.copying.pace import Pace
 from replicator.knowledge.evidence import Answer
 
 ADD_TIMEOUT_S: Final = 15.0
@@ -44,7 +44,7 @@ class Target:
         self,
         transport: Transport,
         clock: Clock,
-        throttle: Throttle,
+        pace: Pace,
         bookie: BookieId,
         ledger: Versioned,
         incarnation: str = "",
@@ -59,7 +59,7 @@ class Target:
         self._goes_on = goes_on
         self._transport = transport
         self._clock = clock
-        self._throttle = throttle
+        self._pace = pace
         self._bookie = bookie
         self._incarnation = incarnation
         self._ledger_id = ledger.ledger_id
@@ -106,8 +106,10 @@ class Target:
     async def _offer(self, batch: AddBatch, size_bytes: int) -> AddReply:
         """Send a batch, and again if the connection broke."""
         for attempt in itertools.count(1):
-            await self._throttle.take(size_bytes, self._rank)  # each attempt is traffic, also a refused one
+            await self._pace.before_add(self._bookie, size_bytes, self._rank)  # each attempt is traffic
+            sent_s = self._clock.monotonic_s()
             reply = await self._transport.add(self._bookie, batch, ADD_TIMEOUT_S)
+            self._pace.added(self._bookie, size_bytes, self._clock.monotonic_s() - sent_s)
             if reply.status not in _BROKEN or attempt >= _BROKEN_ATTEMPTS_MAX:
                 return reply
             await self._clock.sleep(min(_BACKOFF_S * 2**attempt, _BACKOFF_S_MAX))

@@ -1,4 +1,4 @@
-"""Two bounds that all copying of a process shares: bytes per second, and bytes in memory."""
+"""Two kinds of bounds that copies of a process share: units per second, and bytes in memory."""
 
 from __future__ import annotations
 
@@ -99,6 +99,13 @@ class Throttle:
                 self.waited_s += self._clock.monotonic_s() - begun_s
             if self._rate:
                 self._tokens -= size_bytes
+
+    def passes(self, size_bytes: int) -> bool:
+        """Take ``size_bytes`` if they may pass at once; False, and nothing taken, if not or if there is no rate."""
+        if self._rate == 0 or self._wait_s() > 0:
+            return False
+        self._tokens -= size_bytes
+        return True
 
     def charge(self, size_bytes: int) -> None:
         """Correct an earlier ``take`` that was too small, or (if negative) too large. Does not wait."""

@@ -134,6 +134,33 @@ def test_a_wrong_file_of_secrets_is_wrong_configuration(cluster: EmbeddedCluster
     assert f"there is no file {missing}" in result.stderr.decode()
 
 
+def test_limits_on_copying_are_set_shown_and_removed(cluster: EmbeddedCluster) -> None:
+    uri = cluster.metadata_uri
+    assert document("throttle", "show", uri=uri)["limited"] is False
+    rehearsed = document("throttle", "set", "--bytes-per-second", "5g", "--dry-run", uri=uri)
+    assert (rehearsed["dry_run"], rehearsed["bytes_per_second"]) == (True, 5 << 30)
+    assert document("throttle", "show", uri=uri)["limited"] is False
+    process("throttle", "set", "--bytes-per-second", "50MiB", "--requests-per-second", "70", uri=uri)
+    document("throttle", "set", "--critical", "1m", "--profile", "client-first", uri=uri)
+    shown = document("throttle", "show", uri=uri)
+    assert (shown["bytes_per_second"], shown["requests_per_second"]) == (50 << 20, 70)
+    assert (shown["critical_bytes_per_second"], shown["profile"]) == (1 << 20, "client-first")
+    assert (shown["limited"], shown["workers"], shown["bookie_in_bytes_per_second"]) == (True, [], 0)
+    assert shown["by"]
+    assert shown["since"]
+    document("throttle", "clear", uri=uri)
+    assert document("throttle", "show", uri=uri)["limited"] is False
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--bytes-per-second", "fast"), ("--bookie-in", "-1"), ("--profile", "none")]
+)
+def test_bad_limits_change_nothing(cluster: EmbeddedCluster, arguments: tuple[str, ...]) -> None:
+    uri = cluster.metadata_uri
+    assert bkheal("throttle", "set", *arguments, uri=uri).returncode in (1, 2)
+    assert document("throttle", "show", uri=uri)["limited"] is False
+
+
 def test_recovery_is_switched_off_and_on(cluster: EmbeddedCluster) -> None:
     uri = cluster.metadata_uri
     assert started(uri, "recovery", "disable").returncode == 0

@@ -13,10 +13,12 @@ from bookie.metadata.logs.log_store import LogLists
 from bookie.metadata.nodes import put
 from bookie.metadata.runs.records import Holder, Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore, CopyProfile
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.metadata.tasks.reservations import Reservation, Reservations, UnreadableReservationError
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.records import UnreadableRecordError
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 
 ROOT = "/ledgers"
@@ -42,6 +44,7 @@ LOG = (
     b'{"format":1,"ctime_ms":1763900000000,"last_listed":5,"ledgers":[3,5],"options":{"ensemble_size":3},'
     b'"trimming":[2],"truncated_through":2,"writer":"w1"}'
 )
+LIMITS = b'{"format":1,"bytes_per_second":5,"profile":"balanced","by":"ops","since_ms":1763900000000,"new_field":1}'
 LOCK = b'{"run_id": "20261120T101500Z-0a1b2c", "process": "host:12"}'
 RUN = (
     b'{"run_id": "20261120T101500Z-0a1b2c", "kind": "bookies", "cause": "schedule", "owner": "cron", "process": '
@@ -58,6 +61,7 @@ PATHS = {
     DOWN: own_path("first-seen-down", ROOT) + f"/{B1}",
     INCARNATIONS: own_path("incarnations", ROOT) + f"/{B1}",
     LOG: own_path("logs", ROOT) + "/a",
+    LIMITS: own_path("copy-limits", ROOT),
     LOCK: own_path("runs", ROOT) + "/locks/bookies",
     RUN: own_path("runs", ROOT) + f"/records/{RUN_ID}",
 }
@@ -78,6 +82,8 @@ async def test_records_of_the_first_releases_are_read() -> None:
     assert reserved is not None
     assert (reserved.token, reserved.reservations) == ("t-1", (Reservation(EntryId(0), 2, B3, "7d0c"),))
     assert await DoubtedMembers(store, ROOT).get(LEDGER) == frozenset({B1, B2})
+    expected = CopyLimits(5, profile=CopyProfile.BALANCED, by="ops", since_ms=SINCE_MS)
+    assert (await CopyLimitsStore(store, ROOT).read()).limits == expected
     assert await Drains(store, ROOT).read() == {B1: Drain(B1, "ops", SINCE_MS)}
     assert await FirstSeenDown(store, ROOT).read() == {B1: Down(SINCE_MS, SINCE_MS + 60_000, True)}
     history = (Incarnation("7d0c", SINCE_MS), Incarnation("99aa", SINCE_MS + 1))
@@ -143,6 +149,8 @@ async def test_a_record_of_a_newer_format_is_as_safe_as_a_damaged_one(written: C
     assert (await store.get(PATHS[INCARNATIONS])).data == written(INCARNATIONS)
     with pytest.raises(UnreadableLogError):
         await LogLists(store, ROOT).read("a")
+    with pytest.raises(UnreadableRecordError):
+        await CopyLimitsStore(store, ROOT).read()
     runs = Runs(store, ROOT)
     assert await runs.get(RUN_ID) is None
     assert await runs.holder(RunKind.BOOKIES) == Holder("", "")

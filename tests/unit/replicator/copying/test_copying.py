@@ -18,9 +18,10 @@ from bookie.model.metadata import DigestType
 from bookie.model.packet import HEADER_SIZE
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_BYTES_MAX, EntryResult, Status
 from replicator.copying.copier import NOTHING_HELD, Copier, CopyOutcome, entries_without
+from replicator.copying.pace import Pace
 from replicator.copying.sources import EntrySource
 from replicator.copying.target import BUSY_S_MAX, batches
-from replicator.copying.throttle import ByteBudget, Throttle
+from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.evidence import Answer, UnreadableEntry
 from replicator.plan.steps import Cause, CopyPosition
 from tests.worlds.ledgers import PASSWORD, make_metadata, make_packets, names
@@ -96,8 +97,7 @@ async def scene(
         write_quorum=quorum,
         sources=(ensemble[0], None, *ensemble[2:]),
     )
-    throttle, reads = (Throttle(bookies.clock, bytes_per_second) for _ in range(2))
-    copier = Copier(bookies.transport, bookies.clock, throttle, reads, ByteBudget(64 * MIB))
+    copier = Copier(bookies.transport, bookies.clock, Pace(bookies.clock, bytes_per_second), ByteBudget(64 * MIB))
     try:
         yield Scene(bookies, ledger, packets, copier, step)
     finally:

@@ -1,0 +1,164 @@
+"""Limits on copying for a whole cluster, and the workers that share them.
+
+``/bkheal/copy-limits/<ledgers root>`` contains the limits that an operator has set; without the node there are none.
+``/bkheal/copying/<ledgers root>/<worker>`` is an ephemeral node of a worker that copies while limits are set. The
+workers divide the limits by the number of these nodes, so a node that stays until its session ends costs speed for that
+time, and never exceeds a limit.
+
+Source: docs/failure-model.md#state-under-bkheal.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from bookie.metadata.layout import own_path
+from bookie.metadata.nodes import ensure_path, find, put, remove
+from bookie.metadata.port import Children, MetadataStore, NodeExistsError, NoNodeError, Stat, WriteOutcomeUnknownError
+from bookie.model.records import decode_record, encode_record
+
+
+class CopyProfile(enum.Enum):
+    """What comes first if copying makes a bookie slow."""
+
+    CLIENT_FIRST = "client-first"
+    """Copy more slowly if a bookie takes longer than 50 ms for a request of a copy."""
+    BALANCED = "balanced"
+    """Copy more slowly if it takes longer than 250 ms."""
+    RECOVERY_FIRST = "recovery-first"
+    """Copy as fast as the bookies accept it. The default."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyLimits:
+    """Limits of all workers of a cluster together. 0: no limit."""
+
+    bytes_per_second: int = 0
+    """Bytes that targets are sent; as many may be read from sources."""
+    requests_per_second: int = 0
+    """Reads and adds of copies."""
+    bookie_in_bytes_per_second: int = 0
+    """Bytes that one bookie is sent."""
+    bookie_out_bytes_per_second: int = 0
+    """Bytes that are read from one bookie."""
+    critical_bytes_per_second: int = 0
+    """Bytes of ledgers with a single copy left that pass whatever the other limits are."""
+    profile: CopyProfile = CopyProfile.RECOVERY_FIRST
+    by: str = ""
+    """The operator who set them, for people."""
+    since_ms: int = 0
+    """When they were set, epoch milliseconds; 0 if nobody set any."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenLimits:
+    """Limits as they were read, to wait for a change."""
+
+    limits: CopyLimits | None
+    """None: there are none."""
+    stat: Stat | None
+
+
+class CopyLimitsStore:
+    """The limits of the cluster at ``ledgers_root``, and its copying workers."""
+
+    def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
+        self._store = store
+        self.path = own_path("copy-limits", ledgers_root)
+        """The path of the limits."""
+        self._workers = own_path("copying", ledgers_root)
+
+    async def read(self) -> SeenLimits:
+        """Return the limits.
+
+        Raises:
+            UnreadableRecordError: they are damaged, or a newer release set them; ``stat`` returns what to wait for.
+            StoreUnavailableError: no answer.
+        """
+        node = await find(self._store, self.path)
+        if node is None:
+            return SeenLimits(None, None)
+        return SeenLimits(decode_record(node.data, CopyLimits), node.stat)
+
+    async def stat(self) -> Stat | None:
+        """Return the state of the limits' node, None if there is none.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        return await self._store.stat(self.path)
+
+    async def set(self, limits: CopyLimits) -> None:
+        """Set the limits; the last ones win.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; setting them again is safe.
+        """
+        await put(self._store, self.path, encode_record(limits))
+
+    async def clear(self) -> None:
+        """Remove every limit. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; clearing again is safe.
+        """
+        await remove(self._store, self.path)
+
+    async def wait_changed(self, seen: Stat | None) -> None:
+        """Return after the limits have changed since ``seen``.
+
+        Raises:
+            StoreUnavailableError: the session was lost while waiting.
+        """
+        await self._store.wait_node_changed(self.path, seen)
+
+    async def join(self, name: str) -> None:
+        """Count as a copying worker until ``leave``, or until the session ends. Idempotent.
+
+        Args:
+            name: unique among all workers, also of other sessions.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; joining again is safe.
+        """
+        try:
+            await self._store.create(f"{self._workers}/{name}", b"", is_ephemeral=True)
+        except NodeExistsError:
+            return
+        except NoNodeError:
+            await ensure_path(self._store, self._workers)
+            await self.join(name)
+
+    async def leave(self, name: str) -> None:
+        """Stop counting as a copying worker. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; leaving again is safe.
+        """
+        try:
+            await self._store.delete(f"{self._workers}/{name}")
+        except NoNodeError:
+            return
+        except WriteOutcomeUnknownError:
+            if await self._store.stat(f"{self._workers}/{name}") is not None:
+                raise
+
+    async def workers(self) -> Children | None:
+        """Return the names of the copying workers, None if there never was one.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        try:
+            return await self._store.children(self._workers)
+        except NoNodeError:
+            return None
+
+    async def wait_workers_changed(self, seen: Children) -> None:
+        """Return after a worker has joined or left since ``seen``.
+
+        Raises:
+            StoreUnavailableError: the session was lost while waiting.
+        """
+        await self._store.wait_children_changed(self._workers, seen)

@@ -1,0 +1,291 @@
+"""How fast a process copies: its own rate, its share of the cluster's limits, and a pause for bookies that are slow.
+
+The invariant: a request of a copy leaves only after every limit that applies to it has let it pass, and every attempt
+counts. The limits of the cluster are divided by the number of workers that copy (``share_of``), so all workers together
+keep them. Before a process has its share, its copies wait (``SharedLimits``).
+
+Copies of ledgers with a single copy left have a rate of their own, the floor. What the floor lets pass does not wait
+for the other limits. It still counts against them, so other copies give way to it.
+
+A bookie that takes longer than the profile allows gets less. Its rate falls to 70 % of what it was sent, once a second,
+and never below a small rate, so every copy ends. While requests are quick again, the rate grows by a quarter each
+second until it is twice what the bookie accepted when it became slow. Then there is no such limit any more.
+
+Memory is bounded: the rates of at most 1,000 bookies are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from typing_extensions import override
+
+from bookie.metadata.tasks.copy_limits import CopyLimits, CopyProfile
+from bookie.model.ids import BookieId
+from bookie.runtime.clock import Clock
+from bookie.wire.port import AddBatch, AddReply, ReadReply, ReplyT, Request, Transport
+from bookie.wire.requests import Read
+from replicator.copying.throttle import Throttle
+
+CRITICAL_RANK: Final = 1
+"""The rank of ledgers with a single copy left of some entry (``replicator.queue.ordering``)."""
+SLOW_S: Final = {CopyProfile.CLIENT_FIRST: 0.05, CopyProfile.BALANCED: 0.25, CopyProfile.RECOVERY_FIRST: 0.0}
+"""Seconds that a request of a copy may take on average before its bookie gets less; 0: as long as it likes."""
+SLOWED_BYTES_PER_SECOND_MIN: Final = 256 << 10
+"""What a slow bookie still gets from this process."""
+DECISION_S: Final = 1.0
+"""Time between two changes of a bookie's rate."""
+_IDLE_S: Final = 30.0
+"""A longer time without a request is not part of what a rate is measured over."""
+_SLOWER: Final = 0.7
+_FASTER: Final = 1.25
+_BOOKIES_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What one process may do. 0: no limit."""
+
+    bytes_per_second: int = 0
+    requests_per_second: int = 0
+    bookie_in_bytes_per_second: int = 0
+    bookie_out_bytes_per_second: int = 0
+    critical_bytes_per_second: int = 0
+    slow_s: float = 0.0
+    """Average seconds of a request above which a bookie gets less; 0: it never does."""
+
+
+UNLIMITED: Final = Rates()
+
+
+def share_of(limits: CopyLimits, workers: int) -> Rates:
+    """Return what one of ``workers`` may do, so that all of them together keep ``limits``.
+
+    A limit below the number of workers is one unit per second for each: copying never stops entirely.
+    """
+
+    def part(limit: int) -> int:
+        return max(1, limit // workers) if limit else 0
+
+    return Rates(
+        part(limits.bytes_per_second),
+        part(limits.requests_per_second),
+        part(limits.bookie_in_bytes_per_second),
+        part(limits.bookie_out_bytes_per_second),
+        part(limits.critical_bytes_per_second),
+        SLOW_S[limits.profile],
+    )
+
+
+class _Direction:
+    """What one bookie is sent, or what is read from it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.throttle = Throttle(clock)
+        self._clock = clock
+        self._limit = 0
+        self._slowed = 0
+        """The rate that its slowness allows; 0: any."""
+        self._is_quick_above = 0
+        """A slowed rate that reaches this is given up."""
+        self._noted_s = self._since_s = clock.monotonic_s()
+        self._bytes = self._requests = 0
+        self._seconds = 0.0
+
+    def limit(self, bytes_per_second: int) -> None:
+        """Set the limit that an operator gave; 0: none."""
+        self._limit = bytes_per_second
+        self._apply()
+
+    def note(self, size_bytes: int, seconds: float, slow_s: float) -> None:
+        """Note a request that took ``seconds``; once a second, decide on the rate."""
+        now_s = self._clock.monotonic_s()
+        if now_s - seconds - self._noted_s > _IDLE_S:
+            self._restart(now_s - seconds)
+        self._noted_s = now_s
+        self._bytes += size_bytes
+        self._requests += 1
+        self._seconds += seconds
+        span_s = now_s - self._since_s
+        if span_s < DECISION_S:
+            return
+        self._decide(self._bytes / span_s, self._seconds / self._requests, slow_s)
+        self._restart(now_s)
+
+    def _restart(self, now_s: float) -> None:
+        self._since_s, self._bytes, self._requests, self._seconds = now_s, 0, 0, 0.0
+
+    def _decide(self, bytes_per_second: float, mean_s: float, slow_s: float) -> None:
+        if slow_s and mean_s > slow_s:
+            reached = min(bytes_per_second, self._slowed or bytes_per_second)
+            self._is_quick_above = max(self._is_quick_above, int(2 * reached))
+            self._slowed = max(SLOWED_BYTES_PER_SECOND_MIN, int(_SLOWER * reached))
+        elif self._slowed:
+            self._slowed = int(_FASTER * self._slowed)
+            if not slow_s or self._slowed >= self._is_quick_above:
+                self._slowed = self._is_quick_above = 0
+        self._apply()
+
+    def _apply(self) -> None:
+        rate = _smaller(self._limit, self._slowed)
+        if rate != self.throttle.bytes_per_second:
+            self.throttle.set_rate(rate)
+
+
+class Pace:
+    """The limits of one process's copies. One for all of them."""
+
+    def __init__(self, clock: Clock, bytes_per_second: int = 0) -> None:
+        """Start with the process's own rate (0: none) and no limits of the cluster."""
+        self._clock = clock
+        self._own = bytes_per_second
+        self._rates = UNLIMITED
+        self._adds = Throttle(clock, bytes_per_second)
+        self._reads = Throttle(clock, bytes_per_second)
+        self._requests = Throttle(clock)
+        self._critical = Throttle(clock)
+        self._in: dict[BookieId, _Direction] = {}
+        self._out: dict[BookieId, _Direction] = {}
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+        self.wanted = asyncio.Event()
+        """Set by each request of a copy; cleared by the follower of the limits."""
+        self._waiting = 0
+
+    @property
+    def bytes_per_second(self) -> int:
+        """The rate of this process, of bytes that targets are sent; 0: no limit."""
+        return self._adds.bytes_per_second
+
+    @property
+    def waited_s(self) -> float:
+        """Time that copies waited for a rate; grows by at most one second per second."""
+        return max(self._adds.waited_s, self._reads.waited_s, self._requests.waited_s)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a request waits, or one came since ``wanted`` was cleared."""
+        return self._waiting > 0 or self.wanted.is_set()
+
+    def set_rate(self, bytes_per_second: int) -> None:
+        """Change the process's own rate (0: none).
+
+        Raises:
+            ValueError: negative.
+        """
+        if bytes_per_second < 0:
+            raise ValueError(f"bytes per second must be 0 (unlimited) or more, not {bytes_per_second}")
+        self._own = bytes_per_second
+        self._apply()
+
+    def set_share(self, rates: Rates) -> None:
+        """Change the share of the cluster's limits, and let copies pass that waited for it."""
+        self._rates = rates
+        self._apply()
+        self._is_open.set()
+
+    def close(self) -> None:
+        """Let nothing pass until the next ``set_share``."""
+        self._is_open.clear()
+
+    async def before_add(self, bookie: BookieId, size_bytes: int, rank: int) -> None:
+        """Wait until ``size_bytes`` may be sent to ``bookie``. Smaller ranks pass first."""
+        await self._pass(self._adds, self._direction(self._in, bookie), size_bytes, rank)
+
+    async def before_read(self, bookie: BookieId, size_bytes: int, rank: int) -> None:
+        """Wait until about ``size_bytes`` may be read from ``bookie``; ``was_read`` corrects it."""
+        await self._pass(self._reads, self._direction(self._out, bookie), size_bytes, rank)
+
+    def added(self, bookie: BookieId, size_bytes: int, seconds: float) -> None:
+        """Note how long an add took, whatever its outcome."""
+        self._direction(self._in, bookie).note(size_bytes, seconds, self._rates.slow_s)
+
+    def was_read(self, bookie: BookieId, expected_bytes: int, size_bytes: int, seconds: float) -> None:
+        """Note what a read brought and how long it took; ``expected_bytes`` is what ``before_read`` waited for."""
+        direction = self._direction(self._out, bookie)
+        for throttle in (self._reads, direction.throttle):
+            throttle.charge(size_bytes - expected_bytes)
+        direction.note(size_bytes, seconds, self._rates.slow_s)
+
+    async def _pass(self, throttle: Throttle, direction: _Direction, size_bytes: int, rank: int) -> None:
+        self._waiting += 1
+        self.wanted.set()
+        try:
+            await self._is_open.wait()
+            await self._pass_limits(throttle, direction, size_bytes, rank)
+        finally:
+            self._waiting -= 1
+
+    async def _pass_limits(self, throttle: Throttle, direction: _Direction, size_bytes: int, rank: int) -> None:
+        if rank == CRITICAL_RANK and self._critical.passes(size_bytes):
+            for each, size in ((throttle, size_bytes), (direction.throttle, size_bytes), (self._requests, 1)):
+                each.charge(size)
+            return
+        await self._requests.take(1, rank)
+        await direction.throttle.take(size_bytes, rank)
+        await throttle.take(size_bytes, rank)
+
+    def _direction(self, directions: dict[BookieId, _Direction], bookie: BookieId) -> _Direction:
+        if (direction := directions.get(bookie)) is None:
+            if len(directions) >= _BOOKIES_MAX:
+                del directions[next(iter(directions))]
+            direction = directions[bookie] = _Direction(self._clock)
+            direction.limit(self._limit_of(directions))
+        return direction
+
+    def _limit_of(self, directions: dict[BookieId, _Direction]) -> int:
+        is_in = directions is self._in
+        return self._rates.bookie_in_bytes_per_second if is_in else self._rates.bookie_out_bytes_per_second
+
+    def _apply(self) -> None:
+        rate = _smaller(self._own, self._rates.bytes_per_second)
+        self._adds.set_rate(rate)
+        self._reads.set_rate(rate)
+        self._requests.set_rate(self._rates.requests_per_second)
+        self._critical.set_rate(self._rates.critical_bytes_per_second)
+        for directions in (self._in, self._out):
+            for direction in directions.values():
+                direction.limit(self._limit_of(directions))
+
+
+class PacedReads(Transport):
+    """A transport whose reads keep the pace. For the copies of one ledger."""
+
+    def __init__(self, inner: Transport, pace: Pace, clock: Clock, rank: int) -> None:
+        self._inner = inner
+        self._pace = pace
+        self._clock = clock
+        self._rank = rank
+        self.entry_bytes = 1
+        """Expected size of an entry; the true size is charged afterwards."""
+
+    @override
+    async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        return await self._inner.add(bookie, batch, timeout_s)
+
+    @override
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        count = len(request.entry_ids) if isinstance(request, Read) else 0
+        if not count:
+            return await self._inner.ask(bookie, request, timeout_s)
+        expected_bytes = count * self.entry_bytes
+        await self._pace.before_read(bookie, expected_bytes, self._rank)
+        asked_s = self._clock.monotonic_s()
+        reply = await self._inner.ask(bookie, request, timeout_s)
+        self._pace.was_read(bookie, expected_bytes, _size_bytes(reply), self._clock.monotonic_s() - asked_s)
+        return reply
+
+    @override
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+def _size_bytes(reply: object) -> int:
+    return sum(len(result.packet) for result in reply.results) if isinstance(reply, ReadReply) else 0
+
+
+def _smaller(one: int, other: int) -> int:
+    """The smaller of two limits of which 0 is none."""
+    return min(one, other) if one and other else one or other

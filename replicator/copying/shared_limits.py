@@ -1,0 +1,114 @@
+"""Follow the cluster's limits on copying, and take this process's share of them.
+
+While limits are set, a worker that copies has an ephemeral node, and each worker's share is the limit divided by the
+number of nodes. A new worker first creates its node, and copies only after two seconds. By then the others have reduced
+their shares: they look again one second after a change. If a worker has not copied for ten seconds, it deletes its
+node, and the others' shares grow. A worker that has nothing to copy costs no request.
+
+Without an answer from the store, the share stays as it is: if the session is lost, the worker stops copying anyway. If
+the limits cannot be decoded, they stay as they were; a process that has not read any before copies 1 MiB/s, because it
+cannot exclude that a strict limit is set.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore, SeenLimits
+from bookie.model.errors import OutcomeUnknownError, PermanentError, TransientError
+from bookie.model.records import UnreadableRecordError
+from bookie.runtime.waiting import first_of
+from replicator.copying.pace import UNLIMITED, Pace, share_of
+from replicator.ports import RepairPorts
+
+_log = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+"""Between two looks at the workers: at most one request per second, however many workers come and go."""
+JOIN_S: Final = 2 * LOOK_S
+"""Between joining and copying."""
+IDLE_S: Final = 10.0
+"""After so long without a copy, a worker leaves."""
+STORE_PAUSE_S: Final = 5.0
+"""Before the store is asked again after it did not answer, or refused."""
+UNREADABLE: Final = CopyLimits(bytes_per_second=1 << 20)
+"""Assumed if limits are set that cannot be decoded."""
+
+
+class SharedLimits:
+    """Keeps ``pace`` at this process's share; closes it until the limits are known. ``follow`` is called once."""
+
+    def __init__(self, limits: CopyLimitsStore, ports: RepairPorts, pace: Pace, owner: str) -> None:
+        self._limits = limits
+        self._ports = ports
+        self._pace = pace
+        self._owner = owner
+        self._last: CopyLimits | None = None
+        self._joined = ""
+        """The name of this worker's node; empty if it has none."""
+        pace.close()
+
+    async def follow(self) -> None:
+        """Follow the limits until cancelled."""
+        while True:
+            try:
+                await self._step(await self._read())
+            except (TransientError, OutcomeUnknownError, PermanentError) as error:
+                _log.error("limits on copying cannot be followed, trying again", extra={"error": str(error)})
+                await self._ports.clock.sleep(STORE_PAUSE_S)
+
+    async def _read(self) -> SeenLimits:
+        try:
+            seen = await self._limits.read()
+        except UnreadableRecordError as error:
+            _log.error("limits on copying cannot be decoded", extra={"path": self._limits.path, "error": str(error)})
+            seen = SeenLimits(self._last or UNREADABLE, await self._limits.stat())
+        self._last = seen.limits
+        return seen
+
+    async def _step(self, seen: SeenLimits) -> None:
+        """Apply the limits, and return when they have to be read again."""
+        if seen.limits is None:
+            await self._leave()
+            self._pace.set_share(UNLIMITED)
+            await self._limits.wait_changed(seen.stat)
+            return
+        if not self._joined:
+            self._pace.close()
+            await first_of([self._limits.wait_changed(seen.stat), self._pace.wanted.wait()])
+            if self._pace.wanted.is_set():
+                await self._join()
+            return
+        await self._share(seen)
+
+    async def _share(self, seen: SeenLimits) -> None:
+        assert seen.limits is not None
+        workers = await self._limits.workers()
+        if workers is None or self._joined not in workers.names:  # the session that it belonged to has ended
+            self._joined = ""
+            return
+        self._pace.set_share(share_of(seen.limits, len(workers.names)))
+        self._pace.wanted.clear()
+        await self._ports.clock.sleep(LOOK_S)
+        await first_of(
+            [
+                self._limits.wait_changed(seen.stat),
+                self._limits.wait_workers_changed(workers),
+                self._ports.clock.sleep(IDLE_S),
+            ]
+        )
+        if not self._pace.is_used:
+            await self._leave()
+
+    async def _join(self) -> None:
+        name = f"{self._owner}-{self._ports.store.session.session_id:x}"
+        await self._limits.join(name)
+        self._joined = name
+        await self._ports.clock.sleep(JOIN_S)
+
+    async def _leave(self) -> None:
+        if self._joined:
+            self._pace.close()
+            name, self._joined = self._joined, ""
+            await self._limits.leave(name)

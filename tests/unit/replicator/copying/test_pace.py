@@ -1,0 +1,147 @@
+"""The limits that copies of one process keep: rates, shares, the floor, and slow bookies."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie.metadata.tasks.copy_limits import CopyLimits, CopyProfile
+from bookie.model.ids import BookieId
+from replicator.copying.pace import (
+    CRITICAL_RANK,
+    SLOWED_BYTES_PER_SECOND_MIN,
+    UNLIMITED,
+    Pace,
+    Rates,
+    share_of,
+)
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import in_virtual_time
+
+MIB = 1 << 20
+A, B = BookieId("a:3181"), BookieId("b:3181")
+LIMITS = CopyLimits(100 * MIB, 1000, 40 * MIB, 30 * MIB, 10 * MIB, CopyProfile.BALANCED)
+OTHER_RANK = 2
+
+
+async def sent_in(pace: Pace, seconds: float, *bookies: BookieId, rank: int = OTHER_RANK, store_s: float = 0.0) -> int:
+    """Bytes that pass in a time, with four lanes for each bookie and 1 MiB at a time."""
+    total = 0
+
+    async def lane(bookie: BookieId) -> None:
+        nonlocal total
+        while True:
+            await pace.before_add(bookie, MIB, rank)
+            await asyncio.sleep(store_s or 0.001)
+            pace.added(bookie, MIB, store_s or 0.001)
+            total += MIB
+
+    lanes = [asyncio.ensure_future(lane(bookie)) for bookie in bookies for _ in range(4)]
+    await asyncio.sleep(seconds)
+    for each in lanes:
+        each.cancel()
+    await asyncio.gather(*lanes, return_exceptions=True)
+    return total
+
+
+def test_the_shares_of_all_workers_together_are_within_the_limits() -> None:
+    for workers in (1, 3, 7, 400):
+        share = share_of(LIMITS, workers)
+        assert share.bytes_per_second * workers <= LIMITS.bytes_per_second
+        assert share.requests_per_second * workers <= LIMITS.requests_per_second
+        assert share.bookie_in_bytes_per_second * workers <= LIMITS.bookie_in_bytes_per_second
+        assert share.bookie_out_bytes_per_second * workers <= LIMITS.bookie_out_bytes_per_second
+        assert share.critical_bytes_per_second * workers <= LIMITS.critical_bytes_per_second
+
+
+def test_no_limit_stays_no_limit_and_a_small_one_never_stops_a_worker() -> None:
+    assert share_of(CopyLimits(), 9) == UNLIMITED
+    assert share_of(CopyLimits(bytes_per_second=5), 400).bytes_per_second == 1
+
+
+@pytest.mark.parametrize(
+    ("rates", "most_bytes"),
+    [
+        (Rates(bytes_per_second=4 * MIB), 4 * MIB),
+        (Rates(requests_per_second=3), 3 * MIB),
+        (Rates(bookie_in_bytes_per_second=2 * MIB), 4 * MIB),
+    ],
+    ids=["bytes", "requests", "bytes to each of two bookies"],
+)
+@in_virtual_time
+async def test_each_limit_holds(rates: Rates, most_bytes: int) -> None:
+    pace = Pace(VirtualClock())
+    pace.set_share(rates)
+    sent = await sent_in(pace, 20, A, B)
+    assert 0.8 * most_bytes <= sent / 20 <= 1.3 * most_bytes
+
+
+@in_virtual_time
+async def test_reads_from_a_bookie_have_a_limit_of_their_own_and_count_by_their_true_size() -> None:
+    pace, clock = Pace(VirtualClock()), VirtualClock()
+    pace.set_share(Rates(bookie_out_bytes_per_second=2 * MIB))
+    begun_s = clock.monotonic_s()
+    for _ in range(20):
+        await pace.before_read(A, 1000, OTHER_RANK)
+        pace.was_read(A, 1000, MIB, 0.001)
+    assert 9 <= clock.monotonic_s() - begun_s <= 11
+    begun_s = clock.monotonic_s()
+    for _ in range(20):
+        await pace.before_add(A, MIB, OTHER_RANK)
+    assert clock.monotonic_s() == begun_s
+
+
+@in_virtual_time
+async def test_the_smaller_of_the_own_rate_and_the_share_holds() -> None:
+    pace = Pace(VirtualClock(), MIB)
+    assert pace.bytes_per_second == MIB
+    pace.set_share(Rates(bytes_per_second=4 * MIB))
+    assert pace.bytes_per_second == MIB
+    pace.set_rate(0)
+    assert pace.bytes_per_second == 4 * MIB
+    pace.set_share(UNLIMITED)
+    assert pace.bytes_per_second == 0
+
+
+@in_virtual_time
+async def test_critical_copies_have_a_floor_that_the_others_give_way_to() -> None:
+    pace = Pace(VirtualClock())
+    pace.set_share(Rates(bytes_per_second=2 * MIB, critical_bytes_per_second=MIB))
+    critical, others = await asyncio.gather(
+        sent_in(pace, 60, A, rank=CRITICAL_RANK), sent_in(pace, 60, B, rank=OTHER_RANK)
+    )
+    assert critical >= 60 * MIB
+    assert critical + others <= 1.1 * 60 * 2 * MIB
+
+
+@in_virtual_time
+async def test_nothing_passes_before_the_share_is_known() -> None:
+    pace = Pace(VirtualClock())
+    pace.close()
+    assert await sent_in(pace, 5, A) == 0
+    pace.set_share(UNLIMITED)
+    assert await sent_in(pace, 1, A) > 0
+
+
+@pytest.mark.parametrize("profile", CopyProfile)
+@in_virtual_time
+async def test_a_slow_bookie_gets_less_as_the_profile_demands(profile: CopyProfile) -> None:
+    pace = Pace(VirtualClock())
+    pace.set_share(share_of(CopyLimits(profile=profile), 1))
+    full = await sent_in(pace, 10, A, store_s=0.1)
+    later = await sent_in(pace, 10, A, store_s=0.1)
+    slower = await sent_in(pace, 30, A, store_s=0.6)
+    assert (later < full / 2) == (profile is CopyProfile.CLIENT_FIRST)
+    assert (slower < 30 * 4 * MIB) == (profile is not CopyProfile.RECOVERY_FIRST)
+    assert slower >= 0.9 * 30 * SLOWED_BYTES_PER_SECOND_MIN
+
+
+@in_virtual_time
+async def test_a_bookie_that_is_quick_again_gets_everything_again_and_others_never_got_less() -> None:
+    pace = Pace(VirtualClock())
+    pace.set_share(share_of(CopyLimits(profile=CopyProfile.CLIENT_FIRST), 1))
+    await sent_in(pace, 30, A, store_s=0.2)
+    assert await sent_in(pace, 10, B, store_s=0.01) >= 0.9 * 10 * 400 * MIB
+    await sent_in(pace, 120, A, store_s=0.01)
+    assert await sent_in(pace, 10, A, store_s=0.01) >= 0.9 * 10 * 400 * MIB

@@ -1,0 +1,145 @@
+"""Limits on copying that all workers of a cluster share, set while they run."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bookie.metadata.layout import own_path
+from bookie.metadata.nodes import put
+from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore
+from bookie.model.ids import LedgerId
+from replicator.copying.shared_limits import UNREADABLE
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import make_metadata, names
+from tests.worlds.repair import RepairWorld, Running, a_world
+from tests.worlds.virtual_time import in_virtual_time, until
+
+MIB = 1 << 20
+TARGETS = ("t", "u", "v")
+LEDGERS = 12
+ENTRIES = 40
+PAYLOAD_BYTES = 100_000
+
+
+async def lost_ledgers(world: RepairWorld) -> None:
+    """Some 48 MiB to copy."""
+    for number in range(LEDGERS):
+        metadata = make_metadata((0, "a b c"), quorum=(3, 3), last=ENTRIES - 1)
+        await world.ledger(LedgerId(number), metadata, ENTRIES, payload_bytes=PAYLOAD_BYTES)
+        await world.tasks.marking.mark(LedgerId(number), names("b"))
+    await world.kill("b")
+
+
+def sent_bytes(world: RepairWorld) -> int:
+    return sum(len(entry) for name in TARGETS for batch in world.bookies[name].adds for entry in batch.entries)
+
+
+def limits_of(world: RepairWorld) -> CopyLimitsStore:
+    return CopyLimitsStore(world.store, ROOT)
+
+
+async def copying(world: RepairWorld) -> int:
+    workers = await limits_of(world).workers()
+    return 0 if workers is None else len(workers.names)
+
+
+async def has_begun(world: RepairWorld, *running: Running) -> None:
+    async def is_sent() -> bool:
+        return sent_bytes(world) > 0 and await copying(world) == len(running)
+
+    await until(is_sent)
+    await asyncio.sleep(3)
+
+
+@in_virtual_time
+async def test_all_workers_together_keep_a_limit_and_share_it() -> None:
+    async with a_world("a b c t u v") as world:
+        await lost_ledgers(world)
+        await limits_of(world).set(CopyLimits(bytes_per_second=2 * MIB))
+        first, second = (
+            world.worker(once=False, ledgers_in_flight=4),
+            world.worker(once=False, seed=1, ledgers_in_flight=4),
+        )
+        begun_s = world.clock.monotonic_s()
+        async with world.running(first), world.running(second):
+            await has_begun(world, first, second)
+            assert first.worker.load().bytes_per_second == second.worker.load().bytes_per_second == MIB
+            await until(world.is_clean, seconds=900)
+        taken_s = world.clock.monotonic_s() - begun_s
+        assert LEDGERS * ENTRIES * PAYLOAD_BYTES / taken_s <= 2 * MIB
+        assert taken_s <= 60
+
+
+@in_virtual_time
+async def test_a_change_takes_effect_within_seconds_without_a_restart() -> None:
+    async with a_world("a b c t u v") as world:
+        await lost_ledgers(world)
+        await limits_of(world).set(CopyLimits(bytes_per_second=MIB // 8))
+        running = world.worker(once=False)
+        async with world.running(running):
+            await has_begun(world, running)
+            before = sent_bytes(world)
+            await limits_of(world).clear()
+            await asyncio.sleep(5)
+            assert running.worker.load().bytes_per_second == 0
+            assert sent_bytes(world) - before > 8 * MIB
+            await until(world.is_clean)
+
+
+@in_virtual_time
+async def test_a_limit_that_is_set_during_a_repair_slows_it_down() -> None:
+    async with a_world("a b c t u v") as world:
+        await lost_ledgers(world)
+        running = world.worker(once=False, bytes_per_second=2 * MIB)
+        async with world.running(running):
+            await asyncio.sleep(3)
+            await limits_of(world).set(CopyLimits(bytes_per_second=MIB // 8))
+            await asyncio.sleep(4)
+            before = sent_bytes(world)
+            await asyncio.sleep(20)
+            assert 0 < sent_bytes(world) - before <= 20 * MIB // 8 + 2 * MIB
+
+
+@in_virtual_time
+async def test_a_worker_that_has_ended_or_has_nothing_to_copy_leaves_its_share_to_the_others() -> None:
+    async with a_world("a b c t u v") as world:
+        await lost_ledgers(world)
+        await limits_of(world).set(CopyLimits(bytes_per_second=MIB))
+        dying, staying = (world.worker(once=False, seed=seed, ledgers_in_flight=4) for seed in range(2))
+        async with world.running(staying):
+            async with world.running(dying):
+                await has_begun(world, dying, staying)
+                await dying.store.close()
+            await asyncio.sleep(5)
+            assert staying.worker.load().bytes_per_second == MIB
+            await until(world.is_clean, seconds=900)
+            await asyncio.sleep(30)
+            assert await copying(world) == 0
+
+
+@in_virtual_time
+async def test_limits_that_cannot_be_decoded_are_not_taken_for_none() -> None:
+    async with a_world("a b c t u v") as world:
+        await lost_ledgers(world)
+        await put(world.store, own_path("copy-limits", ROOT), b'{"format": 99}')
+        running = world.worker(once=False)
+        async with world.running(running):
+            await has_begun(world, running)
+            assert running.worker.load().bytes_per_second == UNREADABLE.bytes_per_second
+
+
+@in_virtual_time
+async def test_workers_cost_no_request_while_there_are_limits_and_nothing_to_copy() -> None:
+    async with a_world("a b c t") as world:
+        await limits_of(world).set(CopyLimits(bytes_per_second=MIB))
+        running = world.worker(once=False)
+        requests: list[str] = []
+
+        async def count(operation: str, path: str) -> None:
+            if "cop" in path:
+                requests.append(path)
+
+        running.store.fault_hook = count
+        async with world.running(running):
+            await asyncio.sleep(300)
+        assert len(requests) <= 2
