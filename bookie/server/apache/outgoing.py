@@ -38,6 +38,11 @@ class OutgoingAnswers:
         transport.set_write_buffer_limits(high=1, low=0)  # so that it reports when everything has left, and when not
 
     @property
+    def is_open(self) -> bool:
+        """Whether there is a client that can fetch answers."""
+        return self._transport is not None
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing waits to be handed to the transport."""
         return not self._frames

@@ -78,7 +78,7 @@ class Socket(asyncio.Transport):
 
 
 class SlowStorage(RequestAnswerer):
-    """A storage that takes adds when it is told to, and the clients."""
+    """A storage that stores adds only in ``store``, and the clients."""
 
     def __init__(self, limits: ListenerLimits = LIMITS) -> None:
         self.limits, self.room = limits, SharedRoom.within(limits)

@@ -1,0 +1,91 @@
+"""The requests of one connection that are not answered: those that wait, and those that are with the storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bookie.server.apache.answering import RequestAnswerer
+from bookie.server.apache.incoming import Fresh
+from bookie.server.apache.limits import ListenerLimits
+from bookie.server.apache.outgoing import OutgoingAnswers
+from bookie.server.apache.pending_adds import PendingAdds
+from bookie.server.apache.pending_others import PendingOthers
+from bookie.server.apache.room import SharedRoom
+from bookie.server.apache.running import RunningRequests
+
+
+class PendingRequests:
+    """What one connection requests of the storage; it has no part in the transport.
+
+    A request that is due waits only for a bound: of the connection, or of the room that connections share. Adds begin
+    before other requests.
+    """
+
+    def __init__(
+        self,
+        answering: RequestAnswerer,
+        limits: ListenerLimits,
+        room: SharedRoom,
+        out: OutgoingAnswers,
+        begun: Callable[[], None],
+        give_up: Callable[[str], None],
+    ) -> None:
+        """No requests.
+
+        Args:
+            answering: does the work.
+            limits: bounds.
+            room: shared with the other connections.
+            out: takes the answers.
+            begun: called after each ``begin``, which follows each arrival and the end of each task.
+            give_up: called with the reason if a request cannot be answered.
+        """
+        self._out, self._begun = out, begun
+        self._running = RunningRequests(limits, out, self.begin, give_up)
+        self._adds = PendingAdds(answering, limits, room.adds, self._running, out, self.begin)
+        self._others = PendingOthers(answering, limits, room.answers, self._running, out, self.begin)
+
+    @property
+    def are_running(self) -> bool:
+        """Whether any requests have begun and have not ended."""
+        return self._running.count > 0
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether any requests have not begun."""
+        return self._adds.are_waiting or self._others.are_waiting
+
+    @property
+    def are_due(self) -> bool:
+        """Whether requests are to be begun now."""
+        return self._adds.are_due or self._others.are_waiting
+
+    def are_held_back(self) -> bool:
+        """Whether requests wait for anything but the client's fetching its answers."""
+        return self.are_due and not self._out.is_full
+
+    def put(self, fresh: Fresh, *, is_more_coming: bool) -> None:
+        """Take requests that arrived, and begin what has room.
+
+        Args:
+            fresh: the adds and the other requests.
+            is_more_coming: the stream stopped within a frame.
+        """
+        self._adds.put(fresh.adds.groups, is_more_coming=is_more_coming)
+        self._others.put(fresh.others)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin what is due and has room."""
+        self._adds.begin()
+        self._others.begin()
+        self._begun()
+
+    def drop(self) -> None:
+        """Forget the requests that wait; those that have begun go on."""
+        self._adds.drop()
+        self._others.drop()
+
+    def end_polls(self) -> None:
+        """End the long polls; they are not answered."""
+        self._others.end_polls()

@@ -1,0 +1,104 @@
+"""The adds of one connection, from their arrival until their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from bookie.server.apache.answering import RequestAnswerer
+from bookie.server.apache.grouping import AddGroup
+from bookie.server.apache.limits import ListenerLimits
+from bookie.server.apache.outgoing import OutgoingAnswers
+from bookie.server.apache.room import Room
+from bookie.server.apache.running import RunningRequests
+from bookie.wire.port import BATCH_BYTES_MAX
+
+
+class PendingAdds:
+    """Groups of adds that wait, or are with the storage.
+
+    Groups begin in the order in which they came, and overlap from there on. The shared room holds the bytes of a group
+    exactly while the group is with the storage.
+    """
+
+    def __init__(
+        self,
+        answering: RequestAnswerer,
+        limits: ListenerLimits,
+        room: Room,
+        running: RunningRequests,
+        out: OutgoingAnswers,
+        begin: Callable[[], None],
+    ) -> None:
+        """No adds.
+
+        Args:
+            answering: stores the adds.
+            limits: bounds.
+            room: shared with all connections.
+            running: counts the adds with the storage.
+            out: takes the answers.
+            begin: called when adds that wait may begin; it must call ``begin`` of this object.
+        """
+        self._answering, self._limits, self._room = answering, limits, room
+        self._running, self._out, self._begin = running, out, begin
+        self._waiting: deque[AddGroup] = deque()
+        self._bytes = 0
+        self._gathering: asyncio.TimerHandle | None = None
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether any adds have not begun."""
+        return bool(self._waiting)
+
+    @property
+    def are_due(self) -> bool:
+        """Whether adds are to be begun now."""
+        return bool(self._waiting) and self._gathering is None
+
+    def put(self, groups: Iterable[AddGroup], *, is_more_coming: bool) -> None:
+        """Take adds that arrived; they begin at the next ``begin``, or a moment later if they are held.
+
+        They are held if the stream stopped within a frame (``is_more_coming``), so that more adds share a commit.
+        """
+        self._waiting += groups
+        is_enough = sum(group.size for group in self._waiting) >= BATCH_BYTES_MAX
+        if not (self._waiting and is_more_coming) or is_enough or self._room.is_wanted:
+            self._end_gathering()
+        elif self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(self._limits.gather_s, self._gathered)
+
+    def begin(self) -> None:
+        """Begin what is due and has room."""
+        while self.are_due and self._running.may_begin and self._bytes < self._limits.add_bytes_max:
+            group = self._waiting[0]
+            if not self._room.take(self._begin, group.size):
+                break
+            self._waiting.popleft()
+            self._bytes += group.size
+            self._running.run("apache adds", len(group.packets), self._run(group))
+
+    def drop(self) -> None:
+        """Forget the adds that wait."""
+        self._end_gathering()
+        self._waiting.clear()
+        self._room.leave(self._begin)
+
+    def _gathered(self) -> None:
+        self._end_gathering()
+        self._begin()
+
+    def _end_gathering(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+
+    async def _run(self, group: AddGroup) -> None:
+        try:
+            self._out.send(await self._answering.adds(group))
+        finally:
+            self._running.end(len(group.packets))
+            self._bytes -= group.size
+            self._room.give(group.size)

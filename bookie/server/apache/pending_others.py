@@ -1,0 +1,132 @@
+"""The requests of one connection that are not adds, from their arrival until their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+from bookie.server.apache.answering import RequestAnswerer
+from bookie.server.apache.grouping import group_others
+from bookie.server.apache.limits import ListenerLimits
+from bookie.server.apache.outgoing import OutgoingAnswers
+from bookie.server.apache.requests import Info, LongPoll, Other, Read, WriteLac
+from bookie.server.apache.room import Room
+from bookie.server.apache.running import RunningRequests
+from bookie.wire.apache.framing import FRAME_BYTES_MAX, framed
+from bookie.wire.port import READ_BYTES_MAX
+
+_SMALL_ANSWERS: Final = (Info, WriteLac)
+
+
+class PendingOthers:
+    """Groups of reads and other requests that wait, or are with the storage.
+
+    A request begins only after the shared room holds the largest size of its answer. ``OutgoingAnswers`` gives that
+    room back. Requests with small answers and long polls take no room; the number of long polls is bounded.
+    """
+
+    def __init__(
+        self,
+        answering: RequestAnswerer,
+        limits: ListenerLimits,
+        room: Room,
+        running: RunningRequests,
+        out: OutgoingAnswers,
+        begin: Callable[[], None],
+    ) -> None:
+        """No requests.
+
+        Args:
+            answering: does the work.
+            limits: bounds.
+            room: of answers, shared with all connections.
+            running: counts the requests with the storage.
+            out: takes the answers.
+            begin: called when a request that waits may begin; it must call ``begin`` of this object.
+        """
+        self._answering, self._limits, self._room = answering, limits, room
+        self._running, self._out, self._begin = running, out, begin
+        self._waiting: deque[list[Read] | Other] = deque()
+        self._reads = 0
+        self._polls: set[asyncio.Task[None]] = set()
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether any requests have not begun."""
+        return bool(self._waiting)
+
+    def put(self, requests: Iterable[Other]) -> None:
+        """Take requests that arrived; they begin at the next ``begin``."""
+        self._waiting += group_others(requests)
+
+    def begin(self) -> None:
+        """Begin what has room."""
+        while self._waiting and self._running.may_begin and self._reads < self._limits.reads_max:
+            other = self._waiting[0]
+            if isinstance(other, LongPoll) and len(self._polls) >= self._limits.polls_max:
+                other = self._waiting[0] = replace(other, wait_s=0.0)
+            taken = _answer_bytes_max(other)
+            if taken and not self._room.take(self._begin, taken):
+                break
+            self._waiting.popleft()
+            if isinstance(other, list):
+                self._begin_reads(other, taken)
+            else:
+                self._begin_one(other, taken)
+
+    def drop(self) -> None:
+        """Forget the requests that wait."""
+        self._waiting.clear()
+        self._room.leave(self._begin)
+
+    def end_polls(self) -> None:
+        """End the long polls; they are not answered."""
+        for poll in list(self._polls):
+            poll.cancel()
+
+    def _begin_reads(self, group: list[Read], taken: int) -> None:
+        self._reads += 1
+        self._running.run("apache reads", len(group), self._run_reads(group, taken))
+
+    def _begin_one(self, request: Other, taken: int) -> None:
+        is_poll = _waits(request)
+        self._reads += not is_poll
+        task = self._running.run("apache request", 1, self._run_one(request, not is_poll, taken))
+        if is_poll:
+            self._polls.add(task)
+            task.add_done_callback(self._polls.discard)
+
+    async def _run_reads(self, group: list[Read], taken: int) -> None:
+        answers: list[bytes] = []
+        left: list[Read] = []
+        try:
+            answers, left = await self._answering.reads(group)
+        finally:
+            self._running.end(len(group))
+            self._reads -= 1
+            if left and self._out.is_open:
+                self._waiting.appendleft(left)
+            self._out.send(answers, taken)
+
+    async def _run_one(self, request: Other, is_read: bool, taken: int) -> None:
+        frames: list[bytes] = []
+        try:
+            frames.append(framed(await self._answering.one(request)))
+        finally:
+            self._running.end(1)
+            self._reads -= is_read
+            self._out.send(frames, taken)
+
+
+def _answer_bytes_max(other: list[Read] | Other) -> int:
+    """What the answer may take in memory, but for its last entry. Long polls are bounded by their number instead."""
+    if isinstance(other, list):
+        return min(len(other) * FRAME_BYTES_MAX, READ_BYTES_MAX)
+    return 0 if isinstance(other, _SMALL_ANSWERS) or _waits(other) else READ_BYTES_MAX
+
+
+def _waits(other: Other) -> bool:
+    return isinstance(other, LongPoll) and other.wait_s > 0

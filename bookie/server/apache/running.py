@@ -1,0 +1,59 @@
+"""The requests of one connection that have begun: their number, and their tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from bookie.runtime.tasks import guarded
+from bookie.server.apache.limits import ListenerLimits
+from bookie.server.apache.outgoing import OutgoingAnswers
+
+_log = logging.getLogger(__name__)
+
+
+class RunningRequests:
+    """Requests with the storage, of one connection.
+
+    ``count`` is the number of requests that have begun and have not ended. A call of ``ended`` follows each task. A
+    task that fails ends its own connection and no other.
+    """
+
+    def __init__(
+        self, limits: ListenerLimits, out: OutgoingAnswers, ended: Callable[[], None], give_up: Callable[[str], None]
+    ) -> None:
+        """Nothing has begun.
+
+        Args:
+            limits: bounds.
+            out: nothing begins while it is full.
+            ended: called at the end of each task.
+            give_up: called with the reason if a request cannot be answered.
+        """
+        self._limits, self._out, self._ended, self._give_up = limits, out, ended, give_up
+        self.count = 0
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the bounds of the connection allow another group of requests."""
+        return not self._out.is_full and self.count < self._limits.requests_max
+
+    def run(self, name: str, count: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin ``count`` requests; ``work`` must call ``end`` with the same number, also if it fails."""
+        self.count += count
+        return guarded(name, self._to_the_end(work))
+
+    def end(self, count: int) -> None:
+        """Count the requests as ended. To be called before their room is given back, because others begin then."""
+        self.count -= count
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:  # noqa: BLE001 (task boundary: a request that cannot be answered ends its connection alone)
+            _log.exception("request over Apache's protocol failed unexpectedly")
+            self._give_up("a request of it could not be answered")
+        finally:
+            self._ended()
