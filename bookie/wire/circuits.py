@@ -15,6 +15,7 @@ Source: R42, docs/failure-model.md#R42.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 from collections.abc import Awaitable, Callable, Collection
@@ -33,6 +34,8 @@ SILENCES_MAX: Final = 3
 """Requests in a row without an answer that open a circuit: one or two may be lost with a connection."""
 SILENCE_S: Final = 1.0
 """A request that failed sooner proves nothing: a bookie that restarts refuses connections for a moment."""
+SLOW_S: Final = 3.0
+"""A request that its caller gave up after so long counts as one without an answer."""
 PROBE_PAUSE_S: Final = 1.0
 PROBE_PAUSE_S_MAX: Final = 30.0
 """Pauses between probes: from the first on, each is twice the one before, up to the second."""
@@ -180,7 +183,12 @@ class CircuitTransport(Transport):
             return failed(Status.UNREACHABLE, detail=f"bookie {bookie} has not answered for a while, and was not asked")
         if admission is Admission.PROBE:
             return await self._probe(bookie, send(min(timeout_s, self._circuits.probe_timeout_s(bookie))))
-        reply = await send(timeout_s)
+        try:
+            reply = await send(timeout_s)
+        except asyncio.CancelledError:
+            if (now_s := self._clock.monotonic_s()) - sent_s >= SLOW_S:
+                self._circuits.not_answered(bookie, now_s)
+            raise
         now_s = self._clock.monotonic_s()
         if is_answer(reply):
             self._circuits.answered(bookie)

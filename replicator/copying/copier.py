@@ -39,7 +39,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Transport
 from replicator.copying.pace import Pace, PacedReads
-from replicator.copying.sources import EntrySource, FetchedEntries, Orders
+from replicator.copying.sources import EntrySource, FetchedEntries, Orders, Speculation
 from replicator.copying.target import Target
 from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
@@ -144,7 +144,7 @@ class Copier:
     ) -> Answer | None:
         """Read entries back from a bookie; None if it serves good copies of all of them, else its answer for one."""
         paced = PacedReads(self.transport, self.pace, self.clock, rank)
-        source = EntrySource(paced, ledger.ledger_id, stored_digest(ledger))
+        source = EntrySource(paced, ledger.ledger_id, stored_digest(ledger))  # no other bookie may answer for it
         waiting = list(entry_ids)
         while waiting:
             fetched = await source.fetch(dict.fromkeys(waiting[:READ_ENTRIES_MAX], (bookie,)))
@@ -182,7 +182,9 @@ class _CopyRun:
         self._may_continue = may_continue
         self._is_digest_known = ledger.metadata.digest_type is not None
         self._reads = PacedReads(copier.transport, copier.pace, copier.clock, rank)
-        self._source = EntrySource(self._reads, ledger.ledger_id, digest, ledger.metadata.length or None)
+        speculation = Speculation(copier.clock, copier.budget)
+        length = ledger.metadata.length or None
+        self._source = EntrySource(self._reads, ledger.ledger_id, digest, length, speculation)
         self._entry_ids = entries_without(step, held)
         self._reads.entry_bytes = HEADER_SIZE + digest.size + _average_payload(ledger.metadata)
         self._turn = int(ledger.ledger_id)

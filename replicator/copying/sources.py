@@ -6,20 +6,30 @@ counts when a second holder has the same, or when no other holder has one.
 
 Memory is bounded by ``answer_bytes_max``, whatever the sizes of the entries: the holders are asked one after another,
 and none is asked once a full batch was read. The rest is asked for again.
+
+A holder that has not answered for ``SLOW_S`` costs no deadline: the next holders are asked beside it, and the first
+answer counts (a speculative read). The second answer needs memory of its own. If the budget has no room for it at once,
+the first one is waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from bookie.model.digest import Digest
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import HEADER_SIZE, PACKET_BYTES_MAX, DamagedEntry, unpack
+from bookie.runtime.clock import Clock
+from bookie.runtime.tasks import cancel
+from bookie.runtime.waiting import first_of
+from bookie.wire.circuits import SLOW_S
 from bookie.wire.port import BATCH_BYTES_MAX, READ_BYTES_MAX, ReadReply, Status, Transport
 from bookie.wire.requests import Read
+from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 
 READ_TIMEOUT_S: Final = 15.0
@@ -57,13 +67,31 @@ class FetchedEntries:
         return sum(map(len, self.packets.values()))
 
 
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What speculative reads need."""
+
+    clock: Clock
+    budget: ByteBudget
+    """Bounds the memory of all reads of the process."""
+
+
 class EntrySource:
     """Reads one ledger's entries."""
 
     def __init__(
-        self, transport: Transport, ledger_id: LedgerId, digest: Digest, payload_bytes_max: int | None = None
+        self,
+        transport: Transport,
+        ledger_id: LedgerId,
+        digest: Digest,
+        payload_bytes_max: int | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
-        """Prepare; ``payload_bytes_max`` is the length of a closed ledger, None if it is not known."""
+        """Prepare; ``payload_bytes_max`` is the length of a closed ledger, None if it is not known.
+
+        Without ``speculation``, every holder is waited for until its deadline.
+        """
+        self.speculation = speculation
         self._transport = transport
         self._ledger_id = ledger_id
         self._digest = digest
@@ -181,8 +209,61 @@ class _Round:
             if self._bytes >= BATCH_BYTES_MAX:
                 self._result.rest.extend(ids)
             else:
-                refused.extend(self._sort_out(bookie, ids, await self._source.ask(bookie, ids)))
+                refused.extend(await self._ask(bookie, ids))
         return sorted(refused)
+
+    async def _ask(self, bookie: BookieId, ids: Sequence[EntryId]) -> list[EntryId]:
+        """Ask one holder, and others beside it if it is slow; the entries that nobody asked has served."""
+        asked = asyncio.ensure_future(self._source.ask(bookie, ids))
+        try:
+            served = await self._speculate(bookie, ids, asked)
+            waiting = [entry_id for entry_id in ids if entry_id not in served]
+            if not waiting:
+                return []
+            reply = await asked
+            part = _part(reply, ids, waiting)
+            if reply.results and not part.results and reply.status is Status.OK:  # the answer ended before them
+                self._result.rest.extend(waiting)
+                return []
+            return self._sort_out(bookie, waiting, part)
+        finally:
+            await cancel(asked)  # if the others were sooner
+
+    async def _speculate(
+        self, bookie: BookieId, ids: Sequence[EntryId], asked: asyncio.Task[ReadReply]
+    ) -> Collection[EntryId]:
+        """If ``asked`` takes long, ask the next holders; what they served. Ends at once with ``asked``."""
+        others = {i: self._orders[i][len(self._answers.get(i, ())) + 1 :] for i in ids}
+        others = {entry_id: order for entry_id, order in others.items() if order}
+        speculation = self._source.speculation
+        if speculation is None or not others:
+            return ()
+        await first_of([speculation.clock.sleep(SLOW_S)], [asked])
+        if asked.done():
+            return ()
+        with speculation.budget.hold_at_once(self._source.answer_bytes_max(len(others))) as has_room:
+            if not has_room:
+                return ()
+            self._result.silent.add(bookie)
+            second = asyncio.ensure_future(_Round(self._source, others).run())
+            try:
+                both: list[asyncio.Task[Any]] = [asked, second]
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                if not second.done():
+                    return ()
+                return self._take(second.result())
+            finally:
+                await cancel(second)
+
+    def _take(self, other: FetchedEntries) -> Collection[EntryId]:
+        """Take over what a speculative round has read."""
+        result = self._result
+        result.packets |= other.packets
+        result.served_by |= other.served_by
+        result.corrupt += other.corrupt
+        result.silent |= other.silent
+        self._bytes += other.size_bytes
+        return other.packets.keys()
 
     def _sort_out(self, bookie: BookieId, ids: Sequence[EntryId], reply: ReadReply) -> list[EntryId]:
         refused: list[EntryId] = []
@@ -212,6 +293,15 @@ class _Round:
     def _refuse(self, entry_id: EntryId, answer: Answer) -> EntryId:
         self._answers.setdefault(entry_id, []).append(answer)
         return entry_id
+
+
+def _part(reply: ReadReply, ids: Sequence[EntryId], waiting: Sequence[EntryId]) -> ReadReply:
+    """The part of a reply about ``ids`` that is about ``waiting``."""
+    if len(waiting) == len(ids):
+        return reply
+    kept = set(waiting)
+    results = [result for entry_id, result in zip(ids, reply.results, strict=False) if entry_id in kept]
+    return replace(reply, results=results)
 
 
 def _is_same(one: bytes, other: bytes) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from bookie.runtime.clock import Clock
@@ -167,6 +167,19 @@ class ByteBudget:
         share = HeldBytes(size)
         try:
             yield share
+        finally:
+            self.reduce(share, 0)
+
+    @contextmanager
+    def hold_at_once(self, size_bytes: int) -> Iterator[bool]:
+        """Hold ``size_bytes`` while the context lasts, or nothing (False) if that would be above the limit."""
+        if self._held + size_bytes > self.limit_bytes:
+            yield False
+            return
+        self._held += size_bytes
+        share = HeldBytes(size_bytes)
+        try:
+            yield True
         finally:
             self.reduce(share, 0)
 

@@ -11,6 +11,7 @@ import pytest
 from typing_extensions import override
 
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.runtime.tasks import cancel
 from bookie.wire import circuits as module
 from bookie.wire.circuits import Admission, Circuits, CircuitTransport
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, ReplyT, Request, Status, Transport
@@ -233,3 +234,26 @@ def test_each_change_of_a_circuit_is_logged_once(caplog: pytest.LogCaptureFixtur
         "bookie does not answer, its circuit is open",
         "bookie answers again",
     ]
+
+
+@in_virtual_time
+async def test_requests_that_were_given_up_after_seconds_open_the_circuit() -> None:
+    world = Gray()
+    world.inner.delay_s = 1e9
+    for _ in range(module.SILENCES_MAX):
+        asked = asyncio.create_task(world.read())
+        await asyncio.sleep(module.SLOW_S + 0.1)
+        assert world.circuits.open_count == 0
+        await cancel(asked)
+    assert world.circuits.open_count == 1
+
+
+@in_virtual_time
+async def test_requests_that_were_given_up_soon_prove_nothing() -> None:
+    world = Gray()
+    world.inner.delay_s = 1e9
+    for _ in range(5):
+        asked = asyncio.create_task(world.read())
+        await asyncio.sleep(module.SLOW_S / 2)
+        await cancel(asked)
+    assert world.circuits.open_count == 0

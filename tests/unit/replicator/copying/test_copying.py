@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from bookie.client.access import stored_digest
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import StoreUnavailableError
 from bookie.model.availability import EntryRuns
@@ -16,10 +17,11 @@ from bookie.model.digest import digest_for, master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import HEADER_SIZE
+from bookie.wire.circuits import SLOW_S
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_BYTES_MAX, EntryResult, Status
 from replicator.copying.copier import NOTHING_HELD, Copier, CopyOutcome, entries_without
 from replicator.copying.pace import Pace
-from replicator.copying.sources import EntrySource
+from replicator.copying.sources import EntrySource, Speculation
 from replicator.copying.target import BUSY_S_MAX, batches
 from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.evidence import Answer, UnreadableEntry
@@ -251,6 +253,50 @@ async def test_a_dead_holder_costs_one_deadline_and_not_one_per_chunk() -> None:
         started_s = at.bookies.clock.monotonic_s()
         assert (await at.copy()).is_complete
         assert at.bookies.clock.monotonic_s() - started_s < 40
+
+
+def speculative(at: Scene, budget: ByteBudget) -> EntrySource:
+    return EntrySource(
+        at.bookies.transport,
+        at.ledger.ledger_id,
+        stored_digest(at.ledger),
+        speculation=Speculation(at.bookies.clock, budget),
+    )
+
+
+@in_virtual_time
+async def test_a_slow_holder_costs_seconds_and_not_its_deadline() -> None:
+    async with scene(members="a b c", quorum=3, count=100) as at:
+        at.bookies.transport.faults(BookieId("a")).delay_s = 14.0
+        started_s = at.bookies.clock.monotonic_s()
+        assert (await at.copy()).is_complete
+        assert await at.on_target() == at.expected()
+        assert at.bookies.clock.monotonic_s() - started_s < 2 * SLOW_S
+        assert at.copier.budget.held_bytes == 0
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+@in_virtual_time
+async def test_a_speculative_read_needs_room_in_the_budget(has_room: bool) -> None:
+    async with scene(members="a b c", quorum=3, count=10) as at:
+        at.bookies.transport.faults(BookieId("a")).delay_s = 10.0
+        source = speculative(at, ByteBudget(64 * MIB if has_room else 100))
+        started_s = at.bookies.clock.monotonic_s()
+        fetched = await source.fetch({EntryId(i): names("a c") for i in range(10)})
+        assert len(fetched.packets) == 10
+        assert (at.bookies.clock.monotonic_s() - started_s < 10) == has_room
+
+
+@in_virtual_time
+async def test_what_no_other_holder_serves_is_waited_for() -> None:
+    async with scene(members="a b c", quorum=3, count=10) as at:
+        at.bookies.transport.faults(BookieId("a")).delay_s = 10.0
+        at.bookies["c"].results = {EntryId(3): answers(Status.NO_ENTRY)}
+        source = speculative(at, at.copier.budget)
+        fetched = await source.fetch({EntryId(i): names("a c") for i in range(10)})
+        assert {i: fetched.packets[EntryId(i)] for i in range(10)} == {i: at.packets[EntryId(i)] for i in range(10)}
+        assert {entry_id for entry_id, bookie in fetched.served_by.items() if bookie == "a"} == {3}
+        assert fetched.silent == set(names("a"))
 
 
 @pytest.mark.parametrize(
