@@ -6,21 +6,30 @@ import asyncio
 import json
 import os
 import random
+import resource
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from auditor.bench.zookeeper_counters import counters
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
+from bookie.model.digest import digest_for
 from bookie.model.errors import TransientError
 from bookie.model.ids import LedgerId
+from bookie.model.metadata import DigestType
+from bookie.model.packet import HEADER_SIZE
 
 LEDGERS: Final = 4
 """Several, because a lost bookie leaves many behind and a worker repairs them concurrently."""
 SHAPE: Final = (3, 3, 2)
+DIGEST: Final = DigestType.CRC32C
+_WRITERS_MAX: Final = 32
+"""Ledgers written at a time."""
 _CHUNK_BYTES: Final = 1 << 20
 _GONE_DEADLINE_S: Final = 60.0
 _REPAIR_DEADLINE_S: Final = 600.0
@@ -30,14 +39,34 @@ class RepairBenchmarkError(TransientError):
     """The repair did not go as it should, so there is nothing to measure."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Repaired:
+    """What a replicator reported, and what it cost."""
+
+    entries: int
+    bytes: int
+    seconds: float
+    cpu_s: float
+    """Processor time of the whole process, its start included."""
+    requests: int
+    """Packets that ZooKeeper received meanwhile, a few pings included."""
+
+
 async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS) -> dict[str, Any]:
     """Write ``entries`` in ``ledgers`` ledgers of three copies, kill a bookie, let one replicator copy them all.
 
-    Measured from the replicator's start of work to its last completed ledger, each copy verified by digest, synced on
-    the target, listed again and named by the metadata.
+    Many ledgers with few entries, or none, measure the cost of a ledger instead of that of its bytes. Measured from the
+    replicator's start of work to its last completed ledger, each copy verified by digest, synced on the target, listed
+    again and named by the metadata.
+
+    Args:
+        entries: in all ledgers together.
+        entry_bytes: the payload of each.
+        ledgers: how many.
 
     Returns:
-        Figures: entries/s and MB/s of stored bytes, MB/s of the file copy, and the ratio.
+        Figures: ledgers/s, entries/s and MB/s of stored bytes, bytes copied for each byte lost, requests to ZooKeeper
+        for each ledger, processor seconds for each GB, MB/s of the file copy, and the ratio.
 
     Raises:
         RepairBenchmarkError: something was not repaired.
@@ -45,27 +74,43 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS) -> dict[st
     with tempfile.TemporaryDirectory(prefix="bkheal-bench-") as directory:
         async with await EmbeddedCluster.start(Path(directory) / "cluster", bookies=SHAPE[0]) as cluster:
             async with await connect(cluster.metadata_uri) as client:
-                ids = [await _write(client, entries // ledgers, entry_bytes) for _ in range(ledgers)]
+                ids = await _write_all(client, entries, entry_bytes, ledgers)
                 await cluster.add_bookies(1)
                 await _lose(client, cluster.bookies[0], ids)
-            copied_bytes, copied_entries, repair_s = await _repair(cluster.metadata_uri, ledgers)
-        copy_s = _copy_file(Path(directory), copied_bytes)
+            done = await _repair(cluster, ledgers)
+        copy_s = _copy_file(Path(directory), done.bytes)
+    lost_bytes = entries * (entry_bytes + HEADER_SIZE + digest_for(DIGEST, b"").size)
     return {
-        "entries": copied_entries,
+        "entries": done.entries,
         "entry_bytes": entry_bytes,
         "ledgers": ledgers,
         "shape": "/".join(map(str, SHAPE)),
-        "entries_per_second": round(copied_entries / repair_s),
-        "repair_mb_per_second": round(copied_bytes / repair_s / 1e6, 1),
+        "ledgers_per_second": round(ledgers / done.seconds, 1),
+        "entries_per_second": round(done.entries / done.seconds),
+        "repair_mb_per_second": round(done.bytes / done.seconds / 1e6, 1),
+        "bytes_copied_per_byte_lost": round(done.bytes / lost_bytes, 3) if lost_bytes else 0.0,
+        "metadata_requests_per_ledger": round(done.requests / ledgers, 1),
+        "cpu_seconds_per_gb": round(done.cpu_s / done.bytes * 1e9, 1) if done.bytes else 0.0,
         "baseline": "the same bytes copied from file to file, fdatasync each MiB",
-        "baseline_mb_per_second": round(copied_bytes / copy_s / 1e6, 1),
-        "ratio_to_baseline": round(copy_s / repair_s, 3),
+        "baseline_mb_per_second": round(done.bytes / copy_s / 1e6, 1),
+        "ratio_to_baseline": round(copy_s / done.seconds, 3),
     }
+
+
+async def _write_all(client: ConnectedBookKeeper, entries: int, entry_bytes: int, ledgers: int) -> list[LedgerId]:
+    free = asyncio.Semaphore(_WRITERS_MAX)
+
+    async def one(count: int) -> LedgerId:
+        async with free:
+            return await _write(client, count, entry_bytes)
+
+    share, rest = divmod(entries, ledgers)
+    return list(await asyncio.gather(*(one(share + (index < rest)) for index in range(ledgers))))
 
 
 async def _write(client: ConnectedBookKeeper, entries: int, entry_bytes: int) -> LedgerId:
     payload = random.Random(1).randbytes(entry_bytes)
-    async with await client.create_ledger(LedgerOptions(*SHAPE)) as writer:
+    async with await client.create_ledger(LedgerOptions(*SHAPE, digest_type=DIGEST)) as writer:
         for _ in range(entries):
             await writer.submit(payload)
     return writer.ledger_id
@@ -82,9 +127,10 @@ async def _lose(client: ConnectedBookKeeper, victim: EmbeddedBookie, ids: list[L
     await client.ports.tasks.marking.mark_many([(ledger_id, [victim.bookie_id]) for ledger_id in ids])
 
 
-async def _repair(metadata_uri: str, ledgers: int) -> tuple[int, int, float]:
-    """Run a replicator process to its end; bytes, entries and seconds of its reported repairs."""
-    arguments = ["-m", "replicator", "--metadata-uri", metadata_uri, "--once", "--output", "json"]
+async def _repair(cluster: EmbeddedCluster, ledgers: int) -> _Repaired:
+    """Run a replicator process to its end; the sums of its reported repairs."""
+    arguments = ["-m", "replicator", "--metadata-uri", cluster.metadata_uri, "--once", "--output", "json"]
+    requests, cpu_s = (await counters(cluster.zookeeper.port)).received, _children_cpu_s()
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
@@ -107,7 +153,19 @@ async def _repair(metadata_uri: str, ledgers: int) -> tuple[int, int, float]:
             await process.wait()
     if exit_code or len(repaired) != ledgers:
         raise RepairBenchmarkError(f"the replicator ended with {exit_code} and {len(repaired)} of {ledgers} ledgers")
-    return sum(each["bytes"] for each in repaired), sum(each["entries"] for each in repaired), ended_s - started_s
+    return _Repaired(
+        sum(each["entries"] for each in repaired),
+        sum(each["bytes"] for each in repaired),
+        ended_s - started_s,
+        _children_cpu_s() - cpu_s,
+        (await counters(cluster.zookeeper.port)).received - requests,
+    )
+
+
+def _children_cpu_s() -> float:
+    """Processor time of all child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _copy_file(directory: Path, total_bytes: int) -> float:

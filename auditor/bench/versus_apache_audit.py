@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from auditor.bench.versus_apache_process import Contestant, ContestantError, JavaPrograms
-from auditor.bench.versus_apache_zookeeper import Counters, counters
+from auditor.bench.zookeeper_counters import Counters, counters
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import bookie_path, cookie_path, parents_of, task_path, tasks_path

@@ -34,14 +34,19 @@ def add(
 
 @app.command("repair")
 def repair(
-    entries: Annotated[int, typer.Option(min=1, help="Entries lost with the bookie.")] = 100_000,
+    entries: Annotated[int, typer.Option(min=0, help="Entries lost with the bookie, in all ledgers.")] = 100_000,
     entry_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Payload bytes.")] = 1024,
+    ledgers: Annotated[int, typer.Option(min=1, max=1_000_000, help="Ledgers lost with the bookie.")] = 4,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """One replicator restoring what a killed bookie held, beside a plain file copy."""
+    """One replicator restoring what a killed bookie held, beside a plain file copy.
+
+    Examples: `--entries 1000000` for the cost of bytes, `--entries 20000 --ledgers 2000` for that of small ledgers,
+    `--entries 0 --ledgers 2000` for that of empty ones.
+    """
     from auditor.bench.repair import run as measure
 
-    _show("RepairBenchmark", run(measure(entries, entry_bytes)), output)
+    _show("RepairBenchmark", run(measure(entries, entry_bytes, ledgers)), output)
 
 
 @app.command("scan")

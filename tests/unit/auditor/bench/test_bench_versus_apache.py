@@ -15,7 +15,7 @@ from auditor.bench.versus_apache_audit import DifferentTasksError, Round, Tasks,
 from auditor.bench.versus_apache_figures import comparisons, less_is_better, more_is_better, row
 from auditor.bench.versus_apache_process import parsed
 from auditor.bench.versus_apache_repair import rounded
-from auditor.bench.versus_apache_zookeeper import Counters, NoCountersError, parse_counters
+from auditor.bench.zookeeper_counters import Counters, NoCountersError, parse_counters
 from auditor.cli.main import app
 from bookie.embedded.apache_jars import ApacheJarsMissingError
 
