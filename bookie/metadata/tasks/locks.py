@@ -35,6 +35,7 @@ from bookie.metadata.port import (
     Node,
     NodeExistsError,
     NoNodeError,
+    Operation,
     Stat,
     StoreUnavailableError,
     WriteOutcomeUnknownError,
@@ -162,13 +163,13 @@ class TaskLocks:
         await self._release(held.ledger_id, held.lock_czxid, held.session_id)
         self._forget_holder(held.ledger_id, held.session_id)
 
-    async def complete(self, held: HeldTask, checks: Sequence[Check | Delete] = ()) -> bool:
+    async def complete(self, held: HeldTask, checks: Sequence[Operation] = ()) -> bool:
         """Delete the task if it is the one seen under the lock and the lock is ours (S5), and release the lock.
 
         Args:
             held: the task.
             checks: what else the verdict was made from, such as the version of the ledger's metadata (I18), and what
-                is to be deleted with the task; part of the same transaction.
+                is to be written or deleted with the task; part of the same transaction.
 
         Returns:
             True if the task was deleted. False if it was marked again, one of ``checks`` fails, or the lock is not ours
@@ -255,7 +256,7 @@ class TaskLocks:
             return None, None
         raise WriteOutcomeUnknownError(f"locking ledger {ledger_id}: no attempt could be settled; try again")
 
-    async def _delete_task(self, held: HeldTask, checks: Sequence[Check | Delete]) -> bool:
+    async def _delete_task(self, held: HeldTask, checks: Sequence[Operation]) -> bool:
         """Return whether the task was deleted, at the version and creation seen under the lock."""
         is_unknown = False
         try:
@@ -272,9 +273,7 @@ class TaskLocks:
             f"completing ledger {held.task.ledger_id}: no attempt could be settled; release it"
         )
 
-    async def _try_delete_task(
-        self, held: HeldTask, checks: Sequence[Check | Delete], *, is_unknown: bool
-    ) -> bool | None:
+    async def _try_delete_task(self, held: HeldTask, checks: Sequence[Operation], *, is_unknown: bool) -> bool | None:
         """One attempt of ``_delete_task``; None if the task must be read again.
 
         Task and lock go in one transaction, so no other worker can meet the one without the other.
