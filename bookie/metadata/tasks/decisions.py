@@ -19,7 +19,7 @@ from typing import Final
 
 from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import child_names, ensure_path, find, ledger_ids, remove
-from bookie.metadata.port import NODE_DATA_MAX, Create, MetadataStore, SetData
+from bookie.metadata.port import NODE_DATA_MAX, BadVersionError, Create, MetadataStore, NoNodeError, SetData
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -150,6 +150,22 @@ class Decisions:
         """
         await remove(self._store, self.path(ledger_id))
 
+    async def withdraw(self, decision: Decision) -> None:
+        """Remove a decision unless another one has replaced it. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; withdrawing it again is safe.
+        """
+        path = self.path(decision.ledger_id)
+        await self._store.sync(path)
+        node = await find(self._store, path)
+        if node is None or _decode(decision.ledger_id, node.data) != decision:
+            return
+        try:
+            await self._store.delete(path, node.stat.version)
+        except (NoNodeError, BadVersionError):
+            return
+
     async def forget_old_drops(self) -> None:
         """Remove the oldest notes of dropped tasks above ``DROPPED_MAX``.
 
@@ -159,7 +175,7 @@ class Decisions:
         dropped = [decision for decision in await self.list() if not decision.is_accepted]
         dropped.sort(key=lambda decision: decision.at_ms, reverse=True)
         for decision in dropped[DROPPED_MAX:]:
-            await self.forget(decision.ledger_id)
+            await self.withdraw(decision)
 
     def path(self, ledger_id: LedgerId) -> str:
         """Return the path of the decision about a ledger."""
