@@ -13,6 +13,7 @@ from bookie.metadata.logs.log_store import LogLists
 from bookie.metadata.nodes import put
 from bookie.metadata.runs.records import Holder, Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment, Verdict
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
@@ -44,6 +45,7 @@ LOG = (
     b'"trimming":[2],"truncated_through":2,"writer":"w1"}'
 )
 LOCK = b'{"run_id": "20261120T101500Z-0a1b2c", "process": "host:12"}'
+BOOST = b'{"format": 1, "by": "ops", "since_ms": 1763900000000, "until_ms": 1763900060000}'
 DECISION = (
     b'{"format": 1, "verdict": "loss_accepted", "by": "ops", "at_ms": 1763900000000, "reason": "fire", "park_reason": '
     b'"no_live_copy", "lost": [{"first_entry_id": 0, "last_entry_id": 9, "positions": [0, 2], "bookies": ["b1:3181", '
@@ -65,6 +67,7 @@ PATHS = {
     INCARNATIONS: own_path("incarnations", ROOT) + f"/{B1}",
     LOG: own_path("logs", ROOT) + "/a",
     LOCK: own_path("runs", ROOT) + "/locks/bookies",
+    BOOST: own_path("boosts", ROOT) + f"/{LEDGER}",
     DECISION: own_path("decisions", ROOT) + f"/{LEDGER}",
     RUN: own_path("runs", ROOT) + f"/records/{RUN_ID}",
 }
@@ -92,6 +95,7 @@ async def test_records_of_the_first_releases_are_read() -> None:
     ids = (LedgerId(3), LedgerId(5)), (LedgerId(2),)
     log = LogList(ids[0], "w1", ids[1], LedgerId(2), LedgerId(5), {"ensemble_size": 3}, SINCE_MS)
     assert (await LogLists(store, ROOT).read("a")).list == log
+    assert await Boosts(store, ROOT).active(SINCE_MS) == [Boost(LEDGER, "ops", SINCE_MS, SINCE_MS + 60_000)]
     lost = LostFragment(EntryId(0), EntryId(9), (0, 2), (B1, B3))
     decision = Decision(LEDGER, Verdict.LOSS_ACCEPTED, "ops", SINCE_MS, "fire", ParkReason.NO_LIVE_COPY, (lost,))
     assert await Decisions(store, ROOT).get(LEDGER) == decision
@@ -155,6 +159,7 @@ async def test_a_record_of_a_newer_format_is_as_safe_as_a_damaged_one(written: C
     assert (await store.get(PATHS[INCARNATIONS])).data == written(INCARNATIONS)
     with pytest.raises(UnreadableLogError):
         await LogLists(store, ROOT).read("a")
+    assert await Boosts(store, ROOT).active(SINCE_MS) == []
     assert await Decisions(store, ROOT).get(LEDGER) is None
     assert await Decisions(store, ROOT).accepted() == []
     runs = Runs(store, ROOT)

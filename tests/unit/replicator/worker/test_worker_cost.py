@@ -11,7 +11,7 @@ from tests.worlds.repair import a_world
 from tests.worlds.virtual_time import in_virtual_time
 
 LEDGERS = 40
-LISTINGS = 40
+LISTINGS = 48
 """Requests of the listings at the start and at the end, in which all ledgers share."""
 
 
