@@ -40,7 +40,7 @@ from bookie.metadata.port import (
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.tasks.format import UnreadableTaskError, decode_task, encode_lock
+from bookie.metadata.tasks.format import UnreadableTaskError, decode_lock, decode_task, encode_lock
 from bookie.model.ids import BookieId, LedgerId
 
 _log = logging.getLogger(__name__)
@@ -103,6 +103,16 @@ class TaskLocks:
             return frozenset()
         ids = [task_ledger_id(name) for name in names]
         return frozenset(ledger_id for ledger_id in ids if ledger_id is not None)
+
+    async def owners(self) -> dict[LedgerId, str]:
+        """Return the ledgers with a lock, and the name that each owner wrote into it; empty if it cannot be read.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        ids = sorted(await self.locked())
+        found = await self._store.get_many_data([lock_path(self._root, ledger_id) for ledger_id in ids])
+        return {ledger_id: decode_lock(data) for ledger_id, data in zip(ids, found, strict=True) if data is not None}
 
     async def lock(self, ledger_id: LedgerId, owner: str) -> HeldTask | None:
         """Take the lock of a marked ledger; it lives until released, or until the store's session ends.
