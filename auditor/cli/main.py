@@ -18,6 +18,7 @@ from auditor.cli.audit import command as audit
 from auditor.cli.audit import remote, report
 from auditor.cli.cluster import (
     bookies,
+    boost,
     dead_letters,
     decommission,
     drain,
@@ -85,6 +86,7 @@ app.command("replicator")(processes.replicator)
 app.command("simpletest")(simpletest.simpletest)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(log.app, name="log")
+status.underreplicated_app.command("boost")(boost.boost)
 app.add_typer(status.underreplicated_app, name="underreplicated")
 app.add_typer(recovery.app, name="recovery")
 app.command("recover")(recovery.recover)
