@@ -1,7 +1,9 @@
 """Findings whose loss an operator accepted: they are reported as accepted, and neither counted nor marked.
 
 A finding is accepted if each of its positions is, with the same bookie. So another lost position of the same fragment,
-or another bookie at an accepted position, is a finding like any other.
+or another bookie at an accepted position, is a finding like any other (R45).
+
+R rules are defined in docs/failure-model.md.
 """
 
 from __future__ import annotations
