@@ -4,9 +4,10 @@ The invariant: the task of a ledger is deleted only under the ledger's lock, at 
 lock, and in the transaction that records the decision (S1, S5). So a decision without its record does not exist, and a
 worker is never disturbed. No metadata of a ledger is changed, and no entry is deleted.
 
-Only entries whose bookies are all unregistered and named by the task can be accepted as lost: a bookie that no audit
-reported may be restarting, and one that is registered can still be asked. The ledger must be closed there, since the
-end of a fragment that may grow is unknown. While too many bookies are missing, nothing is accepted: that is an outage.
+An entry can be accepted as lost if each of its bookies is unregistered and named by the task, or registered and denies
+the entry. A bookie that no audit reported may be restarting, and only a plain denial is absence (S6). Bookies are asked
+only if a worker found entries unreadable. The ledger must be closed there, since the end of a fragment that may grow is
+unknown. While too many bookies are missing, nothing is accepted: that is an outage.
 
 Every step may be repeated. A crash before the transaction changes nothing. A crash after it leaves a parked record
 without a task, which the next listing of a worker removes.
@@ -17,10 +18,12 @@ S rules are defined in docs/invariants.md.
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
+from bookie.client.held_entries import HeldEntries
 from bookie.client.ports import ClientPorts
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Bookies
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
@@ -31,17 +34,24 @@ from bookie.metadata.tasks.decisions import (
     Decision,
     Decisions,
     DecisionTooLargeError,
+    Denial,
     LostFragment,
     Verdict,
 )
 from bookie.metadata.tasks.format import UnreadableTaskError
 from bookie.metadata.tasks.locks import HeldTask, Task
-from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
+from bookie.model.availability import EntryRuns
 from bookie.model.errors import PermanentError
+from bookie.model.holdings import fragment_entries
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
+from bookie.model.schedule import Stripe
+from bookie.wire.port import Status
 
 _SHOWN_MAX: Final = 5
+_LIST_TIMEOUT_S: Final = 15.0
+_ATTEMPTS_MAX: Final = 4
 
 
 class Outcome(enum.StrEnum):
@@ -119,7 +129,7 @@ class DeadLetters:
             is_accepted = found.outcome is Outcome.ALREADY_ACCEPTED
             return found if is_accepted else _refused(ledger_id, _not_parked(ledger_id))
         try:
-            losses = await self._losses(found)
+            losses = await self._losses(*found)
         except CannotAcceptError as error:
             return _refused(ledger_id, str(error))
         outcome = Outcome.ACCEPTED_TASK_STAYS if losses.other else Outcome.ACCEPTED
@@ -148,7 +158,7 @@ class DeadLetters:
 
         async def decide(held: HeldTask, parked: ParkedTask) -> DeadLetterResult:
             try:
-                losses = await self._losses(held.task)
+                losses = await self._losses(held.task, parked)
                 await self._make_room(ledger_id)
             except CannotAcceptError as error:
                 return _refused(ledger_id, str(error))
@@ -194,17 +204,16 @@ class DeadLetters:
         result = await self._under_lock(ledger_id, decide)
         return await self._withdraw(ledger_id, reason) if result.outcome is Outcome.ALREADY_ACCEPTED else result
 
-    async def _dead_letter(self, ledger_id: LedgerId) -> Task | DeadLetterResult:
-        """The task of a parked ledger; otherwise what was decided about the ledger, or that it is no dead letter."""
+    async def _dead_letter(self, ledger_id: LedgerId) -> tuple[Task, ParkedTask] | DeadLetterResult:
+        """The task and the record of a parked ledger; otherwise what was decided, or that it is no dead letter."""
         try:
             task = await self._ports.tasks.read(ledger_id)
         except UnreadableTaskError as error:
             return _refused(ledger_id, _unreadable_task(ledger_id, error))
         if task is None:
             return await self._without_task(ledger_id)
-        if await self._parked.get(ledger_id) is None:
-            return _refused(ledger_id, _not_parked(ledger_id))
-        return task
+        parked = await self._parked.get(ledger_id)
+        return _refused(ledger_id, _not_parked(ledger_id)) if parked is None else (task, parked)
 
     async def _without_task(self, ledger_id: LedgerId) -> DeadLetterResult:
         decision = await self._decisions.get(ledger_id)
@@ -247,7 +256,7 @@ class DeadLetters:
             await locks.release_alone(held)
         return DeadLetterResult(ledger_id, Outcome.WITHDRAWN)
 
-    async def _losses(self, task: Task) -> Losses:
+    async def _losses(self, task: Task, parked: ParkedTask) -> Losses:
         """Judge the ledger: first its metadata, then the bookies (R2).
 
         Raises:
@@ -274,17 +283,47 @@ class DeadLetters:
                 "see `bkheal bookies`"
             )
         gone = frozenset(task.missing) - bookies.registered
-        lost = lost_fragments(ledger.metadata, gone)
+        held = await self._held_entries(ledger, bookies) if parked.reason is ParkReason.UNREADABLE_ENTRIES else {}
+        lost = lost_fragments(ledger.metadata, gone, held)
         if not lost:
             raise CannotAcceptError(_why_nothing_is_lost(ledger, task, bookies))
-        accepted = {(part.first_entry_id, position) for part in lost for position in part.positions}
+        accepted = {
+            (part.first_entry_id, position)
+            for part in lost
+            for position in (*part.positions, *(denial.position for denial in part.denials))
+        }
+        whole = _whole_positions(ledger.metadata, held)
         other = sum(
-            (fragment.first_entry_id, position) not in accepted
+            (fragment.first_entry_id, position) not in accepted | whole
             for fragment in ledger.metadata.fragments
             for position, member in enumerate(fragment.members)
             if member in task.missing or member not in bookies.registered
         )
         return Losses(ledger, lost, other)
+
+    async def _held_entries(self, ledger: Versioned, bookies: Bookies) -> dict[BookieId, EntryRuns]:
+        """What the registered members hold of the fragments that cannot grow.
+
+        Raises:
+            CannotAcceptError: the answer of a bookie is no plain list of its entries.
+        """
+        metadata, held = ledger.metadata, dict[BookieId, EntryRuns]()
+        asking = HeldEntries(self._ports.transport, self._ports.clock, _LIST_TIMEOUT_S, _ATTEMPTS_MAX)
+        for bookie in sorted(metadata.members() & bookies.registered):
+            wanted = (
+                entry_id
+                for index, last in _ends(metadata)
+                for entry_id in fragment_entries(metadata, index, last, bookie)
+            )
+            reply = await asking.held(bookie, ledger.ledger_id, wanted)
+            if reply.status not in (Status.OK, Status.NO_LEDGER, Status.NO_ENTRY):
+                why = f" ({reply.detail})" if reply.detail else ""
+                raise CannotAcceptError(
+                    f"ledger {ledger.ledger_id}: bookie {bookie} is registered and did not list its entries: "
+                    f"{reply.status.name}{why}, so it may hold them: correct this, or stop the bookie permanently"
+                )
+            held[bookie] = reply.entries
+        return held
 
     async def _make_room(self, ledger_id: LedgerId) -> None:
         """Keep the number of accepted losses bounded: those of deleted ledgers are removed first."""
@@ -314,30 +353,77 @@ class DeadLetters:
         return Decision(ledger_id, verdict, self._who, self._ports.clock.epoch_ms(), reason, park_reason, lost)
 
 
-def lost_fragments(metadata: LedgerMetadata, gone: Collection[BookieId]) -> tuple[LostFragment, ...]:
-    """Return the fragments with entries whose every copy is on a bookie in ``gone``, with these positions. Pure.
+def lost_fragments(
+    metadata: LedgerMetadata, gone: Collection[BookieId], held: Mapping[BookieId, EntryRuns] | None = None
+) -> tuple[LostFragment, ...]:
+    """Return the fragments with entries without any copy, with the positions that store these entries. Pure.
 
     A fragment whose end only the writer knows is left out.
+
+    Args:
+        metadata: the metadata of the ledger.
+        gone: bookies that hold nothing any more.
+        held: what bookies hold that denied all other entries. A bookie in neither is taken to hold everything.
     """
+    held = held or {}
     stripe = metadata.stripe
     found: list[LostFragment] = []
-    for index, fragment in enumerate(metadata.fragments):
+    for index, last in _ends(metadata):
+        fragment = metadata.fragments[index]
+        first, members = fragment.first_entry_id, fragment.members
+        lost: set[int] = set()
+        for begin, end in _stretches([held[member] for member in members if member in held], first, last):
+            lacks = [member in gone or (member in held and begin not in held[member]) for member in members]
+            for start in stripe.starts(begin, end):
+                write_set = stripe.write_set(start)
+                if all(lacks[position] for position in write_set):
+                    lost.update(write_set)
+        if lost:
+            positions = tuple(position for position in sorted(lost) if members[position] in gone)
+            denials = tuple(
+                Denial(position, members[position], _lacking(stripe, position, held[members[position]], first, last))
+                for position in sorted(lost)
+                if members[position] not in gone
+            )
+            bookies = tuple(members[position] for position in positions)
+            found.append(LostFragment(first, last, positions, bookies, denials))
+    return tuple(found)
+
+
+def _ends(metadata: LedgerMetadata) -> Iterator[tuple[int, EntryId]]:
+    """The fragments that can never change again, by index, with their last entries."""
+    for index in range(len(metadata.fragments)):
         last = metadata.fragment_last_entry_id(index)
         if last is None or (not metadata.is_closed and index >= len(metadata.fragments) - 2):
             continue
-        if metadata.last_entry_id is not None:
-            last = min(last, metadata.last_entry_id)
-        is_gone = [member in gone for member in fragment.members]
-        lost: set[int] = set()
-        for start in stripe.starts(fragment.first_entry_id, last):
-            write_set = stripe.write_set(start)
-            if all(is_gone[position] for position in write_set):
-                lost.update(write_set)
-        if lost:
-            positions = tuple(sorted(lost))
-            members = tuple(fragment.members[position] for position in positions)
-            found.append(LostFragment(fragment.first_entry_id, EntryId(last), positions, members))
-    return tuple(found)
+        yield index, last if metadata.last_entry_id is None else min(last, metadata.last_entry_id)
+
+
+def _stretches(held: Iterable[EntryRuns], first: EntryId, last: EntryId) -> Iterator[tuple[EntryId, EntryId]]:
+    """The fragment, cut at the start and the end of each run of entries that some bookie holds."""
+    if last < first:
+        return
+    cuts = {int(first), last + 1}
+    for entries in held:
+        for begin, end in entries.within(first, last):
+            cuts.update((begin, end + 1))
+    for begin, following in pairwise(sorted(cuts)):
+        yield EntryId(begin), EntryId(following - 1)
+
+
+def _whole_positions(metadata: LedgerMetadata, held: Mapping[BookieId, EntryRuns]) -> set[tuple[EntryId, int]]:
+    """The positions whose bookie is known to hold all that it should, by first entry of their fragments."""
+    whole: set[tuple[EntryId, int]] = set()
+    for index, last in _ends(metadata):
+        first = metadata.fragments[index].first_entry_id
+        for position, member in enumerate(metadata.fragments[index].members):
+            if member in held and not _lacking(metadata.stripe, position, held[member], first, last):
+                whole.add((first, position))
+    return whole
+
+
+def _lacking(stripe: Stripe, position: int, held: EntryRuns, first: EntryId, last: EntryId) -> int:
+    return stripe.count(position, first, last) - stripe.held_count(position, held, first, last)
 
 
 def _why_nothing_is_lost(ledger: Versioned, task: Task, bookies: Bookies) -> str:
@@ -355,9 +441,8 @@ def _why_nothing_is_lost(ledger: Versioned, task: Task, bookies: Bookies) -> str
         )
     registered = sorted(members & bookies.registered)
     return (
-        f"ledger {ledger_id}: every entry has a bookie that is registered ({_some(registered)}), so nothing is lost "
-        "for certain: only entries whose bookies are all lost can be accepted as lost; see `bkheal dead-letters show "
-        f"{ledger_id}`"
+        f"ledger {ledger_id}: every entry has a bookie that is registered and may hold it ({_some(registered)}), so "
+        f"nothing is lost for certain; see `bkheal dead-letters show {ledger_id}`"
     )
 
 

@@ -279,7 +279,7 @@ class RunSummary:
     placement: PlacementCounts | None = None
     replicas: ReplicaCounts | None = None
     accepted: AcceptedCounts = AcceptedCounts()
-    """Kind ``bookies``."""
+    """Kinds ``bookies`` and ``replicas``."""
 
     @property
     def is_complete(self) -> bool:

@@ -156,10 +156,10 @@ async def test_what_is_no_dead_letter_is_refused(world: World) -> None:
 @pytest.mark.parametrize(
     ("metadata", "missing", "words"),
     [
-        (make_metadata((0, "a c"), quorum=(2, 2), last=9), "a", "registered (c)"),
+        (make_metadata((0, "a c"), quorum=(2, 2), last=9), "a", "may hold it (c)"),
         (make_metadata((0, "a b"), quorum=(2, 2), last=9), "a", "no audit has reported b"),
         (make_metadata((0, "a b"), quorum=(2, 2)), "a b", "bkheal ledger recover 8"),
-        (make_metadata((0, "c d"), quorum=(2, 2), last=9), "c d", "registered (c, d)"),
+        (make_metadata((0, "c d"), quorum=(2, 2), last=9), "c d", "may hold it (c, d)"),
         (make_metadata((0, "a b"), quorum=(2, 2), last=-1), "a b", "nothing is lost"),
     ],
 )

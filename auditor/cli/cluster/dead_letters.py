@@ -52,7 +52,8 @@ _ADVICE: Final = {
     "every copy is lost permanently: `bkheal dead-letters accept-loss`",
     ParkReason.NEEDS_RECOVERY: "bring back bookies of the last ensemble; until then the end of the ledger is unknown",
     ParkReason.UNREADABLE_ENTRIES: "every reachable bookie lacks these entries; bring back another bookie that has "
-    "them, or repair the disk, then `bkheal dead-letters retry`",
+    "them, or repair the disk, then `bkheal dead-letters retry`. If every copy is lost permanently: `bkheal "
+    "dead-letters accept-loss`",
     ParkReason.UNREADABLE_METADATA: "look at the ledger's node in ZooKeeper: it cannot be read; or it is of format 1, "
     "which keeps no password, and not closed: `bkheal ledger recover` with the password it was created with",
     ParkReason.OPEN_LEDGER: "its writer replaces the bookie with the next write or on closing; if the writer ended, "
@@ -160,9 +161,9 @@ def accept_loss(
     as they are. Audits then report the ledger as "loss accepted", and mark it again only if it loses anything else, or
     if one of these bookies returns. An entry that shares a position with a lost one keeps only the copies that it has.
 
-    Only entries whose bookies are all lost can be accepted. A ledger that lacks other copies too keeps its task: when
-    they are made, it is parked again, and this command closes the task. Repeating the command is safe. `bkheal
-    dead-letters drop` withdraws an accepted loss.
+    An entry can be accepted as lost if each of its bookies is lost, or is registered and denies it. A ledger that lacks
+    other copies too keeps its task: when they are made, it is parked again, and this command closes the task. Repeating
+    the command is safe. `bkheal dead-letters drop` withdraws an accepted loss.
 
     Exit codes: 0 accepted, also before, 1 refused, 2 wrong usage, 3 the store did not answer, 75 a worker holds a lock.
     If one ledger is refused before the confirmation, nothing is changed.
@@ -240,7 +241,7 @@ def _show_accepted(decisions: Sequence[Decision], output: OutputFormat, reason: 
             rfc3339(decision.at_ms),
             printable(decision.by),
             len(decision.lost),
-            " ".join(decision.bookies),
+            " ".join(dict.fromkeys(name for part in decision.lost for name in _holders(part).split())),
             printable(decision.reason),
         )
         for decision in chosen
@@ -265,6 +266,10 @@ def _fragment(fragment: LostFragment) -> dict[str, Any]:
         "last_entry_id": fragment.last_entry_id,
         "positions": list(fragment.positions),
         "bookies": list(fragment.bookies),
+        "denials": [
+            {"position": denial.position, "bookie_id": denial.bookie, "entries": denial.entries}
+            for denial in fragment.denials
+        ],
     }
 
 
@@ -387,11 +392,15 @@ _DONE: Final = {
 }
 
 
+def _holders(fragment: LostFragment) -> str:
+    return " ".join((*fragment.bookies, *(denial.bookie for denial in fragment.denials)))
+
+
 def _line(result: DeadLetterResult, is_dry_run: bool) -> str:
     words = {"is": "would be", "are": "would be"} if is_dry_run else {"is": "is", "are": "are"}
     text = f"ledger {result.ledger_id}: {_DONE[result.outcome.value].format(**words)}"
     if result.lost:
-        parts = [f"{part.first_entry_id}..{part.last_entry_id} on {' '.join(part.bookies)}" for part in result.lost[:5]]
+        parts = [f"{part.first_entry_id}..{part.last_entry_id} on {_holders(part)}" for part in result.lost[:5]]
         more = f" and {len(result.lost) - 5} more fragments" if len(result.lost) > 5 else ""
         text += f" (entries in {'; '.join(parts)}{more})"
     return f"{text}; {result.detail}" if result.detail else text

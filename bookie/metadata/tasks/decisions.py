@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import enum
 import logging
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,15 +48,42 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Denial:
+    """A position of a lost entry whose bookie is registered and denied entries."""
+
+    position: int
+    bookie: BookieId
+    entries: int
+    """Entries of the fragment that the bookie should hold and does not."""
+
+
+@dataclass(frozen=True, slots=True)
 class LostFragment:
     """A fragment with entries that no registered bookie holds."""
 
     first_entry_id: EntryId
     last_entry_id: EntryId
     positions: tuple[int, ...]
-    """Ensemble positions that store these entries, ascending."""
+    """Ensemble positions that store these entries, and whose bookie was not registered; ascending."""
     bookies: tuple[BookieId, ...]
-    """The bookies there, in the order of the positions. None of them was registered."""
+    """The bookies there, in the order of the positions."""
+    denials: tuple[Denial, ...] = ()
+    """The other positions that store these entries, ascending."""
+
+    def covers(self, positions: Sequence[int], bookies: Collection[BookieId], absent: int) -> bool:
+        """Return whether the loss contains all that bookies deny in the fragment.
+
+        Args:
+            positions: the positions whose bookie lacks entries.
+            bookies: the bookies there.
+            absent: the copies that are lacking there, in all.
+        """
+        denied = [denial for denial in self.denials if denial.position in positions]
+        return (
+            len(denied) == len(positions)
+            and {denial.bookie for denial in denied}.issuperset(bookies)
+            and absent <= sum(denial.entries for denial in denied)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +102,7 @@ class Decision:
 
     @property
     def bookies(self) -> tuple[BookieId, ...]:
-        """The bookies of all accepted losses, each once."""
+        """The bookies of all accepted losses that were not registered, each once."""
         return tuple(dict.fromkeys(bookie for fragment in self.lost for bookie in fragment.bookies))
 
     @property

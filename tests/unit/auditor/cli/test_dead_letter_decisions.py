@@ -50,7 +50,7 @@ def test_several_losses_are_accepted_and_listed(cluster: CommandCluster) -> None
     document = json.loads(result.stdout)
     assert (result.exit_code, outcomes(result)) == (ExitCode.OK, {7: "accepted", 8: "accepted"})
     assert (document["by"], document["reason"]) == ("me@host", "fire in the server room")
-    lost = [{"first_entry_id": 0, "last_entry_id": 9, "positions": [0, 1], "bookies": ["a", "b"]}]
+    lost = [{"first_entry_id": 0, "last_entry_id": 9, "positions": [0, 1], "bookies": ["a", "b"], "denials": []}]
     assert document["ledgers"][0]["lost"] == lost
     assert ran(cluster.marked()) == [9]
     (first, _) = json.loads(call("list", "--accepted", "-o", "json").stdout)["items"]
