@@ -273,6 +273,22 @@ async def test_dropping_withdraws_an_accepted_loss(world: World) -> None:
     assert (await world.letters.drop(L7, "")).outcome is Outcome.ALREADY_DROPPED
 
 
+async def test_a_decision_that_was_replaced_is_not_withdrawn(world: World) -> None:
+    await world.park(L7, "a b")
+    await world.letters.accept(L7, WHY)
+    first = await world.decisions.get(L7)
+    await world.park(L7, "a b")
+    await world.letters.accept(L7, "another reason")
+    second = await world.decisions.get(L7)
+    assert first is not None
+    assert second is not None
+    await world.decisions.withdraw(first)
+    assert await world.decisions.accepted() == [second]
+    for _ in range(2):
+        await world.decisions.withdraw(second)
+    assert await world.decisions.list() == []
+
+
 async def test_records_of_both_kinds_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions_module, "DROPPED_MAX", 2)
     monkeypatch.setattr("auditor.safety.dead_letters.ACCEPTED_MAX", 2)

@@ -41,7 +41,7 @@ def confirm_ledgers(question: str, ledgers: Sequence[int], *, is_sure: bool) -> 
     if is_sure:
         return
     if not _is_terminal():
-        refuse("no terminal to ask for a confirmation: use --yes; nothing was changed", ExitCode.USAGE)
+        refuse(f"there is no terminal to confirm this: {question} Use --yes; nothing was changed", ExitCode.USAGE)
     sys.stderr.write(f"{question}\n")
     for ledger_id in ledgers:
         typed = typer.prompt(f"Type {ledger_id} to confirm", default="", show_default=False, err=True)
