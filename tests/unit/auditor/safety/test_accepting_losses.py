@@ -1,4 +1,4 @@
-"""Losses of entries that registered bookies deny: what can be accepted, and that an audit finds exactly these."""
+"""Accepted losses: of entries that registered bookies deny, with lost answers, and too many for a record."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome, lost_fragments
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.decisions import Decisions, Denial, LostFragment
-from bookie.metadata.tasks.parked import ParkedTask, ParkReason
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import ListReply, Status
@@ -171,3 +173,49 @@ def test_lost_positions_are_those_of_entries_without_any_copy(
         assert part.bookies == tuple(members[position] for position in part.positions)
         assert gone.issuperset(part.bookies)
         assert gone.isdisjoint(denial.bookie for denial in part.denials)
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_a_lost_answer_is_settled_and_a_failed_request_changes_nothing(fault: Fault) -> None:
+    @in_virtual_time
+    async def check() -> None:
+        async with a_world("c d e") as world:
+            await world.ledgers.create(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9))
+            await world.tasks.marking.mark(LEDGER, names("a b"))
+            await world.parked.park(ParkedTask(LEDGER, ParkReason.NO_LIVE_COPY, "", 1, frozenset(), 0))
+            faults = [fault]
+
+            async def lose(operation: str, path: str) -> Fault | None:
+                return faults.pop() if operation == "multi" and faults else None
+
+            store = world.session(lose)
+            decisions, parked = Decisions(store, world.cluster.root), ParkedTasks(store, world.cluster.root)
+            letters = DeadLetters(world.ports(store).client(), store, parked, decisions, "me@host")
+            if fault is Fault.FAIL_BEFORE:
+                with pytest.raises(StoreUnavailableError):
+                    await letters.accept(LEDGER, "fire")
+                assert (await decisions.list(), await world.tasks.locks.locked()) == ([], frozenset())
+                assert await world.task(LEDGER) is not None
+            result = await letters.accept(LEDGER, "fire")
+            assert (result.outcome, faults) == (Outcome.ACCEPTED, [])
+            assert await world.is_clean()
+            assert [decision.ledger_id for decision in await decisions.accepted()] == [LEDGER]
+
+    check()
+
+
+def test_a_record_that_no_node_holds_is_refused_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bookie.metadata.tasks.decisions.NODE_DATA_MAX", 500)
+
+    @in_virtual_time
+    async def check() -> None:
+        async with a_world("c d e") as world:
+            fragments = [(10 * number, "a b") for number in range(5)]
+            await world.ledgers.create(LEDGER, make_metadata(*fragments, quorum=(2, 2), last=49))
+            await world.tasks.marking.mark(LEDGER, names("a b"))
+            await world.parked.park(ParkedTask(LEDGER, ParkReason.NO_LIVE_COPY, "", 1, frozenset(), 0))
+            result = await accept(world)
+            assert (result.outcome, "5 fragments are too many" in result.detail) == (Outcome.REFUSED, True)
+            assert await world.task(LEDGER) is not None
+
+    check()
