@@ -16,7 +16,18 @@ from typer.core import TyperGroup
 from auditor.cli import bench, quickstart
 from auditor.cli.audit import command as audit
 from auditor.cli.audit import remote, report
-from auditor.cli.cluster import bookies, dead_letters, decommission, drain, ok_to_stop, recovery, status, throttle
+from auditor.cli.cluster import (
+    bookies,
+    boost,
+    dead_letters,
+    decommission,
+    drain,
+    ok_to_stop,
+    progress,
+    recovery,
+    status,
+    throttle,
+)
 from auditor.cli.configuration import command as config
 from auditor.cli.configuration.security_options import set_for_this_call
 from auditor.cli.configuration.settings import with_options
@@ -66,6 +77,7 @@ app = typer.Typer(
 app.command("quickstart")(quickstart.quickstart)
 app.command("demo")(quickstart.demo)
 app.command("status")(status.status)
+app.command("progress")(progress.progress)
 app.add_typer(audit.app, name="audit")
 app.command("auditor")(auditor.auditor)
 app.command("auditor-token")(remote.auditor_token)
@@ -75,6 +87,7 @@ app.command("replicator")(processes.replicator)
 app.command("simpletest")(simpletest.simpletest)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(log.app, name="log")
+status.underreplicated_app.command("boost")(boost.boost)
 app.add_typer(status.underreplicated_app, name="underreplicated")
 app.add_typer(recovery.app, name="recovery")
 app.command("recover")(recovery.recover)

@@ -3,6 +3,7 @@
 A failure delays a task (``parking``) and does not change its rank: after the delay it comes before every task with more
 copies left. Two kinds of tasks come last, because an attempt seldom changes anything: those that have lost every copy
 of some entries and nothing else, and parked ones that are tried again only because of the time that has passed.
+A boost (``bookie.metadata.tasks.boosts``) puts a task before the others of its rank, and before no task of another.
 Tasks of equal rank come in random order: workers that look at the same list then rarely reach for the same lock.
 """
 
@@ -38,6 +39,8 @@ class Candidate:
     is_recheck: bool = False
     """Parked, and tried again although nothing has changed."""
     is_parked: bool = False
+    is_boosted: bool = False
+    """An operator asked for its repair before the others of its rank."""
 
 
 def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], bookies: Bookies) -> int:
@@ -63,7 +66,10 @@ def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], boo
 
 def in_order(candidates: Iterable[Candidate], rng: random.Random) -> list[Candidate]:
     """Return the candidates in the order in which they should be repaired."""
-    ranked = [(c.is_recheck, c.rank, c.ctime_ms // AGE_STEP_MS, rng.random(), c.ledger_id, c) for c in candidates]
+    ranked = [
+        (c.is_recheck, c.rank, not c.is_boosted, c.ctime_ms // AGE_STEP_MS, rng.random(), c.ledger_id, c)
+        for c in candidates
+    ]
     ranked.sort(key=lambda each: each[:-1])
     return [candidate for *_, candidate in ranked]
 

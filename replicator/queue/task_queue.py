@@ -34,6 +34,7 @@ from typing import Final
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.port import Children
+from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask
 from bookie.metadata.tasks.reservations import UnreadableReservationError
@@ -99,6 +100,7 @@ class TaskQueue:
 
     def __init__(self, ports: RepairPorts, poll_interval_s: float, delays: Delays, absences: Absences) -> None:
         self._ports = ports
+        self._boosts = Boosts(ports.store, ports.cluster.root)
         self._absences = absences
         self._delays = delays
         self._poll_interval_s = poll_interval_s
@@ -205,6 +207,7 @@ class TaskQueue:
         self._empty_top = None if tasks else top
         locked = await self._ports.tasks.locks.locked()
         parked = {record.ledger_id: record for record in await self._ports.parked.list()}
+        boosted = {boost.ledger_id for boost in await self._boosts.active(self._ports.clock.epoch_ms())}
         named = frozenset(bookie for task in tasks for bookie in task.missing)
         verdicts: dict[LedgerId, _Verdict] = {}
         candidates: list[Candidate] = []
@@ -225,7 +228,10 @@ class TaskQueue:
                     is_recheck = verdict is _Verdict.RECHECK
                     urgency = rank(ledger, task.missing, bookies)
                     is_parked = task.ledger_id in parked
-                    candidates.append(Candidate(task.ledger_id, urgency, task.ctime_ms, is_recheck, is_parked))
+                    is_boosted = task.ledger_id in boosted
+                    candidates.append(
+                        Candidate(task.ledger_id, urgency, task.ctime_ms, is_recheck, is_parked, is_boosted)
+                    )
         waiting = [candidate for candidate in candidates if candidate.ledger_id not in self._completed]
         self._order, self._seen = deque(in_order(waiting, self._ports.rng)), circumstances
         self._memory.keep_only(verdicts.keys())

@@ -13,6 +13,8 @@ class FindingKind(enum.Enum):
     """A fragment names a bookie that is not registered."""
     DRAINED_BOOKIE = "DRAINED_BOOKIE"
     """A fragment names a bookie that is being drained, and every bookie that it names is registered."""
+    LOSS_ACCEPTED = "LOSS_ACCEPTED"
+    """A fragment lost every copy of some entries, and an operator accepted it: reported, not counted and not marked."""
     MISPLACED = "MISPLACED"
     """The copies of some entry of a fragment are closer together than the placement policy allows."""
     UNKNOWN_PLACE = "UNKNOWN_PLACE"

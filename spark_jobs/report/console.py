@@ -47,6 +47,11 @@ def _lines(summary: RunSummary) -> Iterator[str]:
         yield f"incomplete  {problem}"
     for bookie in summary.waiting:
         yield f"waiting     {bookie.bookie_id}: {bookie.ledgers} ledgers, not marked before {rfc3339(bookie.until_ms)}"
+    if summary.accepted.ledgers:
+        accepted = summary.accepted
+        yield f"accepted    {accepted.ledgers} ledgers, {accepted.fragments} fragments: loss accepted, not marked"
+    if summary.accepted.ledgers_returned:
+        yield f"returned    {summary.accepted.ledgers_returned} ledgers with an accepted loss: a bookie is back"
     if summary.severities:
         rows = [(c.severity.name, c.ledgers, c.fragments, c.bytes_estimate) for c in summary.severities]
         yield ""

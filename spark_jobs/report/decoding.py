@@ -18,6 +18,7 @@ from bookie.model.severity import Severity
 from spark_jobs.report.summary import (
     API_VERSION,
     KIND,
+    AcceptedCounts,
     BookieCount,
     ClusterName,
     LedgerCounts,
@@ -87,6 +88,7 @@ def _summary(document: Mapping[str, Any]) -> RunSummary:
         waiting=tuple(map(_waiting, document.get("waiting", ()))),
         placement=_placement(document.get("placement")),
         replicas=_replicas(document.get("replicas")),
+        accepted=_accepted(document["accepted"]) if "accepted" in document else AcceptedCounts(),
     )
 
 
@@ -111,6 +113,10 @@ def _replicas(item: Mapping[str, Any] | None) -> ReplicaCounts | None:
         unknown=tuple(_made(UnknownAnswers, each) for each in item["unknown"]),
         sampled=tuple(_made(SampledBookie, each) for each in item.get("sampled", ())),
     )
+
+
+def _accepted(item: Mapping[str, Any]) -> AcceptedCounts:
+    return _made(AcceptedCounts, {name: item[name] for name in ("ledgers", "fragments", "ledgers_returned")})
 
 
 def _made(cls: type[T], item: Mapping[str, Any], **converted: object) -> T:

@@ -114,6 +114,16 @@ class WaitingBookie:
 
 
 @dataclass(frozen=True, slots=True)
+class AcceptedCounts:
+    """Losses that operators accepted: neither part of the findings by severity, nor marked."""
+
+    ledgers: int = 0
+    fragments: int = 0
+    ledgers_returned: int = 0
+    """Ledgers with an accepted loss of which a bookie is registered again: marked, and not accepted any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlacementCounts:
     """What a placement check judged."""
 
@@ -195,6 +205,7 @@ class ClusterName:
 __all__ = [
     "API_VERSION",
     "KIND",
+    "AcceptedCounts",
     "BookieCount",
     "ClusterName",
     "FindingSums",
@@ -267,6 +278,8 @@ class RunSummary:
     """Missing bookies within the delay for lost bookies (kind ``bookies``)."""
     placement: PlacementCounts | None = None
     replicas: ReplicaCounts | None = None
+    accepted: AcceptedCounts = AcceptedCounts()
+    """Kinds ``bookies`` and ``replicas``."""
 
     @property
     def is_complete(self) -> bool:
@@ -336,6 +349,7 @@ class RunSummary:
             "waiting": [_waiting(bookie) for bookie in self.waiting],
             "placement": None if self.placement is None else asdict(self.placement),
             "replicas": None if self.replicas is None else asdict(self.replicas),
+            "accepted": asdict(self.accepted),
         }
 
     def _fails(self, fail_on: FailOn) -> bool:

@@ -9,9 +9,11 @@ reported and published the suspects are compared with a fresh listing (R2).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final
 
 from pyspark import StorageLevel
@@ -19,12 +21,16 @@ from pyspark.sql import DataFrame
 
 from bookie.metadata.bookies.first_seen_down import Down
 from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.tasks.decisions import Decision
+from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId
+from spark_jobs.checks.accepted_losses import without_accepted
 from spark_jobs.checks.bookie_check import bookie_check_by_ledger
 from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.report import writing as report
-from spark_jobs.report.summary import FindingSums, PublishOutcome, PublishResult
+from spark_jobs.report.summary import AcceptedCounts, FindingSums, PublishOutcome, PublishResult
 from spark_jobs.runs import findings as report_sink
+from spark_jobs.runs.accepted import AcceptedLosses, accepted_losses
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
@@ -33,6 +39,8 @@ from spark_jobs.runs.lost_bookies import LostBookies
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.publish import BATCH, Marking, publish
+
+_log = logging.getLogger(__name__)
 
 SCANS_MAX: Final = 3
 """Scans of one run. Bookies that leave during each of three are an outage; a later run will see how it ended."""
@@ -45,9 +53,15 @@ class _JudgedLedgers:
     ledgers: DataFrame
     """One row per ledger with findings, kept by Spark until released."""
     sums: FindingSums
+    losses: AcceptedLosses
+    accepted: DataFrame | None = None
+    """Findings whose loss was accepted, kept by Spark until released; None if no loss is accepted."""
+    counts: AcceptedCounts = field(default_factory=AcceptedCounts)
 
     def release(self) -> None:
         self.ledgers.unpersist()
+        if self.accepted is not None:
+            self.accepted.unpersist()
 
 
 @dataclass(slots=True)
@@ -127,12 +141,13 @@ class BookieRun:
         return scan, ScanResult(scan.totals, after, found)
 
     def _check(self, scan: LedgerScan, bookies: Bookies, cookies: AbstractSet[BookieId]) -> CheckResult:
-        judged = self._judge(scan.suspects, bookies.registered, bookies.draining)
+        decisions = self._cluster.accepted_losses()
+        judged = self._judge(scan.suspects, bookies.registered, bookies.draining, decisions)
         latest = self._cluster.bookies()
-        if latest.staying & judged.sums.by_bookie.keys():
+        if latest.staying & (judged.sums.by_bookie.keys() | judged.losses.bookies):
             judged.release()
             draining = bookies.draining & latest.draining
-            judged = self._judge(scan.suspects, bookies.registered | latest.registered, draining)
+            judged = self._judge(scan.suspects, bookies.registered | latest.registered, draining, decisions)
         self._live = bookies.registered | latest.registered
         try:
             self.lost = self._lost_bookies(cookies - latest.registered)
@@ -143,16 +158,32 @@ class BookieRun:
                 limit = self._settings.worst_ledgers_max if judged.sums.severities else 0
                 worst = report_sink.worst_ledgers(judged.ledgers, limit) if limit else ()
                 others = unreadable_metadata(scan.suspects)
+                if judged.accepted is not None:
+                    others = others.unionByName(judged.accepted)
                 report_sink.write_findings(judged.ledgers, others, self._context.directory, self.lost.waiting_until)
         finally:
             judged.release()
-        return CheckResult(latest, judged.sums, worst, published, self.lost.in_report(judged.sums))
+        waiting = self.lost.in_report(judged.sums)
+        return CheckResult(latest, judged.sums, worst, published, waiting, accepted=judged.counts)
 
-    def _judge(self, suspects: DataFrame, live: AbstractSet[str], draining: AbstractSet[str]) -> _JudgedLedgers:
+    def _judge(
+        self,
+        suspects: DataFrame,
+        live: AbstractSet[BookieId],
+        draining: AbstractSet[str],
+        decisions: Sequence[Decision],
+    ) -> _JudgedLedgers:
         found = bookie_check_by_ledger(suspects, sorted(live), draining)
+        losses = accepted_losses(decisions, live)
+        accepted = None
+        if losses.standing:
+            found, accepted = without_accepted(self._context.spark, found, losses.standing)
+            accepted = accepted.persist(StorageLevel.MEMORY_AND_DISK)
         ledgers = report_sink.ledgers_judged(found).persist(StorageLevel.MEMORY_AND_DISK)
         with self._context.tasks(Phase.CHECK):
-            return _JudgedLedgers(ledgers, report_sink.sums(ledgers))
+            counted = (0, 0) if accepted is None else report_sink.accepted_counts(accepted)
+            counts = AcceptedCounts(*counted, len(losses.returned))
+            return _JudgedLedgers(ledgers, report_sink.sums(ledgers), losses, accepted, counts)
 
     def _lost_bookies(self, lost: AbstractSet[BookieId]) -> LostBookies:
         """A dry run records nothing, so for it a loss without a record begins now."""
@@ -161,7 +192,8 @@ class BookieRun:
         return LostBookies(noted, self._cluster.lost_bookie_delay_s(), now_ms)
 
     def _publish(self, judged: _JudgedLedgers) -> PublishResult:
-        total = sum(count.ledgers for count in judged.sums.severities)
+        losses = judged.losses
+        total = sum(count.ledgers for count in judged.sums.severities) + len(losses.returned)
         if total == 0:
             return PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
         if self._settings.is_dry_run:
@@ -169,8 +201,17 @@ class BookieRun:
         due_only = _DueOnly(self.lost.waiting.keys())
         with self._context.tasks(Phase.PUBLISH, is_told=False):
             due = due_only.of(report_sink.markings(judged.ledgers))
-            published = publish(self._counted(due, total), self._cluster, gate=self._context.gate)
+            markings = chain(losses.markings(), due)
+            published = publish(self._counted(markings, total), self._cluster, gate=self._context.gate)
+        if published.outcome is PublishOutcome.PUBLISHED:
+            self._withdraw(losses.returned)
         return replace(published, ledgers_waiting=due_only.ledgers_waiting)
+
+    def _withdraw(self, returned: Sequence[Decision]) -> None:
+        try:
+            self._cluster.withdraw_accepted(returned)
+        except (TransientError, OutcomeUnknownError) as error:  # marked already: the next run marks it again
+            _log.warning("accepted losses were not withdrawn", extra={"ledgers": len(returned), "reason": str(error)})
 
     def _counted(self, markings: Iterable[Marking], total: int) -> Iterator[Marking]:
         for done, marking in enumerate(markings):

@@ -15,6 +15,7 @@ from bookie.metadata.bookies.topology import TopologyStore, parse_topology, topo
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
+from bookie.metadata.tasks.decisions import Decision, Decisions
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.metadata.uri import MetadataUri
 from bookie.model.ids import BookieId
@@ -38,6 +39,7 @@ class ClusterView:
         self._publisher = Publisher(self._tasks)
         self._down = FirstSeenDown(connection.store, connection.cluster.root)
         self._drains = Drains(connection.store, connection.cluster.root)
+        self._decisions = Decisions(connection.store, connection.cluster.root)
 
     @property
     def cluster(self) -> Cluster:
@@ -87,6 +89,15 @@ class ClusterView:
         """Note that a complete audit dealt with the loss of these bookies."""
         for bookie, down in lost.items():
             self._runner.run(self._down.note_audited(bookie, down.since_ms, audited_ms))
+
+    def accepted_losses(self) -> Sequence[Decision]:
+        """The losses that operators accepted: a bounded number, in a few requests."""
+        return self._runner.run(self._decisions.accepted())
+
+    def withdraw_accepted(self, decisions: Sequence[Decision]) -> None:
+        """Remove accepted losses that do not hold any more, unless they were replaced."""
+        for decision in decisions:
+            self._runner.run(self._decisions.withdraw(decision))
 
     def topology(self, file: Path | None) -> tuple[Topology, str]:
         """The locations of bookies, from ``file`` or else from the metadata store, and the name of the source.

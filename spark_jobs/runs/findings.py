@@ -100,6 +100,12 @@ def sums(ledgers: DataFrame) -> FindingSums:
     )
 
 
+def accepted_counts(accepted: DataFrame) -> tuple[int, int]:
+    """Count the ledgers and the fragments in findings whose loss was accepted."""
+    (row,) = accepted.selectExpr("count(DISTINCT ledger_id) AS ledgers", "count(*) AS fragments").collect()
+    return row["ledgers"], row["fragments"]
+
+
 def worst_ledgers(ledgers: DataFrame, count: int) -> tuple[WorstLedger, ...]:
     """The ``count`` ledgers of ``ledgers_found`` to look at first: by severity, then by bytes."""
     order = ledgers.orderBy("severity_rank", F.desc("bytes_estimate"), "ledger_id").drop("found").limit(count)

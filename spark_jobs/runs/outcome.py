@@ -13,6 +13,7 @@ from bookie.model.ids import BookieId
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from spark_jobs.report.summary import (
+    AcceptedCounts,
     BookieCount,
     ClusterName,
     FindingSums,
@@ -54,6 +55,7 @@ class CheckResult:
     waiting: tuple[WaitingBookie, ...] = ()
     placement: PlacementCounts | None = None
     replicas: ReplicaCounts | None = None
+    accepted: AcceptedCounts = field(default_factory=AcceptedCounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ def assemble(run: RunName, cookies: AbstractSet[BookieId], outcome: Outcome) -> 
         waiting=checked.waiting,
         placement=checked.placement,
         replicas=checked.replicas,
+        accepted=checked.accepted,
     )
 
 

@@ -28,12 +28,14 @@ from pyspark.sql.types import BooleanType
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
-from bookie.model.ids import BookieId
-from spark_jobs.checks.findings import FINDING_DDL
+from bookie.metadata.tasks.decisions import LostFragment
+from bookie.model.ids import BookieId, LedgerId
+from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.checks.replicas.task import COUNTS_DDL, TaskSettings, asking
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.report.summary import (
+    AcceptedCounts,
     FindingSums,
     PublishOutcome,
     PublishResult,
@@ -55,6 +57,7 @@ CHUNK_LEDGERS: Final = 10_000
 """Some ten seconds of asking on two cores."""
 _COLUMNS: Final = ("ledger_id", "state", "write_quorum", "ack_quorum", "last_entry_id", "length", "fragments")
 _NAMED_MAX: Final = 5
+_IS_ACCEPTED: Final = f"kind = {FindingKind.LOSS_ACCEPTED.value!r}"
 
 
 @dataclass(slots=True)
@@ -89,6 +92,8 @@ class ReplicaRun:
         seed = self._settings.sample_seed
         self._seed = rng.getrandbits(32) if seed is None else seed
         self._asked = _AnswerCounts()
+        self._accepted: dict[LedgerId, tuple[LostFragment, ...]] = {}
+        self._accepted_found = (0, 0)
 
     def execute(self, cookies: AbstractSet[BookieId]) -> Outcome:
         """Do everything but the summary."""
@@ -99,6 +104,7 @@ class ReplicaRun:
         held = held_because(cookies | bookies.registered, bookies.registered, 0, None, limit)
         if held is not None:
             return Outcome(None, CheckResult(bookies), held)
+        self._accepted = {decision.ledger_id: decision.lost for decision in self._cluster.accepted_losses()}
         every = self._cluster.leaf_parents()
         plan = in_range(every, self._cluster.cluster, self._settings.ledger_min, self._settings.ledger_max)
         found = FindingTotals(self._settings.worst_ledgers_max)
@@ -111,7 +117,9 @@ class ReplicaRun:
         took_s = self._context.clock.monotonic_s() - started_s
         counts = self._counts(took_s, sum(parent.planned for parent in every))
         scanned = ScanResult(found.totals, bookies, problems(plan, found.totals, recount) + _not_known(counts))
-        return Outcome(scanned, CheckResult(bookies, found.sums, found.worst, found.published, replicas=counts))
+        accepted = AcceptedCounts(*self._accepted_found)
+        checked = CheckResult(bookies, found.sums, found.worst, found.published, replicas=counts, accepted=accepted)
+        return Outcome(scanned, checked)
 
     def _chunk(self, parents: Sequence[LeafParent], found: FindingTotals) -> Bookies:
         context = self._context
@@ -121,7 +129,8 @@ class ReplicaRun:
         bookies = self._cluster.bookies()
         answers = self._ask(scan, bookies).persist(StorageLevel.MEMORY_AND_DISK)
         findings = answers.where("counts IS NULL").drop("counts").coalesce(1)
-        ledgers = report_sink.ledgers_found(findings).persist(StorageLevel.MEMORY_AND_DISK)
+        accepted = findings.where(_IS_ACCEPTED)
+        ledgers = report_sink.ledgers_found(findings.where(f"NOT {_IS_ACCEPTED}")).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with context.tasks(Phase.ASK, is_told=False):
                 self._asked.add(_collected(answers))
@@ -129,6 +138,10 @@ class ReplicaRun:
                 limit = self._settings.worst_ledgers_max if sums.severities else 0
                 worst = report_sink.worst_ledgers(ledgers, limit) if limit else ()
                 others = unreadable_metadata(scan.suspects)
+                if self._accepted:
+                    others = others.unionByName(accepted)
+                    ledger_count, fragments = report_sink.accepted_counts(accepted)
+                    self._accepted_found = (self._accepted_found[0] + ledger_count, self._accepted_found[1] + fragments)
                 report_sink.write_findings(ledgers, others, context.directory)
             found.add(scan.totals, sums, worst, self._publish(ledgers, sums))
         finally:
@@ -143,7 +156,9 @@ class ReplicaRun:
         if settings.sample < 1:
             seed, share = self._seed, settings.sample
             rows = rows.where(F.udf(lambda ledger_id: is_sampled(ledger_id, seed, share), BooleanType())("ledger_id"))
-        task = TaskSettings(settings.metadata_uri, settings.connect_timeout_s, bookies.registered, settings.security)
+        task = TaskSettings(
+            settings.metadata_uri, settings.connect_timeout_s, bookies.registered, settings.security, self._accepted
+        )
         tasks = max(1, self._context.spark.sparkContext.defaultParallelism - 1)
         return rows.repartition(tasks, "ledger_id").mapInArrow(asking(task), f"{FINDING_DDL}, {COUNTS_DDL}")
 

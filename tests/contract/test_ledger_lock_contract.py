@@ -56,6 +56,14 @@ async def test_it_is_the_lock_of_the_workers(backend: Any, cluster: Cluster, tas
     assert await other.locks.complete(task)
 
 
+async def test_the_names_in_locks_are_listed(backend: Any, cluster: Cluster, tasks: UnderReplication) -> None:
+    assert await tasks.locks.owners() == {}
+    other = UnderReplication(await backend.open(), cluster, SystemClock())
+    assert await tasks.locks.lock_alone(L7, "us") is not None
+    assert await other.locks.lock_alone(LedgerId(8), "") is not None
+    assert await tasks.locks.owners() == {L7: "us", 8: ""}
+
+
 async def test_it_ends_with_its_session(
     backend: Any, store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:

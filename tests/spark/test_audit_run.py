@@ -17,6 +17,8 @@ from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
+from bookie.metadata.tasks.decisions import Verdict as Verdict_
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
@@ -24,6 +26,7 @@ from bookie.model.severity import Severity
 from spark_jobs import audit as audit_module
 from spark_jobs.one_shot import run as one_shot
 from spark_jobs.report import writing as report
+from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.summary import PublishOutcome, Verdict
 from spark_jobs.runs import bookie_run
 from spark_jobs.runs.cluster_view import ClusterView
@@ -31,6 +34,7 @@ from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.run import run_audit
 from spark_jobs.settings import AuditSettings, FailOn
 from tests.spark.audit_world import Place, after_listing, closed, opened
+from tests.worlds.ledgers import names
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -247,3 +251,99 @@ def test_a_bookie_that_leaves_after_the_scan_is_left_to_another_run(
     assert 1 not in place.marked(), "its ledgers were passed over"
     noted = place.do(FirstSeenDown(place.store, place.cluster.root).read())
     assert {bookie: down.audited_ms > 0 for bookie, down in noted.items()} == {"b:1": False, "x:1": True}
+
+
+ACCEPTED = LostFragment(EntryId(0), EntryId(9), (0, 1), (BookieId("x:1"), BookieId("y:1")))
+
+
+def accept(place: Place, ledger_id: int, *lost: LostFragment) -> None:
+    decisions = Decisions(place.store, place.cluster.root)
+    decision = Decision(LedgerId(ledger_id), Verdict_.LOSS_ACCEPTED, "ops", 1, "fire", None, lost)
+
+    async def write() -> None:
+        await place.store.multi([await decisions.writing(decision)])
+
+    place.do(write())
+
+
+def accepted_ledgers(place: Place) -> list[int]:
+    return [each.ledger_id for each in place.do(Decisions(place.store, place.cluster.root).accepted())]
+
+
+def test_an_accepted_loss_is_reported_and_not_marked(spark: SparkSession, place: Place) -> None:
+    accept(place, 3, ACCEPTED)
+    result = place.audit(spark)
+    summary = result.summary
+    assert place.marked() == {ledger_id: missing for ledger_id, missing in LOST.items() if ledger_id != 3}
+    assert (summary.accepted.ledgers, summary.accepted.fragments, summary.accepted.ledgers_returned) == (1, 1, 0)
+    assert (summary.verdict, summary.worst) == (Verdict.UNDER_REPLICATED, Severity.CRITICAL)
+    findings = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
+    (found,) = [row for row in findings if row["ledger_id"] == 3]
+    assert (found["kind"], found["severity"], found["detail"]) == ("LOSS_ACCEPTED", "LOST", "loss accepted by ops")
+    assert (found["missing_positions"], found["missing"]) == ([0, 1], ["x:1", "y:1"])
+    assert len(findings) == len(LOST)
+    assert decode_summary(json.loads(result.summary_path.read_bytes())).accepted == summary.accepted
+    assert accepted_ledgers(place) == [3]
+
+
+def test_an_accepted_loss_is_marked_again_when_anything_else_is_lost(spark: SparkSession, place: Place) -> None:
+    other = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), names("x:1 y:1")), Fragment(EntryId(10), names("a:1 b:1"))))
+    place.create({9: other.closed(EntryId(19), 2000), 10: closed("x:1", "y:1", "z:1")})
+    place.register("d:1", "e:1")  # so that the brake is not held
+    accept(place, 9, ACCEPTED)
+    accept(place, 10, ACCEPTED)  # z, at the third position, is not part of it
+    place.audit(spark)
+    assert (9 in place.marked(), place.marked()[10]) == (False, ["x:1", "y:1", "z:1"])
+    place.unregister("b:1")
+    result = place.audit(spark)
+    assert place.marked()[9] == ["b:1"]
+    assert result.summary.accepted.fragments == 1
+    assert accepted_ledgers(place) == [9, 10]
+
+
+def test_a_bookie_of_an_accepted_loss_that_returns_has_the_ledger_marked(spark: SparkSession, place: Place) -> None:
+    accept(place, 3, ACCEPTED)
+    place.register("y:1")
+    dry = place.audit(spark, is_dry_run=True)
+    assert (dry.summary.accepted.ledgers_returned, place.marked(), accepted_ledgers(place)) == (1, {}, [3])
+    result = place.audit(spark)
+    assert place.marked()[3] == ["x:1", "y:1"]
+    assert (result.summary.accepted.ledgers, result.summary.accepted.ledgers_returned) == (0, 1)
+    assert accepted_ledgers(place) == []
+
+
+def test_an_accepted_loss_whose_bookies_all_return_is_marked_once(spark: SparkSession, place: Place) -> None:
+    place.register("x:1", "y:1")
+    accept(place, 3, ACCEPTED)
+    result = place.audit(spark)
+    assert place.marked() == {3: ["x:1", "y:1"]}
+    assert (result.summary.verdict, accepted_ledgers(place)) == (Verdict.CLEAN, [])
+
+
+def test_a_bookie_that_returns_while_auto_recovery_is_disabled_is_not_forgotten(
+    spark: SparkSession, place: Place
+) -> None:
+    accept(place, 3, ACCEPTED)
+    place.register("y:1")
+    place.do(place.tasks.initialize())
+    place.do(place.tasks.switches.disable())
+    place.audit(spark)
+    assert (place.marked(), accepted_ledgers(place)) == ({}, [3])
+
+
+def test_accepted_losses_cost_no_request_per_ledger(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ledger_id in (3, 20, 21, 22):
+        accept(place, ledger_id, ACCEPTED)
+    reads: list[int] = []
+    real = Decisions.accepted
+
+    async def counted(self: Decisions) -> list[Decision]:
+        reads.append(1)
+        return await real(self)
+
+    monkeypatch.setattr(Decisions, "accepted", counted)
+    monkeypatch.setattr(Decisions, "get", None)
+    place.audit(spark)
+    assert reads == [1]

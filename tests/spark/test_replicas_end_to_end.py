@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +24,10 @@ from bookie.model.severity import Severity
 from bookie.server.joining.directories import CURRENT
 from bookie.storage.disks.index_format import pack_entry_key
 from bookie.storage.disks.rocks import RocksIndex
-from spark_jobs.report.summary import Verdict
+from spark_jobs.report.summary import PublishOutcome, Verdict
 from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.settings import AuditSettings
-from tests.deadlines import STATE_S
+from tests.deadlines import PROGRAM_S, STATE_S
 from tests.sessions import LONG_SESSION_S
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -118,5 +120,40 @@ def test_what_a_bookie_forgot_is_found_repaired_and_clean_afterwards(spark: Spar
             assert runner.run(marked(cluster)) == {}
             expected = [[payload(index, entry) for entry in range(ENTRIES)] for index in range(len(ids))]
             assert runner.run(read_all(cluster, ids)) == expected
+        finally:
+            runner.run(cluster.stop())
+
+
+def accept_loss(cluster: EmbeddedCluster, ledger_id: LedgerId) -> str:
+    arguments = ["dead-letters", "accept-loss", str(ledger_id), "--reason", "both disks", "--yes", "-o", "json"]
+    command = [sys.executable, "-m", "auditor.cli.main", *arguments, "--metadata-uri", cluster.metadata_uri]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S)
+    assert done.returncode == ExitCode.OK, done.stdout + done.stderr
+    return str(json.loads(done.stdout)["ledgers"][0]["outcome"])
+
+
+def test_an_accepted_loss_is_reported_until_anything_else_is_lost(spark: SparkSession, tmp_path: Path) -> None:
+    with asyncio.Runner() as runner:
+        started = EmbeddedCluster.start(
+            tmp_path / "cluster", bookies=2, is_zookeeper_durable=False, session_timeout_s=LONG_SESSION_S
+        )
+        cluster = runner.run(started)
+        try:
+            settings = AuditSettings(cluster.metadata_uri, tmp_path / "reports")
+            (ledger,) = runner.run(write(cluster, [(2, 2)]))
+            for bookie in cluster.bookies:
+                runner.run(forget(bookie, [(ledger, 7)]))
+            assert run_check(spark, RunKind.REPLICAS, settings).summary.verdict is Verdict.LOST
+            runner.run(repair(cluster, tmp_path))  # the ledger is parked
+            assert accept_loss(cluster, ledger) == "accepted"
+            after = run_check(spark, RunKind.REPLICAS, settings).summary
+            assert (after.verdict, after.published.outcome) == (Verdict.CLEAN, PublishOutcome.NOTHING_TO_PUBLISH)
+            assert (after.accepted.ledgers, after.accepted.fragments) == (1, 1)
+            assert runner.run(marked(cluster)) == {}
+            assert accept_loss(cluster, ledger) == "already_accepted"
+            runner.run(forget(cluster.bookies[0], [(ledger, 9)]))
+            again = run_check(spark, RunKind.REPLICAS, settings).summary
+            assert (again.verdict, again.accepted.ledgers) == (Verdict.LOST, 0)
+            assert list(runner.run(marked(cluster))) == [ledger]
         finally:
             runner.run(cluster.stop())

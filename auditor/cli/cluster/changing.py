@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -33,6 +34,23 @@ def confirm(question: str, *, is_sure: bool) -> None:
     """Ask on standard error, and end the command on anything but yes."""
     if not is_sure:
         typer.confirm(question, abort=True, err=True)
+
+
+def confirm_ledgers(question: str, ledgers: Sequence[int], *, is_sure: bool) -> None:
+    """Ask at the terminal to type each ledger id, and end the command on anything else. Nothing was changed by then."""
+    if is_sure:
+        return
+    if not _is_terminal():
+        refuse(f"there is no terminal to confirm this: {question} Use --yes; nothing was changed", ExitCode.USAGE)
+    sys.stderr.write(f"{question}\n")
+    for ledger_id in ledgers:
+        typed = typer.prompt(f"Type {ledger_id} to confirm", default="", show_default=False, err=True)
+        if typed.strip() != str(ledger_id):
+            refuse(f"ledger {ledger_id} was not confirmed; nothing was changed")
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def whoami() -> str:

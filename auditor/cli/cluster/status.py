@@ -57,11 +57,15 @@ def list_tasks(
     print_table(
         ("LEDGER", "STATE", "SINCE", "MISSING", "DETAIL"),
         [
-            (row["ledger_id"], row["state"], row["since"] or "-", ",".join(row["missing"]) or "-", row["detail"])
+            (row["ledger_id"], _state(row), row["since"] or "-", ",".join(row["missing"]) or "-", row["detail"])
             for row in rows
         ],
         right=(0,),
     )
+
+
+def _state(row: dict[str, Any]) -> str:
+    return f"{row['state']}, boosted" if row["boosted_until"] else row["state"]
 
 
 async def _status(uri: str) -> dict[str, Any]:
@@ -100,11 +104,14 @@ async def _status(uri: str) -> dict[str, Any]:
 
 async def _tasks(uri: str) -> list[dict[str, Any]]:
     from bookie.client.connect import connect
+    from bookie.metadata.tasks.boosts import Boosts
 
     async with await connect(uri, security=bookie_security()) as client:
         tasks = await client.ports.tasks.list()
         locked = await client.ports.tasks.locks.locked()
         parked = {park.ledger_id: park for park in await client.parked.list()}
+        active = await Boosts(client.store, client.cluster.root).active(client.ports.clock.epoch_ms())
+    ends = {boost.ledger_id: boost.until_ms for boost in active}
     rows = []
     for task in sorted(tasks, key=lambda task: task.ledger_id):
         park = parked.get(task.ledger_id)
@@ -115,6 +122,7 @@ async def _tasks(uri: str) -> list[dict[str, Any]]:
                 "state": state,
                 "since": rfc3339_if_known(task.ctime_ms, "seconds"),
                 "missing": list(task.missing),
+                "boosted_until": rfc3339_if_known(ends.get(task.ledger_id, -1), "seconds"),
                 "detail": park.detail if park else "",
             }
         )

@@ -35,11 +35,12 @@ from bookie.metadata.port import (
     Node,
     NodeExistsError,
     NoNodeError,
+    Operation,
     Stat,
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.tasks.format import UnreadableTaskError, decode_task, encode_lock
+from bookie.metadata.tasks.format import UnreadableTaskError, decode_lock, decode_task, encode_lock
 from bookie.model.ids import BookieId, LedgerId
 
 _log = logging.getLogger(__name__)
@@ -103,6 +104,16 @@ class TaskLocks:
         ids = [task_ledger_id(name) for name in names]
         return frozenset(ledger_id for ledger_id in ids if ledger_id is not None)
 
+    async def owners(self) -> dict[LedgerId, str]:
+        """Return the ledgers with a lock, and the name that each owner wrote into it; empty if it cannot be read.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        ids = sorted(await self.locked())
+        found = await self._store.get_many_data([lock_path(self._root, ledger_id) for ledger_id in ids])
+        return {ledger_id: decode_lock(data) for ledger_id, data in zip(ids, found, strict=True) if data is not None}
+
     async def lock(self, ledger_id: LedgerId, owner: str) -> HeldTask | None:
         """Take the lock of a marked ledger; it lives until released, or until the store's session ends.
 
@@ -162,13 +173,13 @@ class TaskLocks:
         await self._release(held.ledger_id, held.lock_czxid, held.session_id)
         self._forget_holder(held.ledger_id, held.session_id)
 
-    async def complete(self, held: HeldTask, checks: Sequence[Check | Delete] = ()) -> bool:
+    async def complete(self, held: HeldTask, checks: Sequence[Operation] = ()) -> bool:
         """Delete the task if it is the one seen under the lock and the lock is ours (S5), and release the lock.
 
         Args:
             held: the task.
             checks: what else the verdict was made from, such as the version of the ledger's metadata (I18), and what
-                is to be deleted with the task; part of the same transaction.
+                is to be written or deleted with the task; part of the same transaction.
 
         Returns:
             True if the task was deleted. False if it was marked again, one of ``checks`` fails, or the lock is not ours
@@ -255,7 +266,7 @@ class TaskLocks:
             return None, None
         raise WriteOutcomeUnknownError(f"locking ledger {ledger_id}: no attempt could be settled; try again")
 
-    async def _delete_task(self, held: HeldTask, checks: Sequence[Check | Delete]) -> bool:
+    async def _delete_task(self, held: HeldTask, checks: Sequence[Operation]) -> bool:
         """Return whether the task was deleted, at the version and creation seen under the lock."""
         is_unknown = False
         try:
@@ -272,9 +283,7 @@ class TaskLocks:
             f"completing ledger {held.task.ledger_id}: no attempt could be settled; release it"
         )
 
-    async def _try_delete_task(
-        self, held: HeldTask, checks: Sequence[Check | Delete], *, is_unknown: bool
-    ) -> bool | None:
+    async def _try_delete_task(self, held: HeldTask, checks: Sequence[Operation], *, is_unknown: bool) -> bool | None:
         """One attempt of ``_delete_task``; None if the task must be read again.
 
         Task and lock go in one transaction, so no other worker can meet the one without the other.

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,8 +18,10 @@ import pyarrow as pa
 from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.tasks.decisions import LostFragment
 from bookie.metadata.uri import parse_uri
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.severity import Severity
 from bookie.runtime.clock import SystemClock
 from bookie.wire.routing import open_transport
 from bookie.wire.security import SecurityFiles
@@ -66,6 +68,13 @@ _COUNTS: Final = pa.struct(
 _SCHEMA: Final = pa.schema([*_FINDING_FIELDS, ("counts", _COUNTS)])
 
 
+_ACCEPTED: Final = {
+    "kind": FindingKind.LOSS_ACCEPTED.value,
+    "severity": Severity.LOST.name,
+    "severity_rank": Severity.LOST.value,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
     """What each task needs to know. Sent to executors."""
@@ -76,6 +85,8 @@ class TaskSettings:
     """Listed after the metadata was read."""
     security: SecurityFiles
     """Files present on every executor."""
+    accepted: Mapping[LedgerId, tuple[LostFragment, ...]] = field(default_factory=dict)
+    """The accepted losses: findings that they contain become findings of an accepted loss."""
 
 
 def asking(settings: TaskSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -89,7 +100,7 @@ def asking(settings: TaskSettings) -> Callable[[Iterable[pa.RecordBatch]], Itera
                 for batch in batches:
                     ledgers = [settled_row(row) for row in batch.to_pylist()]
                     answers = runner.run(asker.ask_all(ledgers, settings.registered))
-                    yield pa.RecordBatch.from_pylist([*_findings(answers), _counts(answers)], schema=_SCHEMA)
+                    yield pa.RecordBatch.from_pylist([*_findings(answers, settings), _counts(answers)], schema=_SCHEMA)
             finally:
                 runner.run(stack.aclose())
 
@@ -112,10 +123,20 @@ async def _opened(settings: TaskSettings, stack: AsyncExitStack) -> Asker:
     return Asker(transport, ledgers, registered, clock)
 
 
-def _findings(answers: Answers) -> Iterator[dict[str, Any]]:
+def _findings(answers: Answers, settings: TaskSettings) -> Iterator[dict[str, Any]]:
     for ledger, found in answers.found:
+        accepted = settings.accepted.get(ledger.ledger_id, ())
         for finding in found:
-            yield _row(ledger, finding)
+            yield _row(ledger, finding) | (_ACCEPTED if is_accepted(finding, accepted) else {})
+
+
+def is_accepted(finding: FragmentFinding, accepted: Iterable[LostFragment]) -> bool:
+    """Return whether an operator accepted all that bookies lack in this fragment (R45)."""
+    return any(
+        loss.first_entry_id == finding.fragment.first
+        and loss.covers(finding.positions, finding.missing, finding.absent)
+        for loss in accepted
+    )
 
 
 def _row(ledger: SettledLedger, finding: FragmentFinding) -> dict[str, Any]:

@@ -80,9 +80,20 @@ def headline(summary: RunSummary) -> Headline:
                 "Nothing is known about their copies. All other ledgers were checked.",
             )
         case Verdict.CLEAN:
+            if summary.accepted.ledgers:
+                return _only_accepted(summary)
             return Headline(Tone.GOOD, _ALL_WELL[summary.kind], f"{_counted(summary)} checked, none with a finding.")
         case _:
             return _found(summary)
+
+
+def _only_accepted(summary: RunSummary) -> Headline:
+    lost = summary.accepted.ledgers
+    return Headline(
+        Tone.INFO,
+        f"No copy is missing, except of {ledgers(lost)} whose loss was accepted.",
+        f"{_counted(summary)} checked. `bkheal dead-letters list --accepted` shows who accepted each loss, and why.",
+    )
 
 
 def _incomplete(summary: RunSummary) -> Headline:

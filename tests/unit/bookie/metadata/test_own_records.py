@@ -13,7 +13,9 @@ from bookie.metadata.logs.log_store import LogLists
 from bookie.metadata.nodes import put
 from bookie.metadata.runs.records import Holder, Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore, CopyProfile
+from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment, Verdict
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.metadata.tasks.reservations import Reservation, Reservations, UnreadableReservationError
@@ -46,6 +48,12 @@ LOG = (
 )
 LIMITS = b'{"format":1,"bytes_per_second":5,"profile":"balanced","by":"ops","since_ms":1763900000000,"new_field":1}'
 LOCK = b'{"run_id": "20261120T101500Z-0a1b2c", "process": "host:12"}'
+BOOST = b'{"format": 1, "by": "ops", "since_ms": 1763900000000, "until_ms": 1763900060000}'
+DECISION = (
+    b'{"format": 1, "verdict": "loss_accepted", "by": "ops", "at_ms": 1763900000000, "reason": "fire", "park_reason": '
+    b'"no_live_copy", "lost": [{"first_entry_id": 0, "last_entry_id": 9, "positions": [0, 2], "bookies": ["b1:3181", '
+    b'"b3:3181"]}]}'
+)
 RUN = (
     b'{"run_id": "20261120T101500Z-0a1b2c", "kind": "bookies", "cause": "schedule", "owner": "cron", "process": '
     b'"host:12", "state": "abandoned", "is_dry_run": false, "phase": "", "done": 0, "total": 0, "started_ms": 0, '
@@ -63,6 +71,8 @@ PATHS = {
     LOG: own_path("logs", ROOT) + "/a",
     LIMITS: own_path("copy-limits", ROOT),
     LOCK: own_path("runs", ROOT) + "/locks/bookies",
+    BOOST: own_path("boosts", ROOT) + f"/{LEDGER}",
+    DECISION: own_path("decisions", ROOT) + f"/{LEDGER}",
     RUN: own_path("runs", ROOT) + f"/records/{RUN_ID}",
 }
 
@@ -91,6 +101,11 @@ async def test_records_of_the_first_releases_are_read() -> None:
     ids = (LedgerId(3), LedgerId(5)), (LedgerId(2),)
     log = LogList(ids[0], "w1", ids[1], LedgerId(2), LedgerId(5), {"ensemble_size": 3}, SINCE_MS)
     assert (await LogLists(store, ROOT).read("a")).list == log
+    assert await Boosts(store, ROOT).active(SINCE_MS) == [Boost(LEDGER, "ops", SINCE_MS, SINCE_MS + 60_000)]
+    lost = LostFragment(EntryId(0), EntryId(9), (0, 2), (B1, B3))
+    decision = Decision(LEDGER, Verdict.LOSS_ACCEPTED, "ops", SINCE_MS, "fire", ParkReason.NO_LIVE_COPY, (lost,))
+    assert await Decisions(store, ROOT).get(LEDGER) == decision
+    assert await Decisions(store, ROOT).accepted() == [decision]
     runs = Runs(store, ROOT)
     run = RunRecord(
         RUN_ID,
@@ -122,7 +137,8 @@ async def test_the_progress_of_a_copy_is_read_back() -> None:
 
 
 def of_a_newer_format(data: bytes) -> bytes:
-    return data.replace(b'"format":1,', b"").replace(b"{", b'{"format": 2, ', 1)
+    without = data.replace(b'"format":1,', b"").replace(b'"format": 1, ', b"")
+    return without.replace(b"{", b'{"format": 2, ', 1)
 
 
 def cut_off(data: bytes) -> bytes:
@@ -151,6 +167,9 @@ async def test_a_record_of_a_newer_format_is_as_safe_as_a_damaged_one(written: C
         await LogLists(store, ROOT).read("a")
     with pytest.raises(UnreadableRecordError):
         await CopyLimitsStore(store, ROOT).read()
+    assert await Boosts(store, ROOT).active(SINCE_MS) == []
+    assert await Decisions(store, ROOT).get(LEDGER) is None
+    assert await Decisions(store, ROOT).accepted() == []
     runs = Runs(store, ROOT)
     assert await runs.get(RUN_ID) is None
     assert await runs.holder(RunKind.BOOKIES) == Holder("", "")

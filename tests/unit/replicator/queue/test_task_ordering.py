@@ -16,8 +16,15 @@ from tests.worlds.ledgers import name_set, names
 HOUR_MS = 3_600_000
 
 
-def candidate(ledger_id: int, copies: int = 1, ctime_ms: int = HOUR_MS, *, is_recheck: bool = False) -> Candidate:
-    return Candidate(LedgerId(ledger_id), copies, ctime_ms, is_recheck)
+def candidate(
+    ledger_id: int,
+    copies: int = 1,
+    ctime_ms: int = HOUR_MS,
+    *,
+    is_recheck: bool = False,
+    is_boosted: bool = False,
+) -> Candidate:
+    return Candidate(LedgerId(ledger_id), copies, ctime_ms, is_recheck, is_boosted=is_boosted)
 
 
 def order(*candidates: Candidate, seed: int = 0) -> list[LedgerId]:
@@ -34,6 +41,17 @@ def test_older_tasks_come_first_among_equals() -> None:
         2,
         1,
     ]
+
+
+def test_a_boost_comes_before_everything_of_its_rank_and_before_nothing_more_severe() -> None:
+    tasks = [
+        candidate(1, 2, -1),
+        candidate(2, 2, 3 * HOUR_MS, is_boosted=True),
+        candidate(3, 1, 3 * HOUR_MS),
+        candidate(4, 3, -1, is_boosted=True),
+        candidate(5, 1, is_recheck=True, is_boosted=True),
+    ]
+    assert order(*tasks) == [3, 2, 1, 4, 5]
 
 
 def test_what_cannot_be_repaired_comes_after_everything_that_can() -> None:

@@ -11,7 +11,7 @@ from tests.worlds.repair import a_world
 from tests.worlds.virtual_time import in_virtual_time
 
 LEDGERS = 40
-LISTINGS = 80
+LISTINGS = 90
 """Requests of the listings at the start and at the end, in which all ledgers share."""
 
 

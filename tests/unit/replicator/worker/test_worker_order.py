@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.model.ids import LedgerId
 from bookie.wire.port import Status
 from replicator.telemetry.events import Ending
@@ -93,3 +94,20 @@ async def test_a_ledger_that_becomes_critical_does_not_wait_for_a_place() -> Non
             await until(lambda: _true(len(results) >= 7))
             running.worker.stop()
         assert [result.ledger_id for result in results].index(LedgerId(9)) <= 2  # two batches were under way
+
+
+@in_virtual_time
+async def test_a_boosted_ledger_comes_before_the_others_with_as_many_copies_and_after_those_with_fewer() -> None:
+    async with a_world("a b c d e s t") as world:
+        await ledgers_on(world, "a b c", range(1, MANY))
+        await ledgers_on(world, "s d", range(99, 100))
+        await world.kill("c", "d")
+        for ledger_id in range(1, MANY):
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
+        await world.tasks.marking.mark(LedgerId(99), names("d"))
+        boosts, now_ms = Boosts(world.store, world.cluster.root), world.clock.epoch_ms()
+        await boosts.start(Boost(LedgerId(30), "me", now_ms, now_ms + 3_600_000))
+        await boosts.start(Boost(LedgerId(31), "me", now_ms - 7_200_000, now_ms - 1))
+        recorder = await world.heal(ledgers_in_flight=1)
+        assert [result.ledger_id for result in recorder.results][:2] == [99, 30]
+        assert [boost.ledger_id for boost in await boosts.active(0)] == [30]

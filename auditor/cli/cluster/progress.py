@@ -1,0 +1,240 @@
+"""``bkheal progress``: how far repairs are, read from ZooKeeper alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from auditor.cli.cluster.changing import connected
+from auditor.cli.output import API_VERSION, OutputFormat, print_json, print_line
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.model.times import rfc3339, rfc3339_if_known
+from bookie.runtime.human import duration, printable, size
+
+if TYPE_CHECKING:
+    from auditor.service.watch.repairs import LedgerInFlight, Rate, RepairLook, RepairWatch
+    from bookie.client.connect import ConnectedBookKeeper
+    from bookie.runtime.clock import Clock
+
+KIND: Final = "RepairProgress"
+LOOK_SHARE: Final = 0.2
+"""Largest share of the time that is spent on looking: a large backlog is read less often."""
+_SHOWN_MAX: Final = 20
+"""Ledgers in flight that the text shows."""
+
+Show = Callable[[dict[str, Any]], None]
+
+
+def progress(
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    is_watching: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.5, help="Seconds between two looks; longer if a look takes long.")
+    ] = 5.0,
+) -> None:
+    """Show the repairs: backlog by severity, ledgers in flight, what is parked, rate, and remaining time.
+
+    Everything is read from ZooKeeper, so no service is needed. Rate and remaining time need two looks: use --watch.
+    They are "unknown" until a ledger was completed. The rate covers the last five minutes at most. The remaining time
+    assumes that nothing else is marked and nothing fails; parked ledgers are not part of it.
+
+    The progress of a copy is recorded once in 64 MiB or 10 seconds, so a small copy shows none. Workers keep the times
+    of their next attempts in memory, so they are not shown.
+
+    On a terminal --watch refreshes the text in place. Elsewhere it prints one line for each look, and with `--output
+    json` one document in a line.
+    """
+    run(_progress(metadata_uri(uri, config), output, interval_s, is_watching=is_watching))
+
+
+async def _progress(uri: str, output: OutputFormat, interval_s: float, *, is_watching: bool) -> None:
+    async with connected(uri) as client:
+        watch, clock = _watch_of(client), client.ports.clock
+        if not is_watching:
+            document = await anext(looks(watch, clock, interval_s))
+            if output is OutputFormat.JSON:
+                print_json(KIND, **document)
+            else:
+                print_line("\n".join(lines(document)))
+            return
+        with _shown(output) as show:
+            async for document in looks(watch, clock, interval_s):
+                show(document)
+
+
+async def looks(watch: RepairWatch, clock: Clock, interval_s: float) -> AsyncIterator[dict[str, Any]]:
+    """Yield documents, one for each look, without an end."""
+    from auditor.service.watch.repairs import RateMeter
+
+    meter = RateMeter()
+    while True:
+        begun_s = clock.monotonic_s()
+        look = await watch.look()
+        now_s = clock.monotonic_s()
+        yield _document(look, meter.add(look, now_s))
+        await clock.sleep(max(interval_s, (now_s - begun_s) / LOOK_SHARE))
+
+
+def lines(document: dict[str, Any]) -> list[str]:
+    """The document as text for people."""
+    made = [f"looked      {document['looked']}"]
+    if not document["recovery_enabled"]:
+        made.append("recovery    DISABLED: nothing is repaired; `bkheal recovery enable`")
+    backlog = document["backlog"]
+    made.append(
+        f"backlog     {backlog['ledgers']} ledgers: {document['waiting']} waiting, {document['in_flight_ledgers']} in "
+        f"flight, {sum(document['parked'].values())} parked"
+    )
+    for part in backlog["severities"]:
+        estimate = f", about {size(part['bytes_estimate'])} to copy" if part["bytes_estimate"] else ""
+        made.append(f"            {part['severity']}: {part['ledgers']} ledgers{estimate}")
+    if document["boosted"]:
+        made.append(f"boosted     {document['boosted']} ledgers")
+    age_s = document["oldest_age_seconds"]
+    if backlog["ledgers"]:
+        made.append(f"oldest      {'unknown' if age_s is None else f'marked {duration(age_s * 1000)} ago'}")
+    made += [f"parked      {count} {reason}" for reason, count in document["parked"].items()]
+    made += [f"in flight   {_flight_line(each)}" for each in document["in_flight"][:_SHOWN_MAX]]
+    more = document["in_flight_ledgers"] - min(_SHOWN_MAX, len(document["in_flight"]))
+    if more > 0:
+        made.append(f"            and {more} more")
+    return [*made, f"rate        {_rate_text(document)}", f"remaining   {_eta_text(document)}"]
+
+
+def one_line(document: dict[str, Any]) -> str:
+    """The document in one line, for logs."""
+    parts = [f"{part['severity']} {part['ledgers']}" for part in document["backlog"]["severities"]]
+    levels = f" ({', '.join(parts)})" if parts else ""
+    return (
+        f"{document['looked']} backlog {document['backlog']['ledgers']}{levels}, {document['in_flight_ledgers']} in "
+        f"flight, {sum(document['parked'].values())} parked, rate {_rate_text(document)}, remaining "
+        f"{_eta_text(document)}{'' if document['recovery_enabled'] else ', recovery DISABLED'}"
+    )
+
+
+@contextmanager
+def _shown(output: OutputFormat) -> Iterator[Show]:
+    if output is OutputFormat.JSON:
+        yield _print_json_line
+        return
+    if not sys.stdout.isatty():
+        yield lambda document: _print_at_once(one_line(document))
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop") as live:
+        yield lambda document: live.update(Text("\n".join(lines(document))), refresh=True)
+
+
+def _print_json_line(document: dict[str, Any]) -> None:
+    _print_at_once(json.dumps({"apiVersion": API_VERSION, "kind": KIND, **document}))
+
+
+def _print_at_once(line: str) -> None:
+    """A pipe would otherwise receive nothing for many looks."""
+    print_line(line)
+    sys.stdout.flush()
+
+
+def _watch_of(client: ConnectedBookKeeper) -> RepairWatch:
+    from auditor.service.watch.repairs import RepairWatch
+    from bookie.metadata.bookies.drains import Drains
+    from bookie.metadata.tasks.boosts import Boosts
+    from bookie.metadata.tasks.reservations import Reservations
+
+    ports, store, root = client.ports, client.store, client.cluster.root
+    return RepairWatch(
+        ports.tasks,
+        ports.ledgers,
+        ports.registrations,
+        client.parked,
+        Reservations(store, root),
+        Drains(store, root),
+        Boosts(store, root),
+        ports.clock,
+    )
+
+
+def _document(look: RepairLook, rate: Rate) -> dict[str, Any]:
+    return {
+        "looked": rfc3339(look.looked_ms),
+        "recovery_enabled": look.is_enabled,
+        "backlog": {
+            "ledgers": len(look.marked),
+            "severities": [
+                {
+                    "severity": name,
+                    "ledgers": part.ledgers,
+                    "bytes_estimate": part.bytes_estimate,
+                    "oldest": rfc3339_if_known(part.oldest_ms, "seconds"),
+                }
+                for name, part in look.severities.items()
+            ],
+        },
+        "waiting": look.waiting,
+        "boosted": look.boosted,
+        "parked": dict(look.parked),
+        "oldest_age_seconds": max(0, (look.looked_ms - look.oldest_ms) // 1000) if look.oldest_ms else None,
+        "in_flight_ledgers": look.in_flight_count,
+        "in_flight": [_flight(each) for each in look.in_flight],
+        "measured_seconds": round(rate.measured_s, 1),
+        "ledgers_per_second": rate.ledgers_per_s,
+        "bytes_per_second": rate.bytes_per_s,
+        "eta_seconds": rate.eta_s,
+    }
+
+
+def _flight(each: LedgerInFlight) -> dict[str, Any]:
+    copies = [
+        {
+            "first_entry_id": copy.first_entry_id,
+            "position": copy.position,
+            "target": copy.target,
+            "entries_done": copy.entries_done,
+            "entries_total": copy.entries_total,
+            "bytes_done": copy.bytes_done,
+            "bytes_total": copy.bytes_total,
+        }
+        for copy in each.copies
+    ]
+    return {"ledger_id": each.ledger_id, "worker": each.worker, "severity": each.severity, "copies": copies}
+
+
+def _flight_line(each: dict[str, Any]) -> str:
+    worker = f" by {printable(each['worker'])}" if each["worker"] else ""
+    copies = [f"to {copy['target']} {_done_text(copy)}" for copy in each["copies"][:3]]
+    more = f" and {len(each['copies']) - 3} more copies" if len(each["copies"]) > 3 else ""
+    return f"ledger {each['ledger_id']}{worker} ({each['severity']}){': ' if copies else ''}{', '.join(copies)}{more}"
+
+
+def _done_text(copy: dict[str, Any]) -> str:
+    if copy["entries_done"] is None or copy["entries_total"] is None:
+        return "(no progress recorded)"
+    text = f"{copy['entries_done']} of {copy['entries_total']} entries"
+    if copy["bytes_done"] is None:
+        return text
+    return f"{text}, about {size(copy['bytes_done'])} of {size(copy['bytes_total'])}"
+
+
+def _rate_text(document: dict[str, Any]) -> str:
+    rate = document["ledgers_per_second"]
+    if rate is None:
+        return "unknown"
+    measured = duration(document["measured_seconds"] * 1000)
+    return f"{rate * 60:.1f} ledgers/min, about {size(document['bytes_per_second'])}/s, over {measured}"
+
+
+def _eta_text(document: dict[str, Any]) -> str:
+    eta_s = document["eta_seconds"]
+    if eta_s is None:
+        return "unknown"
+    return "nothing" if not eta_s else f"about {duration(eta_s * 1000)}"

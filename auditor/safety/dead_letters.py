@@ -1,0 +1,483 @@
+"""Decisions of operators about dead letters: accept the loss of entries, or drop the task.
+
+The invariant: the task of a ledger is deleted only under the ledger's lock, at the version that was read under the
+lock, and in the transaction that records the decision (S1, S5). So a decision without its record does not exist, and a
+worker is never disturbed. No metadata of a ledger is changed, and no entry is deleted.
+
+An entry can be accepted as lost if each of its bookies is unregistered and named by the task, or registered and denies
+the entry. A bookie that no audit reported may be restarting, and only a plain denial is absence (S6). Bookies are asked
+only if a worker found entries unreadable. The ledger must be closed there, since the end of a fragment that may grow is
+unknown. While too many bookies are missing, nothing is accepted: that is an outage.
+
+Every step may be repeated. A crash before the transaction changes nothing. A crash after it leaves a parked record
+without a task, which the next listing of a worker removes.
+
+S rules are defined in docs/invariants.md.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from bookie.client.held_entries import HeldEntries
+from bookie.client.ports import ClientPorts
+from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Bookies
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
+from bookie.metadata.ledgers.serde import UnreadableMetadataError
+from bookie.metadata.port import Check, MetadataStore, MultiFailedError
+from bookie.metadata.tasks.decisions import (
+    ACCEPTED_MAX,
+    Decision,
+    Decisions,
+    DecisionTooLargeError,
+    Denial,
+    LostFragment,
+    Verdict,
+)
+from bookie.metadata.tasks.format import UnreadableTaskError
+from bookie.metadata.tasks.locks import HeldTask, Task
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
+from bookie.model.availability import EntryRuns
+from bookie.model.errors import PermanentError
+from bookie.model.holdings import fragment_entries
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.schedule import Stripe
+from bookie.wire.port import Status
+
+_SHOWN_MAX: Final = 5
+_LIST_TIMEOUT_S: Final = 15.0
+_ATTEMPTS_MAX: Final = 4
+
+
+class Outcome(enum.StrEnum):
+    """What became of the request about one ledger."""
+
+    ACCEPTED = "accepted"
+    """The loss is recorded, and the task is closed."""
+    ACCEPTED_TASK_STAYS = "accepted_task_stays"
+    """The loss is recorded. The task stays, because the ledger lacks other copies too."""
+    ALREADY_ACCEPTED = "already_accepted"
+    DROPPED = "dropped"
+    """The task and the parked record are removed."""
+    ALREADY_DROPPED = "already_dropped"
+    WITHDRAWN = "withdrawn"
+    """The ledger had no task, and its accepted loss is withdrawn."""
+    LOCKED = "locked"
+    """Another process holds the lock of the ledger. Nothing was changed."""
+    CHANGED = "changed"
+    """The ledger or its task changed at the same time. Nothing was changed."""
+    REFUSED = "refused"
+    """Nothing was changed, for the reason in the detail."""
+    UNKNOWN = "unknown"
+    """The answer of ZooKeeper was lost. Repeating the command is safe, and shows what happened."""
+    NOT_TRIED = "not_tried"
+    """The command ended before this ledger. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterResult:
+    """The outcome of one ledger."""
+
+    ledger_id: LedgerId
+    outcome: Outcome
+    detail: str = ""
+    lost: tuple[LostFragment, ...] = ()
+    """What is accepted as lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What a ledger has lost, judged at one version of its metadata."""
+
+    ledger: Versioned
+    lost: tuple[LostFragment, ...]
+    other: int
+    """Positions that lack their bookie for another reason, and need a worker."""
+
+
+class CannotAcceptError(PermanentError):
+    """The loss cannot be accepted, with the reason and the next step as text."""
+
+
+class DeadLetters:
+    """Takes decisions about the dead letters of one cluster."""
+
+    def __init__(
+        self, ports: ClientPorts, store: MetadataStore, parked: ParkedTasks, decisions: Decisions, who: str
+    ) -> None:
+        """Prepare; ``who`` is recorded, and appears in the locks."""
+        self._ports = ports
+        self._store = store
+        self._parked = parked
+        self._decisions = decisions
+        self._who = who
+
+    async def check_accept(self, ledger_id: LedgerId) -> DeadLetterResult:
+        """Return what ``accept`` would do. Nothing is changed, and no lock is taken.
+
+        Raises:
+            StoreUnavailableError: no answer.
+            NotAClusterError: the cluster was deleted.
+        """
+        found = await self._dead_letter(ledger_id)
+        if isinstance(found, DeadLetterResult):
+            is_accepted = found.outcome is Outcome.ALREADY_ACCEPTED
+            return found if is_accepted else _refused(ledger_id, _not_parked(ledger_id))
+        try:
+            losses = await self._losses(*found)
+        except CannotAcceptError as error:
+            return _refused(ledger_id, str(error))
+        outcome = Outcome.ACCEPTED_TASK_STAYS if losses.other else Outcome.ACCEPTED
+        return DeadLetterResult(ledger_id, outcome, _stays(losses), losses.lost)
+
+    async def check_drop(self, ledger_id: LedgerId) -> DeadLetterResult:
+        """Return what ``drop`` would do. Nothing is changed, and no lock is taken.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        found = await self._dead_letter(ledger_id)
+        if isinstance(found, DeadLetterResult):
+            if found.outcome is Outcome.ALREADY_ACCEPTED:
+                return DeadLetterResult(ledger_id, Outcome.WITHDRAWN)
+            return found
+        return DeadLetterResult(ledger_id, Outcome.DROPPED)
+
+    async def accept(self, ledger_id: LedgerId, reason: str) -> DeadLetterResult:
+        """Accept the entries of a dead letter that have no live copy as lost, and close its task. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; accepting again is safe.
+            NotAClusterError: the cluster was deleted.
+        """
+
+        async def decide(held: HeldTask, parked: ParkedTask) -> DeadLetterResult:
+            try:
+                losses = await self._losses(held.task, parked)
+                await self._make_room(ledger_id)
+            except CannotAcceptError as error:
+                return _refused(ledger_id, str(error))
+            decision = self._decision(ledger_id, Verdict.LOSS_ACCEPTED, reason, parked, losses.lost)
+            try:
+                write = await self._decisions.writing(decision)
+            except DecisionTooLargeError as error:
+                return _refused(ledger_id, str(error))
+            check = Check(self._ports.ledgers.path(ledger_id), losses.ledger.version)
+            if losses.other:
+                try:
+                    await self._store.multi([self._ports.tasks.locks.check(ledger_id), check, write])
+                except MultiFailedError:
+                    return _changed(ledger_id)
+                return DeadLetterResult(ledger_id, Outcome.ACCEPTED_TASK_STAYS, _stays(losses), losses.lost)
+            if not await self._ports.tasks.locks.complete(held, [check, write]):
+                return _changed(ledger_id)
+            await self._parked.unpark(ledger_id)
+            return DeadLetterResult(ledger_id, Outcome.ACCEPTED, lost=losses.lost)
+
+        result = await self._under_lock(ledger_id, decide)
+        if result.outcome in (Outcome.ALREADY_ACCEPTED, Outcome.LOCKED):
+            return result
+        return _refused(ledger_id, _not_parked(ledger_id)) if result.outcome is Outcome.ALREADY_DROPPED else result
+
+    async def drop(self, ledger_id: LedgerId, reason: str) -> DeadLetterResult:
+        """Remove the task and the parked record of a dead letter, so that an audit may mark the ledger again.
+
+        If the ledger has no task and its loss was accepted, the acceptance is withdrawn. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; dropping again is safe.
+        """
+
+        async def decide(held: HeldTask, parked: ParkedTask) -> DeadLetterResult:
+            decision = self._decision(ledger_id, Verdict.DROPPED, reason, parked)
+            if not await self._ports.tasks.locks.complete(held, [await self._decisions.writing(decision)]):
+                return _changed(ledger_id)
+            await self._parked.unpark(ledger_id)
+            await self._decisions.forget_old_drops()
+            return DeadLetterResult(ledger_id, Outcome.DROPPED)
+
+        result = await self._under_lock(ledger_id, decide)
+        return await self._withdraw(ledger_id, reason) if result.outcome is Outcome.ALREADY_ACCEPTED else result
+
+    async def _dead_letter(self, ledger_id: LedgerId) -> tuple[Task, ParkedTask] | DeadLetterResult:
+        """The task and the record of a parked ledger; otherwise what was decided, or that it is no dead letter."""
+        try:
+            task = await self._ports.tasks.read(ledger_id)
+        except UnreadableTaskError as error:
+            return _refused(ledger_id, _unreadable_task(ledger_id, error))
+        if task is None:
+            return await self._without_task(ledger_id)
+        parked = await self._parked.get(ledger_id)
+        return _refused(ledger_id, _not_parked(ledger_id)) if parked is None else (task, parked)
+
+    async def _without_task(self, ledger_id: LedgerId) -> DeadLetterResult:
+        decision = await self._decisions.get(ledger_id)
+        if decision is None:
+            return _refused(ledger_id, _not_parked(ledger_id))
+        if decision.is_accepted:
+            return DeadLetterResult(ledger_id, Outcome.ALREADY_ACCEPTED, _decided(decision), decision.lost)
+        return DeadLetterResult(ledger_id, Outcome.ALREADY_DROPPED, _decided(decision))
+
+    async def _under_lock(
+        self, ledger_id: LedgerId, decide: Callable[[HeldTask, ParkedTask], Awaitable[DeadLetterResult]]
+    ) -> DeadLetterResult:
+        locks = self._ports.tasks.locks
+        try:
+            held = await locks.lock(ledger_id, self._who)
+        except UnreadableTaskError as error:
+            return _refused(ledger_id, _unreadable_task(ledger_id, error))
+        if held is None:
+            found = await self._dead_letter(ledger_id)
+            return found if isinstance(found, DeadLetterResult) else _locked(ledger_id)
+        try:
+            parked = await self._parked.get(ledger_id)
+            if parked is None:
+                return _refused(ledger_id, _not_parked(ledger_id))
+            return await decide(held, parked)
+        finally:
+            await locks.release(held)
+
+    async def _withdraw(self, ledger_id: LedgerId, reason: str) -> DeadLetterResult:
+        locks = self._ports.tasks.locks
+        held = await locks.lock_alone(ledger_id, self._who)
+        if held is None:
+            return _locked(ledger_id)
+        try:
+            write = await self._decisions.writing(self._decision(ledger_id, Verdict.DROPPED, reason, None))
+            await self._store.multi([locks.check(ledger_id), write])
+        except MultiFailedError:
+            return _changed(ledger_id)
+        finally:
+            await locks.release_alone(held)
+        return DeadLetterResult(ledger_id, Outcome.WITHDRAWN)
+
+    async def _losses(self, task: Task, parked: ParkedTask) -> Losses:
+        """Judge the ledger: first its metadata, then the bookies (R2).
+
+        Raises:
+            CannotAcceptError: nothing can be accepted.
+        """
+        ledger_id = task.ledger_id
+        try:
+            ledger = await self._ports.ledgers.read(ledger_id)
+        except NoSuchLedgerError:
+            raise CannotAcceptError(
+                f"ledger {ledger_id} was deleted: remove its task with `bkheal dead-letters drop {ledger_id}`"
+            ) from None
+        except UnreadableMetadataError as error:
+            raise CannotAcceptError(
+                f"the metadata of ledger {ledger_id} cannot be read, so its losses are unknown ({error}): "
+                f"`bkheal ledger show {ledger_id}` shows the error"
+            ) from None
+        bookies = await self._ports.registrations.list()
+        known = await self._ports.registrations.known() | bookies.registered
+        missing = len(known - bookies.registered)
+        if missing > MISSING_SHARE_MAX * len(known):
+            raise CannotAcceptError(
+                f"{missing} of {len(known)} bookies are missing, which is an outage and no loss: start the bookies, "
+                "see `bkheal bookies`"
+            )
+        gone = frozenset(task.missing) - bookies.registered
+        held = await self._held_entries(ledger, bookies) if parked.reason is ParkReason.UNREADABLE_ENTRIES else {}
+        lost = lost_fragments(ledger.metadata, gone, held)
+        if not lost:
+            raise CannotAcceptError(_why_nothing_is_lost(ledger, task, bookies))
+        accepted = {
+            (part.first_entry_id, position)
+            for part in lost
+            for position in (*part.positions, *(denial.position for denial in part.denials))
+        }
+        whole = _whole_positions(ledger.metadata, held)
+        other = sum(
+            (fragment.first_entry_id, position) not in accepted | whole
+            for fragment in ledger.metadata.fragments
+            for position, member in enumerate(fragment.members)
+            if member in task.missing or member not in bookies.registered
+        )
+        return Losses(ledger, lost, other)
+
+    async def _held_entries(self, ledger: Versioned, bookies: Bookies) -> dict[BookieId, EntryRuns]:
+        """What the registered members hold of the fragments that cannot grow.
+
+        Raises:
+            CannotAcceptError: the answer of a bookie is no plain list of its entries.
+        """
+        metadata, held = ledger.metadata, dict[BookieId, EntryRuns]()
+        asking = HeldEntries(self._ports.transport, self._ports.clock, _LIST_TIMEOUT_S, _ATTEMPTS_MAX)
+        for bookie in sorted(metadata.members() & bookies.registered):
+            wanted = (
+                entry_id
+                for index, last in _ends(metadata)
+                for entry_id in fragment_entries(metadata, index, last, bookie)
+            )
+            reply = await asking.held(bookie, ledger.ledger_id, wanted)
+            if reply.status not in (Status.OK, Status.NO_LEDGER, Status.NO_ENTRY):
+                why = f" ({reply.detail})" if reply.detail else ""
+                raise CannotAcceptError(
+                    f"ledger {ledger.ledger_id}: bookie {bookie} is registered and did not list its entries: "
+                    f"{reply.status.name}{why}, so it may hold them: correct this, or stop the bookie permanently"
+                )
+            held[bookie] = reply.entries
+        return held
+
+    async def _make_room(self, ledger_id: LedgerId) -> None:
+        """Keep the number of accepted losses bounded: those of deleted ledgers are removed first."""
+        ids = {decision.ledger_id for decision in await self._decisions.accepted()}
+        if len(ids | {ledger_id}) <= ACCEPTED_MAX:
+            return
+        ordered = sorted(ids)
+        ledgers = await self._ports.ledgers.read_many(ordered)
+        deleted = [each for each, ledger in zip(ordered, ledgers, strict=True) if ledger is None]
+        for each in deleted:
+            await self._decisions.forget(each)
+        if len((ids | {ledger_id}) - set(deleted)) > ACCEPTED_MAX:
+            raise CannotAcceptError(
+                f"the losses of {ACCEPTED_MAX} ledgers are accepted already, which is the bound: delete ledgers that "
+                "are not needed, or withdraw some with `bkheal dead-letters drop`"
+            )
+
+    def _decision(
+        self,
+        ledger_id: LedgerId,
+        verdict: Verdict,
+        reason: str,
+        parked: ParkedTask | None,
+        lost: tuple[LostFragment, ...] = (),
+    ) -> Decision:
+        park_reason = None if parked is None else parked.reason
+        return Decision(ledger_id, verdict, self._who, self._ports.clock.epoch_ms(), reason, park_reason, lost)
+
+
+def lost_fragments(
+    metadata: LedgerMetadata, gone: Collection[BookieId], held: Mapping[BookieId, EntryRuns] | None = None
+) -> tuple[LostFragment, ...]:
+    """Return the fragments with entries without any copy, with the positions that store these entries. Pure.
+
+    A fragment whose end only the writer knows is left out.
+
+    Args:
+        metadata: the metadata of the ledger.
+        gone: bookies that hold nothing any more.
+        held: what bookies hold that denied all other entries. A bookie in neither is taken to hold everything.
+    """
+    held = held or {}
+    stripe = metadata.stripe
+    found: list[LostFragment] = []
+    for index, last in _ends(metadata):
+        fragment = metadata.fragments[index]
+        first, members = fragment.first_entry_id, fragment.members
+        lost: set[int] = set()
+        for begin, end in _stretches([held[member] for member in members if member in held], first, last):
+            lacks = [member in gone or (member in held and begin not in held[member]) for member in members]
+            for start in stripe.starts(begin, end):
+                write_set = stripe.write_set(start)
+                if all(lacks[position] for position in write_set):
+                    lost.update(write_set)
+        if lost:
+            positions = tuple(position for position in sorted(lost) if members[position] in gone)
+            denials = tuple(
+                Denial(position, members[position], _lacking(stripe, position, held[members[position]], first, last))
+                for position in sorted(lost)
+                if members[position] not in gone
+            )
+            bookies = tuple(members[position] for position in positions)
+            found.append(LostFragment(first, last, positions, bookies, denials))
+    return tuple(found)
+
+
+def _ends(metadata: LedgerMetadata) -> Iterator[tuple[int, EntryId]]:
+    """The fragments that can never change again, by index, with their last entries."""
+    for index in range(len(metadata.fragments)):
+        last = metadata.fragment_last_entry_id(index)
+        if last is None or (not metadata.is_closed and index >= len(metadata.fragments) - 2):
+            continue
+        yield index, last if metadata.last_entry_id is None else min(last, metadata.last_entry_id)
+
+
+def _stretches(held: Iterable[EntryRuns], first: EntryId, last: EntryId) -> Iterator[tuple[EntryId, EntryId]]:
+    """The fragment, cut at the start and the end of each run of entries that some bookie holds."""
+    if last < first:
+        return
+    cuts = {int(first), last + 1}
+    for entries in held:
+        for begin, end in entries.within(first, last):
+            cuts.update((begin, end + 1))
+    for begin, following in pairwise(sorted(cuts)):
+        yield EntryId(begin), EntryId(following - 1)
+
+
+def _whole_positions(metadata: LedgerMetadata, held: Mapping[BookieId, EntryRuns]) -> set[tuple[EntryId, int]]:
+    """The positions whose bookie is known to hold all that it should, by first entry of their fragments."""
+    whole: set[tuple[EntryId, int]] = set()
+    for index, last in _ends(metadata):
+        first = metadata.fragments[index].first_entry_id
+        for position, member in enumerate(metadata.fragments[index].members):
+            if member in held and not _lacking(metadata.stripe, position, held[member], first, last):
+                whole.add((first, position))
+    return whole
+
+
+def _lacking(stripe: Stripe, position: int, held: EntryRuns, first: EntryId, last: EntryId) -> int:
+    return stripe.count(position, first, last) - stripe.held_count(position, held, first, last)
+
+
+def _why_nothing_is_lost(ledger: Versioned, task: Task, bookies: Bookies) -> str:
+    ledger_id, members = ledger.ledger_id, ledger.metadata.members()
+    unnamed = sorted(members - bookies.registered - frozenset(task.missing))
+    if unnamed:
+        return (
+            f"ledger {ledger_id}: no audit has reported {_some(unnamed)} as lost yet, so a copy may return: run "
+            "`bkheal audit run` after the lost-bookie delay, and try again"
+        )
+    if not ledger.metadata.is_closed:
+        return (
+            f"ledger {ledger_id} is not closed, so its end is unknown and no entry counts as lost: close it with "
+            f"`bkheal ledger recover {ledger_id}`"
+        )
+    registered = sorted(members & bookies.registered)
+    return (
+        f"ledger {ledger_id}: every entry has a bookie that is registered and may hold it ({_some(registered)}), so "
+        f"nothing is lost for certain; see `bkheal dead-letters show {ledger_id}`"
+    )
+
+
+def _some(bookies: Sequence[BookieId]) -> str:
+    more = f" and {len(bookies) - _SHOWN_MAX} more" if len(bookies) > _SHOWN_MAX else ""
+    return ", ".join(bookies[:_SHOWN_MAX]) + more
+
+
+def _stays(losses: Losses) -> str:
+    if not losses.other:
+        return ""
+    return f"the task stays: {losses.other} other positions of the ledger lack a copy that can be made or may return"
+
+
+def _decided(decision: Decision) -> str:
+    return f"decided by {decision.by}: {decision.reason}" if decision.reason else f"decided by {decision.by}"
+
+
+def _refused(ledger_id: LedgerId, detail: str) -> DeadLetterResult:
+    return DeadLetterResult(ledger_id, Outcome.REFUSED, detail)
+
+
+def _locked(ledger_id: LedgerId) -> DeadLetterResult:
+    detail = f"another process holds the lock of ledger {ledger_id}: try again when its attempt has ended"
+    return DeadLetterResult(ledger_id, Outcome.LOCKED, detail)
+
+
+def _changed(ledger_id: LedgerId) -> DeadLetterResult:
+    detail = f"ledger {ledger_id} or its task changed at the same time: look at it again, and repeat the command"
+    return DeadLetterResult(ledger_id, Outcome.CHANGED, detail)
+
+
+def _not_parked(ledger_id: LedgerId) -> str:
+    return f"ledger {ledger_id} is no dead letter: `bkheal dead-letters list` lists them"
+
+
+def _unreadable_task(ledger_id: LedgerId, error: UnreadableTaskError) -> str:
+    return f"the task of ledger {ledger_id} was left as it is: {error}"

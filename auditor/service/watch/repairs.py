@@ -1,0 +1,283 @@
+"""The progress of repairs, read from the store alone: backlog, ledgers in flight, rate, and remaining time.
+
+One look shows a state. A rate needs two looks: a ledger counts as done if its task existed at the earlier look and does
+not exist at the later one, whoever completed it. The remaining time is known only while ledgers are completed.
+
+What only workers know is not shown: when a failed ledger is tried again, and copies whose progress is not recorded. The
+reservation of a ledger records the progress of a copy once in 64 MiB or 10 seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from auditor.service.watch.backlog import READ_LEDGERS, judge
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
+from bookie.metadata.tasks.boosts import Boosts
+from bookie.metadata.tasks.locks import Task
+from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.metadata.tasks.reservations import Reservation, Reservations, UnreadableReservationError
+from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.severity import Severity
+from bookie.runtime.clock import Clock
+
+WINDOW_S: Final = 300.0
+"""Time over which a rate is computed: long enough that single large ledgers do not dominate it."""
+IN_FLIGHT_MAX: Final = 200
+"""Ledgers in flight whose reservation is read in one look: each costs a request."""
+HEALTHY: Final = "healthy"
+"""In place of a severity: every bookie of the ledger is registered. A worker has to check their entries."""
+UNREADABLE: Final = "unreadable"
+"""In place of a severity: the task or the metadata cannot be read, or the ledger was deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyProgress:
+    """One position that is being copied. Numbers are None if nothing records them."""
+
+    first_entry_id: int
+    position: int
+    target: BookieId
+    entries_done: int | None
+    entries_total: int | None
+    bytes_done: int | None
+    bytes_total: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerInFlight:
+    """A marked ledger whose lock is held."""
+
+    ledger_id: LedgerId
+    worker: str
+    """Name in the lock; empty if it cannot be read."""
+    severity: str
+    copies: tuple[CopyProgress, ...] = ()
+    """The reserved copies; empty if there is no reservation, or if it is damaged."""
+
+
+@dataclass(slots=True)
+class SeverityLook:
+    """Marked ledgers of one severity."""
+
+    ledgers: int = 0
+    bytes_estimate: int = 0
+    oldest_ms: int = 0
+    """Time of the oldest mark; 0: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairLook:
+    """The repairs at one moment."""
+
+    looked_ms: int
+    is_enabled: bool
+    severities: Mapping[str, SeverityLook]
+    """By the name of the severity in lower case, worst first; also ``HEALTHY`` and ``UNREADABLE``."""
+    marked: Mapping[LedgerId, int]
+    """Every marked ledger, with the estimated bytes to copy."""
+    in_flight: tuple[LedgerInFlight, ...]
+    in_flight_count: int
+    """Of all, also of those that ``in_flight`` omits."""
+    parked: Mapping[str, int]
+    """By reason."""
+    waiting: int
+    """Marked ledgers that are neither in flight nor parked."""
+    waiting_bytes: int
+    """Bytes to copy of the ledgers that are not parked."""
+    oldest_ms: int
+    """Time of the oldest mark of all; 0: unknown."""
+    boosted: int
+
+
+class RepairWatch:
+    """Looks at the repairs of one cluster."""
+
+    def __init__(
+        self,
+        tasks: UnderReplication,
+        ledgers: LedgerStore,
+        registrations: Registrations,
+        parked: ParkedTasks,
+        reservations: Reservations,
+        drains: Drains,
+        boosts: Boosts,
+        clock: Clock,
+    ) -> None:
+        """Only stores."""
+        self._tasks = tasks
+        self._ledgers = ledgers
+        self._registrations = registrations
+        self._parked = parked
+        self._reservations = reservations
+        self._drains = drains
+        self._boosts = boosts
+        self._clock = clock
+
+    async def look(self) -> RepairLook:
+        """Look once. Not one point in time: a ledger may be completed during the look.
+
+        Raises:
+            StoreUnavailableError: no answer.
+            NotAClusterError: the cluster was deleted.
+        """
+        now_ms = self._clock.epoch_ms()
+        is_enabled = not await self._tasks.switches.is_disabled()
+        boosted = {boost.ledger_id for boost in await self._boosts.active(now_ms)}
+        owners = await self._tasks.locks.owners()
+        parked = {park.ledger_id: park.reason.value for park in await self._parked.list()}
+        draining = (await self._drains.draining()).bookies
+        bookies = (await self._registrations.list()).with_draining(draining)
+        tasks = await self._tasks.list_all()
+        severities: dict[str, SeverityLook] = {}
+        marked: dict[LedgerId, int] = {}
+        held: list[tuple[LedgerId, str, LedgerMetadata | None]] = []
+        for start in range(0, len(tasks), READ_LEDGERS):
+            part = tasks[start : start + READ_LEDGERS]
+            found = await self._ledgers.read_many_metadata([task.ledger_id for task in part])
+            for task, ledger in zip(part, found, strict=True):
+                name, size = _judged(task, ledger, bookies.registered, bookies.draining)
+                marked[task.ledger_id] = size
+                _add(severities.setdefault(name, SeverityLook()), size, task)
+                if task.ledger_id in owners and len(held) < IN_FLIGHT_MAX:
+                    held.append((task.ledger_id, name, ledger if isinstance(ledger, LedgerMetadata) else None))
+            await asyncio.sleep(0)
+        in_flight = [await self._in_flight(*each, owners) for each in held]
+        aside = marked.keys() & parked.keys() - owners.keys()
+        return RepairLook(
+            looked_ms=now_ms,
+            is_enabled=is_enabled,
+            severities={name: severities[name] for name in _ORDER if name in severities},
+            marked=marked,
+            in_flight=tuple(in_flight),
+            in_flight_count=len(marked.keys() & owners.keys()),
+            parked=dict(Counter(parked[ledger_id] for ledger_id in sorted(aside))),
+            waiting=len(marked.keys() - owners.keys() - aside),
+            waiting_bytes=sum(size for ledger_id, size in marked.items() if ledger_id not in aside),
+            oldest_ms=min((part.oldest_ms for part in severities.values() if part.oldest_ms), default=0),
+            boosted=len(boosted & marked.keys()),
+        )
+
+    async def _in_flight(
+        self, ledger_id: LedgerId, severity: str, ledger: LedgerMetadata | None, owners: Mapping[LedgerId, str]
+    ) -> LedgerInFlight:
+        try:
+            reserved = await self._reservations.read(ledger_id)
+        except UnreadableReservationError:
+            reserved = None
+        copies: Sequence[CopyProgress] = ()
+        if reserved is not None and ledger is not None:
+            copies = [copy_progress(ledger, reservation) for reservation in reserved.reservations]
+        return LedgerInFlight(ledger_id, owners[ledger_id], severity, tuple(copies))
+
+
+_ORDER: Final = (*(severity.name.lower() for severity in Severity), HEALTHY, UNREADABLE)
+
+
+def copy_progress(ledger: LedgerMetadata, reservation: Reservation) -> CopyProgress:
+    """Return how far a reserved copy is, as far as the reservation and the metadata show it. Pure."""
+    first, position = reservation.first_entry_id, reservation.position
+    starts = [fragment.first_entry_id for fragment in ledger.fragments]
+    last = ledger.fragment_last_entry_id(starts.index(first)) if first in starts else None
+    if last is not None and ledger.last_entry_id is not None:
+        last = min(last, ledger.last_entry_id)
+    done = ledger.stripe.count(position, first, reservation.end_entry_id - 1) if reservation.has_progress else None
+    total = None if last is None else ledger.stripe.count(position, first, last)
+    mean = None
+    if ledger.length is not None and ledger.last_entry_id is not None and ledger.last_entry_id >= 0:
+        mean = ledger.length / (ledger.last_entry_id + 1)
+    return CopyProgress(first, position, reservation.target, done, total, _times(done, mean), _times(total, mean))
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What was completed over some time. The rates are None until something was completed."""
+
+    measured_s: float = 0.0
+    """0: there was one look."""
+    ledgers: int = 0
+    bytes_estimate: int = 0
+    eta_s: float | None = None
+    """Seconds until no ledger waits that can be repaired; None: unknown."""
+
+    @property
+    def ledgers_per_s(self) -> float | None:
+        """Completed ledgers in a second; None: unknown."""
+        return self.ledgers / self.measured_s if self.measured_s > 0 else None
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Copied bytes of completed ledgers in a second, estimated; None: unknown."""
+        return self.bytes_estimate / self.measured_s if self.measured_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    until_s: float
+    ledgers: int
+    bytes_estimate: int
+
+
+@dataclass(slots=True)
+class RateMeter:
+    """Computes the rate over the looks of the last minutes."""
+
+    _steps: deque[_Step] = field(default_factory=deque)
+    _last: RepairLook | None = None
+
+    def add(self, look: RepairLook, now_s: float) -> Rate:
+        """Add a look; ``now_s`` is its monotonic time."""
+        before, self._last = self._last, look
+        gone = [] if before is None else [size for each, size in before.marked.items() if each not in look.marked]
+        self._steps.append(_Step(now_s, len(gone), sum(gone)))
+        while len(self._steps) > 2 and self._steps[1].until_s <= now_s - WINDOW_S:
+            self._steps.popleft()
+        measured = list(self._steps)[1:]  # the first step ended when the measurement began
+        ledgers, size = sum(step.ledgers for step in measured), sum(step.bytes_estimate for step in measured)
+        rate = Rate(now_s - self._steps[0].until_s, ledgers, size)
+        return Rate(rate.measured_s, ledgers, size, _eta_s(look, rate))
+
+
+def _eta_s(look: RepairLook, rate: Rate) -> float | None:
+    """The longer of the times by ledgers and by bytes; new marks and failures are not foreseen."""
+    left = look.waiting + look.in_flight_count
+    if not left:
+        return 0.0
+    if not look.is_enabled or not rate.ledgers_per_s:
+        return None
+    by_bytes = look.waiting_bytes / rate.bytes_per_s if rate.bytes_per_s else 0.0
+    return max(left / rate.ledgers_per_s, by_bytes)
+
+
+def _judged(
+    task: Task | UnreadableTask,
+    ledger: LedgerMetadata | Unreadable | None,
+    live: frozenset[BookieId],
+    draining: frozenset[BookieId],
+) -> tuple[str, int]:
+    if isinstance(task, UnreadableTask) or not isinstance(ledger, LedgerMetadata):
+        return UNREADABLE, 0
+    verdict = judge(ledger, live, draining)
+    severity = verdict.severity
+    if severity is None and not task.missing:  # a repair of the placement names no bookie
+        severity = Severity.MISPLACED
+    return HEALTHY if severity is None else severity.name.lower(), verdict.bytes_estimate
+
+
+def _add(part: SeverityLook, size: int, task: Task | UnreadableTask) -> None:
+    part.ledgers += 1
+    part.bytes_estimate += size
+    if isinstance(task, Task) and task.ctime_ms > 0:
+        part.oldest_ms = min(part.oldest_ms or task.ctime_ms, task.ctime_ms)
+
+
+def _times(entries: int | None, mean: float | None) -> int | None:
+    return None if entries is None or mean is None else round(entries * mean)

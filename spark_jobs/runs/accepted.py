@@ -1,0 +1,40 @@
+"""The losses that operators accepted, as one run takes them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from bookie.metadata.tasks.decisions import Decision
+from bookie.model.ids import BookieId
+from spark_jobs.runs.publish import Marking
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedLosses:
+    """Accepted losses, by whether they still hold."""
+
+    standing: tuple[Decision, ...] = ()
+    """None of their bookies is registered."""
+    returned: tuple[Decision, ...] = ()
+    """A bookie is registered again, so the ledger may have copies: nothing is accepted any more."""
+
+    @property
+    def bookies(self) -> frozenset[BookieId]:
+        """The bookies of the standing losses."""
+        return frozenset(bookie for decision in self.standing for bookie in decision.bookies)
+
+    def markings(self) -> Iterator[Marking]:
+        """Yield the ledgers with a returned bookie, with every bookie of the loss: a worker asks what they hold."""
+        for decision in self.returned:
+            yield decision.ledger_id, decision.bookies
+
+
+def accepted_losses(decisions: Iterable[Decision], live: AbstractSet[BookieId]) -> AcceptedLosses:
+    """Judge accepted losses by the registered bookies."""
+    standing: list[Decision] = []
+    returned: list[Decision] = []
+    for decision in decisions:
+        (standing if live.isdisjoint(decision.bookies) else returned).append(decision)
+    return AcceptedLosses(tuple(standing), tuple(returned))

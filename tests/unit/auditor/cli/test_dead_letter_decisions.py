@@ -1,0 +1,150 @@
+"""``bkheal dead-letters accept-loss`` and ``drop``: confirmation, outcomes for each ledger, and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from auditor.cli.cluster import changing, dead_letters
+from auditor.cli.main import app
+from auditor.safety.dead_letters import DeadLetters
+from bookie.metadata.port import WriteOutcomeUnknownError
+from bookie.metadata.tasks.decisions import Decisions
+from bookie.model.exit_codes import ExitCode
+from tests.worlds.commands import CommandCluster
+
+URI = "zk://h:1/ledgers"
+
+
+def ran(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> CommandCluster:
+    made = CommandCluster()
+    ran(made.fill())
+    monkeypatch.setattr(dead_letters, "connected", made.connected)
+    monkeypatch.setattr(dead_letters, "whoami", lambda: "me@host")
+    return made
+
+
+def call(*words: str, typed: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["dead-letters", *words, "--metadata-uri", URI], input=typed)
+
+
+def outcomes(result: Result) -> dict[int, str]:
+    return {row["ledger_id"]: row["outcome"] for row in json.loads(result.stdout)["ledgers"]}
+
+
+ACCEPT = ("accept-loss", "7", "8", "--reason", "fire in the\nserver room")
+
+
+def test_several_losses_are_accepted_and_listed(cluster: CommandCluster) -> None:
+    result = call(*ACCEPT, "--yes", "-o", "json")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, outcomes(result)) == (ExitCode.OK, {7: "accepted", 8: "accepted"})
+    assert (document["by"], document["reason"]) == ("me@host", "fire in the server room")
+    lost = [{"first_entry_id": 0, "last_entry_id": 9, "positions": [0, 1], "bookies": ["a", "b"], "denials": []}]
+    assert document["ledgers"][0]["lost"] == lost
+    assert ran(cluster.marked()) == [9]
+    (first, _) = json.loads(call("list", "--accepted", "-o", "json").stdout)["items"]
+    assert (first["ledger_id"], first["by"], first["park_reason"], first["lost"]) == (
+        7,
+        "me@host",
+        "no_live_copy",
+        lost,
+    )
+    assert "fire in the server room" in call("list", "--accepted").stdout
+    again = call(*ACCEPT, "-o", "json")  # nothing to confirm
+    assert (again.exit_code, outcomes(again)) == (ExitCode.OK, {7: "already_accepted", 8: "already_accepted"})
+
+
+def test_nothing_is_changed_if_one_ledger_is_refused(cluster: CommandCluster) -> None:
+    for words in (("accept-loss", "7", "9", "--reason", "x"), ("drop", "9", "7")):
+        result = call(*words, "--yes", "-o", "json")
+        assert (result.exit_code, outcomes(result)) == (ExitCode.FAILED, {7: "not_tried", 9: "refused"})
+        assert "no dead letter" in result.stdout
+    assert ran(cluster.marked()) == [7, 8, 9]
+
+
+def test_wrong_usage_is_refused_before_the_store_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "connected", None)
+    for words in (
+        ("accept-loss", "7", "--yes"),
+        ("accept-loss", "7", "--yes", "--reason", "  "),
+        ("accept-loss", "7", "--yes", "--reason", "x" * 501),
+        ("drop", "--yes"),
+        ("drop", "-1", "--yes"),
+        ("drop", "seven", "--yes"),
+    ):
+        assert call(*words).exit_code == ExitCode.USAGE, words
+
+
+def test_without_a_terminal_yes_is_needed(cluster: CommandCluster) -> None:
+    result = call(*ACCEPT, typed="7\n8\n")
+    assert (result.exit_code, "--yes" in result.stderr) == (ExitCode.USAGE, True)
+    assert ran(cluster.marked()) == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("typed", "left"), [("7\n8\n", [9]), ("7\n7\n", [7, 8, 9]), ("y\n", [7, 8, 9]), ("", [7, 8, 9])]
+)
+def test_at_a_terminal_each_ledger_id_is_typed(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, typed: str, left: list[int]
+) -> None:
+    monkeypatch.setattr(changing, "_is_terminal", lambda: True)
+    result = call(*ACCEPT, typed=typed)
+    assert (result.exit_code == ExitCode.OK) is (left == [9])
+    assert ran(cluster.marked()) == left
+
+
+def test_a_dry_run_changes_nothing(cluster: CommandCluster) -> None:
+    result = call(*ACCEPT, "--dry-run")
+    assert result.exit_code == ExitCode.OK
+    assert (
+        "ledger 7: the loss would be accepted, and the task would be closed (entries in 0..9 on a b)" in result.stdout
+    )
+    assert ran(cluster.marked()) == [7, 8, 9]
+
+
+def test_the_lock_of_a_worker_is_its_own_exit_code_and_the_others_are_changed(cluster: CommandCluster) -> None:
+    ran(cluster.lock(7))
+    result = call("drop", "7", "8", "--yes", "-o", "json")
+    assert (result.exit_code, outcomes(result)) == (ExitCode.BUSY, {7: "locked", 8: "dropped"})
+    assert ran(cluster.marked()) == [7, 9]
+
+
+def test_dropping_again_and_withdrawing(cluster: CommandCluster) -> None:
+    assert outcomes(call("drop", "7", "--yes", "-o", "json")) == {7: "dropped"}
+    again = call("drop", "7", "--yes", "-o", "json")
+    assert (again.exit_code, outcomes(again)) == (ExitCode.OK, {7: "already_dropped"})
+    call("accept-loss", "8", "--reason", "x", "--yes")
+    withdrawn = call("drop", "8", "--yes", "-o", "json")
+    assert (withdrawn.exit_code, outcomes(withdrawn)) == (ExitCode.OK, {8: "withdrawn"})
+    assert call("list", "--accepted").stdout == "no loss is accepted\n"
+
+
+def test_an_answer_that_is_lost_ends_the_command(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lost(*_: Any) -> None:
+        raise WriteOutcomeUnknownError("the answer was lost")
+
+    monkeypatch.setattr(DeadLetters, "accept", lost)
+    result = call(*ACCEPT, "--yes", "-o", "json")
+    assert (result.exit_code, outcomes(result)) == (ExitCode.STORE_UNREACHABLE, {7: "unknown", 8: "not_tried"})
+    assert "repeat the command" in result.stdout
+
+
+def test_decisions_are_records_of_the_cluster(cluster: CommandCluster) -> None:
+    call("accept-loss", "7", "--reason", "x", "--yes")
+
+    async def read() -> list[int]:
+        async with cluster.connected(URI) as client:
+            return [decision.ledger_id for decision in await Decisions(client.store, client.cluster.root).list()]
+
+    assert ran(read()) == [7]

@@ -1,0 +1,221 @@
+"""Accepted losses: of entries that registered bookies deny, with lost answers, and too many for a record."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome, lost_fragments
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.store.memory import Fault
+from bookie.metadata.tasks.decisions import Decisions, Denial, LostFragment
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, EntryId
+from bookie.wire.port import ListReply, Status
+from spark_jobs.checks.replicas.asking import Asker
+from spark_jobs.checks.replicas.expected import settled_metadata
+from spark_jobs.checks.replicas.task import is_accepted
+from spark_jobs.checks.replicas.verdict import FragmentFinding
+from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names, should_hold
+from tests.worlds.repair import RepairWorld, a_world
+from tests.worlds.virtual_time import in_virtual_time
+
+METADATA = make_metadata((0, "a b c"), quorum=(2, 2), last=9, length=100)
+"""Entry 1 is on b and c, entry 2 on c and a."""
+
+
+async def parked(world: RepairWorld, lacking: dict[str, set[int]], named: str) -> None:
+    """A ledger whose bookies lack some entries, with a task that a worker parked."""
+    created = await world.ledgers.create(LEDGER, METADATA)
+    packets = make_packets(created.ledger_id, 10)
+    for bookie in sorted(METADATA.members()):
+        kept = {entry: data for entry, data in packets.items() if entry not in lacking.get(bookie, ())}
+        await world.bookies.put(bookie, LEDGER, [kept[each] for each in should_hold(METADATA, bookie, kept)])
+    await world.tasks.marking.mark(LEDGER, names(named))
+    task = await world.task(LEDGER)
+    assert task is not None
+    await world.parked.park(ParkedTask(LEDGER, ParkReason.UNREADABLE_ENTRIES, "", 1, frozenset(), task.version))
+
+
+async def accept(world: RepairWorld) -> DeadLetterResult:
+    decisions = Decisions(world.store, world.cluster.root)
+    letters = DeadLetters(world.ports(world.store).client(), world.store, world.parked, decisions, "me@host")
+    return await letters.accept(LEDGER, "the disks were replaced")
+
+
+async def audited(world: RepairWorld) -> tuple[FragmentFinding, ...]:
+    """What the replicas check finds."""
+
+    async def registered() -> AbstractSet[BookieId]:
+        return (await world.registrations.list()).registered
+
+    asker = Asker(world.bookies.transport, world.ledgers, registered, world.clock)
+    found = (await asker.ask_all([settled_metadata(LEDGER, METADATA)], await registered())).found
+    return tuple(finding for _, findings in found for finding in findings)
+
+
+@in_virtual_time
+async def test_an_entry_that_every_bookie_denies_can_be_accepted_and_is_what_an_audit_finds() -> None:
+    async with a_world("a b c") as world:
+        await parked(world, {"b": {1}, "c": {1}}, "b c")
+        (finding,) = await audited(world)
+        result = await accept(world)
+        denials = (Denial(1, BookieId("b"), 1), Denial(2, BookieId("c"), 1))
+        assert result == DeadLetterResult(
+            LEDGER, Outcome.ACCEPTED, lost=(LostFragment(EntryId(0), EntryId(9), (), (), denials),)
+        )
+        assert await world.is_clean()
+        assert is_accepted(finding, result.lost)
+        assert not is_accepted(finding, ())
+
+
+@pytest.mark.parametrize("more", [{"b": {1, 4}, "c": {1, 4}}, {"b": {1}, "c": {1}, "a": {3}}])
+def test_more_lacking_entries_are_not_accepted(more: dict[str, set[int]]) -> None:
+    @in_virtual_time
+    async def check() -> None:
+        async with a_world("a b c") as world:
+            await parked(world, more, "b c")
+            (finding,) = await audited(world)
+            denials = (Denial(1, BookieId("b"), 1), Denial(2, BookieId("c"), 1))
+            assert not is_accepted(finding, [LostFragment(EntryId(0), EntryId(9), (), (), denials)])
+
+    check()
+
+
+@in_virtual_time
+async def test_a_lost_bookie_and_one_that_denies_are_accepted_together() -> None:
+    async with a_world("a b c d e") as world:
+        await parked(world, {"c": {1}}, "b c")
+        await world.kill("b")
+        result = await accept(world)
+        (lost,) = result.lost
+        assert (lost.positions, lost.bookies, lost.denials) == ((1,), names("b"), (Denial(2, BookieId("c"), 1),))
+        assert result.outcome is Outcome.ACCEPTED
+        (finding,) = await audited(world)
+        assert is_accepted(finding, result.lost)
+
+
+@in_virtual_time
+async def test_an_entry_that_one_bookie_holds_is_not_lost() -> None:
+    async with a_world("a b c") as world:
+        await parked(world, {"b": {1}}, "b")
+        result = await accept(world)
+        assert (result.outcome, "may hold it" in result.detail) == (Outcome.REFUSED, True)
+
+
+@in_virtual_time
+async def test_what_is_not_a_plain_denial_is_not_absence() -> None:
+    async with a_world("a b c") as world:
+        await parked(world, {"b": {1}, "c": {1}}, "b c")
+        for reply in (ListReply(Status.LIMBO), ListReply(Status.IO_ERROR, detail="a disk"), ListReply(Status.FENCED)):
+            world.bookies["c"].list_replies = [reply]
+            result = await accept(world)
+            assert result.outcome is Outcome.REFUSED, reply
+            assert "bookie c is registered and did not list its entries" in result.detail
+        world.bookies.hang_up("c")
+        assert (await accept(world)).outcome is Outcome.REFUSED
+        assert await world.task(LEDGER) is not None
+
+
+@in_virtual_time
+async def test_a_bookie_without_lists_is_read_entry_by_entry() -> None:
+    async with a_world("a b c") as world:
+        await parked(world, {"b": {1}, "c": {1}}, "b c")
+        world.bookies["c"].has_no_lists = True
+        assert (await accept(world)).outcome is Outcome.ACCEPTED
+
+
+@in_virtual_time
+async def test_the_task_stays_for_a_bookie_that_lacks_what_others_hold() -> None:
+    async with a_world("a b c") as world:
+        await parked(world, {"b": {1}, "c": {1}, "a": {3}}, "a b c")
+        result = await accept(world)
+        assert (result.outcome, "1 other positions" in result.detail) == (Outcome.ACCEPTED_TASK_STAYS, True)
+        assert await world.task(LEDGER) is not None
+
+
+@given(
+    gone=st.sets(st.sampled_from("abcd"), max_size=3),
+    lacking=st.dictionaries(st.sampled_from("abcd"), st.sets(st.integers(0, 11), max_size=8), max_size=4),
+    first=st.integers(0, 6),
+    quorum=st.integers(1, 4),
+)
+def test_lost_positions_are_those_of_entries_without_any_copy(
+    gone: set[str], lacking: dict[str, set[int]], first: int, quorum: int
+) -> None:
+    metadata = make_metadata((0, "a b c d"), *([(first, "b a d c")] if first else []), quorum=(quorum, 1), last=11)
+    held = {
+        BookieId(bookie): EntryRuns.of(entry for entry in range(12) if entry not in lacking[bookie])
+        for bookie in lacking
+        if bookie not in gone
+    }
+    expected: dict[int, set[int]] = {}
+    for entry in range(12):
+        fragment = metadata.fragments[metadata.fragment_index(EntryId(entry))]
+        where = metadata.stripe.write_set(entry)
+        copies = [
+            position
+            for position in where
+            if fragment.members[position] not in gone and entry not in (lacking.get(fragment.members[position], set()))
+        ]
+        if not copies:
+            expected.setdefault(fragment.first_entry_id, set()).update(where)
+    found = lost_fragments(metadata, names(" ".join(sorted(gone))), held)
+    assert {
+        part.first_entry_id: {*part.positions, *(denial.position for denial in part.denials)} for part in found
+    } == expected
+    for part in found:
+        members = metadata.fragments[metadata.fragment_index(part.first_entry_id)].members
+        assert part.bookies == tuple(members[position] for position in part.positions)
+        assert gone.issuperset(part.bookies)
+        assert gone.isdisjoint(denial.bookie for denial in part.denials)
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_a_lost_answer_is_settled_and_a_failed_request_changes_nothing(fault: Fault) -> None:
+    @in_virtual_time
+    async def check() -> None:
+        async with a_world("c d e") as world:
+            await world.ledgers.create(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9))
+            await world.tasks.marking.mark(LEDGER, names("a b"))
+            await world.parked.park(ParkedTask(LEDGER, ParkReason.NO_LIVE_COPY, "", 1, frozenset(), 0))
+            faults = [fault]
+
+            async def lose(operation: str, path: str) -> Fault | None:
+                return faults.pop() if operation == "multi" and faults else None
+
+            store = world.session(lose)
+            decisions, parked = Decisions(store, world.cluster.root), ParkedTasks(store, world.cluster.root)
+            letters = DeadLetters(world.ports(store).client(), store, parked, decisions, "me@host")
+            if fault is Fault.FAIL_BEFORE:
+                with pytest.raises(StoreUnavailableError):
+                    await letters.accept(LEDGER, "fire")
+                assert (await decisions.list(), await world.tasks.locks.locked()) == ([], frozenset())
+                assert await world.task(LEDGER) is not None
+            result = await letters.accept(LEDGER, "fire")
+            assert (result.outcome, faults) == (Outcome.ACCEPTED, [])
+            assert await world.is_clean()
+            assert [decision.ledger_id for decision in await decisions.accepted()] == [LEDGER]
+
+    check()
+
+
+def test_a_record_that_no_node_holds_is_refused_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bookie.metadata.tasks.decisions.NODE_DATA_MAX", 500)
+
+    @in_virtual_time
+    async def check() -> None:
+        async with a_world("c d e") as world:
+            fragments = [(10 * number, "a b") for number in range(5)]
+            await world.ledgers.create(LEDGER, make_metadata(*fragments, quorum=(2, 2), last=49))
+            await world.tasks.marking.mark(LEDGER, names("a b"))
+            await world.parked.park(ParkedTask(LEDGER, ParkReason.NO_LIVE_COPY, "", 1, frozenset(), 0))
+            result = await accept(world)
+            assert (result.outcome, "5 fragments are too many" in result.detail) == (Outcome.REFUSED, True)
+            assert await world.task(LEDGER) is not None
+
+    check()

@@ -1,0 +1,135 @@
+"""The progress of repairs as the store shows it, and the rate over several looks."""
+
+from __future__ import annotations
+
+import pytest
+
+from auditor.service.watch.repairs import (
+    HEALTHY,
+    UNREADABLE,
+    WINDOW_S,
+    CopyProgress,
+    RateMeter,
+    RepairLook,
+    copy_progress,
+)
+from bookie.metadata.layout import task_path
+from bookie.metadata.nodes import create_with_parents
+from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.tasks.boosts import Boost, Boosts
+from bookie.metadata.tasks.parked import ParkedTask, ParkReason
+from bookie.metadata.tasks.reservations import Reservation
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from tests.worlds.cluster import ROOT
+from tests.worlds.commands import marked_ledger, repair_watch
+from tests.worlds.ledgers import make_metadata
+from tests.worlds.repair import a_world
+from tests.worlds.virtual_time import in_virtual_time
+
+T = BookieId("t")
+
+
+@in_virtual_time
+async def test_a_look_shows_backlog_flight_parks_and_boosts() -> None:
+    async with a_world("a b t") as world:
+        await marked_ledger(world, 1, "a x", "x")
+        await world.clock.sleep(60)
+        await marked_ledger(world, 2, "b x", "x")
+        await marked_ledger(world, 3, "x y", "x y")
+        await marked_ledger(world, 4, "a b", "b")
+        await create_with_parents(world.store, task_path(ROOT, LedgerId(6)), b"nonsense", ROOT)
+        await world.parked.park(ParkedTask(LedgerId(3), ParkReason.NO_LIVE_COPY, "", 1, frozenset(), 0))
+        await world.parked.park(ParkedTask(LedgerId(77), ParkReason.NO_LIVE_COPY, "", 1, frozenset(), 0))
+        now_ms = world.clock.epoch_ms()
+        await Boosts(world.store, ROOT).start(Boost(LedgerId(2), "me", now_ms, now_ms + 1000))
+        assert await world.tasks.locks.lock(LedgerId(2), "worker-1") is not None
+        assert await world.tasks.locks.lock_alone(LedgerId(88), "collector") is not None
+        await world.reservations.reserve(LedgerId(2), "t-1", [Reservation(EntryId(0), 1, T, "1", EntryId(4))])
+        look = await repair_watch(world).look()
+        assert {name: part.ledgers for name, part in look.severities.items()} == {
+            "no_live_copy": 1,
+            "critical": 2,
+            HEALTHY: 1,
+            UNREADABLE: 1,
+        }
+        assert look.severities["critical"].bytes_estimate == 2000
+        assert (look.waiting, look.parked, look.in_flight_count, look.boosted) == (3, {"no_live_copy": 1}, 1, 1)
+        assert look.oldest_ms == now_ms - 60_000
+        (flight,) = look.in_flight
+        assert (flight.ledger_id, flight.worker, flight.severity) == (2, "worker-1", "critical")
+        assert flight.copies == (CopyProgress(0, 1, T, 4, 10, 400, 1000),)
+        assert look.is_enabled
+
+
+@in_virtual_time
+async def test_damaged_reservations_and_an_empty_cluster_are_no_errors() -> None:
+    async with a_world("a t") as world:
+        watch = repair_watch(world)
+        empty = await watch.look()
+        assert (empty.marked, empty.oldest_ms, empty.waiting) == ({}, 0, 0)
+        await marked_ledger(world, 1, "a x", "x")
+        assert await world.tasks.locks.lock(LedgerId(1), "worker-1") is not None
+        await world.reservations.reserve(LedgerId(1), "t-1", [Reservation(EntryId(0), 1, T, "1")])
+        await world.store.set(world.reservations.path(LedgerId(1)), b"nonsense", ANY_VERSION)
+        (flight,) = (await watch.look()).in_flight
+        assert flight.copies == ()
+
+
+def test_the_progress_of_a_copy_is_unknown_where_nothing_records_it() -> None:
+    closed = make_metadata((0, "a b c"), (10, "a b d"), quorum=(2, 2), last=19, length=2000)
+    assert copy_progress(closed, Reservation(EntryId(10), 1, T, "1")) == CopyProgress(10, 1, T, None, 7, None, 700)
+    noted = copy_progress(closed, Reservation(EntryId(10), 1, T, "1", EntryId(16)))
+    assert (noted.entries_done, noted.entries_total) == (4, 7)
+    gone = copy_progress(closed, Reservation(EntryId(5), 1, T, "1", EntryId(7)))  # no fragment begins there now
+    assert (gone.entries_done, gone.entries_total, gone.bytes_total) == (1, None, None)
+    unclosed = make_metadata((0, "a b"), quorum=(2, 2))
+    assert copy_progress(unclosed, Reservation(EntryId(0), 1, T, "1")) == CopyProgress(0, 1, T, None, None, None, None)
+
+
+def look_at(*marked: int, size: int = 100, parked: int = 0, is_enabled: bool = True) -> RepairLook:
+    waiting = len(marked) - parked
+    ids = {LedgerId(each): size for each in marked}
+    return RepairLook(0, is_enabled, {}, ids, (), 0, {"no_live_copy": parked}, waiting, waiting * size, 0, 0)
+
+
+def test_rate_and_remaining_time_need_two_looks_and_a_completed_ledger() -> None:
+    meter = RateMeter()
+    first = meter.add(look_at(1, 2, 3, 4), 100.0)
+    assert (first.ledgers_per_s, first.bytes_per_s, first.eta_s) == (None, None, None)
+    second = meter.add(look_at(1, 2, 3, 4), 110.0)
+    assert (second.ledgers_per_s, second.eta_s) == (0.0, None)
+    third = meter.add(look_at(2, 3, 4, 5), 120.0)  # one was completed, and another one was marked
+    assert (third.ledgers, third.measured_s) == (1, 20.0)
+    assert third.ledgers_per_s == pytest.approx(0.05)
+    assert third.bytes_per_s == pytest.approx(5.0)
+    assert third.eta_s == pytest.approx(80.0)
+
+
+def test_parked_ledgers_are_not_waited_for() -> None:
+    meter = RateMeter()
+    meter.add(look_at(1, 2, 3), 0.0)
+    assert meter.add(look_at(1, 2, parked=2), 10.0).eta_s == 0.0
+
+
+def test_nothing_is_foreseen_while_recovery_is_disabled() -> None:
+    meter = RateMeter()
+    meter.add(look_at(1, 2, 3), 0.0)
+    assert meter.add(look_at(1, 2, is_enabled=False), 10.0).eta_s is None
+
+
+def test_large_ledgers_that_are_left_take_longer_than_their_number_shows() -> None:
+    meter = RateMeter()
+    meter.add(look_at(1, 2), 0.0)
+    assert meter.add(look_at(2, size=5000), 10.0).eta_s == pytest.approx(500.0)
+
+
+def test_the_rate_is_that_of_the_last_minutes() -> None:
+    meter, marked = RateMeter(), list(range(200))
+    meter.add(look_at(*marked), 0.0)
+    meter.add(look_at(*marked[100:]), 10.0)
+    now_s = 10.0
+    while now_s < 2 * WINDOW_S:
+        now_s += 10.0
+        rate = meter.add(look_at(*marked[100:]), now_s)
+    assert (rate.ledgers, rate.eta_s) == (0, None)
+    assert WINDOW_S <= rate.measured_s < WINDOW_S + 20

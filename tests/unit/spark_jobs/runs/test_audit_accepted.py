@@ -1,0 +1,50 @@
+"""Accepted losses: when they hold, what is marked instead, and what a report shows of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bookie.metadata.tasks.decisions import Decision, LostFragment, Verdict
+from bookie.model.ids import EntryId, LedgerId
+from spark_jobs.report.console import table
+from spark_jobs.report.decoding import decode_summary
+from spark_jobs.report.page.words import headline
+from spark_jobs.report.summary import AcceptedCounts
+from spark_jobs.runs.accepted import accepted_losses
+from tests.worlds.ledgers import name_set, names
+from tests.worlds.report import CLEAN, UNDER_REPLICATED
+
+
+def decision(ledger_id: int, bookies: str) -> Decision:
+    lost = LostFragment(EntryId(0), EntryId(9), (0, 1), names(bookies))
+    return Decision(LedgerId(ledger_id), Verdict.LOSS_ACCEPTED, "ops", 1, "fire", None, (lost, replace(lost)))
+
+
+def test_a_loss_holds_while_none_of_its_bookies_is_registered() -> None:
+    first, second, third = decision(1, "a b"), decision(2, "b c"), decision(3, "d e")
+    losses = accepted_losses([first, second, third], name_set("c e x"))
+    assert (losses.standing, losses.returned) == ((first,), (second, third))
+    assert losses.bookies == name_set("a b")
+    assert list(losses.markings()) == [(2, names("b c")), (3, names("d e"))]
+
+
+def test_without_registered_bookies_every_loss_holds() -> None:
+    assert accepted_losses([decision(1, "a b")], frozenset()).returned == ()
+    assert accepted_losses([], name_set("a")).standing == ()
+
+
+def test_a_report_counts_accepted_losses_and_does_not_call_the_ledgers_complete() -> None:
+    accepted = replace(CLEAN, accepted=AcceptedCounts(2, 3))
+    assert "2 ledgers, 3 fragments: loss accepted, not marked" in table(accepted)
+    assert "whose loss was accepted" in headline(accepted).text
+    assert headline(CLEAN).text == "Every ledger has all of its copies."
+    assert headline(replace(UNDER_REPLICATED, accepted=AcceptedCounts(2, 3))) == headline(UNDER_REPLICATED)
+    returned = replace(CLEAN, accepted=AcceptedCounts(0, 0, 1))
+    assert "1 ledgers with an accepted loss: a bookie is back" in table(returned)
+
+
+def test_a_summary_keeps_them_and_older_ones_have_none() -> None:
+    document = dict(replace(CLEAN, accepted=AcceptedCounts(2, 3, 1)).to_json())
+    assert decode_summary(document).accepted == AcceptedCounts(2, 3, 1)
+    del document["accepted"]
+    assert decode_summary(document).accepted == AcceptedCounts()

@@ -1,0 +1,95 @@
+"""A cluster in memory whose commands run in this process, each with a session of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from auditor.service.watch.repairs import RepairWatch
+from bookie.client.ports import ClientPorts
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.cluster import open_cluster
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.tasks.boosts import Boosts
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
+from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.ids import BookieId, LedgerId
+from bookie.runtime.clock import Clock, SystemClock
+from bookie.wire.memory import MemoryNetwork, MemoryTransport
+from tests.worlds.cluster import ROOT, formatted, service_info
+from tests.worlds.ledgers import make_metadata, names
+from tests.worlds.repair import Bookies, RepairWorld
+
+
+class CommandCluster:
+    """Bookies c and d are registered. Ledgers 7 and 8 lost every copy and are parked; 9 is marked, and not parked."""
+
+    def __init__(self) -> None:
+        self.cell = MemoryCell()
+        self.clock: Clock = SystemClock()
+        self.keeper = MemoryStore(self.cell)
+        """A session that outlives the commands, with the registrations."""
+
+    @asynccontextmanager
+    async def connected(self, uri: str, **_: Any) -> AsyncIterator[Any]:
+        """As ``auditor.cli.cluster.changing.connected``."""
+        store = MemoryStore(self.cell)
+        cluster = await open_cluster(store, ROOT)
+        ports = ClientPorts(
+            ledgers=LedgerStore(store, cluster, random.Random(1)),
+            registrations=Registrations(store, cluster),
+            tasks=UnderReplication(store, cluster, self.clock),
+            transport=MemoryTransport(Bookies(), MemoryNetwork()),
+            clock=self.clock,
+            rng=random.Random(1),
+        )
+        yield SimpleNamespace(ports=ports, store=store, cluster=cluster, parked=ParkedTasks(store, cluster.root))
+        await store.close()
+
+    async def fill(self) -> None:
+        """Create everything."""
+        cluster = await formatted(self.keeper)
+        registrations = Registrations(self.keeper, cluster)
+        for name in ("c", "d"):
+            await registrations.register(BookieId(name), service_info(name), is_read_only=False, takeover_deadline_s=1)
+        async with self.connected("") as client:
+            await client.ports.tasks.initialize()
+            for number in (7, 8, 9):
+                await client.ports.ledgers.create(LedgerId(number), make_metadata((0, "a b"), quorum=(2, 2), last=9))
+                await client.ports.tasks.marking.mark(LedgerId(number), names("a b"))
+            for number in (7, 8):
+                park = ParkedTask(LedgerId(number), ParkReason.NO_LIVE_COPY, "evidence", 1, frozenset(), 0)
+                await client.parked.park(park)
+
+    async def marked(self) -> list[int]:
+        """The ids of the marked ledgers."""
+        async with self.connected("") as client:
+            return [task.ledger_id for task in await client.ports.tasks.list()]
+
+    async def lock(self, ledger_id: int) -> None:
+        """Lock a ledger as a worker that continues to run."""
+        tasks = UnderReplication(self.keeper, await open_cluster(self.keeper, ROOT), self.clock)
+        assert await tasks.locks.lock(LedgerId(ledger_id), "worker-1") is not None
+
+
+def repair_watch(world: RepairWorld) -> RepairWatch:
+    """A watch on the session of the test."""
+    store = world.store
+    drains, boosts = Drains(store, ROOT), Boosts(store, ROOT)
+    return RepairWatch(
+        world.tasks, world.ledgers, world.registrations, world.parked, world.reservations, drains, boosts, world.clock
+    )
+
+
+async def marked_ledger(
+    world: RepairWorld, ledger_id: int, members: str, missing: str, *, last: int | None = 9
+) -> None:
+    """Create a ledger with entries of 100 bytes, and mark it."""
+    metadata = make_metadata((0, members), quorum=(2, 2), last=last, length=0 if last is None else 100 * (last + 1))
+    await world.ledgers.create(LedgerId(ledger_id), metadata)
+    await world.tasks.marking.mark(LedgerId(ledger_id), names(missing))
