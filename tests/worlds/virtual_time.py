@@ -60,11 +60,11 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
         loop.close()
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 600) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 600, every_s: float = 0.1) -> None:
     """Wait for something to become true."""
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110 (virtual time: looking costs nothing)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(every_s)
 
 
 async def when(condition: Callable[[], bool], seconds: float = 600) -> None:

@@ -136,13 +136,14 @@ async def check_state(store: LedgerStorage, known: Known, ledger_id: LedgerId) -
 
 
 async def moments(seed: int, take: Callable[[Machine, int], Machine]) -> list[tuple[Machine, Known]]:
-    """What ``take`` makes of the machine before each operation of a history, with what the client knows by then."""
+    """What ``take`` makes of the machine before each operation and after the last one, with what is known by then."""
     machine, known, found = Machine(), Known(), list[tuple[Machine, Known]]()
 
     def note() -> None:
         found.append((take(machine, seed * 1000 + len(found)), known.copy()))
 
     assert await machine.run(history(machine, known, seed), PowerSwitch(None, before_each=note))
+    note()
     return found
 
 

@@ -16,6 +16,7 @@ from auditor.cli.main import app
 from bookie.metadata.tasks.parked import ParkReason
 
 DOCUMENT = Path(__file__).parents[3] / "docs/taking-a-bookie-out.md"
+GROUP = typer.main.get_command(app)
 COMMANDS = [
     line
     for block in re.findall(r"```\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
@@ -25,7 +26,7 @@ COMMANDS = [
 
 
 def resolved(line: str) -> tuple[Any, list[str]]:
-    command: Any = typer.main.get_command(app)
+    command: Any = GROUP
     arguments = shlex.split(line)[1:]
     while isinstance(command, TyperGroup):
         command = command.commands[arguments.pop(0)]

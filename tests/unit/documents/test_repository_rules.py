@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import ast
-import functools
 import tomllib
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-PACKAGES = ("auditor", "bookie", "replicator", "spark_jobs")
+from tests.worlds.sources import ROOT, sources
 
 USERS = {
     "kazoo": {"bookie/metadata/store/kazoo_connection.py", "auditor/bench/scan_measurement.py"},
@@ -34,37 +30,14 @@ CORES = {
 WORLD = {"time", "threading", "socket", "os", "subprocess", "concurrent", "multiprocessing", "shutil", "tempfile"}
 
 
-def sources(*packages: str) -> Iterator[tuple[str, ast.Module]]:
-    for package in packages:
-        yield from parsed(package)
-
-
-@functools.cache
-def parsed(package: str) -> tuple[tuple[str, ast.Module], ...]:
-    paths = [path for path in sorted((ROOT / package).rglob("*.py")) if "_pb2" not in path.name]
-    return tuple((str(path.relative_to(ROOT)), ast.parse(path.read_text())) for path in paths)
-
-
-@functools.cache
-def imported(module: ast.Module) -> frozenset[str]:
-    """Top-level names of everything imported, wherever in the module."""
-    names: set[str] = set()
-    for node in ast.walk(module):
-        if isinstance(node, ast.Import):
-            names.update(alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.split(".")[0])
-    return frozenset(names)
-
-
 @pytest.mark.parametrize("library", USERS)
 def test_a_library_with_one_adapter_is_imported_there_alone(library: str) -> None:
-    assert {path for path, module in sources(*PACKAGES) if library in imported(module)} == USERS[library]
+    assert {source.path for source in sources() if library in source.libraries} == USERS[library]
 
 
 @pytest.mark.parametrize("library", FOLDERS)
 def test_a_library_stays_in_its_packages(library: str) -> None:
-    users = {path for path, module in sources(*PACKAGES) if library in imported(module)}
+    users = {source.path for source in sources() if library in source.libraries}
     assert users
     assert {path for path in users if not path.startswith(FOLDERS[library])} == set()
 
@@ -72,42 +45,40 @@ def test_a_library_stays_in_its_packages(library: str) -> None:
 @pytest.mark.parametrize("package", CORES)
 def test_cores_reach_the_world_through_ports(package: str) -> None:
     offenders = {
-        path: sorted(imported(module) & WORLD)
-        for path, module in sources(package)
-        if path.rsplit("/", 1)[1] not in CORES[package] and imported(module) & WORLD
+        source.path: sorted(source.libraries & WORLD)
+        for source in sources(package)
+        if source.path.rsplit("/", 1)[1] not in CORES[package] and source.libraries & WORLD
     }
     assert offenders == {}
 
 
 def test_package_files_hold_no_logic() -> None:
     full = [
-        path
-        for path, module in sources(*PACKAGES)
-        if path.endswith("__init__.py") and [node for node in module.body if not isinstance(node, ast.Expr)]
+        source.path
+        for source in sources()
+        if source.path.endswith("__init__.py") and [node for node in source.body if not isinstance(node, ast.Expr)]
     ]
     assert full == []
 
 
 def test_what_spark_asks_for_at_run_time_is_installed_with_the_product() -> None:
     """Its functions on Arrow batches import pandas, which no import of ours shows and tests have anyway."""
-    calls = {
-        node.attr for _, module in sources("spark_jobs") for node in ast.walk(module) if isinstance(node, ast.Attribute)
-    }
+    calls = {node.attr for source in sources("spark_jobs") for node in source.nodes if isinstance(node, ast.Attribute)}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "mapInArrow" in calls
     assert any(needed.startswith("pandas") for needed in project["optional-dependencies"]["spark"])
 
 
 def test_nothing_is_unpickled() -> None:
-    assert [path for path, module in sources(*PACKAGES) if imported(module) & {"pickle", "marshal", "shelve"}] == []
+    assert [source.path for source in sources() if source.libraries & {"pickle", "marshal", "shelve"}] == []
 
 
 def test_no_part_of_a_product_decides_fault_points() -> None:
     """Outside a simulation every fault point is constant false."""
     deciders = [
-        path
-        for path, module in sources(*PACKAGES)
-        for node in ast.walk(module)
+        source.path
+        for source in sources()
+        for node in source.nodes
         if isinstance(node, ast.ImportFrom)
         and node.module == "bookie.runtime.fault_points"
         and any(alias.name != "fault_point" for alias in node.names)
@@ -119,8 +90,8 @@ def test_fault_points_are_named_and_many() -> None:
     """Each has a name of its own form, written where it stands, so that a simulation can count how often it fires."""
     names = [
         node.args[0].value if isinstance(node.args[0], ast.Constant) else None
-        for path, module in sources("bookie", "replicator")
-        for node in ast.walk(module)
+        for source in sources("bookie", "replicator")
+        for node in source.nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "fault_point"
     ]
     assert all(isinstance(name, str) and name.count(".") == 1 for name in names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,8 @@ from auditor.metrics.catalog import APACHE, CATALOG, series_names
 from bookie.model.errors import InvariantError
 from bookie.runtime.telemetry.metric_definitions import Definition, MetricType, problems
 from bookie.runtime.telemetry.metrics import COMMON, MetricSet, render
+from tests.worlds.sources import ROOT, sources
 
-ROOT = Path(__file__).parents[4]
 ALL = [definition for definitions in CATALOG.values() for definition in definitions]
 COUNTER = Definition("bkheal_x_total", MetricType.COUNTER, "Things", {"kind": ("a", "b"), "way": ("in", "out")})
 
@@ -98,10 +97,6 @@ def test_the_document_is_fresh(tmp_path: Path) -> None:
 def test_cores_know_nothing_of_prometheus() -> None:
     """Metrics are at the edges: storage, client, metadata and model are measured from outside."""
     for package in ("model", "metadata", "storage", "client", "wire"):
-        for path in (ROOT / "bookie" / package).rglob("*.py"):
-            if "_pb2" in path.name:
-                continue
-            for node in ast.walk(ast.parse(path.read_text())):
-                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                assert not any(name.startswith(("prometheus_client", "bookie.runtime.metric")) for name in names), path
+        for source in sources(f"bookie/{package}"):
+            used = [name for name in source.imported if name.startswith(("prometheus_client", "bookie.runtime.metric"))]
+            assert used == [], source.path

@@ -4,11 +4,11 @@ import ast
 import io
 import json
 import logging
-from pathlib import Path
 
 import pytest
 
 from bookie.runtime.logs import setup_logging
+from tests.worlds.sources import sources
 
 log = logging.getLogger("bookie.some_module")
 
@@ -124,16 +124,14 @@ def test_a_second_set_up_replaces_the_first_and_keeps_foreign_handlers() -> None
 
 
 RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
-SOURCES = Path(__file__).parents[4]
 
 
 def test_no_field_of_any_event_is_named_like_an_attribute_of_the_record() -> None:
     """The logging module raises KeyError for such a name, in the very branch that was about to report a problem."""
     clashes = [
-        f"{path.relative_to(SOURCES)}:{keyword.value.lineno} {key.value}"
-        for package in ("auditor", "bookie", "replicator", "spark_jobs")
-        for path in (SOURCES / package).rglob("*.py")
-        for keyword in ast.walk(ast.parse(path.read_text(), str(path)))
+        f"{source.path}:{keyword.value.lineno} {key.value}"
+        for source in sources()
+        for keyword in source.nodes
         if isinstance(keyword, ast.keyword) and keyword.arg == "extra" and isinstance(keyword.value, ast.Dict)
         for key in keyword.value.keys
         if isinstance(key, ast.Constant) and key.value in RESERVED

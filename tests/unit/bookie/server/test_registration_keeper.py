@@ -38,9 +38,9 @@ class KeeperWorld(MemoryCluster):
         self.keeper = self.make_keeper(self.store)
         self.watcher = Registrations(self.session(), self.cluster)
 
-    def make_keeper(self, store: MemoryStore) -> RegistrationKeeper:
+    def make_keeper(self, store: MemoryStore, takeover_deadline_s: float = STATE_S) -> RegistrationKeeper:
         clock, registrations = ManualClock(turns=20), Registrations(store, self.cluster)
-        return RegistrationKeeper(store, registrations, BOOKIE, INFO, clock, takeover_deadline_s=0.05)
+        return RegistrationKeeper(store, registrations, BOOKIE, INFO, clock, takeover_deadline_s=takeover_deadline_s)
 
     async def until(self, bookies: Bookies) -> None:
         seen = await self.watcher.list()
@@ -136,7 +136,7 @@ async def test_a_switch_that_the_store_does_not_hear_is_made_up_for(world: Keepe
 
 async def test_an_id_that_another_process_uses_is_refused_at_the_start(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
-    second = world.make_keeper(world.session())
+    second = world.make_keeper(world.session(), takeover_deadline_s=0.05)
     with pytest.raises(BookieIdInUseError):
         await second.start(is_read_only=False)
     await second.stop(STATE_S)

@@ -124,10 +124,10 @@ async def test_an_interrupted_copy_is_continued(fail: Fail, when: float) -> None
             await sent_at_least(world, int(when * lost))
             after = await fail(world, running)
             if after is running:
-                await until(world.is_clean, seconds=900)
+                await until(world.is_clean, seconds=900, every_s=1)
         if after is not running:
             async with world.running(after):
-                await until(world.is_clean, seconds=900)
+                await until(world.is_clean, seconds=900, every_s=1)
         sent = received(world)
         await world.assert_whole(LEDGER, packets, target_of(world))
         assert sum(sent.values()) <= (lost if fail is nothing else 1.2 * lost + PROGRESS_S * RATE)
@@ -244,7 +244,7 @@ async def test_a_reservation_without_a_task_is_deleted() -> None:
         await world.reservations.reserve(LEDGER, "dead", [Reservation(EntryId(0), 1, BookieId("u"), "1", EntryId(5))])
         running = world.worker(once=False)
         async with world.running(running):
-            await until(world.is_clean, seconds=900)
+            await until(world.is_clean, seconds=900, every_s=1)
 
 
 def test_a_begun_target_is_preferred_if_the_policy_rates_it_no_worse() -> None:

@@ -301,7 +301,7 @@ async def test_a_store_that_fails_now_and_then_only_delays() -> None:
 
         running.store.fault_hook = flaky
         running.start()
-        await until(world.is_clean, seconds=3600)
+        await until(world.is_clean, seconds=3600, every_s=1)
         await running.stop()
         for ledger_id, expected in packets.items():
             await world.assert_whole(ledger_id, expected)

@@ -228,7 +228,7 @@ def test_a_ledger_stays_unclosed_while_nobody_can_be_believed(is_recovery_begun:
             assert (await world.metadata(LEDGER)).state is not LedgerState.CLOSED
             assert running.recorder.endings()[-1] is Ending.PARKED
             await world.register("c")  # with its disks
-            await until(world.is_clean, seconds=4000)
+            await until(world.is_clean, seconds=4000, every_s=1)
             after = await world.metadata(LEDGER)
             if after.state is LedgerState.CLOSED:
                 assert after.last_entry_id == 9

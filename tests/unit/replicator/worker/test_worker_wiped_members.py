@@ -40,7 +40,7 @@ async def lose_b_and_miss_c(world: RepairWorld, named: str, *, has_no_lists: boo
 
 
 async def assert_nothing_is_lost(world: RepairWorld, packets: dict[EntryId, bytes]) -> None:
-    await until(world.is_clean, seconds=4000)
+    await until(world.is_clean, seconds=4000, every_s=1)
     metadata = await world.metadata(LEDGER)
     assert metadata.state is not LedgerState.CLOSED or metadata.last_entry_id == 10
     await world.assert_whole(LEDGER, packets)
@@ -180,7 +180,7 @@ async def test_a_damaged_record_makes_every_member_doubtful() -> None:
         await stays_unclosed(world, running, 5 * MINUTES)
         assert doubts.path(LEDGER) in running.recorder.results[-1].detail
         await doubts.forget(LEDGER)  # the operator, after a look at the bookies
-        await until(world.is_clean, seconds=4000)
+        await until(world.is_clean, seconds=4000, every_s=1)
         assert (await world.metadata(LEDGER)).last_entry_id == 9
         await world.assert_whole(LEDGER, packets)
         await running.stop()

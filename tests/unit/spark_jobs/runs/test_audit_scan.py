@@ -46,14 +46,13 @@ async def read(store: MemoryStore, cluster: Cluster, **more: str) -> tuple[list[
 
 
 async def test_every_ledger_is_read_once_and_counted() -> None:
-    ids = [*range(25_000), 2147483646, 2147483647, (1 << 63) - 2]
+    ids = [*range(12_000), 2147483646, 2147483647, (1 << 63) - 2]
     rows, summary = await read(*await cluster_of(ids))
     assert sorted(row["ledger_id"] for row in rows) == ids
-    assert (summary["ledgers"], summary["returned"], summary["open"]) == (25_003, 25_003, 25_003)
+    assert (summary["ledgers"], summary["returned"], summary["open"]) == (12_003, 12_003, 12_003)
     assert {parent["path"]: (parent["planned"], parent["listed"]) for parent in summary["parents"]} == {
         "/ledgers/00/0000": (10_000, 10_000),
-        "/ledgers/00/0001": (10_000, 10_000),
-        "/ledgers/00/0002": (5_000, 5_000),
+        "/ledgers/00/0001": (2_000, 2_000),
         "/ledgers/21/4748": (1, 1),
         "/ledgers/000/0000/0021/4748": (1, 1),
         "/ledgers/922/3372/0368/5477": (1, 1),
