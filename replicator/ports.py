@@ -18,6 +18,7 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.runtime.clock import Clock
 from bookie.wire.circuits import Circuits
 from bookie.wire.port import Transport
+from replicator.knowledge.recent import Recent
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class RepairPorts:
     placement: Placement = field(default_factory=Placement)
     circuits: Circuits = field(default_factory=Circuits)
     """Those of ``transport``, if it is a ``CircuitTransport``."""
+    recent: Recent = field(init=False)
+    """What was read of the cluster a short time ago."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recent", Recent(self.registrations, self.tasks.switches, self.clock))
 
     def client(self) -> ClientPorts:
         """The same world for the ledger client, which recovers ledgers."""
