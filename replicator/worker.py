@@ -16,7 +16,7 @@ from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, Session, SessionState
-from bookie.model.errors import FatalError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.model.errors import BkhealError, FatalError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import cancel, guarded
@@ -27,7 +27,7 @@ from replicator.knowledge.absence import Absences
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
 from replicator.queue.task_queue import TaskQueue, Turn
-from replicator.repair.lease import Lease
+from replicator.repair.lease import Lease, beside_paths
 from replicator.repair.ledger_repair import LedgerRepair, RepairContext
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending, EventSink, Load, TaskResult
@@ -126,7 +126,11 @@ class Worker:
             FatalError: a rule that our own code must keep was broken; everything was let go.
             PermanentError: only with ``once``: the store does not allow what is needed.
         """
-        watchers = [guarded("session watch", self._watch_session()), guarded("bookie watch", self._watch_bookies())]
+        watchers = [
+            guarded("session watch", self._watch_session()),
+            guarded("bookie watch", self._watch_bookies()),
+            guarded("switch watch", self._watch_switch()),
+        ]
         try:
             end = await self._dispatch()
             await self._finish(0.0 if self._fatal is not None else self._settings.grace_s)
@@ -175,7 +179,7 @@ class Worker:
         if not session.is_connected:
             await first_of([self._ports.store.wait_session_changed(session), self._wake.wait()])
             return None
-        if await self._ports.tasks.switches.is_disabled():
+        if await self._ports.recent.is_disabled():
             if self._settings.once and not self._running:
                 _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
                 return RunEnd.UNSETTLED
@@ -249,7 +253,8 @@ class Worker:
     async def _lock(self, ledger_id: LedgerId) -> Lease | None:
         epoch = self._ports.store.session.epoch
         try:
-            held = await self._ports.tasks.locks.lock(ledger_id, self._owner)
+            beside = beside_paths(self._ports, ledger_id)
+            held = await self._ports.tasks.locks.lock(ledger_id, self._owner, beside)
         except (TransientError, OutcomeUnknownError):
             self._queue.note_lock(ledger_id, is_settled=False)
             raise
@@ -272,6 +277,7 @@ class Worker:
         while True:
             session = await store.wait_session_changed(known)
             self._absences.note_outage()
+            self._ports.recent.forget()
             if session.state is SessionState.LOST or session.epoch != known.epoch:
                 _log.warning("session with the store ended, letting go of all work", extra={"epoch": known.epoch})
                 self._abandon()
@@ -301,8 +307,20 @@ class Worker:
                 await self._pause_refused(_BOOKIES, error, refusals.next_s())
                 continue
             refusals.reset()
+            self._ports.recent.note_bookies_changed()
             self._queue.note_change()
             self._wake.set()
+
+    async def _watch_switch(self) -> None:
+        """Let the next chunk ask again as soon as auto-recovery is switched (S7)."""
+        recent = self._ports.recent
+        while True:
+            try:
+                await self._ports.tasks.switches.wait_switched(is_disabled=await recent.is_disabled())
+            except BkhealError as error:  # what was read of the switch still ends soon
+                _log.info("the switch is not watched for now", extra={"error": str(error)})
+                await self._ports.clock.sleep(STORE_PAUSE_S)
+            recent.note_switched()
 
     def _abandon(self) -> None:
         for work in self._running.values():

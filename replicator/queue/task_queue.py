@@ -198,6 +198,7 @@ class TaskQueue:
         started_s, changes_noted = self._ports.clock.monotonic_s(), self._changes_noted
         self._is_changed = False
         self._completed.clear()
+        await self._ports.tasks.locks.prune()
         doubted = await self._ports.doubts.ledgers()
         reserved = await self._reserved()
         top = await self._ports.tasks.top()

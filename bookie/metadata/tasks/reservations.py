@@ -157,11 +157,12 @@ class Reservations:
 
         The reservations found are those of a worker that died or has lost the lock. ``token`` is unique for each set
         of reservations: one that is used again for the same set is a retry. With ``is_first`` the caller has just seen
-        that there is no reservation, which saves a request; if there is one now, it is replaced all the same. ``checks``
-        are part of the transaction.
+        that there is no reservation, which saves a request, and another one is not replaced. ``checks`` are part of the
+        transaction.
 
         Raises:
-            ReservationRefusedError: one of ``checks`` does not hold; nothing was changed.
+            ReservationRefusedError: one of ``checks`` does not hold, or there is another reservation although this
+                should be the first one; nothing was changed.
             WriteOutcomeUnknownError: the answer was lost and the node cannot be read; release it or reserve again.
             StoreUnavailableError: no answer; nothing was changed.
         """
@@ -176,6 +177,8 @@ class Reservations:
             node = await self._current(ledger_id, is_unknown=is_unknown) if is_read else None
             if node is not None and node.data == data:
                 return reserved
+            if node is not None and is_first:
+                raise ReservationRefusedError(f"ledger {ledger_id} has another reservation")
             try:
                 changes = await self._replacing(ledger_id, node, data)
                 await self._store.multi([*changes, Create(reserved.path), *checks])
