@@ -14,6 +14,7 @@ from bookie.metadata.port import MetadataStore
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
+from bookie.metadata.tasks.standby import StandbyWorkers
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.runtime.clock import Clock
 from bookie.wire.circuits import Circuits
@@ -33,6 +34,7 @@ class RepairPorts:
     parked: ParkedTasks
     doubts: DoubtedMembers
     reservations: Reservations
+    standby: StandbyWorkers
     transport: Transport
     clock: Clock
     rng: random.Random

@@ -1,5 +1,6 @@
 """The worker: takes tasks while it may, repairs several ledgers at a time, and lets go of everything in good order.
 
+Workers without work wait in line and are called (``queue.duty``), so an event does not wake all of them.
 A failing ledger never stops it, and neither does a store that is unreachable for a time. The end of the store's session
 cancels all work in flight at once (S14); the next session begins with a new listing.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -26,6 +28,7 @@ from replicator.copying.throttle import ByteBudget, Throttle
 from replicator.knowledge.absence import Absences
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
+from replicator.queue.duty import Duty
 from replicator.queue.task_queue import TaskQueue, Turn
 from replicator.repair.lease import Lease, beside_paths
 from replicator.repair.ledger_repair import LedgerRepair, RepairContext
@@ -73,6 +76,11 @@ class Worker:
         self._absences = Absences(ports)
         self._context = RepairContext(ports, self._copier, events, self._delays, self._absences)
         self._queue = TaskQueue(ports, settings.poll_interval_s, self._delays, self._absences)
+        self._duty = Duty(ports.store, ports.standby, ports.clock, ports.rng)
+        self._is_called = False
+        """Whether this worker left the line of idle ones to look by itself."""
+        self._watchers: list[asyncio.Task[None]] = []
+        """Of the bookies and of the switch, while this worker is at work or a lookout."""
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
         self._ranks: dict[LedgerId, int] = {}
         """The rank of each ledger in ``_running``."""
@@ -126,19 +134,16 @@ class Worker:
             FatalError: a rule that our own code must keep was broken; everything was let go.
             PermanentError: only with ``once``: the store does not allow what is needed.
         """
-        watchers = [
-            guarded("session watch", self._watch_session()),
-            guarded("bookie watch", self._watch_bookies()),
-            guarded("switch watch", self._watch_switch()),
-        ]
+        session_watch = guarded("session watch", self._watch_session())
         try:
             end = await self._dispatch()
             await self._finish(0.0 if self._fatal is not None else self._settings.grace_s)
         finally:
-            for watcher in watchers:
-                await cancel(watcher)
+            await cancel(session_watch)
+            await self._end_watches()
             self._abandon()
             await self._finish(LETTING_GO_S)
+            await self._duty.leave()
         if self._fatal is not None:
             raise self._fatal
         return end
@@ -179,6 +184,9 @@ class Worker:
         if not session.is_connected:
             await first_of([self._ports.store.wait_session_changed(session), self._wake.wait()])
             return None
+        await self._wait_for_work()
+        if self._stop.is_set():
+            return None
         if await self._ports.recent.is_disabled():
             if self._settings.once and not self._running:
                 _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
@@ -188,18 +196,46 @@ class Worker:
             self._queue.note_change()  # the tasks were not watched during this time
             return None
         await self._give_back_again()
-        if self._queue.is_stale:
+        if is_listed := self._queue.is_stale:
             await self._queue.refresh()
             self._events.tasks_listed(self._queue.outlook)
         self._note_allowed(_TASKS)
         self._start_turns()
+        if is_listed:
+            await self._duty.call(math.ceil(len(self._queue) / self._settings.ledgers_in_flight))
         if self._settings.once and not self._running and not self._queue.is_stale and self._queue.outlook.is_settled:
             return RunEnd.UNSETTLED if self._queue.outlook.given_up else RunEnd.SETTLED
-        if not self._running and self._queue.is_stale:
+        if not self._running and (self._queue.is_stale or (self._is_called and self._queue.is_idle)):
             return None
         changes = [self._wake.wait(), self._queue.wait_first_task(), self._ports.clock.sleep(self._queue.next_look_s)]
         await first_of(changes, self._running.values())
         return None
+
+    async def _wait_for_work(self) -> None:
+        """Wait in line with the other idle workers, if there is nothing to do for this one.
+
+        A run that should end looks by itself, and a lookout looks for all others.
+        """
+        is_needed = self._settings.once or self._running or self._unreleased
+        if not is_needed and not (self._duty.is_lookout and self._duty.is_in_line):
+            if self._is_called and not self._queue.is_idle:
+                return
+            await self._end_watches()
+            self._queue.forget()
+            self._events.tasks_listed(self._queue.outlook)
+            self._is_called = False
+            self._is_called = await self._duty.wait_for_work(self._stop)
+            self._ports.recent.forget()
+        if not self._watchers:
+            self._watchers = [
+                guarded("bookie watch", self._watch_bookies()),
+                guarded("switch watch", self._watch_switch()),
+            ]
+
+    async def _end_watches(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            await cancel(watcher)
 
     def _start_turns(self) -> None:
         while self._has_place() and not self._stop.is_set():
@@ -308,8 +344,9 @@ class Worker:
                 continue
             refusals.reset()
             self._ports.recent.note_bookies_changed()
-            self._queue.note_change()
-            self._wake.set()
+            if self._settings.once or self._duty.is_lookout:  # which call the others if there is work for them
+                self._queue.note_change()
+                self._wake.set()
 
     async def _watch_switch(self) -> None:
         """Let the next chunk ask again as soon as auto-recovery is switched (S7)."""

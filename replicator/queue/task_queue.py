@@ -122,6 +122,22 @@ class TaskQueue:
         return len(self._order)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether the list shows nothing to do, and nothing that becomes due without another change."""
+        outlook = self.outlook
+        return not (self.is_stale or self._order or outlook.backing_off or outlook.delayed or self._unsettled_locks)
+
+    def forget(self) -> None:
+        """Forget what is known of the tasks: others look from now on, and changes are not noticed here."""
+        self._memory.keep_only(())
+        self._delays.keep_only(())
+        self._order.clear()
+        self._seen.clear()
+        self._empty_top = None
+        self.outlook = Outlook()
+        self.note_change()
+
+    @property
     def is_stale(self) -> bool:
         """Whether the list should be renewed before the next task is taken."""
         return self._renewal_in_s() <= 0

@@ -14,6 +14,7 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
+from bookie.metadata.tasks.standby import StandbyWorkers
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import fragment_health
@@ -106,6 +107,7 @@ def worker(world: SimWorld, client: SimClient) -> Worker:
         clock=ports.clock,
         rng=ports.rng,
         reservations=Reservations(client.store, world.cluster.root),
+        standby=StandbyWorkers(client.store, world.cluster.root),
         circuits=circuits,
     )
     settings = ReplicatorSettings(

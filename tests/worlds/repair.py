@@ -20,6 +20,7 @@ from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
+from bookie.metadata.tasks.standby import StandbyWorkers
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -247,6 +248,7 @@ class RepairWorld(MemoryCluster):
             parked=ParkedTasks(store, self.cluster.root),
             doubts=DoubtedMembers(store, self.cluster.root),
             reservations=Reservations(store, self.cluster.root),
+            standby=StandbyWorkers(store, self.cluster.root),
             transport=CircuitTransport(transport, circuits, self.clock) if self.has_circuits else transport,
             clock=self.clock,
             rng=random.Random(seed),
