@@ -21,6 +21,7 @@ from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.tasks.doubts import DoubtedMembers
+from bookie.metadata.tasks.failures import FailedTasks
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.tasks.standby import StandbyWorkers
@@ -164,6 +165,7 @@ async def _ports(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSe
         doubts=DoubtedMembers(store, cluster.root),
         reservations=Reservations(store, cluster.root),
         standby=StandbyWorkers(store, cluster.root),
+        failures=FailedTasks(store, cluster.root),
         transport=CircuitTransport(transport, circuits, clock),
         clock=clock,
         rng=rng,

@@ -12,6 +12,7 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.tasks.doubts import DoubtedMembers
+from bookie.metadata.tasks.failures import FailedTasks
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.tasks.standby import StandbyWorkers
@@ -35,6 +36,7 @@ class RepairPorts:
     doubts: DoubtedMembers
     reservations: Reservations
     standby: StandbyWorkers
+    failures: FailedTasks
     transport: Transport
     clock: Clock
     rng: random.Random

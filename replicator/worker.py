@@ -271,9 +271,7 @@ class Worker:
             self.stop()
             return
         except Exception as error:  # noqa: BLE001 (task boundary: one bad ledger must not end the worker)
-            is_ours = isinstance(error, (TransientError, OutcomeUnknownError, AccessDeniedError))
-            _log.warning("repair failed", extra={"ledger_id": turn.ledger_id}, exc_info=None if is_ours else error)
-            result = TaskResult(turn.ledger_id, Ending.FAILED, detail=f"{type(error).__name__}: {error}")
+            result = _failure(turn, error)
         self._queue.settle(turn, result.ending)
         self._events.task_ended(replace(result, seconds=self._ports.clock.monotonic_s() - started_s))
 
@@ -282,7 +280,18 @@ class Worker:
         if lease is None:
             return TaskResult(turn.ledger_id, Ending.BUSY)
         try:
-            return await LedgerRepair(self._context, lease, turn).run()
+            beside = lease.beside
+            if beside is not None and self._queue.is_outdated(turn, beside.parked, beside.failure):
+                return TaskResult(turn.ledger_id, Ending.BUSY)
+            try:
+                result = await LedgerRepair(self._context, lease, turn).run()
+            except FatalError:
+                raise
+            except Exception as error:  # noqa: BLE001 (task boundary: as in ``_work``, with the lock still held)
+                result = _failure(turn, error)
+            if result.ending is Ending.FAILED and self._ports.store.session.is_connected:
+                await self._queue.note_failure(turn)
+            return result
         finally:
             await self._give_back(lease)
 
@@ -367,3 +376,9 @@ class Worker:
         """Wait for the work in flight, up to ``seconds``."""
         if self._running and seconds > 0:
             await first_of([all_completed(self._running.values()), self._ports.clock.sleep(seconds)])
+
+
+def _failure(turn: Turn, error: Exception) -> TaskResult:
+    is_ours = isinstance(error, (TransientError, OutcomeUnknownError, AccessDeniedError))
+    _log.warning("repair failed", extra={"ledger_id": turn.ledger_id}, exc_info=None if is_ours else error)
+    return TaskResult(turn.ledger_id, Ending.FAILED, detail=f"{type(error).__name__}: {error}")

@@ -108,6 +108,15 @@ class Recent:
             return known
         return await self._bookies.fresh()
 
+    async def list_bookies(self) -> Bookies:
+        """The registered bookies, no older than this call.
+
+        Raises:
+            NotAClusterError: see ``Registrations.list``.
+            StoreUnavailableError: no answer.
+        """
+        return await self._bookies.fresh()
+
     async def is_disabled(self) -> bool:
         """Whether auto-recovery is disabled cluster-wide (S7).
 

@@ -73,11 +73,14 @@ class Beside:
 
     metadata: Node | None
     reservation: Node | None
+    parked: Node | None
+    failure: Node | None
 
 
 def beside_paths(ports: RepairPorts, ledger_id: LedgerId) -> list[str]:
     """The nodes of ``Beside``, in its order."""
-    return [ports.ledgers.path(ledger_id), ports.reservations.path(ledger_id)]
+    own = (ports.reservations, ports.parked, ports.failures)
+    return [ports.ledgers.path(ledger_id), *(records.path(ledger_id) for records in own)]
 
 
 class Lease:

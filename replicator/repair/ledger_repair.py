@@ -328,9 +328,11 @@ class LedgerRepair:
         is_same = before is not None and before.reason is reason
         since_ms = before.since_ms if before is not None and is_same else self._ports.clock.epoch_ms()
         known = bookies.registered if reason in _ANY_BOOKIE_HELPS else bookies.writable
-        record = ParkedTask(self._task.ledger_id, reason, detail, since_ms, known, self._task.version)
+        attempts = 0 if before is None else before.attempts + 1
+        record = ParkedTask(self._task.ledger_id, reason, detail, since_ms, known, self._task.version, attempts)
         await self._lease.ensure_ours()
         await self._ports.parked.park(record)
+        await self._forget_failures()
         return self._ended(Ending.PARKED, reason=reason, detail=detail)
 
     async def _complete(self, ending: Ending, checks: Sequence[Check] = ()) -> TaskResult:
@@ -350,7 +352,19 @@ class LedgerRepair:
                 await self._ports.parked.unpark(self._task.ledger_id)
         except (TransientError, OutcomeUnknownError) as error:  # the queue forgets records without a task later
             _log.info("parked record stays for now", extra={"ledger_id": self._task.ledger_id, "error": str(error)})
+        await self._forget_failures()
         return self._ended(ending)
+
+    async def _forget_failures(self) -> None:
+        """Delete the record of earlier failures, if there is one. Best effort: a listing deletes it later."""
+        if self._lease.beside is None or self._lease.beside.failure is None:
+            return
+        try:
+            await self._ports.failures.forget(self._task.ledger_id)
+        except (TransientError, OutcomeUnknownError) as error:
+            _log.info(
+                "record of failures stays for now", extra={"ledger_id": self._task.ledger_id, "error": str(error)}
+            )
 
     def _stopped(self) -> TaskResult:
         return self._ended(Ending.STOPPED, detail="repair is disabled, or the session with the store has ended")

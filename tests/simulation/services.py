@@ -12,6 +12,7 @@ from typing import Final
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.doubts import DoubtedMembers
+from bookie.metadata.tasks.failures import FailedTasks
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.tasks.standby import StandbyWorkers
@@ -108,6 +109,7 @@ def worker(world: SimWorld, client: SimClient) -> Worker:
         rng=ports.rng,
         reservations=Reservations(client.store, world.cluster.root),
         standby=StandbyWorkers(client.store, world.cluster.root),
+        failures=FailedTasks(client.store, world.cluster.root),
         circuits=circuits,
     )
     settings = ReplicatorSettings(

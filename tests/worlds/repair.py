@@ -17,6 +17,7 @@ from bookie.metadata.nodes import parent_of
 from bookie.metadata.port import NoNodeError
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.tasks.doubts import DoubtedMembers
+from bookie.metadata.tasks.failures import FailedTasks
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
@@ -249,6 +250,7 @@ class RepairWorld(MemoryCluster):
             doubts=DoubtedMembers(store, self.cluster.root),
             reservations=Reservations(store, self.cluster.root),
             standby=StandbyWorkers(store, self.cluster.root),
+            failures=FailedTasks(store, self.cluster.root),
             transport=CircuitTransport(transport, circuits, self.clock) if self.has_circuits else transport,
             clock=self.clock,
             rng=random.Random(seed),

@@ -58,8 +58,8 @@ class Fleet:
             return waiting
 
         store.fault_hook = count
-        store.wait_node_changed = counted(store.wait_node_changed)  # type: ignore[method-assign]
-        store.wait_children_changed = counted(store.wait_children_changed)  # type: ignore[method-assign]
+        store.wait_node_changed = counted(store.wait_node_changed)  # type: ignore[method-assign, assignment]
+        store.wait_children_changed = counted(store.wait_children_changed)  # type: ignore[method-assign, assignment]
 
 
 @asynccontextmanager
