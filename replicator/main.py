@@ -21,8 +21,10 @@ from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.tasks.doubts import DoubtedMembers
+from bookie.metadata.tasks.failures import FailedTasks
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
+from bookie.metadata.tasks.standby import StandbyWorkers
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.metadata.uri import MetadataUri, parse_uri
 from bookie.model.errors import BkhealError, OutcomeUnknownError, PermanentError, TransientError
@@ -162,6 +164,8 @@ async def _ports(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSe
         parked=ParkedTasks(store, cluster.root),
         doubts=DoubtedMembers(store, cluster.root),
         reservations=Reservations(store, cluster.root),
+        standby=StandbyWorkers(store, cluster.root),
+        failures=FailedTasks(store, cluster.root),
         transport=CircuitTransport(transport, circuits, clock),
         clock=clock,
         rng=rng,

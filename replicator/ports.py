@@ -12,12 +12,15 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.tasks.doubts import DoubtedMembers
+from bookie.metadata.tasks.failures import FailedTasks
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
+from bookie.metadata.tasks.standby import StandbyWorkers
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.runtime.clock import Clock
 from bookie.wire.circuits import Circuits
 from bookie.wire.port import Transport
+from replicator.knowledge.recent import Recent
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,19 @@ class RepairPorts:
     parked: ParkedTasks
     doubts: DoubtedMembers
     reservations: Reservations
+    standby: StandbyWorkers
+    failures: FailedTasks
     transport: Transport
     clock: Clock
     rng: random.Random
     placement: Placement = field(default_factory=Placement)
     circuits: Circuits = field(default_factory=Circuits)
     """Those of ``transport``, if it is a ``CircuitTransport``."""
+    recent: Recent = field(init=False)
+    """What was read of the cluster a short time ago."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recent", Recent(self.registrations, self.tasks.switches, self.clock))
 
     def client(self) -> ClientPorts:
         """The same world for the ledger client, which recovers ledgers."""

@@ -1,5 +1,6 @@
 """The worker: takes tasks while it may, repairs several ledgers at a time, and lets go of everything in good order.
 
+Workers without work wait in line and are called (``queue.duty``), so an event does not wake all of them.
 A failing ledger never stops it, and neither does a store that is unreachable for a time. The end of the store's session
 cancels all work in flight at once (S14); the next session begins with a new listing.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,7 +19,7 @@ from typing import Final
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, Session, SessionState
 from bookie.metadata.tasks.copy_limits import CopyLimitsStore
-from bookie.model.errors import FatalError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.model.errors import BkhealError, FatalError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import cancel, guarded
@@ -29,8 +31,9 @@ from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.absence import Absences
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
+from replicator.queue.duty import Duty
 from replicator.queue.task_queue import TaskQueue, Turn
-from replicator.repair.lease import Lease
+from replicator.repair.lease import Lease, beside_paths
 from replicator.repair.ledger_repair import LedgerRepair, RepairContext
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending, EventSink, Load, TaskResult
@@ -74,6 +77,11 @@ class Worker:
         self._absences = Absences(ports)
         self._context = RepairContext(ports, self._copier, events, self._delays, self._absences)
         self._queue = TaskQueue(ports, settings.poll_interval_s, self._delays, self._absences)
+        self._duty = Duty(ports.store, ports.standby, ports.clock, ports.rng)
+        self._is_called = False
+        """Whether this worker left the line of idle ones to look by itself."""
+        self._watchers: list[asyncio.Task[None]] = []
+        """Of the bookies and of the switch, while this worker is at work or a lookout."""
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
         self._ranks: dict[LedgerId, int] = {}
         """The rank of each ledger in ``_running``."""
@@ -127,19 +135,20 @@ class Worker:
             PermanentError: only with ``once``: the store does not allow what is needed.
         """
         limits = CopyLimitsStore(self._ports.store, self._ports.cluster.root)
-        watchers = [
+        watches = [
             guarded("session watch", self._watch_session()),
-            guarded("bookie watch", self._watch_bookies()),
             guarded("copy limits", SharedLimits(limits, self._ports, self._pace, self._owner).follow()),
         ]
         try:
             end = await self._dispatch()
             await self._finish(0.0 if self._fatal is not None else self._settings.grace_s)
         finally:
-            for watcher in watchers:
-                await cancel(watcher)
+            for watch in watches:
+                await cancel(watch)
+            await self._end_watches()
             self._abandon()
             await self._finish(LETTING_GO_S)
+            await self._duty.leave()
         if self._fatal is not None:
             raise self._fatal
         return end
@@ -180,7 +189,10 @@ class Worker:
         if not session.is_connected:
             await first_of([self._ports.store.wait_session_changed(session), self._wake.wait()])
             return None
-        if await self._ports.tasks.switches.is_disabled():
+        await self._wait_for_work()
+        if self._stop.is_set():
+            return None
+        if await self._ports.recent.is_disabled():
             if self._settings.once and not self._running:
                 _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
                 return RunEnd.UNSETTLED
@@ -189,18 +201,46 @@ class Worker:
             self._queue.note_change()  # the tasks were not watched during this time
             return None
         await self._give_back_again()
-        if self._queue.is_stale:
+        if is_listed := self._queue.is_stale:
             await self._queue.refresh()
             self._events.tasks_listed(self._queue.outlook)
         self._note_allowed(_TASKS)
         self._start_turns()
+        if is_listed:
+            await self._duty.call(math.ceil(len(self._queue) / self._settings.ledgers_in_flight))
         if self._settings.once and not self._running and not self._queue.is_stale and self._queue.outlook.is_settled:
             return RunEnd.UNSETTLED if self._queue.outlook.given_up else RunEnd.SETTLED
-        if not self._running and self._queue.is_stale:
+        if not self._running and (self._queue.is_stale or (self._is_called and self._queue.is_idle)):
             return None
         changes = [self._wake.wait(), self._queue.wait_first_task(), self._ports.clock.sleep(self._queue.next_look_s)]
         await first_of(changes, self._running.values())
         return None
+
+    async def _wait_for_work(self) -> None:
+        """Wait in line with the other idle workers, if there is nothing to do for this one.
+
+        A run that should end looks by itself, and a lookout looks for all others.
+        """
+        is_needed = self._settings.once or self._running or self._unreleased
+        if not is_needed and not (self._duty.is_lookout and self._duty.is_in_line):
+            if self._is_called and not self._queue.is_idle:
+                return
+            await self._end_watches()
+            self._queue.forget()
+            self._events.tasks_listed(self._queue.outlook)
+            self._is_called = False
+            self._is_called = await self._duty.wait_for_work(self._stop)
+            self._ports.recent.forget()
+        if not self._watchers:
+            self._watchers = [
+                guarded("bookie watch", self._watch_bookies()),
+                guarded("switch watch", self._watch_switch()),
+            ]
+
+    async def _end_watches(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            await cancel(watcher)
 
     def _start_turns(self) -> None:
         while self._has_place() and not self._stop.is_set():
@@ -236,9 +276,7 @@ class Worker:
             self.stop()
             return
         except Exception as error:  # noqa: BLE001 (task boundary: one bad ledger must not end the worker)
-            is_ours = isinstance(error, (TransientError, OutcomeUnknownError, AccessDeniedError))
-            _log.warning("repair failed", extra={"ledger_id": turn.ledger_id}, exc_info=None if is_ours else error)
-            result = TaskResult(turn.ledger_id, Ending.FAILED, detail=f"{type(error).__name__}: {error}")
+            result = _failure(turn, error)
         self._queue.settle(turn, result.ending)
         self._events.task_ended(replace(result, seconds=self._ports.clock.monotonic_s() - started_s))
 
@@ -247,14 +285,26 @@ class Worker:
         if lease is None:
             return TaskResult(turn.ledger_id, Ending.BUSY)
         try:
-            return await LedgerRepair(self._context, lease, turn).run()
+            beside = lease.beside
+            if beside is not None and self._queue.is_outdated(turn, beside.parked, beside.failure):
+                return TaskResult(turn.ledger_id, Ending.BUSY)
+            try:
+                result = await LedgerRepair(self._context, lease, turn).run()
+            except FatalError:
+                raise
+            except Exception as error:  # noqa: BLE001 (task boundary: as in ``_work``, with the lock still held)
+                result = _failure(turn, error)
+            if result.ending is Ending.FAILED and self._ports.store.session.is_connected:
+                await self._queue.note_failure(turn)
+            return result
         finally:
             await self._give_back(lease)
 
     async def _lock(self, ledger_id: LedgerId) -> Lease | None:
         epoch = self._ports.store.session.epoch
         try:
-            held = await self._ports.tasks.locks.lock(ledger_id, self._owner)
+            beside = beside_paths(self._ports, ledger_id)
+            held = await self._ports.tasks.locks.lock(ledger_id, self._owner, beside)
         except (TransientError, OutcomeUnknownError):
             self._queue.note_lock(ledger_id, is_settled=False)
             raise
@@ -277,6 +327,7 @@ class Worker:
         while True:
             session = await store.wait_session_changed(known)
             self._absences.note_outage()
+            self._ports.recent.forget()
             if session.state is SessionState.LOST or session.epoch != known.epoch:
                 _log.warning("session with the store ended, letting go of all work", extra={"epoch": known.epoch})
                 self._abandon()
@@ -306,8 +357,21 @@ class Worker:
                 await self._pause_refused(_BOOKIES, error, refusals.next_s())
                 continue
             refusals.reset()
-            self._queue.note_change()
-            self._wake.set()
+            self._ports.recent.note_bookies_changed()
+            if self._settings.once or self._duty.is_lookout:  # which call the others if there is work for them
+                self._queue.note_change()
+                self._wake.set()
+
+    async def _watch_switch(self) -> None:
+        """Let the next chunk ask again as soon as auto-recovery is switched (S7)."""
+        recent = self._ports.recent
+        while True:
+            try:
+                await self._ports.tasks.switches.wait_switched(is_disabled=await recent.is_disabled())
+            except BkhealError as error:  # what was read of the switch still ends soon
+                _log.info("the switch is not watched for now", extra={"error": str(error)})
+                await self._ports.clock.sleep(STORE_PAUSE_S)
+            recent.note_switched()
 
     def _abandon(self) -> None:
         for work in self._running.values():
@@ -317,3 +381,9 @@ class Worker:
         """Wait for the work in flight, up to ``seconds``."""
         if self._running and seconds > 0:
             await first_of([all_completed(self._running.values()), self._ports.clock.sleep(seconds)])
+
+
+def _failure(turn: Turn, error: Exception) -> TaskResult:
+    is_ours = isinstance(error, (TransientError, OutcomeUnknownError, AccessDeniedError))
+    _log.warning("repair failed", extra={"ledger_id": turn.ledger_id}, exc_info=None if is_ours else error)
+    return TaskResult(turn.ledger_id, Ending.FAILED, detail=f"{type(error).__name__}: {error}")

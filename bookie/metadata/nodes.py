@@ -6,9 +6,12 @@ While that cannot be read, the outcome stays unknown: it never turns into "nothi
 
 from __future__ import annotations
 
+import asyncio
+import heapq
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
 from bookie.metadata.port import (
     ANY_VERSION,
@@ -32,6 +35,14 @@ from bookie.model.ids import LedgerId
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+READ_AT_ONCE: Final = 4000
+"""Nodes that a listing reads at a time: as many as a bulk reader has in flight."""
+STEP: Final = 250
+"""Items that a listing decodes or judges between two turns of the loop: some milliseconds."""
+_NAMES_AT_ONCE: Final = 10_000
+"""Names that are parsed between two turns of the loop: some milliseconds."""
 WRITE_ATTEMPTS_MAX: Final = 5
 """Of one change whose answer was lost or whose parents vanished. Each attempt decides from fresh data, and five lost
 answers in a row are an outage for the caller to deal with."""
@@ -204,6 +215,26 @@ async def reread(store: MetadataStore, path: str) -> Node | None:
 def ledger_ids(names: Iterable[str]) -> list[LedgerId]:
     """Return the ids among the names of nodes that are named by the decimal id of a ledger, ascending."""
     return sorted(LedgerId(int(name)) for name in names if name.isascii() and name.isdigit())
+
+
+async def in_steps(items: Sequence[T], size: int = STEP) -> AsyncIterator[Sequence[T]]:
+    """Parts of ``items``, giving way to others after each: a long list must not keep the loop from other work."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+        await asyncio.sleep(0)
+
+
+async def sorted_ids(names: Sequence[str]) -> list[LedgerId]:
+    """As ``ledger_ids``; gives way to others between parts of a long list."""
+    runs: list[list[LedgerId]] = []
+    async for part in in_steps(names, _NAMES_AT_ONCE):
+        runs.append(ledger_ids(part))
+    ids: list[LedgerId] = []
+    merged = heapq.merge(*runs)
+    while some := list(itertools.islice(merged, _NAMES_AT_ONCE)):
+        ids += some
+        await asyncio.sleep(0)
+    return ids
 
 
 async def prune(store: MetadataStore, parents: Sequence[str]) -> None:

@@ -9,13 +9,15 @@ Tasks of equal rank come in random order: workers that look at the same list the
 
 from __future__ import annotations
 
+import heapq
 import random
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
+from bookie.metadata.nodes import in_steps
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 
@@ -41,6 +43,7 @@ class Candidate:
     is_parked: bool = False
     is_boosted: bool = False
     """An operator asked for its repair before the others of its rank."""
+    parked_attempts: int = 0
 
 
 def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], bookies: Bookies) -> int:
@@ -64,14 +67,87 @@ def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], boo
     return min(counts - {0}, default=NO_COPY_LEFT if counts else NOTHING_LOST)
 
 
+_Key = tuple[bool, int, bool, int, float, LedgerId]
+_SORTED_AT_ONCE: Final = 5000
+"""Candidates that are sorted between two turns of the loop: some milliseconds."""
+
+
 def in_order(candidates: Iterable[Candidate], rng: random.Random) -> list[Candidate]:
     """Return the candidates in the order in which they should be repaired."""
+    return [candidate for _, candidate in _ranked(candidates, rng)]
+
+
+class Order:
+    """Candidates in the order in which they should be repaired: sorted in parts, and merged as they are taken."""
+
+    def __init__(self) -> None:
+        self._parts: list[list[tuple[_Key, Candidate]]] = []
+        """Each sorted backwards, so that its next candidate is its last."""
+        self._heads: list[tuple[_Key, int]] = []
+        """A heap of the next candidate of each part that has one, with the part."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def first(self) -> Candidate:
+        """The next candidate.
+
+        Raises:
+            IndexError: there is none.
+        """
+        return self._parts[self._heads[0][1]][-1][1]
+
+    @classmethod
+    async def of(cls, candidates: Sequence[Candidate], rng: random.Random) -> Order:
+        """Sort the candidates; gives way to others between parts."""
+        order = cls()
+        async for part in in_steps(candidates, _SORTED_AT_ONCE):
+            ranked = _ranked(part, rng)
+            ranked.reverse()
+            heapq.heappush(order._heads, (ranked[-1][0], len(order._parts)))
+            order._parts.append(ranked)
+            order._count += len(ranked)
+        return order
+
+    def take(self) -> Candidate:
+        """Remove and return the next candidate.
+
+        Raises:
+            IndexError: there is none.
+        """
+        number = self._heads[0][1]
+        part = self._parts[number]
+        _, candidate = part.pop()
+        if part:
+            heapq.heapreplace(self._heads, (part[-1][0], number))
+        else:
+            heapq.heappop(self._heads)
+        self._count -= 1
+        return candidate
+
+    def take_last(self) -> Candidate:
+        """Remove and return the last candidate of some part, for tests of other orders."""
+        number = self._heads[0][1]
+        part = self._parts[number]
+        if len(part) == 1:
+            return self.take()
+        self._count -= 1
+        return part.pop(0)[1]
+
+    def clear(self) -> None:
+        """Remove every candidate."""
+        self._parts, self._heads, self._count = [], [], 0
+
+
+def _ranked(candidates: Iterable[Candidate], rng: random.Random) -> list[tuple[_Key, Candidate]]:
     ranked = [
-        (c.is_recheck, c.rank, not c.is_boosted, c.ctime_ms // AGE_STEP_MS, rng.random(), c.ledger_id, c)
+        ((c.is_recheck, c.rank, not c.is_boosted, c.ctime_ms // AGE_STEP_MS, rng.random(), c.ledger_id), c)
         for c in candidates
     ]
-    ranked.sort(key=lambda each: each[:-1])
-    return [candidate for *_, candidate in ranked]
+    ranked.sort(key=lambda each: each[0])
+    return ranked
 
 
 def _copies_of_short_write_sets(metadata: LedgerMetadata, live: Collection[BookieId]) -> Iterator[int]:

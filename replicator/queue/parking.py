@@ -16,6 +16,7 @@ from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
+from bookie.metadata.tasks.failures import FailedTask
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.ids import LedgerId
@@ -31,6 +32,8 @@ ATTEMPTS_MAX: Final = 5
 (``once``) does not wait for it any more."""
 _BACKOFF_S: Final = 5.0
 _BACKOFF_S_MAX: Final = 300.0
+_DOUBLINGS_MAX: Final = 10
+_TOKEN_BITS: Final = 48
 
 
 _MAY_END_UNSEEN: Final = frozenset({ParkReason.SILENT_BOOKIES, ParkReason.TARGETS_REFUSE})
@@ -85,16 +88,27 @@ def _may_be_left(ledger: Versioned, plan: Plan) -> bool:
 class _Failures:
     count: int
     until_s: float
+    noted_s: float
+    token: str
+    """That of the record."""
+    is_own: bool
+    """Whether this process is among those whose attempts failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Resting:
     seen: Seen
     since_s: float
+    attempts: int
+    """Of the parked record."""
 
 
 class Memory:
-    """What this process remembers of tasks that did not end well. Bounded by the number of tasks."""
+    """What this process remembers of tasks that did not end well. Bounded by the number of tasks.
+
+    All workers share the records of failures and of parked tasks. Each measures pauses and rests by its own clock, from
+    the moment when it first saw the record. So the next attempt, by whichever worker, starts them again for all.
+    """
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock = clock
@@ -102,16 +116,45 @@ class Memory:
         self._failures: dict[LedgerId, _Failures] = {}
         self._resting: dict[LedgerId, _Resting] = {}
 
-    def failed(self, ledger_id: LedgerId) -> None:
-        """Note a failure; the pause that follows doubles from 5 s to 5 minutes."""
-        count = self.failures(ledger_id) + 1
-        pause_s = min(_BACKOFF_S * 2 ** (count - 1), _BACKOFF_S_MAX) * (0.75 + 0.5 * self._rng.random())
-        self._failures[ledger_id] = _Failures(count, self._clock.monotonic_s() + pause_s)
+    def failed(self, ledger_id: LedgerId) -> FailedTask:
+        """Note a failure; the pause that follows doubles from 5 s to 5 minutes. Return the record for the others."""
+        count, now_s = self.failures(ledger_id) + 1, self._clock.monotonic_s()
+        pause_s = min(_BACKOFF_S * 2 ** min(count - 1, _DOUBLINGS_MAX), _BACKOFF_S_MAX) * (
+            0.75 + 0.5 * self._rng.random()
+        )
+        token = f"{self._rng.getrandbits(_TOKEN_BITS):012x}"
+        self._failures[ledger_id] = _Failures(count, now_s + pause_s, now_s, token, is_own=True)
+        return FailedTask(ledger_id, count, pause_s, token)
 
-    def parked(self, ledger_id: LedgerId, circumstances: Seen) -> None:
+    def note_shared(self, record: FailedTask) -> None:
+        """Note a record as it was read, of this process or another."""
+        known = self._failures.get(record.ledger_id)
+        if known is None or known.token != record.token:
+            now_s, pause_s = self._clock.monotonic_s(), min(max(record.pause_s, 0.0), 2 * _BACKOFF_S_MAX)
+            is_own = known is not None and known.is_own
+            self._failures[record.ledger_id] = _Failures(record.failures, now_s + pause_s, now_s, record.token, is_own)
+
+    def keep_shared(self, ledger_ids: Collection[LedgerId], listed_s: float) -> None:
+        """Forget failures noted before ``listed_s`` whose record was deleted: all but those of ``ledger_ids``."""
+        gone = [i for i, known in self._failures.items() if i not in ledger_ids and known.noted_s < listed_s]
+        for ledger_id in gone:
+            del self._failures[ledger_id]
+
+    def token(self, ledger_id: LedgerId) -> str:
+        """The token of the last failure; empty if there is none."""
+        known = self._failures.get(ledger_id)
+        return "" if known is None else known.token
+
+    def parked(self, ledger_id: LedgerId, circumstances: Seen, attempts: int) -> None:
         """Note that a task was parked, or found parked, under these circumstances."""
         self._failures.pop(ledger_id, None)
-        self._resting[ledger_id] = _Resting(circumstances, self._clock.monotonic_s())
+        self._resting[ledger_id] = _Resting(circumstances, self._clock.monotonic_s(), attempts)
+
+    def note_attempts(self, ledger_id: LedgerId, attempts: int) -> None:
+        """Start the rest of a parked task again if another worker has tried it since."""
+        known = self._resting.get(ledger_id)
+        if known is not None and known.attempts != attempts:
+            self._resting[ledger_id] = _Resting(known.seen, self._clock.monotonic_s(), attempts)
 
     def succeeded(self, ledger_id: LedgerId) -> None:
         """Forget everything about a ledger."""
@@ -122,6 +165,11 @@ class Memory:
         """Failures in a row."""
         known = self._failures.get(ledger_id)
         return known.count if known is not None else 0
+
+    def is_given_up(self, ledger_id: LedgerId) -> bool:
+        """Whether so many attempts failed, one of this process among them, that a run that should end does not wait."""
+        known = self._failures.get(ledger_id)
+        return known is not None and known.is_own and known.count >= ATTEMPTS_MAX
 
     def due_in_s(self, ledger_id: LedgerId) -> float:
         """Seconds until a failed task may be retried; 0 or less if it may be retried now."""

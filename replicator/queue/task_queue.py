@@ -13,9 +13,11 @@ that died between the completion of a task and the deletion of its records, and 
 have such records.
 
 A task waits if it is locked, parked or failed recently, or if its ledger is open and in its grace period. No lock is
-held while it waits. Parked tasks have a record in ZooKeeper; everything else is noted in memory, with a due time. A
-crash loses these notes: another worker retries a failed task sooner, and begins the grace period of an open ledger
-again.
+held while it waits. Parked and failed tasks have a record in ZooKeeper, which all workers respect: whichever worker
+tries again, the pause begins again for all. A worker with an outdated list sees under the lock that another one has
+tried (``is_outdated``). Grace periods are noted in memory; a crash loses them, and another worker begins them again.
+
+A list may have 100,000 tasks. It is read, judged and sorted in steps that give way to other work.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -25,7 +27,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -33,11 +34,13 @@ from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
-from bookie.metadata.port import Children
+from bookie.metadata.nodes import in_steps
+from bookie.metadata.port import Children, Node
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask
 from bookie.metadata.tasks.reservations import UnreadableReservationError
+from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from replicator.knowledge.absence import Absences, awaiting, unnamed_absent
@@ -45,14 +48,16 @@ from replicator.knowledge.draining import with_draining
 from replicator.plan.planner import growing_losses, target_chooser
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
-from replicator.queue.ordering import NO_COPY_LEFT, Candidate, in_order, rank
-from replicator.queue.parking import ATTEMPTS_MAX, Memory, Seen, seen, would_act
+from replicator.queue.ordering import NO_COPY_LEFT, Candidate, Order, rank
+from replicator.queue.parking import Memory, Seen, seen, would_act
 from replicator.telemetry.events import Ending, Outlook
 
 _log = logging.getLogger(__name__)
 
 READ_LEDGERS: Final = 1000
-"""Ledgers whose metadata is read and judged at a time: bounds memory, and how long the loop is kept from other work."""
+"""Ledgers whose metadata is read at a time: bounds memory, and how long the loop is kept from other work."""
+JUDGED_AT_ONCE: Final = 100
+"""Ledgers that are judged between two turns of the loop: some milliseconds, if each is parked and planned again."""
 REFRESH_SHARE: Final = 0.05
 """Largest share of time spent on renewing the list while there is other work."""
 _RESERVED_S: Final = 600.0
@@ -90,6 +95,9 @@ class Turn:
     failures: int = 0
     """Failed turns before this one, in a row."""
     is_parked: bool = False
+    parked_attempts: int = 0
+    failure_token: str = ""
+    """The last failure, as listed."""
 
 
 class TaskQueue:
@@ -105,7 +113,9 @@ class TaskQueue:
         self._delays = delays
         self._poll_interval_s = poll_interval_s
         self._memory = Memory(ports.clock, ports.rng)
-        self._order: deque[Candidate] = deque()
+        self._order = Order()
+        self._failures_noted: set[LedgerId] = set()
+        """Failures of turns that have a record and are not settled yet."""
         self._seen: dict[LedgerId, Seen] = {}
         self._bookies = Bookies(frozenset(), frozenset())
         self._unsettled_locks: set[LedgerId] = set()
@@ -122,6 +132,22 @@ class TaskQueue:
 
     def __len__(self) -> int:
         return len(self._order)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the list shows nothing to do, and nothing that becomes due without another change."""
+        outlook = self.outlook
+        return not (self.is_stale or self._order or outlook.backing_off or outlook.delayed or self._unsettled_locks)
+
+    def forget(self) -> None:
+        """Forget what is known of the tasks: others look from now on, and changes are not noticed here."""
+        self._memory.keep_only(())
+        self._delays.keep_only(())
+        self._order.clear()
+        self._seen.clear()
+        self._empty_top = None
+        self.outlook = Outlook()
+        self.note_change()
 
     @property
     def is_stale(self) -> bool:
@@ -160,22 +186,32 @@ class TaskQueue:
         """The next task to work on, or None."""
         if not self._order:
             return None
-        candidate = self._order.pop() if fault_point("queue.take_last") else self._order.popleft()
+        candidate = self._order.take_last() if fault_point("queue.take_last") else self._order.take()
         ledger_id = candidate.ledger_id
-        failures = self._memory.failures(ledger_id)
-        return Turn(ledger_id, self._seen.pop(ledger_id), candidate.rank, failures, candidate.is_parked)
+        return Turn(
+            ledger_id,
+            self._seen.pop(ledger_id),
+            candidate.rank,
+            self._memory.failures(ledger_id),
+            candidate.is_parked,
+            candidate.parked_attempts,
+            self._memory.token(ledger_id),
+        )
 
     @property
     def next_rank(self) -> int:
         """The rank of the next task; greater than any other if there is none."""
-        return self._order[0].rank if self._order else NO_COPY_LEFT + 1
+        return self._order.first.rank if self._order else NO_COPY_LEFT + 1
 
     def settle(self, turn: Turn, ending: Ending) -> None:
         """Note how a turn ended."""
         if ending is Ending.FAILED:
-            self._memory.failed(turn.ledger_id)
+            if turn.ledger_id not in self._failures_noted:
+                self._memory.failed(turn.ledger_id)
+            self._failures_noted.discard(turn.ledger_id)
         elif ending is Ending.PARKED:
-            self._memory.parked(turn.ledger_id, turn.seen)
+            attempts = turn.parked_attempts + 1 if turn.is_parked else 0
+            self._memory.parked(turn.ledger_id, turn.seen, attempts)
         elif ending not in _UNCHANGED:
             self._memory.succeeded(turn.ledger_id)
         if ending in _COMPLETED:
@@ -183,6 +219,28 @@ class TaskQueue:
         if ending is Ending.DELAYED:
             self._delays.rest(turn.ledger_id, turn.seen)
         self._is_changed |= ending not in _UNCHANGED
+
+    def is_outdated(self, turn: Turn, parked: Node | None, failure: Node | None) -> bool:
+        """Whether another worker has tried and failed, or parked the task, since it was listed.
+
+        Both nodes are as read under the lock.
+        """
+        failed = self._ports.failures.decode(turn.ledger_id, failure)
+        if failed is not None and failed.token != turn.failure_token:
+            self._memory.note_shared(failed)
+            return True
+        if parked is None:
+            return False
+        return not turn.is_parked or self._ports.parked.attempts_in(turn.ledger_id, parked) != turn.parked_attempts
+
+    async def note_failure(self, turn: Turn) -> None:
+        """Note for all workers that a turn failed, while its lock is held. Best effort."""
+        self._failures_noted.add(turn.ledger_id)
+        record = self._memory.failed(turn.ledger_id)
+        try:
+            await self._ports.failures.note(record)
+        except BkhealError as error:
+            _log.info("failure is not recorded", extra={"ledger_id": turn.ledger_id, "error": str(error)})
 
     def note_lock(self, ledger_id: LedgerId, *, is_settled: bool) -> None:
         """Record whether an attempt to lock was answered. If not, the lock may be ours: another attempt shows it."""
@@ -200,6 +258,7 @@ class TaskQueue:
         started_s, changes_noted = self._ports.clock.monotonic_s(), self._changes_noted
         self._is_changed = False
         self._completed.clear()
+        await self._ports.tasks.locks.prune()
         doubted = await self._ports.doubts.ledgers()
         reserved = await self._reserved()
         top = await self._ports.tasks.top()
@@ -207,18 +266,22 @@ class TaskQueue:
         self._empty_top = None if tasks else top
         locked = await self._ports.tasks.locks.locked()
         parked = {record.ledger_id: record for record in await self._ports.parked.list()}
+        await asyncio.sleep(0)
         boosted = {boost.ledger_id for boost in await self._boosts.active(self._ports.clock.epoch_ms())}
-        named = frozenset(bookie for task in tasks for bookie in task.missing)
+        failed = await self._failed()
+        named = await _named(tasks)
         verdicts: dict[LedgerId, _Verdict] = {}
         candidates: list[Candidate] = []
         circumstances: dict[LedgerId, Seen] = {}
         for part in _parts(tasks):
             ledgers = await self._ports.ledgers.read_many([task.ledger_id for task in part])
-            registered, _ = await with_draining(self._ports, await self._ports.registrations.list(), named)
+            registered, _ = await with_draining(self._ports, await self._ports.recent.list_bookies(), named)
             listed = self._same_if_equal(registered)
             absent = [_absent(task, ledger, listed) for task, ledger in zip(part, ledgers, strict=True)]
             lost = await self._absences.lost(listed, frozenset().union(*absent))
-            for task, ledger, missing in zip(part, ledgers, absent, strict=True):
+            for number, (task, ledger, missing) in enumerate(zip(part, ledgers, absent, strict=True), start=1):
+                if number % JUDGED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 bookies = awaiting(listed, missing, lost) if missing else listed
                 self._observe(task, ledger, bookies)
                 verdict = self._judge(task, ledger, bookies, task.ledger_id in locked, parked.get(task.ledger_id))
@@ -227,17 +290,21 @@ class TaskQueue:
                     circumstances[task.ledger_id] = seen(task, ledger, bookies)
                     is_recheck = verdict is _Verdict.RECHECK
                     urgency = rank(ledger, task.missing, bookies)
-                    is_parked = task.ledger_id in parked
-                    is_boosted = task.ledger_id in boosted
+                    park = parked.get(task.ledger_id)
+                    attempts = 0 if park is None else park.attempts
+                    is_parked, is_boosted = park is not None, task.ledger_id in boosted
                     candidates.append(
-                        Candidate(task.ledger_id, urgency, task.ctime_ms, is_recheck, is_parked, is_boosted)
+                        Candidate(task.ledger_id, urgency, task.ctime_ms, is_recheck, is_parked, is_boosted, attempts)
                     )
         waiting = [candidate for candidate in candidates if candidate.ledger_id not in self._completed]
-        self._order, self._seen = deque(in_order(waiting, self._ports.rng)), circumstances
+        order = await Order.of(waiting, self._ports.rng)
+        self._order, self._seen = order, circumstances
         self._memory.keep_only(verdicts.keys())
+        await asyncio.sleep(0)
         self._delays.keep_only(verdicts.keys())
         self._sum_up(verdicts)
-        await self._forget_orphans(parked, doubted, reserved, verdicts)
+        await asyncio.sleep(0)
+        await self._forget_orphans(parked, failed, doubted, reserved, verdicts)
         self._plan_renewal(started_s, verdicts)
         if changes_noted != self._changes_noted:  # and part of the list may be older than the change
             self._renew_anyway_s = self._renew_after_change_s
@@ -277,13 +344,14 @@ class TaskQueue:
         if parked is None:
             return _Verdict.ELIGIBLE
         circumstances = seen(task, ledger, bookies)
+        self._memory.note_attempts(ledger_id, parked.attempts)
         if self._memory.is_resting(ledger_id, circumstances, parked.reason):
             return _Verdict.PARKED
         if would_act(task, ledger, bookies, parked, choose):
             return _Verdict.ELIGIBLE
         if self._memory.is_rested(ledger_id, parked.reason):
             return _Verdict.RECHECK
-        self._memory.parked(ledger_id, circumstances)
+        self._memory.parked(ledger_id, circumstances, parked.attempts)
         return _Verdict.PARKED
 
     def _sum_up(self, verdicts: Mapping[LedgerId, _Verdict]) -> None:
@@ -295,7 +363,7 @@ class TaskQueue:
             counts[_Verdict.ELIGIBLE] + counts[_Verdict.RECHECK],
             counts[_Verdict.LOCKED],
             len(backing_off),
-            sum(self._memory.failures(ledger_id) >= ATTEMPTS_MAX for ledger_id in backing_off),
+            sum(map(self._memory.is_given_up, backing_off)),
             counts[_Verdict.DELAYED],
             counts[_Verdict.PARKED],
             counts[_Verdict.LEFT],
@@ -320,18 +388,31 @@ class TaskQueue:
             elif verdict is _Verdict.DELAYED:
                 yield max(_NAP_S, self._delays.due_in_s(ledger_id))
 
+    async def _failed(self) -> AbstractSet[LedgerId]:
+        """Ledgers with a record of a failure, by whichever worker. The records are noted."""
+        started_s = self._ports.clock.monotonic_s()
+        records = await self._ports.failures.list()
+        async for part in in_steps(records):
+            for record in part:
+                self._memory.note_shared(record)
+        ledger_ids = {record.ledger_id for record in records}
+        self._memory.keep_shared(ledger_ids, started_s)
+        return ledger_ids
+
     async def _reserved(self) -> AbstractSet[LedgerId]:
         """Ledgers with reservations; empty if they were listed a short time ago: leftovers are rare and harmless."""
         now_s = self._ports.clock.monotonic_s()
         if now_s < self._reserved_due_s:
             return frozenset()
         reserved = await self._ports.reservations.ledgers()
+        await self._ports.parked.forget_lists()
         self._reserved_due_s = now_s + _RESERVED_S
         return reserved
 
     async def _forget_orphans(
         self,
         parked: Mapping[LedgerId, ParkedTask],
+        failed: AbstractSet[LedgerId],
         doubted: AbstractSet[LedgerId],
         reserved: AbstractSet[LedgerId],
         verdicts: Mapping[LedgerId, _Verdict],
@@ -344,6 +425,8 @@ class TaskQueue:
         """
         for ledger_id in sorted(parked.keys() - verdicts.keys()):
             await self._ports.parked.unpark(ledger_id)
+        for ledger_id in sorted(failed - verdicts.keys()):
+            await self._ports.failures.forget(ledger_id)
         for ledger_id in sorted(reserved - verdicts.keys()):
             try:
                 await self._ports.reservations.discard(ledger_id)
@@ -370,6 +453,13 @@ def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookie
 
 def _absent(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> frozenset[BookieId]:
     return unnamed_absent(ledger.metadata, task.missing, bookies) if isinstance(ledger, Versioned) else frozenset()
+
+
+async def _named(tasks: Sequence[Task]) -> frozenset[BookieId]:
+    named: set[BookieId] = set()
+    async for part in in_steps(tasks, READ_LEDGERS):
+        named.update(bookie for task in part for bookie in task.missing)
+    return frozenset(named)
 
 
 def _parts(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:

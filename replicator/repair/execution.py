@@ -13,6 +13,7 @@ from typing import Final
 
 from bookie.client.placement.groups import note_targets
 from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.port import Operation
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
@@ -55,6 +56,7 @@ class Execution:
         self._log = log
         self._rank = rank
         self._placement = ports.placement
+        self._recent = ports.recent
         self._copier = copier
         self._lease = lease
         self._events = events
@@ -63,9 +65,17 @@ class Execution:
         self._reserving = reserving
         self._installer = Installer(ports, copier, holdings, lease)
         self._copied: dict[tuple[PositionKey, BookieId, EntryId], CopiedStep] = {}
+        self.is_completed = False
+        """Whether the last installation deleted the task, its lock and the reservation as well."""
 
-    async def run(self, plan: Plan, shortfall: Shortfall) -> bool:
+    async def run(self, plan: Plan, shortfall: Shortfall, completing: Sequence[Operation] | None = None) -> bool:
         """Copy and install ``STEPS_MAX`` steps; False if the worker may not go on.
+
+        Args:
+            plan: what to do.
+            shortfall: what incomplete members hold.
+            completing: if nothing is missing after the plan: what must hold for the task to be deleted with the last
+                installation (``is_completed``).
 
         Raises:
             MetadataConflictError, PreconditionFailedError, NoSuchLedgerError, LeaseLostError: see ``Installer``.
@@ -78,6 +88,7 @@ class Execution:
         incarnations = await self._prepare(ledger, steps)
         swaps = [step for step in steps if isinstance(step, SwapMember) and step.target not in self._log.failed_targets]
         ready = [CopiedStep(step) for step in swaps]
+        left = len(plan.steps)
         for step in steps:
             if isinstance(step, SwapMember) or step.target in self._log.failed_targets:
                 continue
@@ -89,16 +100,22 @@ class Execution:
             is_early = bool(ready) and fault_point("replicator.install_early")
             if is_early or sum(copy.bytes for copy in ready) >= INSTALL_BYTES:
                 ledger = await self._install(ledger, ready)
+                left -= len(ready)
                 ready = []
         if ready and not fault_point("replicator.look_again"):
-            await self._install(ledger, ready)
+            is_last = len(ready) == left and self._is_without_damage(ledger)
+            await self._install(ledger, ready, completing if is_last else None)
         return True
+
+    def _is_without_damage(self, ledger: Versioned) -> bool:
+        """Whether no damaged copy is left that another round would have to replace."""
+        return not self._damage.of(ledger.ledger_id)
 
     async def _prepare(self, ledger: Versioned, steps: Sequence[Step]) -> dict[BookieId, str]:
         """Reserve the plan, then let each target pin the ledger; return the incarnations of the targets."""
         incarnations: dict[BookieId, str] = {}
         for target in dict.fromkeys(step.target for step in steps):
-            incarnation = await self._installer.incarnation(target)
+            incarnation = await self._recent.incarnation(target)
             if incarnation is None:
                 self._log.failed_targets[target] = Answer(target, Status.UNRESOLVED, "not registered any more")
             else:
@@ -163,8 +180,13 @@ class Execution:
         end = self._reserving.end_entry_id(ledger, step, incarnation)
         return self._holdings.already_copied(step.target, step.first, end)
 
-    async def _install(self, ledger: Versioned, ready: Sequence[CopiedStep]) -> Versioned:
-        installed = await self._installer.install(ledger, ready, self._reserving.current)
+    async def _install(
+        self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Sequence[Operation] | None = None
+    ) -> Versioned:
+        installed = await self._installer.install(ledger, ready, self._reserving.current, completing)
+        if installed.is_completed:
+            self._reserving.note_deleted()
+            self.is_completed = True
         for refusal in installed.refusals:
             self._log.failed_targets[refusal.bookie] = refusal
             self._reserving.forget_progress(refusal.bookie)

@@ -3,14 +3,19 @@
 The invariant: metadata names a bookie for a position only if this bookie has all entries of the position on its disks
 (S11, I17), and only by a write whose grounds were checked in the same transaction (S4, I20).
 
-The order is the safety argument. First the target lists every entry. Then the lock, the registrations and the target's
-incarnation are read: a lost bookie that has returned keeps its position (R5), and a target on other disks gets a new
-copy. Last, one transaction writes the metadata at the version from which the plan was made. It also checks the
-reservation, which was made before the first byte was copied: while it stands, no collector of bkheal deletes what was
-listed (S16). And it checks that no other disks were recorded under the target's name (R30). A registration may outlive
-its disks by a session timeout, and new disks search the metadata for what the old ones may have held only after they
-were recorded; so this write is either found by the search or refused. Apache's bookies record no disks, and their
-collectors are kept away by the ledger's lock.
+The order is the safety argument. First the target lists every entry. Then, after a ``sync``, one request reads the
+lock, the task, the registrations and the target's incarnation: a lost bookie that has returned keeps its position (R5),
+and a target on other disks gets a new copy. Last, one transaction writes the metadata at the version from which the
+plan was made. It also checks the reservation, which was made before the first byte was copied: while it stands, no
+collector of bkheal deletes what was listed (S16). And it checks that each target is registered as writable, and that no
+other disks were recorded under its name (R30). A registration may outlive its disks by a session timeout, and new disks
+search the metadata for what the old ones may have held only after they were recorded; so this write is either found by
+the search or refused. Apache's bookies record no disks, and their collectors are kept away by the ledger's lock.
+
+If the plan repairs everything that is missing, the same transaction deletes the task, the lock and the reservation
+(I18). A separate look afterwards would find the metadata that this transaction writes, the targets that it checks, and
+the other members, which the round has judged by the metadata and the bookies that the checks hold fixed. If any part of
+this is refused, nothing is written; the steps are then installed alone, and another round looks again.
 
 A crash before the write leaves copies that nothing names: the next worker copies again, or their collectors delete them
 once the reservation is removed. A crash after it leaves the task, and the next worker finds nothing missing. A step
@@ -21,14 +26,14 @@ R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.m
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.bookies.incarnations import Latest
-from bookie.metadata.bookies.registration import Bookies
-from bookie.metadata.ledgers.ledgers import Versioned
-from bookie.metadata.port import Check
+from bookie.metadata.bookies.registration import BookieLook, Bookies
+from bookie.metadata.ledgers.ledgers import PreconditionFailedError, Versioned
+from bookie.metadata.port import Check, Operation
 from bookie.metadata.tasks.reservations import LedgerReservations
 from bookie.model.errors import InvariantError
 from bookie.model.ids import BookieId, EntryId
@@ -42,8 +47,10 @@ from replicator.plan.steps import CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
 from replicator.repair.lease import Lease
 
-_TARGETS_MAX: Final = 400
-"""Targets named by one write, as each needs a check in its transaction. The next round names what is left."""
+_log = logging.getLogger(__name__)
+
+_TARGETS_MAX: Final = 200
+"""Targets named by one write, as each needs two checks in its transaction. The next round names what is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,16 @@ class InstallResult:
     """Steps that count: named by the metadata, or filled up in place."""
     refusals: tuple[Answer, ...] = ()
     """Targets that turned out not to hold everything, or not to be there any more."""
+    is_completed: bool = False
+    """Whether the task, its lock and the reservation were deleted as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    ledger: Versioned
+    wanted: LedgerMetadata
+    reserved: LedgerReservations
+    checks: Sequence[Operation]
 
 
 class Installer:
@@ -80,11 +97,19 @@ class Installer:
         self._lease = lease
 
     async def install(
-        self, ledger: Versioned, copied: Sequence[CopiedStep], reserved: LedgerReservations | None
+        self,
+        ledger: Versioned,
+        copied: Sequence[CopiedStep],
+        reserved: LedgerReservations | None,
+        completing: Sequence[Operation] | None = None,
     ) -> InstallResult:
         """Make ``copied`` count, all in one write of the metadata that checks that ``reserved`` still stands (S16).
 
-        ``reserved`` may be None if everything was filled in place.
+        Args:
+            ledger: the metadata that the steps were planned for.
+            copied: the steps.
+            reserved: the reservation of the steps; None is permitted if everything was filled in place.
+            completing: if nothing is missing after these steps: what must hold for the task to be deleted with them.
 
         Raises:
             MetadataConflictError: the metadata is not at ``ledger.version`` any more; nothing was changed.
@@ -103,30 +128,55 @@ class Installer:
                 whole.append(copy)
             else:
                 refusals.append(refusal)
-        await self._lease.ensure_ours()
-        bookies, _ = await with_draining(
-            self._ports, await self._ports.registrations.list(), [copy.step.old for copy in whole if _replaces(copy)]
-        )
+        registrations = self._ports.registrations
+        names = sorted({name for copy in whole for name in (copy.step.old, copy.step.target)})
+        held = await self._lease.look(registrations.look_paths(names))
+        seen = registrations.look_at(names, held.nodes)
+        replaced = [copy.step.old for copy in whole if _replaces(copy)]
+        bookies, _ = await with_draining(self._ports, seen.bookies, replaced)
         refusals.extend(_gone_targets(whole, bookies))
-        targets = sorted({copy.step.target for copy in whole if isinstance(copy.step, CopyPosition)})
-        latest = await self._ports.registrations.latest_disks(targets)  # after the sync of the list
-        refusals.extend([answer async for answer in self._dead_disks(whole, latest)])
-        done = _with_few_targets([copy for copy in whole if await self._is_still_wanted(copy, bookies, latest)])
+        refusals.extend(_dead_disks(whole, seen))
+        done = _with_few_targets([copy for copy in whole if _is_still_wanted(copy, bookies, seen)])
         changes = [copy.step for copy in done if not _is_in_place(copy.step)]
         if changes:
             wanted = with_steps(ledger.metadata, changes)
             if reserved is None:
                 raise InvariantError(f"ledger {ledger.ledger_id} was to be changed without a reservation")
-            self._lease.ensure_session()
-            named = sorted({step.target for step in changes} & latest.keys())
-            checks = [Check(reserved.path, reserved.version), *(latest[target].check for target in named)]
-            ledger = await self._ports.ledgers.write(ledger.ledger_id, wanted, ledger.version, checks=checks)
-        return InstallResult(ledger, tuple(done), tuple(refusals))
+            named = sorted({step.target for step in changes})
+            checks: list[Operation] = [registrations.check_writable(target) for target in named]
+            checks += [seen.latest[target].check for target in named if target in seen.latest]
+            write = _Write(ledger, wanted, reserved, checks)
+            if completing is not None and held.is_same and len(done) == len(copied):
+                ledger, is_completed = await self._complete_with(write, completing)
+            else:
+                ledger, is_completed = await self._write(write), False
+        else:
+            is_completed = False
+        return InstallResult(ledger, tuple(done), tuple(refusals), is_completed)
 
-    async def incarnation(self, bookie: BookieId) -> str | None:
-        """Incarnation that a bookie is registered with; None if it is not registered."""
-        info = await self._ports.registrations.service_info(bookie)
-        return None if info is None else info.incarnation
+    async def _write(self, write: _Write) -> Versioned:
+        self._lease.ensure_session()
+        ledger, reserved = write.ledger, write.reserved
+        checks = [Check(reserved.path, reserved.version), *write.checks]
+        return await self._ports.ledgers.write(ledger.ledger_id, write.wanted, ledger.version, checks=checks)
+
+    async def _complete_with(self, write: _Write, completing: Sequence[Operation]) -> tuple[Versioned, bool]:
+        """Write the metadata, and delete the task, the lock and the reservation with it, or write it alone."""
+        self._lease.ensure_session()
+        ledger, deletes = write.ledger, self._ports.reservations.deletes(write.reserved)
+        completion = [*self._lease.completion(), *completing]
+        try:
+            written = await self._ports.ledgers.write(
+                ledger.ledger_id, write.wanted, ledger.version, checks=[*deletes, *write.checks, *completion]
+            )
+        except PreconditionFailedError as error:
+            if error.path not in {operation.path for operation in completion}:
+                raise
+            _log.info("task is not completed yet", extra={"ledger_id": ledger.ledger_id, "error": str(error)})
+            await self._lease.ensure_ours()
+            return await self._write(write), False
+        self._lease.note_completed()
+        return written, True
 
     async def _lacking(self, ledger: Versioned, copy: CopiedStep) -> Answer | None:
         if isinstance(copy.step, SwapMember):
@@ -136,29 +186,6 @@ class Installer:
             if refusal is not None:
                 return refusal
         return await self._holdings.missing_on_target(ledger.ledger_id, copy.step)
-
-    async def _dead_disks(
-        self, copied: Iterable[CopiedStep], latest: Mapping[BookieId, Latest]
-    ) -> AsyncIterator[Answer]:
-        """Targets whose registration is all that is left of them. One that is back on new disks gets a new copy."""
-        for copy in copied:
-            known, target = latest.get(copy.step.target), copy.step.target
-            if known is not None and known.uuid != copy.incarnation and await self.incarnation(target) != known.uuid:
-                yield Answer(
-                    target, Status.WRONG_INCARNATION, "its disks were replaced, and the new ones do not serve yet"
-                )
-
-    async def _is_still_wanted(self, copy: CopiedStep, bookies: Bookies, latest: Mapping[BookieId, Latest]) -> bool:
-        step = copy.step
-        if _replaces(copy) and step.old in bookies.staying:
-            return False  # R5: it came back, with its copies; or its drain was withdrawn
-        if step.target not in bookies.writable:
-            return False
-        if isinstance(step, SwapMember):
-            return True
-        # R30: other disks under the target's name would not hold what was copied.
-        known = latest.get(step.target)
-        return copy.incarnation == (await self.incarnation(step.target) if known is None else known.uuid)
 
 
 def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadata:
@@ -173,6 +200,34 @@ def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadat
             raise InvariantError(f"{step} does not fit an ensemble of {', '.join(members)}")
         metadata = metadata.with_member(step.fragment_index, step.position, step.target)
     return metadata
+
+
+def _dead_disks(copied: Iterable[CopiedStep], seen: BookieLook) -> Iterator[Answer]:
+    """Targets whose registration is all that is left of them. One that is back on new disks gets a new copy."""
+    for copy in copied:
+        target = copy.step.target
+        if isinstance(copy.step, SwapMember) or (known := seen.latest.get(target)) is None:
+            continue
+        if known.uuid != copy.incarnation and _incarnation(target, seen) != known.uuid:
+            yield Answer(target, Status.WRONG_INCARNATION, "its disks were replaced, and the new ones do not serve yet")
+
+
+def _is_still_wanted(copy: CopiedStep, bookies: Bookies, seen: BookieLook) -> bool:
+    step = copy.step
+    if _replaces(copy) and step.old in bookies.staying:
+        return False  # R5: it came back, with its copies; or its drain was withdrawn
+    if step.target not in bookies.writable:
+        return False
+    if isinstance(step, SwapMember):
+        return True
+    # R30: other disks under the target's name would not hold what was copied.
+    known = seen.latest.get(step.target)
+    return copy.incarnation == (_incarnation(step.target, seen) if known is None else known.uuid)
+
+
+def _incarnation(bookie: BookieId, seen: BookieLook) -> str | None:
+    info = seen.infos.get(bookie)
+    return None if info is None else info.incarnation
 
 
 def _replaces(copy: CopiedStep) -> bool:

@@ -3,20 +3,24 @@
 The lock ends with the store's session (S14), whether or not this process has noticed, so nothing is decided from the
 lock alone: every change is a compare-and-set (S16). What this adds is that work stops soon when it has become
 pointless or unwanted, and that a new session never continues what an old one began.
+
+What a turn reads first is read together with the task under the lock (``Beside``), in the same request.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.layout import bookie_path, lock_path, own_path
 from bookie.metadata.ledgers.ledgers import Versioned
-from bookie.metadata.port import ANY_VERSION, Check, Delete, SessionState
-from bookie.metadata.tasks.locks import HeldTask, Task
+from bookie.metadata.port import ANY_VERSION, Check, Delete, Node, Operation, SessionState
+from bookie.metadata.tasks.locks import HeldLook, HeldTask, Task
 from bookie.model.errors import BkhealError, ConflictError
+from bookie.model.ids import LedgerId
 from bookie.runtime.clock import within
 from bookie.runtime.retry import Backoff, retry_transient
 from replicator.ports import RepairPorts
@@ -63,6 +67,22 @@ class LeaseLostError(ConflictError):
     """The lock is not ours any more: nothing may be changed on its ground."""
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What was read together with the task, under its lock."""
+
+    metadata: Node | None
+    reservation: Node | None
+    parked: Node | None
+    failure: Node | None
+
+
+def beside_paths(ports: RepairPorts, ledger_id: LedgerId) -> list[str]:
+    """The nodes of ``Beside``, in its order."""
+    own = (ports.reservations, ports.parked, ports.failures)
+    return [ports.ledgers.path(ledger_id), *(records.path(ledger_id) for records in own)]
+
+
 class Lease:
     """One held lock. Used by one task of the loop."""
 
@@ -70,6 +90,8 @@ class Lease:
         """Take over a lock that was taken in the session numbered ``epoch``."""
         self._ports = ports
         self.held = held
+        self.beside = Beside(*held.beside) if held.beside else None
+        """None if the lock was taken without reading anything else."""
         self._epoch = epoch
         self._is_given_back = False
 
@@ -89,7 +111,7 @@ class Lease:
         """
         if not await self.wait_connected():
             return False
-        is_disabled = self._ports.tasks.switches.is_disabled
+        is_disabled = self._ports.recent.is_disabled
         return not await retry_transient(is_disabled, _PATIENCE, self._ports.clock, self._ports.rng)
 
     async def wait_connected(self) -> bool:
@@ -112,9 +134,26 @@ class Lease:
         self.ensure_session()
         stat = await self._ports.store.stat(lock_path(self._ports.cluster.root, self.held.task.ledger_id))
         if stat is None or stat.czxid != self.held.lock_czxid:
-            raise LeaseLostError(
-                f"the lock of ledger {self.held.task.ledger_id} no longer exists; the repair starts again later"
-            )
+            raise self.lost()
+
+    async def look(self, beside: Sequence[str]) -> HeldLook:
+        """Check with the store that the lock is still the node we created, and read other nodes in the same request.
+
+        Raises:
+            LeaseLostError: it is not.
+            StoreUnavailableError: no answer.
+        """
+        self.ensure_session()
+        look = await self._ports.tasks.locks.look(self.held, beside)
+        if not look.is_ours:
+            raise self.lost()
+        return look
+
+    def lost(self) -> LeaseLostError:
+        """The error of a lock that does not exist any more."""
+        return LeaseLostError(
+            f"the lock of ledger {self.held.task.ledger_id} no longer exists; the repair starts again later"
+        )
 
     def ensure_session(self) -> None:
         """Check that the session of the lock is not known to be over. To be called right before every write.
@@ -125,17 +164,27 @@ class Lease:
         if self.is_session_over:
             raise LeaseLostError(f"the session that held ledger {self.held.task.ledger_id} has ended; the task stays")
 
-    async def complete(self, checks: Sequence[Check | Delete] = ()) -> bool:
+    def completion(self) -> list[Operation]:
+        """What deletes the task and the lock in a transaction right after ``look``; see ``TaskLocks.completion``."""
+        return self._ports.tasks.locks.completion(self.held)
+
+    def note_completed(self) -> None:
+        """Note that the task and the lock were deleted by a transaction with ``completion``."""
+        self._ports.tasks.locks.note_completed(self.held)
+        self._is_given_back = True
+
+    async def complete(self, checks: Sequence[Check | Delete] = (), *, absent: Sequence[str] = ()) -> bool:
         """Delete the task as it was seen under the lock (S5); False if it stays. The lock is given back either way.
 
         Args:
             checks: what else must still hold for the task to go (I18), and what goes with it.
+            absent: nodes that must not exist.
 
         Raises:
             LeaseLostError: the session has ended.
         """
         self.ensure_session()
-        is_deleted = await self._ports.tasks.locks.complete(self.held, checks)
+        is_deleted = await self._ports.tasks.locks.complete(self.held, checks, absent=absent, is_pruned_later=True)
         self._is_given_back = True
         return is_deleted
 

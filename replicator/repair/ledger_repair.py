@@ -1,15 +1,17 @@
 """The repair of one ledger under its lock: look, plan, reserve, copy, install, and look again until nothing is left.
 
-The invariant: the task is deleted only by a round that found no ledger or nothing missing, in one transaction with
-checks that the ledger, the bookies that the task names and their disks are still as that round saw them (I18). A round
-that repairs something is always followed by another look.
+The invariant: the task is deleted only by a round that found no ledger or nothing missing, or that repairs all that is
+missing, in one transaction with checks that the ledger, the bookies that the task names and their disks are still as
+that round saw them (I18). The usual repair of a closed ledger ends with its last installation, in the same transaction
+(``install``). A round that repairs only a part, or an open ledger, is always followed by another look.
 
-Each round reads the metadata under the lock and then lists the bookies (R2). The order of its steps is the safety
-argument. Members that lack entries of an unclosed ledger are recorded as doubted before anything is copied to them: a
-copy hides the loss, and a recovery must not believe their denials (S6). The plan is reserved before the first copy, so
-no collector deletes a copy before the metadata names it (S16). The metadata names a target only after the target has
-listed its entries (S11). The reservation is removed before the task is deleted: a write that a former holder of the
-lock still has under way is then refused.
+Each round reads the metadata under the lock and then lists the bookies (R2). The first round uses the metadata that was
+read together with the task, and each round a list of bookies that is recent enough for R2 (``recent``). The order of
+its steps is the safety argument. Members that lack entries of an unclosed ledger are recorded as doubted before
+anything is copied to them: a copy hides the loss, and a recovery must not believe their denials (S6). The plan is
+reserved before the first copy, so no collector deletes a copy before the metadata names it (S16). The metadata names a
+target only after the target has listed its entries (S11). The reservation is removed before the task is deleted: a
+write that a former holder of the lock still has under way is then refused.
 
 A crash releases the lock with the session (S14) and leaves the task. The next worker replaces or removes the
 reservation, plans from the metadata as it is now, and copies again what no metadata names; the collectors of bookies
@@ -38,7 +40,7 @@ from bookie.metadata.ledgers.ledgers import (
     Versioned,
 )
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
-from bookie.metadata.port import Check
+from bookie.metadata.port import Check, Operation
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.errors import InvariantError, OutcomeUnknownError, TransientError
 from bookie.runtime.fault_points import fault_point
@@ -129,6 +131,7 @@ class LedgerRepair:
         self._lease = lease
         self._turn = turn
         self._task = lease.held.task
+        self._is_first_look = lease.beside is not None
         self._log = TurnLog()
         self._holdings = Holdings(context.ports.transport, context.ports.clock)
         self._reserving = ReservationHolder(context.ports, lease)
@@ -210,12 +213,12 @@ class LedgerRepair:
         """Read the metadata, then the bookies, then what the members hold: in this order a verdict is never older than
         the metadata that it is about (R2).
         """
-        ledger = await self._ports.ledgers.read(self._task.ledger_id)
+        ledger = await self._read()
         if fault_point("replicator.reread"):
             ledger = await self._ports.ledgers.read(self._task.ledger_id)
-        bookies, drain_checks = await with_draining(
-            self._ports, await self._ports.registrations.list(), ledger.metadata.members() & set(self._task.missing)
-        )
+        members, named = ledger.metadata.members(), set(self._task.missing)
+        listed = await self._ports.recent.bookies(expected=members - named)
+        bookies, drain_checks = await with_draining(self._ports, listed, members & named)
         absent = unnamed_absent(ledger.metadata, self._task.missing, bookies)
         bookies = awaiting(bookies, absent, await self._context.absences.lost(bookies, absent))
         checks = (*await verdict_checks(self._ports, ledger, self._task, bookies), *drain_checks)
@@ -223,6 +226,13 @@ class LedgerRepair:
         if not ledger.metadata.is_closed:
             await self._unclosed.doubt(shortfall.short_members())
         return View(ledger, bookies, checks, shortfall)
+
+    async def _read(self) -> Versioned:
+        """The metadata as read together with the task the first time, then as it is now."""
+        if self._is_first_look and self._lease.beside is not None:
+            self._is_first_look = False
+            return self._ports.ledgers.versioned(self._task.ledger_id, self._lease.beside.metadata)
+        return await self._ports.ledgers.read(self._task.ledger_id)
 
     async def _plan(self, view: View) -> Plan:
         """Plan from the view and from what this turn has learned."""
@@ -258,10 +268,25 @@ class LedgerRepair:
         if not view.ledger.metadata.is_closed:  # before a copy hides what they lack, or may lack (S6)
             in_place = (step for step in plan.steps if isinstance(step, CopyPosition) and step.is_in_place)
             await self._unclosed.doubt({step.target for step in in_place})
-        if not await self._execution.run(plan, view.shortfall):
+        if not await self._execution.run(plan, view.shortfall, self._completing(plan, view)):
             return self._stopped()
+        if self._execution.is_completed:
+            return await self._completed(Ending.REPAIRED)
         silence = "; ".join(self._log.silence)
         return await self._fail_or_park(ParkReason.SILENT_BOOKIES, silence, view.bookies) if silence else None
+
+    def _completing(self, plan: Plan, view: View) -> Sequence[Operation] | None:
+        """What must hold for the task to go with the last step of the plan; None if another round has to look.
+
+        Not for an open ledger, of which members may lack entries that the writer adds. Not if a task without a name
+        requests better placement, nor if a position is blocked or a bookie silent.
+        """
+        if plan.blocked or view.shortfall.silent or not view.ledger.metadata.is_closed or not self._task.missing:
+            return None
+        if self._unclosed.has_doubts or self._log.unreadable or fault_point("replicator.complete_apart"):
+            return None
+        own = self._ports.ledgers.path(view.ledger.ledger_id)  # its version is that which the write replaces
+        return [check for check in view.checks if check.path != own]
 
     async def _conclude(self, plan: Plan, view: View) -> TaskResult:
         """End a turn that has nothing left to copy: for a reason, or because nothing is missing."""
@@ -303,24 +328,43 @@ class LedgerRepair:
         is_same = before is not None and before.reason is reason
         since_ms = before.since_ms if before is not None and is_same else self._ports.clock.epoch_ms()
         known = bookies.registered if reason in _ANY_BOOKIE_HELPS else bookies.writable
-        record = ParkedTask(self._task.ledger_id, reason, detail, since_ms, known, self._task.version)
+        attempts = 0 if before is None else before.attempts + 1
+        record = ParkedTask(self._task.ledger_id, reason, detail, since_ms, known, self._task.version, attempts)
         await self._lease.ensure_ours()
         await self._ports.parked.park(record)
+        await self._forget_failures()
         return self._ended(Ending.PARKED, reason=reason, detail=detail)
 
     async def _complete(self, ending: Ending, checks: Sequence[Check] = ()) -> TaskResult:
         """Delete the task, unless ``checks`` show that the verdict is outdated."""
         await self._reserving.release()
         doubts = await self._unclosed.doubts_deletion()
-        if not await self._lease.complete(checks if doubts is None else [*checks, doubts]):
+        unreserved = [self._ports.reservations.path(self._task.ledger_id)]
+        if not await self._lease.complete(checks if doubts is None else [*checks, doubts], absent=unreserved):
             return self._ended(Ending.MARKED_AGAIN)
+        return await self._completed(ending)
+
+    async def _completed(self, ending: Ending) -> TaskResult:
+        """Forget what is known of a ledger whose task was deleted."""
         self._context.damage.forget(self._task.ledger_id)
         try:
             if self._turn.is_parked:  # a record written since is cleared with a later listing
                 await self._ports.parked.unpark(self._task.ledger_id)
         except (TransientError, OutcomeUnknownError) as error:  # the queue forgets records without a task later
             _log.info("parked record stays for now", extra={"ledger_id": self._task.ledger_id, "error": str(error)})
+        await self._forget_failures()
         return self._ended(ending)
+
+    async def _forget_failures(self) -> None:
+        """Delete the record of earlier failures, if there is one. Best effort: a listing deletes it later."""
+        if self._lease.beside is None or self._lease.beside.failure is None:
+            return
+        try:
+            await self._ports.failures.forget(self._task.ledger_id)
+        except (TransientError, OutcomeUnknownError) as error:
+            _log.info(
+                "record of failures stays for now", extra={"ledger_id": self._task.ledger_id, "error": str(error)}
+            )
 
     def _stopped(self) -> TaskResult:
         return self._ended(Ending.STOPPED, detail="repair is disabled, or the session with the store has ended")

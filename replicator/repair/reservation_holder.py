@@ -6,7 +6,9 @@ exists. It also records how far each copy is, so another worker can continue it 
 
 There is one at most per ledger, and it belongs to the holder of the ledger's lock, who replaces or removes what
 a dead worker left. Removing that before a task is completed also stops a worker that lost the lock without noticing:
-the write it may still have under way is refused.
+the write it may still have under way is refused. If there was none when the lock was taken, nothing is removed; the
+completion then looks once more that there is none. The transaction that installs the last copies and completes the task
+deletes the reservation itself.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from dataclasses import replace
 from typing import Final
 
 from bookie.metadata.ledgers.ledgers import Versioned
-from bookie.metadata.tasks.reservations import LedgerReservations, Reservation, UnreadableReservationError
+from bookie.metadata.tasks.reservations import (
+    LedgerReservations,
+    Reservation,
+    ReservationRefusedError,
+    UnreadableReservationError,
+)
 from bookie.model.errors import BkhealError, OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from replicator.plan.steps import CopyPosition, Step
@@ -42,8 +49,10 @@ class ReservationHolder:
         self._ports = ports
         self._lease = lease
         self._ledger_id: LedgerId = lease.held.task.ledger_id
-        self._is_clear = False
-        """Whether neither this process nor an earlier one can have reserved anything for this ledger."""
+        self._is_clear = lease.beside is not None and lease.beside.reservation is None
+        """Whether neither this turn nor an earlier one reserved anything for this ledger, as far as it is known."""
+        self._is_read = lease.beside is None
+        """Whether what was read under the lock has been used, or was not read."""
         self.current: LedgerReservations | None = None
         self._before: tuple[Reservation, ...] | None = None
         """What an earlier worker reserved; None if it is not known."""
@@ -63,7 +72,7 @@ class ReservationHolder:
         """
         if self._before is None and self.current is None:
             try:
-                left = await self._ports.reservations.read(self._ledger_id)
+                left = await self._left()
             except UnreadableReservationError:
                 left, self._before = None, None
             else:
@@ -72,6 +81,12 @@ class ReservationHolder:
                 if each.has_progress:
                     self._progress.setdefault(_without_progress(each), each.end_entry_id)
         return {(each.first_entry_id, each.position): each.target for each in self._progress}
+
+    async def _left(self) -> LedgerReservations | None:
+        if self._is_read or self._lease.beside is None:
+            return await self._ports.reservations.read(self._ledger_id)
+        self._is_read = True
+        return self._ports.reservations.decode(self._ledger_id, self._lease.beside.reservation)
 
     def end_entry_id(self, ledger: Versioned, step: Step, incarnation: str) -> EntryId:
         """Exclusive end of what these disks acknowledged of the position; 0 if that is unknown."""
@@ -127,16 +142,40 @@ class ReservationHolder:
         )
         if not wanted or (self.current is not None and _all_without_progress(self.current.reservations) == wanted):
             return
-        await self._lease.ensure_ours()
         is_first, self._before = self._before == (), None
         self.current, self._is_clear = None, False
+        if is_first and await self._reserve_first(wanted):
+            return
+        await self._lease.ensure_ours()
         self.current = await self._ports.reservations.reserve(
-            self._ledger_id, self._token(), self._with_progress(wanted), is_first=is_first
+            self._ledger_id, self._token(), self._with_progress(wanted)
         )
+
+    async def _reserve_first(self, wanted: tuple[Reservation, ...]) -> bool:
+        """Reserve if the ledger is locked and has no reservation; False if not.
+
+        The transaction cannot check that the lock is ours. It needs no more: it replaces no reservation, so at worst
+        the next holder of the lock finds this one and replaces it.
+        """
+        self._lease.ensure_session()
+        checks = [self._ports.tasks.locks.check(self._ledger_id)]
+        reservations = self._with_progress(wanted)
+        try:
+            self.current = await self._ports.reservations.reserve(
+                self._ledger_id, self._token(), reservations, is_first=True, checks=checks
+            )
+        except ReservationRefusedError as error:
+            _log.info("ledger is looked at again", extra={"ledger_id": self._ledger_id, "error": str(error)})
+            return False
+        return True
 
     def lost(self) -> None:
         """The reservation turned out not to stand any more."""
         self.current = None
+
+    def note_deleted(self) -> None:
+        """Note that a transaction that completed the task deleted the reservation."""
+        self.current, self._is_clear = None, True
 
     async def release(self) -> None:
         """Prevent any further reservation for the ledger by this worker or by a former holder of the lock.

@@ -64,6 +64,11 @@ class UnclosedLedgerRepair:
             await self._ports.doubts.add(self._ledger_id, members)
             self._doubted.update(members)
 
+    @property
+    def has_doubts(self) -> bool:
+        """Whether this turn recorded or read doubted members, whose record goes with the task."""
+        return bool(self._doubted)
+
     async def doubts_deletion(self) -> Delete | None:
         """Return the part of the completing transaction that deletes the record of doubted members; None: no record.
 

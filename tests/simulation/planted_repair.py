@@ -8,7 +8,7 @@ from typing import Any
 
 from bookie.metadata.layout import task_path
 from bookie.metadata.port import Delete, MultiFailedError, NoNodeError
-from bookie.metadata.tasks.locks import HeldTask, TaskLocks
+from bookie.metadata.tasks.locks import HeldLook, HeldTask, TaskLocks
 from bookie.metadata.tasks.reservations import LedgerReservations
 from bookie.model.digest import digest_for
 from bookie.model.ids import EntryId
@@ -40,7 +40,7 @@ def _(stack: ExitStack) -> None:
 
 @plants("task-deleted-blindly", "R13", "a task is deleted whatever its version, the lock and the ledger are by then")
 def _(stack: ExitStack) -> None:
-    async def blindly(self: TaskLocks, held: HeldTask, checks: Any) -> bool:
+    async def blindly(self: TaskLocks, held: HeldTask, checks: Any, absent: Any) -> bool:
         try:
             await self._store.delete(task_path(self._root, held.task.ledger_id))
         except NoNodeError:
@@ -48,6 +48,7 @@ def _(stack: ExitStack) -> None:
         return True
 
     swap(stack, TaskLocks, "_delete_task", lambda _: blindly)
+    swap(stack, repair.LedgerRepair, "_completing", lambda _: lambda *arguments: None)
 
 
 @plants("copies-packed-anew", "R26", "a worker packs what it copies anew, with the ledger's end as last add confirmed")
@@ -166,15 +167,18 @@ def _(stack: ExitStack) -> None:
 )
 def _(stack: ExitStack) -> None:
     def make(lock: Any) -> Any:
-        async def given_back(self: TaskLocks, ledger_id: Any, owner: str) -> HeldTask | None:
-            held: HeldTask | None = await lock(self, ledger_id, owner)
+        async def given_back(self: TaskLocks, ledger_id: Any, owner: str, beside: Any) -> HeldTask | None:
+            held: HeldTask | None = await lock(self, ledger_id, owner, beside)
             if held is not None:
                 await self._release(ledger_id, held.lock_czxid, held.session_id)
             return held
 
         return given_back
 
-    async def without_lock(self: TaskLocks, held: HeldTask, checks: Any) -> bool:
+    async def look(self: TaskLocks, held: HeldTask, beside: Any = ()) -> HeldLook:
+        return HeldLook(is_ours=True, is_same=True, nodes=tuple(await self._store.get_many(beside)))
+
+    async def without_lock(self: TaskLocks, held: HeldTask, checks: Any, absent: Any) -> bool:
         with suppress(MultiFailedError):
             await self._store.multi([*checks, Delete(task_path(self._root, held.task.ledger_id), held.task.version)])
         return True
@@ -186,7 +190,9 @@ def _(stack: ExitStack) -> None:
         return None
 
     swap(stack, TaskLocks, "_lock", make)
+    swap(stack, TaskLocks, "look", lambda _: look)
     swap(stack, TaskLocks, "_delete_task", lambda _: without_lock)
+    swap(stack, repair.LedgerRepair, "_completing", lambda _: lambda *arguments: None)
     swap(stack, Lease, "ensure_ours", lambda _: nothing)
     swap(stack, ReservationHolder, "reserve", lambda _: reserve)
     swap(stack, ReservationHolder, "release", lambda _: nothing)

@@ -12,8 +12,10 @@ from typing import Final
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.doubts import DoubtedMembers
+from bookie.metadata.tasks.failures import FailedTasks
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
+from bookie.metadata.tasks.standby import StandbyWorkers
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import fragment_health
@@ -106,6 +108,8 @@ def worker(world: SimWorld, client: SimClient) -> Worker:
         clock=ports.clock,
         rng=ports.rng,
         reservations=Reservations(client.store, world.cluster.root),
+        standby=StandbyWorkers(client.store, world.cluster.root),
+        failures=FailedTasks(client.store, world.cluster.root),
         circuits=circuits,
     )
     settings = ReplicatorSettings(

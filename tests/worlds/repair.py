@@ -17,9 +17,11 @@ from bookie.metadata.nodes import parent_of
 from bookie.metadata.port import NoNodeError
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.tasks.doubts import DoubtedMembers
+from bookie.metadata.tasks.failures import FailedTasks
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
+from bookie.metadata.tasks.standby import StandbyWorkers
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -247,6 +249,8 @@ class RepairWorld(MemoryCluster):
             parked=ParkedTasks(store, self.cluster.root),
             doubts=DoubtedMembers(store, self.cluster.root),
             reservations=Reservations(store, self.cluster.root),
+            standby=StandbyWorkers(store, self.cluster.root),
+            failures=FailedTasks(store, self.cluster.root),
             transport=CircuitTransport(transport, circuits, self.clock) if self.has_circuits else transport,
             clock=self.clock,
             rng=random.Random(seed),

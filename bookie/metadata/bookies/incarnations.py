@@ -16,7 +16,7 @@ import msgspec
 
 from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import change, child_names, find
-from bookie.metadata.port import Check, MetadataStore
+from bookie.metadata.port import Check, MetadataStore, Node
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
@@ -71,8 +71,8 @@ class Incarnations:
             UnreadableHistoryError: it is damaged.
             StoreUnavailableError: no answer.
         """
-        node = await find(self._store, self._path(bookie))
-        return () if node is None else _decode(self._path(bookie), node.data)
+        node = await find(self._store, self.path(bookie))
+        return () if node is None else _decode(self.path(bookie), node.data)
 
     async def latest(self, bookies: Sequence[BookieId]) -> dict[BookieId, Latest]:
         """Return the newest incarnation of each of the bookies that has a history, as this session's server knows it.
@@ -80,12 +80,14 @@ class Incarnations:
         Raises:
             StoreUnavailableError: no answer.
         """
-        found: dict[BookieId, Latest] = {}
-        paths = [self._path(bookie) for bookie in bookies]
-        for bookie, path, node in zip(bookies, paths, await self._store.get_many(paths), strict=True):
-            if node is not None:
-                found[bookie] = Latest(_newest(path, node.data), Check(path, node.stat.version))
-        return found
+        nodes = await self._store.get_many([self.path(bookie) for bookie in bookies])
+        found = {bookie: self.latest_in(bookie, node) for bookie, node in zip(bookies, nodes, strict=True)}
+        return {bookie: latest for bookie, latest in found.items() if latest is not None}
+
+    def latest_in(self, bookie: BookieId, node: Node | None) -> Latest | None:
+        """Return the newest incarnation in a node that the caller read at ``path``; None: there was no node."""
+        path = self.path(bookie)
+        return None if node is None else Latest(_newest(path, node.data), Check(path, node.stat.version))
 
     async def record(self, bookie: BookieId, uuid: str, since_ms: int) -> None:
         """Append an incarnation, unless it is the newest one already. Durable on return.
@@ -95,7 +97,7 @@ class Incarnations:
             WriteOutcomeUnknownError: the answer was lost, and the history cannot be read; calling again is safe.
             StoreUnavailableError: no answer; nothing was changed.
         """
-        path = self._path(bookie)
+        path = self.path(bookie)
 
         def with_incarnation(data: bytes | None) -> bytes | None:
             history = () if data is None else _decode(path, data)
@@ -105,7 +107,8 @@ class Incarnations:
 
         await change(self._store, path, with_incarnation)
 
-    def _path(self, bookie: BookieId) -> str:
+    def path(self, bookie: BookieId) -> str:
+        """Return the path of a bookie's history."""
         return f"{self._parent}/{bookie}"
 
 

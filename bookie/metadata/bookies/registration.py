@@ -7,9 +7,10 @@ sources, not targets, and not "missing" (S8).
 from __future__ import annotations
 
 import asyncio
+import builtins
 import enum
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -26,8 +27,10 @@ from bookie.metadata.layout import COOKIES, READ_ONLY, available_path, bookie_pa
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
 from bookie.metadata.port import (
     BadVersionError,
+    Check,
     Children,
     MetadataStore,
+    Node,
     NodeExistsError,
     NoNodeError,
     StoreUnavailableError,
@@ -100,6 +103,18 @@ class _Listing:
     writable: Children
     read_only: Children | None
     """None if the parent of read-only registrations does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class BookieLook:
+    """Some bookies, as nodes that were read together show them."""
+
+    bookies: Bookies
+    """Those of them that are registered; no other bookie is in it."""
+    infos: Mapping[BookieId, ServiceInfo]
+    """The content of the registration of each that is registered."""
+    latest: Mapping[BookieId, Latest]
+    """The current disks of each that has a history, registered or not."""
 
 
 class Registrations:
@@ -178,13 +193,7 @@ class Registrations:
             [bookie_path(self._root, bookie, is_read_only=is_read_only) for is_read_only in (False, True)]
         )
         data = nodes[1] if nodes[0] is None else nodes[0]
-        if data is None:
-            return None
-        try:
-            return decode_service_info(data, bookie)
-        except UnreadableServiceInfoError as error:
-            _log.warning("registration cannot be read", extra={"bookie_id": bookie, "error": str(error)})
-            return ServiceInfo(())
+        return None if data is None else _service_info(bookie, data)
 
     async def latest_disks(self, bookies: Sequence[BookieId]) -> dict[BookieId, Latest]:
         """The current disks of each bookie, whether or not it is registered; see ``Incarnations.latest``.
@@ -193,6 +202,44 @@ class Registrations:
             StoreUnavailableError: no answer.
         """
         return await self._incarnations.latest(bookies)
+
+    def look_paths(self, bookies: Sequence[BookieId]) -> builtins.list[str]:
+        """What to read, in this order, for ``look_at``."""
+        return [path for bookie in bookies for path in self._look_paths(bookie)]
+
+    def look_at(self, bookies: Sequence[BookieId], nodes: Sequence[Node | None]) -> BookieLook:
+        """Return what ``nodes`` show, which were read at ``look_paths``.
+
+        The read-only registration is read before and after the writable one, so a bookie that moves either way during
+        the reads is registered.
+        """
+        writable: set[BookieId] = set()
+        read_only: set[BookieId] = set()
+        infos: dict[BookieId, ServiceInfo] = {}
+        latest: dict[BookieId, Latest] = {}
+        for bookie, read_only_before, in_writable, read_only_after, history in zip(
+            bookies, nodes[::4], nodes[1::4], nodes[2::4], nodes[3::4], strict=True
+        ):
+            node = read_only_after or read_only_before or in_writable
+            if node is not None:
+                (writable if node is in_writable else read_only).add(bookie)
+                infos[bookie] = _service_info(bookie, node.data)
+            if (known := self._incarnations.latest_in(bookie, history)) is not None:
+                latest[bookie] = known
+        return BookieLook(Bookies(frozenset(writable), frozenset(read_only)), infos, latest)
+
+    def check_writable(self, bookie: BookieId) -> Check:
+        """Part of a transaction that is to happen only while the bookie is registered as writable."""
+        return Check(bookie_path(self._root, bookie, is_read_only=False))
+
+    def _look_paths(self, bookie: BookieId) -> tuple[str, str, str, str]:
+        read_only = bookie_path(self._root, bookie, is_read_only=True)
+        return (
+            read_only,
+            bookie_path(self._root, bookie, is_read_only=False),
+            read_only,
+            self._incarnations.path(bookie),
+        )
 
     async def register(
         self, bookie: BookieId, info: ServiceInfo, *, is_read_only: bool, takeover_deadline_s: float
@@ -321,6 +368,14 @@ class Registrations:
                 return
             except (BadVersionError, WriteOutcomeUnknownError):
                 await self._store.sync(path)
+
+
+def _service_info(bookie: BookieId, data: bytes) -> ServiceInfo:
+    try:
+        return decode_service_info(data, bookie)
+    except UnreadableServiceInfoError as error:
+        _log.warning("registration cannot be read", extra={"bookie_id": bookie, "error": str(error)})
+        return ServiceInfo(())
 
 
 def _bookies(listing: Children | None) -> frozenset[BookieId]:

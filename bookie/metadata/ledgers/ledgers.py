@@ -24,13 +24,13 @@ from bookie.metadata.nodes import (
     batches,
     create_missing,
     create_with_parents,
+    find,
     parent_of,
     prune,
     reread,
 )
 from bookie.metadata.port import (
     BadVersionError,
-    Check,
     Create,
     MetadataStore,
     MultiFailedError,
@@ -180,10 +180,17 @@ class LedgerStore:
             UnreadableMetadataError: its bytes cannot be read.
             StoreUnavailableError: no answer.
         """
-        try:
-            node = await self._store.get(self.path(ledger_id))
-        except NoNodeError as error:
-            raise NoSuchLedgerError(f"ledger {ledger_id} does not exist") from error
+        return self.versioned(ledger_id, await find(self._store, self.path(ledger_id)))
+
+    def versioned(self, ledger_id: LedgerId, node: Node | None) -> Versioned:
+        """Return the ledger in a node that the caller read at ``path``; None: there was no node.
+
+        Raises:
+            NoSuchLedgerError: it does not exist.
+            UnreadableMetadataError: its bytes cannot be read.
+        """
+        if node is None:
+            raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")
         return Versioned(ledger_id, decode(node.data), node.stat.version)
 
     async def current(self, ledger_id: LedgerId) -> Versioned | None:
@@ -226,11 +233,11 @@ class LedgerStore:
         return await self._store.get_many_data([self.path(ledger_id) for ledger_id in ids])
 
     async def write(
-        self, ledger_id: LedgerId, metadata: LedgerMetadata, version: int, *, checks: Sequence[Check] = ()
+        self, ledger_id: LedgerId, metadata: LedgerMetadata, version: int, *, checks: Sequence[Operation] = ()
     ) -> Versioned:
         """Replace a ledger's metadata if its version is still ``version``. Any rewrite clears the creator token.
 
-        With ``checks`` the change and all of them are one transaction.
+        With ``checks``, which may change other nodes as well, the change and all of them are one transaction.
 
         Raises:
             MetadataConflictError: it has another version; read it and decide again.
@@ -296,7 +303,7 @@ class LedgerStore:
         """Every ledger id: those of the short tree, then those of the long one, each ascending."""
         return self._tree.ids()
 
-    async def _set(self, ledger_id: LedgerId, change: SetData, checks: Sequence[Check]) -> int:
+    async def _set(self, ledger_id: LedgerId, change: SetData, checks: Sequence[Operation]) -> int:
         """One attempt of ``write``; returns the new version."""
         if not checks:
             return (await self._store.set(change.path, change.data, change.version)).version

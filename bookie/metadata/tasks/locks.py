@@ -12,7 +12,9 @@ stays.
 If the process dies before the transaction, the task stays and the lock ends with the session (S14). If the answer to
 the creation of a lock is lost, the ledger is remembered here, and the next attempt takes over the lock if it is this
 session's. If the answer to the completion is lost, both nodes are read again: if neither exists, it was carried out.
-Empty parents are deleted afterwards; a crash leaves them, and they are harmless.
+The directory of the task, which no other ledger uses, is deleted in the same transaction if nothing else is in it. The
+other empty parents are deleted afterwards, or later for many tasks at once (``prune``); a crash leaves them, and they
+are harmless.
 
 S rules are defined in docs/invariants.md.
 """
@@ -24,7 +26,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.layout import lock_path, locks_path, parents_of, task_ledger_id, task_path, tasks_path
+from bookie.metadata.layout import (
+    lock_path,
+    locks_path,
+    parents_of,
+    task_directory,
+    task_ledger_id,
+    task_path,
+    tasks_path,
+)
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, prune
 from bookie.metadata.port import (
     BadVersionError,
@@ -69,6 +79,19 @@ class HeldTask:
     lock_czxid: int
     session_id: int
     task_czxid: int
+    beside: tuple[Node | None, ...] = ()
+    """The other nodes that the caller of ``lock`` wanted, read together with the task under the lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLook:
+    """A held task and other nodes, read again after a ``sync``."""
+
+    is_ours: bool
+    """Whether the lock is still the node of this session."""
+    is_same: bool
+    """Whether the task is still the node, at the version, that was seen under the lock."""
+    nodes: tuple[Node | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +113,8 @@ class TaskLocks:
         """Ledgers locked through this instance, with the session. The node outlives neither."""
         self._left_behind: set[LedgerId] = set()
         """Locks that may be ours and have no holder, because an answer was lost on the way; taken up next time."""
+        self._branches: set[str] = set()
+        """Parents of the directories of completed tasks, which may be empty now."""
 
     async def locked(self) -> frozenset[LedgerId]:
         """Ledgers with a lock, of this process or another.
@@ -114,12 +139,13 @@ class TaskLocks:
         found = await self._store.get_many_data([lock_path(self._root, ledger_id) for ledger_id in ids])
         return {ledger_id: decode_lock(data) for ledger_id, data in zip(ids, found, strict=True) if data is not None}
 
-    async def lock(self, ledger_id: LedgerId, owner: str) -> HeldTask | None:
+    async def lock(self, ledger_id: LedgerId, owner: str, beside: Sequence[str] = ()) -> HeldTask | None:
         """Take the lock of a marked ledger; it lives until released, or until the store's session ends.
 
         Args:
             ledger_id: the ledger.
             owner: host name of this process, for people to read.
+            beside: paths of other nodes to read under the lock, in the same request as the task.
 
         Returns:
             The task as it is under the lock. None if the lock is taken, also by another user of this process, or if the
@@ -135,7 +161,7 @@ class TaskLocks:
         self._holders[ledger_id] = session_id
         held = None
         try:
-            held = await self._lock(ledger_id, owner)
+            held = await self._lock(ledger_id, owner, beside)
         finally:
             self._holders.pop(ledger_id, None)
             if held is not None:
@@ -154,7 +180,7 @@ class TaskLocks:
         self._holders[ledger_id] = session_id
         held = None
         try:
-            lock, _ = await self._create(ledger_id, owner)
+            lock, _ = await self._create(ledger_id, owner, ())
             if lock is not None:
                 held = HeldLock(ledger_id, lock.czxid, lock.ephemeral_owner)
                 self._left_behind.discard(ledger_id)
@@ -173,29 +199,75 @@ class TaskLocks:
         await self._release(held.ledger_id, held.lock_czxid, held.session_id)
         self._forget_holder(held.ledger_id, held.session_id)
 
-    async def complete(self, held: HeldTask, checks: Sequence[Operation] = ()) -> bool:
+    async def complete(
+        self,
+        held: HeldTask,
+        checks: Sequence[Operation] = (),
+        *,
+        absent: Sequence[str] = (),
+        is_pruned_later: bool = False,
+    ) -> bool:
         """Delete the task if it is the one seen under the lock and the lock is ours (S5), and release the lock.
 
         Args:
             held: the task.
             checks: what else the verdict was made from, such as the version of the ledger's metadata (I18), and what
                 is to be written or deleted with the task; part of the same transaction.
+            absent: nodes that must not exist; read together with the lock and the task right before the transaction.
+            is_pruned_later: the caller calls ``prune`` for many tasks at once.
 
         Returns:
-            True if the task was deleted. False if it was marked again, one of ``checks`` fails, or the lock is not ours
-            any more: it stays.
+            True if the task was deleted. False if it was marked again, one of ``checks`` fails, one of ``absent``
+            exists, or the lock is not ours any more: it stays.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; release the lock. Done or not, the next holder
                 sees it.
         """
-        if not await self._delete_task(held, checks):
+        if not await self._delete_task(held, checks, absent):
             await self.release(held)
             return False
-        self._forget_holder(held.task.ledger_id, held.session_id)
-        path = task_path(self._root, held.task.ledger_id)
-        await prune(self._store, parents_of(path, tasks_path(self._root)))
+        self.note_completed(held)
+        if not is_pruned_later:
+            await self.prune()
         return True
+
+    async def look(self, held: HeldTask, beside: Sequence[str] = ()) -> HeldLook:
+        """Read the lock, the task and other nodes again, all no older than this call.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        ledger_id = held.task.ledger_id
+        path = task_path(self._root, ledger_id)
+        await self._store.sync(path)
+        lock, task, *nodes = await self._store.get_many([lock_path(self._root, ledger_id), path, *beside])
+        is_ours = lock is not None and _is_ours(lock.stat, held.lock_czxid, held.session_id)
+        return HeldLook(is_ours, task is not None and _is_seen(task, held), tuple(nodes))
+
+    def completion(self, held: HeldTask) -> list[Operation]:
+        """What deletes the task with its lock as part of a transaction of the caller; it fails if either has changed.
+
+        The version of a node begins at 0 again after it was deleted and created. So ``look`` must have found both
+        nodes unchanged right before. After the transaction, call ``note_completed``.
+        """
+        ledger_id = held.task.ledger_id
+        return [
+            Delete(lock_path(self._root, ledger_id), _LOCK_VERSION),
+            Delete(task_path(self._root, ledger_id), held.task.version),
+            Delete(task_directory(self._root, ledger_id)),
+        ]
+
+    def note_completed(self, held: HeldTask) -> None:
+        """Note that the task and the lock were deleted."""
+        self._forget_holder(held.task.ledger_id, held.session_id)
+        self._branches.update(parents_of(task_directory(self._root, held.task.ledger_id), tasks_path(self._root))[:1])
+
+    async def prune(self) -> None:
+        """Delete empty parents of the tasks that were completed here. Best effort; what stays is harmless."""
+        branches, self._branches = sorted(self._branches), set()
+        for branch in branches:
+            await prune(self._store, [branch, *parents_of(branch, tasks_path(self._root))])
 
     async def release(self, held: HeldTask) -> None:
         """Release the lock if it is still the node of this session, never another owner's; leave the task. Idempotent.
@@ -214,16 +286,17 @@ class TaskLocks:
         if self._holders.get(ledger_id) == session_id:
             del self._holders[ledger_id]
 
-    async def _lock(self, ledger_id: LedgerId, owner: str) -> HeldTask | None:
-        lock, task = await self._create(ledger_id, owner)
+    async def _lock(self, ledger_id: LedgerId, owner: str, beside: Sequence[str]) -> HeldTask | None:
+        lock, nodes = await self._create(ledger_id, owner, beside)
         if lock is None:
             return None
+        task, *others = nodes
         try:
             if task is not None:
                 data = decode_task(task.data)
                 self._left_behind.discard(ledger_id)
                 seen = Task(ledger_id, data.missing, data.ctime_ms, task.stat.version)
-                return HeldTask(seen, lock.czxid, lock.ephemeral_owner, task.stat.czxid)
+                return HeldTask(seen, lock.czxid, lock.ephemeral_owner, task.stat.czxid, tuple(others))
         except UnreadableTaskError:
             await self._give_back(ledger_id, lock)
             raise
@@ -234,8 +307,12 @@ class TaskLocks:
         await self._release(ledger_id, lock.czxid, lock.ephemeral_owner)
         self._left_behind.discard(ledger_id)
 
-    async def _create(self, ledger_id: LedgerId, owner: str) -> tuple[Stat | None, Node | None]:
-        """The lock if it is ours now, and the task as read under it. Until there is a holder it counts as a leftover.
+    async def _create(
+        self, ledger_id: LedgerId, owner: str, beside: Sequence[str]
+    ) -> tuple[Stat | None, list[Node | None]]:
+        """The lock if it is ours now, and the task and the nodes ``beside`` as read under it.
+
+        Until there is a holder the lock counts as a leftover.
 
         The task is read after the lock was created: completing will be held against what is seen here.
         """
@@ -254,24 +331,24 @@ class TaskLocks:
                     await ensure_path(self._store, locks_path(self._root), self._root)
                     continue
                 if not was_left_behind:
-                    return None, None
+                    return None, []
             except WriteOutcomeUnknownError:
                 await self._store.sync(path)
-            lock, task = await self._store.get_many([path, task_path(self._root, ledger_id)])
+            lock, *nodes = await self._store.get_many([path, task_path(self._root, ledger_id), *beside])
             if lock is None:
                 continue
             if lock.stat.ephemeral_owner == self._store.session.session_id:
-                return lock.stat, task
+                return lock.stat, nodes
             self._left_behind.discard(ledger_id)
-            return None, None
+            return None, []
         raise WriteOutcomeUnknownError(f"locking ledger {ledger_id}: no attempt could be settled; try again")
 
-    async def _delete_task(self, held: HeldTask, checks: Sequence[Operation]) -> bool:
+    async def _delete_task(self, held: HeldTask, checks: Sequence[Operation], absent: Sequence[str]) -> bool:
         """Return whether the task was deleted, at the version and creation seen under the lock."""
         is_unknown = False
         try:
             for _ in range(WRITE_ATTEMPTS_MAX):
-                verdict = await self._try_delete_task(held, checks, is_unknown=is_unknown)
+                verdict = await self._try_delete_task(held, checks, absent, is_unknown=is_unknown)
                 if verdict is not None:
                     return verdict
                 is_unknown = True
@@ -283,35 +360,44 @@ class TaskLocks:
             f"completing ledger {held.task.ledger_id}: no attempt could be settled; release it"
         )
 
-    async def _try_delete_task(self, held: HeldTask, checks: Sequence[Operation], *, is_unknown: bool) -> bool | None:
+    async def _try_delete_task(
+        self, held: HeldTask, checks: Sequence[Operation], absent: Sequence[str], *, is_unknown: bool
+    ) -> bool | None:
         """One attempt of ``_delete_task``; None if the task must be read again.
 
         Task and lock go in one transaction, so no other worker can meet the one without the other.
         """
-        path = task_path(self._root, held.task.ledger_id)
-        unlock = Delete(lock_path(self._root, held.task.ledger_id), _LOCK_VERSION)
+        ledger_id = held.task.ledger_id
+        path = task_path(self._root, ledger_id)
+        unlock = Delete(lock_path(self._root, ledger_id), _LOCK_VERSION)
         if self._store.session.session_id != held.session_id:
             return False
         await self._store.sync(path)
-        lock, task = await self._store.get_many([unlock.path, path])
+        lock, task, *others = await self._store.get_many([unlock.path, path, *absent])
         if lock is None and task is None:
             return is_unknown  # by our own transaction, whose answer was lost
         if lock is None or not _is_ours(lock.stat, held.lock_czxid, held.session_id):
             return False
         if task is None:
-            await self._release(held.task.ledger_id, held.lock_czxid, held.session_id)
+            await self._release(ledger_id, held.lock_czxid, held.session_id)
             return True
-        if (task.stat.czxid, task.stat.version) != (held.task_czxid, held.task.version):
+        if not _is_seen(task, held) or any(node is not None for node in others):
             return False
         if self._store.session.session_id != held.session_id:  # changed while reading; the next line does not give way
             return False
+        delete = Delete(path, held.task.version)
         try:
-            await self._store.multi([unlock, *checks, Delete(path, held.task.version)])
+            try:
+                await self._store.multi([unlock, *checks, delete, Delete(task_directory(self._root, ledger_id))])
+            except MultiFailedError as error:
+                if error.index <= len(checks) + 1:
+                    raise
+                await self._store.multi([unlock, *checks, delete])  # another program keeps something beside the task
             return True
         except (MultiFailedError, WriteOutcomeUnknownError) as error:
             if isinstance(error, MultiFailedError) and 1 <= error.index <= len(checks):
                 return False
-            _log.info("task is looked at again", extra={"ledger_id": held.task.ledger_id, "error": str(error)})
+            _log.info("task is looked at again", extra={"ledger_id": ledger_id, "error": str(error)})
             return None
 
     async def _release(self, ledger_id: LedgerId, czxid: int, session_id: int) -> None:
@@ -331,6 +417,11 @@ class TaskLocks:
             except (BadVersionError, WriteOutcomeUnknownError) as error:
                 _log.info("lock is looked at again", extra={"ledger_id": ledger_id, "error": str(error)})
         raise WriteOutcomeUnknownError(f"releasing the lock of ledger {ledger_id}: every answer was lost; try again")
+
+
+def _is_seen(task: Node, held: HeldTask) -> bool:
+    """Whether this is the very node that was seen under the lock, unchanged."""
+    return (task.stat.czxid, task.stat.version) == (held.task_czxid, held.task.version)
 
 
 def _is_ours(lock: Stat, czxid: int, session_id: int) -> bool:

@@ -3,25 +3,45 @@
 They are records of bkheal, outside Apache's tree. They save work and inform
 operators; losing one costs another attempt, and a damaged one counts as not parked.
 
+A record contains the bookies that were there when the task was parked. Many tasks are parked with the same bookies, so
+each distinct list is a node of its own (``parked-bookies``), and a record names it by its hash. A list is written
+before the record that names it, and deleted by ``forget_lists`` if no record named it for a while. A record whose list
+is missing counts as parked without any bookie, which costs another attempt.
+
 Source: docs/failure-model.md#state-under-bkheal.
 """
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import enum
+import hashlib
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.layout import own_path
-from bookie.metadata.nodes import child_names, find, ledger_ids, put, remove
-from bookie.metadata.port import MetadataStore
+from bookie.metadata.nodes import (
+    READ_AT_ONCE,
+    child_names,
+    create_with_parents,
+    find,
+    in_steps,
+    put,
+    remove,
+    sorted_ids,
+)
+from bookie.metadata.port import MetadataStore, Node, NodeExistsError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
 _log = logging.getLogger(__name__)
 
+_NEWEST: Final = 2
+"""Format 1 contained the bookies themselves."""
+_HASH_DIGITS: Final = 32
 _DETAIL_MAX: Final = 4000
 """Characters of a detail that are kept: enough for a person, and far below what a node holds."""
 
@@ -56,6 +76,28 @@ class ParkedTask:
     """Writable bookies when it was parked (all registered ones, if a recovery was not possible or bookies were silent):
     a new one is a reason to try again."""
     task_version: int
+    attempts: int = 0
+    """How often it was tried again and parked again. Another worker sees in it that an attempt was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """The content of a node, in the formats 1 and 2."""
+
+    reason: ParkReason
+    detail: str
+    since_ms: int
+    task_version: int
+    attempts: int = 0
+    bookies: str = ""
+    """The name of a list of bookies; empty in format 1."""
+    bookies_seen: frozenset[BookieId] = frozenset()
+    """Format 1: the bookies themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class _List:
+    bookies: frozenset[BookieId]
 
 
 class ParkedTasks:
@@ -64,6 +106,9 @@ class ParkedTasks:
     def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
         self._store = store
         self._parent = own_path("parked", ledgers_root)
+        self._lists = own_path("parked-bookies", ledgers_root)
+        self._unused: frozenset[str] = frozenset()
+        """Lists that no record named at the last look."""
 
     async def park(self, task: ParkedTask) -> None:
         """Park a task, or replace what is known about it. The last one wins.
@@ -71,8 +116,14 @@ class ParkedTasks:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; parking again is safe.
         """
-        record = replace(task, detail=task.detail[:_DETAIL_MAX])
-        await put(self._store, self._path(task.ledger_id), encode_record(record, without=["ledger_id"]))
+        data = encode_record(_List(task.bookies_seen))
+        name = hashlib.sha256(data).hexdigest()[:_HASH_DIGITS]
+        with contextlib.suppress(NodeExistsError):
+            await create_with_parents(self._store, f"{self._lists}/{name}", data, "/")
+        record = _Record(task.reason, task.detail[:_DETAIL_MAX], task.since_ms, task.task_version, task.attempts, name)
+        await put(
+            self._store, self.path(task.ledger_id), encode_record(record, without=["bookies_seen"], number=_NEWEST)
+        )
 
     async def get(self, ledger_id: LedgerId) -> ParkedTask | None:
         """Return a parked task, None if it is not parked or cannot be read.
@@ -80,19 +131,48 @@ class ParkedTasks:
         Raises:
             StoreUnavailableError: no answer.
         """
-        node = await find(self._store, self._path(ledger_id))
-        return None if node is None else _decode(ledger_id, node.data)
+        node = await find(self._store, self.path(ledger_id))
+        record = None if node is None else _decode(ledger_id, node.data)
+        if record is None:
+            return None
+        return _task(ledger_id, record, await self._read_lists({record.bookies}))
 
     async def list(self) -> builtins.list[ParkedTask]:
-        """Return every parked task, by ledger id.
+        """Return every parked task, by ledger id; gives way to others between parts of a long list.
 
         Raises:
             StoreUnavailableError: no answer.
         """
-        ids = ledger_ids(await child_names(self._store, self._parent))
-        found = await self._store.get_many_data([self._path(ledger_id) for ledger_id in ids])
-        tasks = [_decode(ledger_id, data) for ledger_id, data in zip(ids, found, strict=True) if data is not None]
-        return [task for task in tasks if task is not None]
+        found: builtins.list[ParkedTask] = []
+        lists: dict[str, frozenset[BookieId]] = {}
+        async for records in self._records():
+            lists |= await self._read_lists({record.bookies for _, record in records} - lists.keys())
+            found += [_task(ledger_id, record, lists) for ledger_id, record in records]
+        return found
+
+    def attempts_in(self, ledger_id: LedgerId, node: Node | None) -> int:
+        """How often a task was tried again while it was parked, by a node that the caller read at ``path``.
+
+        0 if it is not parked, or cannot be read.
+        """
+        record = None if node is None else _decode(ledger_id, node.data)
+        return 0 if record is None else record.attempts
+
+    async def forget_lists(self) -> None:
+        """Delete the lists of bookies that no record names now, nor named at the last call.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; calling again is safe.
+        """
+        lists = frozenset(await child_names(self._store, self._lists))
+        if not lists:
+            return
+        used: set[str] = set()
+        async for records in self._records():
+            used.update(record.bookies for _, record in records)
+        before, self._unused = self._unused, lists - used
+        for name in sorted(before & self._unused):
+            await remove(self._store, f"{self._lists}/{name}")
 
     async def unpark(self, ledger_id: LedgerId) -> None:
         """Forget a parked task. Idempotent.
@@ -100,15 +180,52 @@ class ParkedTasks:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; unparking again is safe.
         """
-        await remove(self._store, self._path(ledger_id))
+        await remove(self._store, self.path(ledger_id))
 
-    def _path(self, ledger_id: LedgerId) -> str:
+    def path(self, ledger_id: LedgerId) -> str:
+        """Return the path of a task's record."""
         return f"{self._parent}/{ledger_id}"
 
+    async def _records(self) -> AsyncIterator[builtins.list[tuple[LedgerId, _Record]]]:
+        """Every record that can be read, by ledger id, some at a time."""
+        ids = await sorted_ids(await child_names(self._store, self._parent))
+        async for part in in_steps(ids, READ_AT_ONCE):
+            nodes = await self._store.get_many_data([self.path(ledger_id) for ledger_id in part])
+            async for pairs in in_steps(list(zip(part, nodes, strict=True))):
+                decoded = [(ledger_id, _decode(ledger_id, data)) for ledger_id, data in pairs if data is not None]
+                yield [(ledger_id, record) for ledger_id, record in decoded if record is not None]
 
-def _decode(ledger_id: LedgerId, data: bytes) -> ParkedTask | None:
+    async def _read_lists(self, names: Collection[str]) -> dict[str, frozenset[BookieId]]:
+        wanted = sorted(name for name in names if name)
+        if not wanted:
+            return {}
+        found = await self._store.get_many_data([f"{self._lists}/{name}" for name in wanted])
+        return {name: _decode_list(name, data) for name, data in zip(wanted, found, strict=True)}
+
+
+def _task(ledger_id: LedgerId, record: _Record, lists: Mapping[str, frozenset[BookieId]]) -> ParkedTask:
+    bookies = lists.get(record.bookies, frozenset()) if record.bookies else record.bookies_seen
+    return ParkedTask(
+        ledger_id, record.reason, record.detail, record.since_ms, bookies, record.task_version, record.attempts
+    )
+
+
+def _decode_list(name: str, data: bytes | None) -> frozenset[BookieId]:
+    if data is None:
+        return frozenset()
     try:
-        return decode_record(data, ParkedTask, ledger_id=ledger_id)
+        return decode_record(data, _List).bookies
+    except UnreadableRecordError as error:
+        _log.warning("list of bookies of parked tasks cannot be read", extra={"list": name, "error": str(error)})
+        return frozenset()
+
+
+def _decode(ledger_id: LedgerId, data: bytes) -> _Record | None:
+    try:
+        record = decode_record(data, _Record, newest=_NEWEST)
+        if not record.bookies:
+            decode_record(data, _Record, newest=_NEWEST, required=["bookies_seen"])
+        return record
     except UnreadableRecordError as error:
         _log.warning("parked task cannot be read", extra={"ledger_id": ledger_id, "error": str(error)})
         return None

@@ -16,6 +16,7 @@ Source: S16, docs/failure-model.md#reservations.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -27,7 +28,6 @@ from bookie.metadata.nodes import (
     ensure_path,
     find,
     ledger_ids,
-    parent_of,
     reread,
 )
 from bookie.metadata.port import (
@@ -42,7 +42,7 @@ from bookie.metadata.port import (
     SetData,
     WriteOutcomeUnknownError,
 )
-from bookie.model.errors import PermanentError
+from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
@@ -53,6 +53,10 @@ _TOKEN_VERSION: Final = 0
 
 class UnreadableReservationError(PermanentError):
     """The reservation of a ledger is damaged: it may name any bookie."""
+
+
+class ReservationRefusedError(ConflictError):
+    """What the reservation depends on has changed: usually the lock does not exist any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class Reservations:
     def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
         self._store = store
         self._parent = own_path("reservations", ledgers_root)
+        self._creating_parent = asyncio.Lock()
+        self._parents_created = 0
 
     def path(self, ledger_id: LedgerId) -> str:
         """The node that holds a ledger's reservations."""
@@ -118,7 +124,14 @@ class Reservations:
             UnreadableReservationError: damaged.
             StoreUnavailableError: no answer.
         """
-        node = await find(self._store, self.path(ledger_id))
+        return self.decode(ledger_id, await find(self._store, self.path(ledger_id)))
+
+    def decode(self, ledger_id: LedgerId, node: Node | None) -> LedgerReservations | None:
+        """Return the reservations in a node that the caller read; None if there was none.
+
+        Raises:
+            UnreadableReservationError: damaged.
+        """
         return None if node is None else self._decode(ledger_id, node.data)
 
     async def ensure_parent(self) -> None:
@@ -130,7 +143,13 @@ class Reservations:
         await ensure_path(self._store, self._parent)
 
     async def reserve(
-        self, ledger_id: LedgerId, token: str, reservations: Sequence[Reservation], *, is_first: bool = False
+        self,
+        ledger_id: LedgerId,
+        token: str,
+        reservations: Sequence[Reservation],
+        *,
+        is_first: bool = False,
+        checks: Sequence[Check] = (),
     ) -> LedgerReservations:
         """Replace every reservation of a ledger; durable on return.
 
@@ -138,9 +157,12 @@ class Reservations:
 
         The reservations found are those of a worker that died or has lost the lock. ``token`` is unique for each set
         of reservations: one that is used again for the same set is a retry. With ``is_first`` the caller has just seen
-        that there is no reservation, which saves a request; if there is one now, it is replaced all the same.
+        that there is no reservation, which saves a request, and another one is not replaced. ``checks`` are part of the
+        transaction.
 
         Raises:
+            ReservationRefusedError: one of ``checks`` does not hold, or there is another reservation although this
+                should be the first one; nothing was changed.
             WriteOutcomeUnknownError: the answer was lost and the node cannot be read; release it or reserve again.
             StoreUnavailableError: no answer; nothing was changed.
         """
@@ -151,15 +173,21 @@ class Reservations:
         is_unknown = False
         for attempt in range(WRITE_ATTEMPTS_MAX):
             is_read = attempt > 0 or not is_first
+            parents_created = self._parents_created
             node = await self._current(ledger_id, is_unknown=is_unknown) if is_read else None
             if node is not None and node.data == data:
                 return reserved
+            if node is not None and is_first:
+                raise ReservationRefusedError(f"ledger {ledger_id} has another reservation")
             try:
-                await self._store.multi([*await self._replacing(ledger_id, node, data), Create(reserved.path)])
+                changes = await self._replacing(ledger_id, node, data)
+                await self._store.multi([*changes, Create(reserved.path), *checks])
                 return reserved
             except (MultiFailedError, NoNodeError) as error:  # another worker reserved or released in the meantime
+                if isinstance(error, MultiFailedError) and error.index > len(changes):
+                    raise ReservationRefusedError(f"reserving ledger {ledger_id}: {error.cause}") from error
                 if isinstance(error, MultiFailedError) and node is None and isinstance(error.cause, NoNodeError):
-                    await ensure_path(self._store, parent_of(self.path(ledger_id)))
+                    await self._create_parent(parents_created)
             except WriteOutcomeUnknownError:
                 is_unknown = True
         raise WriteOutcomeUnknownError(f"reserving ledger {ledger_id}: no attempt could be settled; try again")
@@ -222,6 +250,13 @@ class Reservations:
     def deletes(self, reserved: LedgerReservations) -> list[Operation]:
         """What releases ``reserved`` as part of a transaction; it fails unless they still stand."""
         return [Delete(reserved.path, reserved.version), Delete(self.path(reserved.ledger_id))]
+
+    async def _create_parent(self, created_before: int) -> None:
+        """Create the parent of all reservations, once for all callers that missed it at the same time."""
+        async with self._creating_parent:
+            if self._parents_created == created_before:
+                await self.ensure_parent()
+                self._parents_created += 1
 
     async def _current(self, ledger_id: LedgerId, *, is_unknown: bool) -> Node | None:
         if is_unknown:

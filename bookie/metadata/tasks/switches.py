@@ -1,8 +1,10 @@
 """The switches of auto-recovery for a whole cluster (docs/formats.md#under-replication).
 
 They are Apache's nodes, so its auditors and workers obey them as well. While the ``disable`` node exists, audits do not
-mark and workers do not copy: they read it before each batch and each chunk (S7). The delay for lost bookies is a number
-of seconds in a node of its own. Both are read each time, so a change by Apache's tools takes effect at once.
+mark and workers do not copy: audits read it before each batch, and workers ask before each chunk (S7). A worker keeps
+the answer for a second at most, and a watch ends this earlier (``replicator.knowledge.recent``). The delay for lost
+bookies is a number of seconds in a node of its own, which is read each time. So a change by Apache's tools takes effect
+at once.
 
 S rules are defined in docs/invariants.md.
 """
@@ -82,6 +84,17 @@ class RecoverySwitches:
         """
         path = disable_path(self._root)
         while (stat := await self._store.stat(path)) is not None:
+            await self._store.wait_node_changed(path, stat)
+
+    async def wait_switched(self, *, is_disabled: bool) -> None:
+        """Return once auto-recovery was switched since ``is_disabled`` was read, or possibly was.
+
+        Raises:
+            StoreUnavailableError: no answer, or the session was lost while waiting.
+        """
+        path = disable_path(self._root)
+        stat = await self._store.stat(path)
+        if (stat is not None) == is_disabled:
             await self._store.wait_node_changed(path, stat)
 
     async def lost_bookie_delay_s(self) -> int:

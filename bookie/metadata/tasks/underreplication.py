@@ -19,9 +19,10 @@ Sources: docs/formats.md#under-replication; R rules are defined in docs/failure-
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,7 +36,7 @@ from bookie.metadata.layout import (
     task_path,
     tasks_path,
 )
-from bookie.metadata.nodes import create_with_parents, ensure_path, reread
+from bookie.metadata.nodes import READ_AT_ONCE, STEP, create_with_parents, ensure_path, in_steps, reread
 from bookie.metadata.port import (
     Children,
     MetadataStore,
@@ -55,8 +56,6 @@ from bookie.runtime.clock import Clock
 _log = logging.getLogger(__name__)
 
 _TREE_LEVELS: Final = 4
-_DECODED_AT_ONCE: Final = 10_000
-"""Tasks between two turns of the loop: large enough that bulk reads stay bulk, a tenth of a second of decoding."""
 
 
 class IncompatibleTasksError(PermanentError):
@@ -173,21 +172,37 @@ class UnderReplication:
         paths = [tasks_path(self._root)]
         await self._store.sync(paths[0])
         for _ in range(_TREE_LEVELS):
-            paths = [path for parent, names in await self._names(paths) for path in _below(parent, names)]
-        ids = [task_ledger_id(name) for _, names in await self._names(paths) for name in names]
-        ordered = sorted(ledger_id for ledger_id in ids if ledger_id is not None)
+            below: builtins.list[str] = []
+            async for parent, names in self._names(paths):
+                below += _below(parent, names)
+                if len(names) > STEP:
+                    await asyncio.sleep(0)
+            paths = below
+        ids = [task_ledger_id(name) async for _, names in self._names(paths) for name in names]
         found: builtins.list[Task | UnreadableTask] = []
-        for start in range(0, len(ordered), _DECODED_AT_ONCE):
-            found += await self._read_part(ordered[start : start + _DECODED_AT_ONCE])
+        async for part in in_steps(await _in_order(ids), READ_AT_ONCE):
+            nodes = await self._store.get_many([task_path(self._root, ledger_id) for ledger_id in part])
+            async for pairs in in_steps(list(zip(part, nodes, strict=True))):
+                tasks = (_task(ledger_id, node) for ledger_id, node in pairs)
+                found += [task for task in tasks if task is not None]  # the others were completed in the meantime
         return found
 
-    async def _read_part(self, ledger_ids: builtins.list[LedgerId]) -> builtins.list[Task | UnreadableTask]:
-        found = await self.read_many(ledger_ids)
-        return [task for task in found if task is not None]  # the others were completed in the meantime
+    async def _names(self, paths: builtins.list[str]) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
+        async for part in in_steps(paths, READ_AT_ONCE):
+            listings = await self._store.children_many(part)
+            async for pairs in in_steps(list(zip(part, listings, strict=True))):
+                for path, listing in pairs:
+                    if listing is not None:
+                        yield path, listing.names
 
-    async def _names(self, paths: builtins.list[str]) -> builtins.list[tuple[str, tuple[str, ...]]]:
-        listings = await self._store.children_many(paths)
-        return [(path, found.names) for path, found in zip(paths, listings, strict=True) if found is not None]
+
+async def _in_order(ids: Sequence[LedgerId | None]) -> list[LedgerId]:
+    """The ids that there are, ascending. Branches are listed in any order, so this sorts."""
+    known = [ledger_id for ledger_id in ids if ledger_id is not None]
+    await asyncio.sleep(0)
+    known.sort()
+    await asyncio.sleep(0)
+    return known
 
 
 def _task(ledger_id: LedgerId, node: Node | None) -> Task | UnreadableTask | None:

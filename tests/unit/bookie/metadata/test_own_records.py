@@ -138,7 +138,7 @@ async def test_the_progress_of_a_copy_is_read_back() -> None:
 
 def of_a_newer_format(data: bytes) -> bytes:
     without = data.replace(b'"format":1,', b"").replace(b'"format": 1, ', b"")
-    return without.replace(b"{", b'{"format": 2, ', 1)
+    return without.replace(b"{", b'{"format": 3, ', 1)
 
 
 def cut_off(data: bytes) -> bytes:

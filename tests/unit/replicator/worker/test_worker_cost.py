@@ -2,36 +2,186 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
+from bookie.metadata.layout import lock_path
 from bookie.metadata.store.memory import Fault
-from bookie.model.ids import LedgerId
-from tests.worlds.ledgers import make_metadata, names
-from tests.worlds.repair import a_world
+from bookie.model.ids import BookieId, LedgerId
+from replicator.telemetry.events import Ending
+from replicator.worker import RunEnd
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time
 
-LEDGERS = 40
-LISTINGS = 90
+LEDGERS = 200
+LISTINGS = 120
 """Requests of the listings at the start and at the end, in which all ledgers share."""
 
 
-@pytest.mark.parametrize(("entries", "requests_max"), [(10, 34), (0, 32)])
+def counted(running: Running) -> list[str]:
+    """The requests of a worker from now on."""
+    requests: list[str] = []
+
+    async def count(operation: str, path: str) -> Fault | None:
+        requests.append(f"{operation} {path}")
+        return None
+
+    running.store.fault_hook = count
+    return requests
+
+
+@pytest.mark.parametrize("entries", [10, 0])
 @in_virtual_time
-async def test_a_small_ledger_costs_few_requests(entries: int, requests_max: int) -> None:
+async def test_a_small_ledger_costs_six_requests(entries: int) -> None:
+    """Lock, read, reserve, synchronize, look, and one transaction."""
     async with a_world("a b c t") as world:
         for ledger_id in range(1, LEDGERS + 1):
             await world.ledger(ledger_id, make_metadata((0, "a b c"), quorum=(3, 2), last=entries - 1), entries)
             await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
         await world.kill("c")
         running = world.worker()
-        requests: list[str] = []
-
-        async def count(operation: str, path: str) -> Fault | None:
-            requests.append(f"{operation} {path}")
-            return None
-
-        running.store.fault_hook = count
+        requests = counted(running)
         await running.worker.run()
         assert await world.is_clean()
-        assert len(requests) <= LISTINGS + LEDGERS * requests_max
-        assert len(requests) >= LEDGERS * (requests_max - 2), "cheaper than stated: lower the bound"
+        assert len(requests) <= LISTINGS + LEDGERS * 6
+        assert (await world.store.children(f"{ROOT}/underreplication/ledgers")).names == ()
+
+
+async def cost_of_one_more_bookie(world: RepairWorld) -> int:
+    await world.tasks.marking.mark(LEDGER, names("z"))
+    running = world.worker()
+    requests = counted(running)
+    assert await running.worker.run() is RunEnd.SETTLED
+    assert running.recorder.endings() == [Ending.NOTHING_MISSING]
+    return sum("urL" in request for request in requests)
+
+
+@in_virtual_time
+async def test_a_ledger_that_lacks_nothing_costs_its_lock_and_one_transaction() -> None:
+    async with a_world("a b c") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        # The listing of the task, then: create the lock, read, synchronize, look, and one transaction.
+        assert await cost_of_one_more_bookie(world) == 6
+
+
+async def endings_with(world: RepairWorld, first_path: str, act: Callable[[], Awaitable[None]]) -> list[Ending]:
+    """Repair, and let something happen right before the first transaction that begins with ``first_path``."""
+    running = world.worker()
+    done: list[bool] = []
+
+    async def late(operation: str, path: str) -> Fault | None:
+        if (operation, path) == ("multi", first_path) and not done:
+            done.append(True)
+            await act()
+        return None
+
+    running.store.fault_hook = late
+    assert await running.worker.run() is RunEnd.SETTLED
+    assert done
+    return running.recorder.endings()
+
+
+@in_virtual_time
+async def test_a_task_marked_again_right_before_the_only_transaction_stays() -> None:
+    """R13: the new copies are installed all the same, and the turn looks again."""
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.lose("c")
+
+        async def mark() -> None:
+            await world.tasks.marking.mark(LEDGER, names("z"))
+
+        endings = await endings_with(world, world.ledgers.path(LEDGER), mark)
+        assert endings == [Ending.MARKED_AGAIN, Ending.NOTHING_MISSING]
+        assert world.version(LEDGER) == 1
+        await world.assert_whole(LEDGER, packets, "t")
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_target_that_disappears_right_before_the_only_transaction_is_not_named() -> None:
+    """No later look would find it, and an auditor that saw it disappear before has not marked the ledger."""
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.lose("c")
+
+        async def leave() -> None:
+            await world.kill("t")
+            await world.add_bookies("u")
+
+        endings = await endings_with(world, world.ledgers.path(LEDGER), leave)
+        assert endings == [Ending.REPAIRED]
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a b u")
+        await world.assert_whole(LEDGER, packets, "u")
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_lost_answer_to_the_only_transaction_changes_nothing() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.lose("c")
+        running = world.worker()
+        lost: list[str] = []
+
+        async def lose(operation: str, path: str) -> Fault | None:
+            if operation == "multi" and path == world.ledgers.path(LEDGER) and not lost:
+                lost.append(path)
+                return Fault.LOSE_ANSWER
+            return None
+
+        running.store.fault_hook = lose
+        assert await running.worker.run() is RunEnd.SETTLED
+        assert lost
+        assert running.recorder.endings() == [Ending.REPAIRED]
+        await world.assert_whole(LEDGER, packets, "t")
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_lock_that_is_gone_right_before_the_only_transaction_completes_nothing() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.lose("c")
+
+        async def unlock() -> None:
+            await world.store.delete(lock_path(ROOT, LEDGER))
+
+        endings = await endings_with(world, world.ledgers.path(LEDGER), unlock)
+        assert endings == [Ending.STOPPED, Ending.REPAIRED]
+        await world.assert_whole(LEDGER, packets, "t")
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_member_that_joined_after_the_last_list_of_bookies_is_not_replaced() -> None:
+    """R2: a list that is kept for many turns does not serve a ledger that names a bookie which the list lacks."""
+    async with a_world("a b c t") as world:
+        for ledger_id in (1, 2):
+            await world.ledger(ledger_id, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
+        await world.kill("c")
+        running = world.worker(ledgers_in_flight=1)
+        joined: list[bool] = []
+
+        async def join(operation: str, path: str) -> Fault | None:
+            if operation == "create" and path in (lock_path(ROOT, 1), lock_path(ROOT, 2)):
+                if joined:  # the second ledger: a writer has named a bookie that has only just joined
+                    ledger_id = LedgerId(int(path[-1]))
+                    await world.bookies.start(["n"])
+                    packets = await world.bookies.nodes[BookieId("b")].storage.list_entries(ledger_id)
+                    read = await world.bookies.nodes[BookieId("b")].storage.read(ledger_id, list(packets.entries))
+                    await world.bookies.put("n", ledger_id, [each.packet for each in read.results])
+                    before = await world.ledgers.read(ledger_id)
+                    await world.register("n")
+                    await world.ledgers.write(ledger_id, before.metadata.with_member(0, 1, BookieId("n")), 0)
+                joined.append(True)
+            return None
+
+        running.store.fault_hook = join
+        assert await running.worker.run() is RunEnd.SETTLED
+        members = {(await world.metadata(ledger_id)).last_fragment.members for ledger_id in (1, 2)}
+        assert members == {names("a b t"), names("a n t")}

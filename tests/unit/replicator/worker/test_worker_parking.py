@@ -224,7 +224,7 @@ async def test_one_failing_ledger_does_not_keep_the_others_waiting() -> None:
         await world.tasks.marking.mark_many([(LedgerId(i), names("b")) for i in range(6)])
 
         async def bug(operation: str, path: str) -> Fault | None:
-            if operation == "get" and path == world.ledgers.path(LedgerId(0)):
+            if operation == "multi" and path == world.ledgers.path(LedgerId(0)):
                 raise RuntimeError("a bug, or so it seems")
             return None
 

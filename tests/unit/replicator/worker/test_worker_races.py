@@ -270,7 +270,7 @@ async def test_a_broken_rule_of_our_own_sets_one_ledger_aside_and_ends_no_worker
         await world.kill("b")
 
         async def broken(operation: str, path: str) -> Fault | None:
-            if path == world.ledgers.path(LEDGER) and operation == "get":
+            if path == world.ledgers.path(LEDGER) and operation == "multi":
                 raise InvariantError("two and two are five")
             return None
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from bookie.metadata.bookies.incarnations import Incarnations
-from bookie.metadata.layout import lock_path
+from bookie.metadata.layout import lock_path, task_path
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.reservations import Reservation
@@ -22,7 +22,7 @@ from tests.worlds.virtual_time import in_virtual_time, until
 
 
 @in_virtual_time
-async def test_the_whole_plan_is_reserved_before_a_target_is_asked_or_copied_to_and_released_before_the_task() -> None:
+async def test_the_whole_plan_is_reserved_before_a_target_is_asked_or_copied_to_and_released_with_the_task() -> None:
     async with a_world("a b c t u") as world:
         metadata = make_metadata((0, "a b c"), (10, "b a c"), (20, "b c a"), quorum=(2, 2), last=19)
         packets = await world.ledger(LEDGER, metadata, 20)
@@ -56,8 +56,12 @@ async def test_the_whole_plan_is_reserved_before_a_target_is_asked_or_copied_to_
         assert targets == {fragment.members[p] for fragment, p in zip(after.fragments, (1, 0, 0), strict=True)}
         own = world.reservations.path(LEDGER)
         kinds = ["reserve" if path.startswith(own) else path for path in order]
-        installed, completed = kinds.index(world.ledgers.path(LEDGER)), kinds.index(lock_path(ROOT, LEDGER))
-        assert kinds.index("reserve") < installed < len(kinds) - 1 - kinds[::-1].index("reserve") < completed
+        installed = world.ledgers.path(LEDGER)
+        assert [kind for kind in kinds if kind in ("reserve", installed, lock_path(ROOT, LEDGER))] == [
+            "reserve",  # without its parents, which do not exist
+            "reserve",
+            installed,  # with the release, the task and the lock
+        ]
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
 
@@ -316,7 +320,7 @@ async def heal_while_disks_of_t_are_replaced(world: RepairWorld, moment: str) ->
 
     async def replace(operation: str, path: str) -> Fault | None:
         is_to_install = operation == "multi" and path == world.ledgers.path(LEDGER)
-        is_to_look = operation == "get_many" and path.endswith("/t") and "incarnations" in path
+        is_to_look = operation == "sync" and path == task_path(ROOT, LEDGER)
         if {"install": is_to_install, "look": is_to_look}[moment] and not replaced:
             replaced.append(path)
             await histories.record(BookieId("t"), "2", 1)

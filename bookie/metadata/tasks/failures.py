@@ -1,0 +1,97 @@
+"""Failed attempts to repair: ``/bkheal/failures/<ledgers root>/<ledger id>``. A fleet waits as one worker would.
+
+A ledger whose repair fails is tried again after a pause that grows with the number of failures in a row. The record
+holds both. It is replaced by each failure and deleted when the task ends or is parked, so there is at most one small
+record for each task.
+
+The record holds a duration and no date, as clocks differ. Each worker waits for the pause from the moment when it first
+saw this record, so it waits too long by the age of its list, and never too short. The token of a record distinguishes
+it from the one before: a worker that has locked a ledger compares it with the one that it listed, and does nothing if
+another worker has tried meanwhile.
+
+A lost record costs another attempt; a damaged one counts as none.
+
+Source: docs/failure-model.md#state-under-bkheal.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+from dataclasses import dataclass
+
+from bookie.metadata.layout import own_path
+from bookie.metadata.nodes import READ_AT_ONCE, child_names, in_steps, put, remove, sorted_ids
+from bookie.metadata.port import MetadataStore, Node
+from bookie.model.ids import LedgerId
+from bookie.model.records import UnreadableRecordError, decode_record, encode_record
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTask:
+    """A task whose repair failed, perhaps several times."""
+
+    ledger_id: LedgerId
+    failures: int
+    """In a row."""
+    pause_s: float
+    """How long no worker tries again."""
+    token: str
+    """Unique to this failure."""
+
+
+class FailedTasks:
+    """Failures of the cluster at ``ledgers_root``."""
+
+    def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
+        self._store = store
+        self._parent = own_path("failures", ledgers_root)
+
+    async def note(self, task: FailedTask) -> None:
+        """Note a failure in place of the one before. The last one wins.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; noting it again is safe.
+        """
+        await put(self._store, self.path(task.ledger_id), encode_record(task, without=["ledger_id"]))
+
+    async def list(self) -> builtins.list[FailedTask]:
+        """Return every failure, by ledger id; gives way to others between parts of a long list.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        found: builtins.list[FailedTask] = []
+        ids = await sorted_ids(await child_names(self._store, self._parent))
+        async for part in in_steps(ids, READ_AT_ONCE):
+            nodes = await self._store.get_many_data([self.path(ledger_id) for ledger_id in part])
+            async for pairs in in_steps(list(zip(part, nodes, strict=True))):
+                decoded = (_decode(ledger_id, data) for ledger_id, data in pairs if data is not None)
+                found += [task for task in decoded if task is not None]
+        return found
+
+    def decode(self, ledger_id: LedgerId, node: Node | None) -> FailedTask | None:
+        """Return the failure in a node that the caller read at ``path``; None if there was none."""
+        return None if node is None else _decode(ledger_id, node.data)
+
+    async def forget(self, ledger_id: LedgerId) -> None:
+        """Forget the failures of a ledger. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; forgetting again is safe.
+        """
+        await remove(self._store, self.path(ledger_id))
+
+    def path(self, ledger_id: LedgerId) -> str:
+        """Return the path of a ledger's record."""
+        return f"{self._parent}/{ledger_id}"
+
+
+def _decode(ledger_id: LedgerId, data: bytes) -> FailedTask | None:
+    try:
+        return decode_record(data, FailedTask, ledger_id=ledger_id)
+    except UnreadableRecordError as error:
+        _log.warning("record of a failed repair cannot be read", extra={"ledger_id": ledger_id, "error": str(error)})
+        return None

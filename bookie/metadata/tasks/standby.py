@@ -1,0 +1,142 @@
+"""Workers that have nothing to do: ``/bkheal/standby/<ledgers root>``, one ephemeral node for each.
+
+The nodes form a line, by the number that the store gave them. The first ``LOOKOUTS`` in line look at the list of tasks
+for all others. Everyone behind them waits until its own node is deleted, which is a call to work, or until the node in
+front of it is gone, which may make it a lookout. So a change wakes one worker and not all of them, and a call costs one
+request for each worker that is called.
+
+Nothing but the time of the start of a repair depends on these nodes. A lost node costs its worker two requests, and a
+worker that is never called looks by itself after a while. Nodes end with their sessions.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.layout import own_path
+from bookie.metadata.nodes import child_names, ensure_path, remove
+from bookie.metadata.port import (
+    Delete,
+    MetadataStore,
+    MultiFailedError,
+    NoNodeError,
+    Stat,
+    StoreUnavailableError,
+    WriteOutcomeUnknownError,
+)
+from bookie.runtime.waiting import first_to_end
+
+_log = logging.getLogger(__name__)
+
+LOOKOUTS: Final = 3
+"""Workers that look for all others. More than one, as one may be slow, or unable to reach some bookies."""
+CALLED_MAX: Final = 100
+"""Workers called at a time. They take work away, so the next look calls fewer than are needed now."""
+_NUMBER_DIGITS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A worker's place in line."""
+
+    name: str
+    position: int
+    """0 for the first in line."""
+    size: int
+    own: Stat
+    in_front: str = ""
+    """The node before it; empty for the first in line."""
+
+
+class StandbyWorkers:
+    """The line of idle workers of the cluster at ``ledgers_root``."""
+
+    def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
+        self._store = store
+        self._parent = own_path("standby", ledgers_root)
+
+    async def enter(self, token: str) -> str:
+        """Enter the line at its end; return the name of the node.
+
+        Args:
+            token: unique to this worker, and plain: letters and digits.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; a node that was made ends with the session.
+        """
+        path = f"{self._parent}/{token}-"
+        try:
+            created = await self._create(path)
+        except WriteOutcomeUnknownError:
+            await self._store.sync(self._parent)
+            mine = [name for name in await child_names(self._store, self._parent) if name.startswith(f"{token}-")]
+            if not mine:
+                raise
+            return max(mine, key=_number)
+        return created.rpartition("/")[2]
+
+    async def place(self, name: str) -> Place | None:
+        """Return where a worker is in line; None if its node is gone.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        names = await self._names()
+        stat = await self._store.stat(f"{self._parent}/{name}") if name in names else None
+        if stat is None:
+            return None
+        position = names.index(name)
+        return Place(name, position, len(names), stat, names[position - 1] if position else "")
+
+    async def wait_moved(self, place: Place) -> None:
+        """Return when the worker's node, or the one in front of it, is gone.
+
+        Raises:
+            StoreUnavailableError: no answer, or the session was lost while waiting.
+        """
+        in_front = f"{self._parent}/{place.in_front}"
+        stat = await self._store.stat(in_front)
+        if stat is not None:
+            own = f"{self._parent}/{place.name}"
+            await first_to_end(
+                self._store.wait_node_changed(own, place.own), self._store.wait_node_changed(in_front, stat)
+            )
+
+    async def call(self, count: int, lookouts: int = LOOKOUTS) -> int:
+        """Call up to ``count`` workers from the end of the line, but no lookout; return how many were called.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; some may have been called.
+        """
+        names = (await self._names())[lookouts:]
+        called = names[-min(count, CALLED_MAX) :] if names else []
+        try:
+            await self._store.multi([Delete(f"{self._parent}/{name}") for name in called])
+        except MultiFailedError as error:  # another lookout calls them, or one has left
+            _log.info("idle workers are called by another lookout", extra={"error": str(error)})
+            return 0
+        return len(called)
+
+    async def leave(self, name: str) -> None:
+        """Leave the line. Idempotent, and best effort: a node that stays costs a look of the worker behind it."""
+        try:
+            await remove(self._store, f"{self._parent}/{name}")
+        except (StoreUnavailableError, WriteOutcomeUnknownError) as error:
+            _log.info("place in line stays for now", extra={"error": str(error)})
+
+    async def _create(self, path: str) -> str:
+        try:
+            return await self._store.create(path, is_ephemeral=True, is_sequential=True)
+        except NoNodeError:
+            await ensure_path(self._store, self._parent)
+            return await self._store.create(path, is_ephemeral=True, is_sequential=True)
+
+    async def _names(self) -> list[str]:
+        names = await child_names(self._store, self._parent)
+        return sorted((name for name in names if name[-_NUMBER_DIGITS:].isdigit()), key=_number)
+
+
+def _number(name: str) -> int:
+    return int(name[-_NUMBER_DIGITS:])

@@ -1,0 +1,153 @@
+"""What this process read of the cluster a short time ago, shared by all its turns.
+
+Most repairs ask the same questions: which bookies are registered, is repair disabled, which disks does a bookie have.
+One answer serves every turn for a bounded time (``BOOKIES_AGE_S``, ``SWITCH_AGE_S``), and a watch of the worker ends it
+earlier. So the requests for these answers grow with time and not with the number of ledgers.
+
+An outdated answer must not change what happens to data. Each question has its own argument:
+
+* Registered bookies. Metadata first, bookies second (R2): an answer that is older than the metadata may lack a bookie
+  that joined in between. So a kept answer serves only if it contains every member that the task does not name;
+  otherwise the bookies are listed again. A member that the task names may have returned since: the installation reads
+  its registration again (R5), and so it does for each target. A member that disappeared since is found by the auditor,
+  whose mark changes the task (R13). Members that the task names and that are registered are checked by the transaction
+  that deletes the task (I18).
+* The switch (S7). A read without ``sync`` is as new as the server of this session, and the watch is sent by the same
+  server before it answers a later read. So an answer under a watch is at most one notification older than a new read.
+  It is read again after a second in any case.
+* The disks of a bookie. Copies carry the incarnation, so other disks refuse them, and the transaction that names the
+  target checks the recorded incarnation again (R30).
+
+Absences never come from here: a bookie without a cookie, and the delay of a lost bookie, are looked up again before
+anything is concluded (``absence``).
+
+R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final, Generic, TypeVar
+
+from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.tasks.switches import RecoverySwitches
+from bookie.model.ids import BookieId
+from bookie.runtime.clock import Clock
+
+BOOKIES_AGE_S: Final = 2.0
+"""Longest time for which a list of bookies, or the disks of one, serves further turns."""
+SWITCH_AGE_S: Final = 1.0
+"""The same for the switch. Without a watch, this is how long copies may start after ``disable`` (S7)."""
+
+T = TypeVar("T")
+
+
+class Shared(Generic[T]):
+    """One value that is read for all who ask, and kept for a time."""
+
+    def __init__(self, read: Callable[[], Awaitable[T]], clock: Clock, age_s: float) -> None:
+        self._read = read
+        self._clock = clock
+        self._age_s = age_s
+        self._kept: tuple[float, T] | None = None
+        self._generation = 0
+        self._lock = asyncio.Lock()
+        self._begun = 0
+        """Reads that were begun; a caller that waits accepts one that began after its call."""
+
+    def forget(self) -> None:
+        """Let the next caller read again; a read under way is not kept."""
+        self._kept = None
+        self._generation += 1
+
+    def kept(self) -> T | None:
+        """The value, if it is not too old."""
+        if self._kept is None or self._clock.monotonic_s() - self._kept[0] >= self._age_s:
+            return None
+        return self._kept[1]
+
+    async def get(self) -> T:
+        """The value as it was at most the permitted time ago."""
+        value = self.kept()
+        return await self.fresh() if value is None else value
+
+    async def fresh(self) -> T:
+        """The value by a read that began after this call. Callers that wait for the same read share it."""
+        wanted = self._begun + 1
+        async with self._lock:
+            if self._kept is not None and self._begun >= wanted:
+                return self._kept[1]
+            self._begun += 1
+            generation, started_s = self._generation, self._clock.monotonic_s()
+            value = await self._read()
+            if generation == self._generation:
+                self._kept = started_s, value
+            return value
+
+
+class Recent:
+    """For all turns of one process."""
+
+    def __init__(self, registrations: Registrations, switches: RecoverySwitches, clock: Clock) -> None:
+        self._registrations = registrations
+        self._clock = clock
+        self._bookies = Shared(registrations.list, clock, BOOKIES_AGE_S)
+        self._disabled = Shared(switches.is_disabled, clock, SWITCH_AGE_S)
+        self._incarnations: dict[BookieId, Shared[str | None]] = {}
+
+    async def bookies(self, expected: Collection[BookieId] = ()) -> Bookies:
+        """The registered bookies. A kept list serves only if it contains all of ``expected`` (R2).
+
+        Raises:
+            NotAClusterError: see ``Registrations.list``.
+            StoreUnavailableError: no answer.
+        """
+        known = self._bookies.kept()
+        if known is not None and known.registered.issuperset(expected):
+            return known
+        return await self._bookies.fresh()
+
+    async def list_bookies(self) -> Bookies:
+        """The registered bookies, no older than this call.
+
+        Raises:
+            NotAClusterError: see ``Registrations.list``.
+            StoreUnavailableError: no answer.
+        """
+        return await self._bookies.fresh()
+
+    async def is_disabled(self) -> bool:
+        """Whether auto-recovery is disabled cluster-wide (S7).
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        return await self._disabled.get()
+
+    async def incarnation(self, bookie: BookieId) -> str | None:
+        """The incarnation that a bookie is registered with; None if it is not registered.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+
+        async def read() -> str | None:
+            info = await self._registrations.service_info(bookie)
+            return None if info is None else info.incarnation
+
+        return await self._incarnations.setdefault(bookie, Shared(read, self._clock, BOOKIES_AGE_S)).get()
+
+    def note_bookies_changed(self) -> None:
+        """Forget the bookies and their disks: a bookie came, went, or registered again."""
+        self._bookies.forget()
+        self._incarnations.clear()
+
+    def note_switched(self) -> None:
+        """Forget the switch."""
+        self._disabled.forget()
+
+    def forget(self) -> None:
+        """Forget everything: the session ended, or was interrupted."""
+        self.note_bookies_changed()
+        self.note_switched()

@@ -1,0 +1,203 @@
+"""Many workers, few events: what an event costs does not grow with the number of workers that have nothing to do.
+
+A request is anything that a session sends, also to set a watch. A watch that fires is a message from the store, and
+no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from bookie.metadata.port import AccessDeniedError
+from bookie.metadata.store.memory import Fault, MemoryStore
+from bookie.metadata.tasks.standby import LOOKOUTS
+from bookie.model.ids import LedgerId
+from replicator.telemetry.events import Ending
+from tests.worlds.ledgers import make_metadata, names
+from tests.worlds.repair import RepairWorld, Running, a_world
+from tests.worlds.virtual_time import in_virtual_time, until
+
+IDLE_S = 10.0
+"""Shorter than the time after which a worker in line looks by itself."""
+LISTING = 25
+"""Requests of one look at everything, with the watches that it sets again."""
+
+
+class Fleet:
+    """Workers that run, and the requests that they send."""
+
+    def __init__(self, world: RepairWorld, count: int) -> None:
+        self.requests: list[str] = []
+        self.workers = [world.worker(once=False, seed=seed) for seed in range(count)]
+        for running in self.workers:
+            self._count(running.store)
+
+    def endings(self) -> list[Ending]:
+        return [ending for running in self.workers for ending in running.recorder.endings()]
+
+    async def requests_in(self, seconds: float) -> int:
+        before = len(self.requests)
+        await asyncio.sleep(seconds)
+        return len(self.requests) - before
+
+    def _count(self, store: MemoryStore) -> None:
+        async def count(operation: str, path: str) -> Fault | None:
+            self.requests.append(f"{operation} {path}")
+            return None
+
+        def counted(wait: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+            async def waiting(path: str, seen: Any) -> None:
+                self.requests.append(f"watch {path}")
+                await wait(path, seen)
+
+            return waiting
+
+        store.fault_hook = count
+        store.wait_node_changed = counted(store.wait_node_changed)  # type: ignore[method-assign, assignment]
+        store.wait_children_changed = counted(store.wait_children_changed)  # type: ignore[method-assign, assignment]
+
+
+@asynccontextmanager
+async def a_fleet(world: RepairWorld, count: int) -> AsyncIterator[Fleet]:
+    fleet = Fleet(world, count)
+    for running in fleet.workers:
+        running.start()
+    await asyncio.sleep(IDLE_S)
+    try:
+        yield fleet
+    finally:
+        await asyncio.gather(*(running.stop() for running in fleet.workers))
+
+
+async def cost_of(fleet: Fleet, event: Callable[[], Awaitable[None]]) -> int:
+    """The requests of an event and of all that follows from it, beyond what the fleet sends anyway."""
+    idle = await fleet.requests_in(IDLE_S)
+    await event()
+    return await fleet.requests_in(IDLE_S) - idle
+
+
+@pytest.mark.parametrize("workers", [20, 400])
+@in_virtual_time
+async def test_the_first_task_costs_the_same_for_any_number_of_idle_workers(workers: int) -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.kill("c")
+        async with a_fleet(world, workers) as fleet:
+
+            async def mark() -> None:
+                await world.tasks.marking.mark(LedgerId(7), names("c"))
+
+            assert await cost_of(fleet, mark) <= LOOKOUTS * 3 * LISTING
+            assert fleet.endings().count(Ending.REPAIRED) == 1
+        await world.assert_whole(7, packets, "t")
+
+
+@pytest.mark.parametrize("workers", [20, 400])
+@in_virtual_time
+async def test_a_bookie_that_goes_costs_the_same_for_any_number_of_idle_workers(workers: int) -> None:
+    async with a_world("a b c t") as world, a_fleet(world, workers) as fleet:
+
+        async def leave() -> None:
+            await world.kill("c")
+
+        assert await cost_of(fleet, leave) <= LOOKOUTS * LISTING
+
+
+@pytest.mark.parametrize("workers", [20, 400])
+@in_virtual_time
+async def test_a_lookout_that_ends_costs_the_same_for_any_number_of_idle_workers(workers: int) -> None:
+    async with a_world("a b c t") as world, a_fleet(world, workers) as fleet:
+
+        async def end() -> None:
+            for running in fleet.workers[:LOOKOUTS]:
+                running.store.expire()
+
+        assert await cost_of(fleet, end) <= LOOKOUTS * 2 * LISTING
+
+
+@in_virtual_time
+async def test_idle_workers_send_next_to_nothing() -> None:
+    """A look of each worker in line every few minutes, and the lookouts' looks."""
+    async with a_world("a b c t") as world, a_fleet(world, 400) as fleet:
+        looks = await fleet.requests_in(600.0) / LISTING
+        assert looks <= 600 * (1 + LOOKOUTS / 5.0)
+
+
+@in_virtual_time
+async def test_many_tasks_are_shared_by_workers_that_are_called() -> None:
+    async with a_world("a b c t u v") as world:
+        for ledger_id in range(64):
+            await world.ledger(ledger_id, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.kill("c")
+        async with a_fleet(world, 12) as fleet:
+            for name in "tuv":  # so slow that no worker can do everything
+                await slow_down(world, name)
+            await world.tasks.marking.mark_many([(LedgerId(i), names("c")) for i in range(64)])
+            await asyncio.sleep(8)
+            at_work = [running for running in fleet.workers if running.worker.load().ledgers_in_flight]
+            assert len(at_work) > LOOKOUTS
+            await until(world.is_clean, seconds=600)
+            assert fleet.endings().count(Ending.REPAIRED) == 64
+
+
+async def slow_down(world: RepairWorld, name: str) -> None:
+    inner = world.bookies[name].inner
+    add = inner.add
+
+    async def slowly(incarnation: str, batch: Any) -> Any:
+        await asyncio.sleep(9)
+        return await add(incarnation, batch)
+
+    inner.add = slowly  # type: ignore[method-assign]
+
+
+@in_virtual_time
+async def test_a_worker_in_line_looks_by_itself_in_the_end() -> None:
+    """The lookouts are there and do nothing: the task waits for minutes, and not for ever."""
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.kill("c")
+        for number in range(LOOKOUTS):
+            await world.ports(world.session(), seed=number).standby.enter(f"dead{number}")
+        async with a_fleet(world, 2) as fleet:
+            await world.tasks.marking.mark(LedgerId(7), names("c"))
+            await until(world.is_clean, seconds=120)
+            assert fleet.endings() == [Ending.REPAIRED]
+        await world.assert_whole(7, packets, "t")
+
+
+@in_virtual_time
+async def test_a_worker_alone_starts_at_once() -> None:
+    async with a_world("a b c t") as world:
+        await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.kill("c")
+        async with a_fleet(world, 1):
+            await world.tasks.marking.mark(LedgerId(7), names("c"))
+            await until(world.is_clean, seconds=2)
+
+
+@in_virtual_time
+async def test_workers_without_access_to_the_line_repair_all_the_same() -> None:
+    async with a_world("a b c t") as world:
+        await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.kill("c")
+        workers: list[Running] = [world.worker(once=False, seed=seed) for seed in range(5)]
+
+        async def refuse(operation: str, path: str) -> Fault | None:
+            if operation == "create" and "/standby" in path:
+                raise AccessDeniedError(path)
+            return None
+
+        for running in workers:
+            running.store.fault_hook = refuse
+            running.start()
+        await asyncio.sleep(IDLE_S)
+        await world.tasks.marking.mark(LedgerId(7), names("c"))
+        await until(world.is_clean, seconds=10)
+        for running in workers:
+            await running.stop()

@@ -1,0 +1,144 @@
+"""Failures and rests are shared: a ledger that cannot be repaired costs a fleet what it costs one worker."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bookie.metadata.layout import own_path
+from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.store.memory import Fault
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.wire.port import Status
+from replicator.queue.parking import ATTEMPTS_MAX, RECHECK_S
+from replicator.telemetry.events import Ending
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import RepairWorld, Running, a_world, answers
+from tests.worlds.virtual_time import in_virtual_time, until
+
+WORKERS = 3
+"""As many as look at all tasks."""
+
+
+def start(world: RepairWorld, count: int = WORKERS) -> list[Running]:
+    return [world.worker(once=False, seed=seed).start() for seed in range(count)]
+
+
+def endings(workers: list[Running], ending: Ending) -> int:
+    return sum(running.recorder.endings().count(ending) for running in workers)
+
+
+async def failures(world: RepairWorld) -> list[LedgerId]:
+    return [record.ledger_id for record in await world.ports(world.session()).failures.list()]
+
+
+@in_virtual_time
+async def test_a_ledger_that_fails_is_tried_by_the_fleet_as_often_as_by_one_worker() -> None:
+    tried: dict[int, int] = {}
+    for count in (1, WORKERS):
+        async with a_world("a b t") as world:
+            await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+            await world.lose("b")
+
+            async def bug(operation: str, path: str, world: RepairWorld = world) -> Fault | None:
+                if operation == "multi" and path == world.ledgers.path(LEDGER):
+                    raise RuntimeError("a bug, or so it seems")
+                return None
+
+            workers = start(world, count)
+            for running in workers:
+                running.store.fault_hook = bug
+            await asyncio.sleep(900)
+            tried[count] = endings(workers, Ending.FAILED)
+            assert await failures(world) == [LEDGER]
+            for running in workers:
+                running.store.fault_hook = None
+            await until(world.is_clean)
+            assert await failures(world) == []
+            for running in workers:
+                await running.stop()
+    assert 5 <= tried[1] <= 12
+    assert tried[WORKERS] <= tried[1] + 2  # pauses are random
+
+
+@in_virtual_time
+async def test_a_silent_bookie_parks_a_ledger_after_attempts_of_all_workers_together() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.lose("b")
+        world.bookies.hang_up("a")
+        workers = start(world)
+        await until(lambda: is_parked(world))
+        assert endings(workers, Ending.FAILED) == ATTEMPTS_MAX - 1
+        assert endings(workers, Ending.PARKED) == 1
+        assert await failures(world) == []
+        for running in workers:
+            await running.stop()
+
+
+async def is_parked(world: RepairWorld) -> bool:
+    return bool(await world.parked.list())
+
+
+@in_virtual_time
+async def test_a_parked_ledger_is_tried_again_once_per_period_by_the_fleet() -> None:
+    async with a_world("a b c t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.lose("b")
+        for name in "ac":
+            world.bookies[name].results[EntryId(3)] = answers(Status.NO_ENTRY)
+        workers = start(world)
+        await asyncio.sleep(4.5 * RECHECK_S)
+        assert endings(workers, Ending.PARKED) == 1 + 4
+        [record] = await world.parked.list()
+        assert (record.reason, record.attempts) == (ParkReason.UNREADABLE_ENTRIES, 4)
+        for running in workers:
+            await running.stop()
+
+
+@in_virtual_time
+async def test_a_run_that_should_end_tries_what_others_have_given_up() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.lose("b")
+        ports = world.ports(world.session())
+        for _ in range(3 * ATTEMPTS_MAX):
+            record = world.worker().worker._queue._memory.failed(LEDGER)
+        await ports.failures.note(record)
+        await world.heal()
+        await world.assert_whole(LEDGER, packets, "t")
+        assert await failures(world) == []
+
+
+@in_virtual_time
+async def test_a_damaged_record_of_failures_counts_as_none_and_goes_with_the_task() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.lose("b")
+        await world.ports(world.session()).failures.note(world.worker().worker._queue._memory.failed(LEDGER))
+        path = own_path("failures", ROOT) + f"/{LEDGER}"
+        await world.store.set(path, b"{", ANY_VERSION)
+        await world.heal()
+        await world.assert_whole(LEDGER, packets, "t")
+        assert await world.store.stat(path) is None
+
+
+@in_virtual_time
+async def test_parked_ledgers_share_one_list_of_bookies() -> None:
+    async with a_world("a b c") as world:
+        for ledger_id in range(5):
+            await world.ledger(ledger_id, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("a b"))
+        await world.kill("a", "b")
+        await world.heal()
+        parked = await world.parked.list()
+        assert [record.bookies_seen for record in parked] == [frozenset({BookieId("c")})] * 5
+        lists = own_path("parked-bookies", ROOT)
+        assert len((await world.store.children(lists)).names) == 1
+        for record in parked:
+            await world.parked.unpark(record.ledger_id)
+        await world.parked.forget_lists()
+        assert len((await world.store.children(lists)).names) == 1  # a record may just be written
+        await world.parked.forget_lists()
+        assert (await world.store.children(lists)).names == ()
