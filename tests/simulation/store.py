@@ -119,6 +119,11 @@ class SimCell(MemoryCell):
         for path, before, version in told:
             self._tell(session_id, path, before, version)
 
+    def remove_if_there(self, path: str) -> None:
+        """Delete a node, if it exists."""
+        if self.stat(path) is not None:
+            self.delete(path, ANY_VERSION)
+
     def _tell(self, session_id: int, path: str, before: bytes | None, version: int | None) -> None:
         if self._in_multi is not None:
             self._in_multi.append((path, before, version))
@@ -186,6 +191,8 @@ class SimStore(MemoryStore):
         self._trace = trace
         self._seen = cell.zxid
         self.is_cut_off = False
+        self.requests = 0
+        """How many requests this process has made."""
 
     def view(self) -> Readable:
         if not self.faults.lag_s:
@@ -255,6 +262,7 @@ class SimStore(MemoryStore):
     async def _asked(self, operation: str, path: str, action: Callable[[], T], lost: Callable[[str], Exception]) -> T:
         """A request as the twin makes it, with this session's faults, in one coroutine: there are thousands of them."""
         tracker, faults, rng = self._tracker, self.faults, self._rng
+        self.requests += 1
         session = tracker.current
         if not session.is_connected:
             session = await self._sendable(operation, path)

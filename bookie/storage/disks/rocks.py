@@ -1,7 +1,7 @@
 """The ``EntryIndex`` port on RocksDB.
 
-After a write for which there was no space, RocksDB keeps the error, and every later write fails with the same text. Only
-a database that is opened again accepts writes (``reopen``).
+After a write for which there was no space, RocksDB keeps the error, and every later write fails with the same
+text. Only a database that is opened again accepts writes (``reopen``).
 
 Two properties of the ``rocksdict`` binding (0.3) shape this file. First, ``write`` holds the interpreter lock until
 RocksDB returns, even while RocksDB waits for a sync or for compaction. Batches are therefore written without sync and
