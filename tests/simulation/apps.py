@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.options import NO_OPTIONS, WriterOptions
@@ -34,6 +34,8 @@ class WritePlan:
     idles_at: int = -1
     """Entries after which it does nothing for ``idle_s``."""
     idle_s: float = 0.0
+    large_from: int | None = None
+    """Entries from this one on are twenty times as large; None: none is."""
 
 
 async def write_ledger(world: SimWorld, client: SimClient, plan: WritePlan) -> None:
@@ -75,13 +77,14 @@ async def _append_all(world: SimWorld, client: SimClient, writer: LedgerWriter, 
             await asyncio.gather(*futures, return_exceptions=True)
             world.happened("idle", ledger_id)
             await asyncio.sleep(plan.idle_s)
-            plan = WritePlan(plan.options, plan.entries, plan.pace_s, plan.burst, plan.writer, plan.is_left_open)
+            plan = replace(plan, idles_at=-1)
         ids = list(range(number, min(plan.entries, number + 1 + rng.randrange(plan.burst))))
         number = ids[-1] + 1
         if plan.writer.has_own_entry_ids:
             rng.shuffle(ids)
         for entry in ids:
-            payload = f"{ledger_id}/{entry}/{client.process.name}".encode() * (1 + entry % 3)
+            large = plan.large_from is not None and entry >= plan.large_from
+            payload = f"{ledger_id}/{entry}/{client.process.name}".encode() * (1 + entry % 3) * (20 if large else 1)
             truth.offered(ledger_id, EntryId(entry), payload)
             if plan.writer.has_own_entry_ids:
                 future = await writer.submit_at(EntryId(entry), payload)

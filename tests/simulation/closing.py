@@ -43,6 +43,8 @@ async def judge_space(world: SimWorld) -> None:
 
 
 async def _judge_space_of(world: SimWorld, node: SimBookie) -> None:
+    node.collecting.cancel()
+    await asyncio.wait([node.collecting])  # there is one collection and one compaction at a time
     try:
         await node.storage.checkpoint()
         await node.collect()

@@ -10,8 +10,8 @@ import random
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bookie.client.bookkeeper import LedgerOptions
@@ -31,12 +31,15 @@ from tests.simulation.closing import judge_locks, judge_space, watch_locks
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.nodes import SimBookie, SimClient
 from tests.simulation.profiles import PROFILES, Profile
+from tests.simulation.scaling import WINDOW_BYTES, use_small_windows
 from tests.simulation.trace import Trace
 from tests.simulation.truth import ROOT, Truth, Violation, describe
 from tests.simulation.variation import Variation, vary
 from tests.simulation.world import SimWorld
 
 COLLECT_EVERY: Final = 32
+STUBBORN_S: Final = 900.0
+"""How long a bookie may go on refusing copies: time enough for a task to fail until it is parked."""
 HEAL_S: Final = 600.0
 """Bound on healing, in virtual seconds (I19)."""
 
@@ -101,9 +104,11 @@ def run_history(
         with ExitStack() as stack:
             points = FaultPoints(random.Random(rng.getrandbits(64)), is_on=rng.random() < 0.7 and chosen.has_fault_points)
             stack.enter_context(deciding_by(points))
+            variation = vary(seed, may_be_apache=not chosen.is_beyond_quorum)
+            if not variation.is_default:
+                use_small_windows(stack, has_small_budget=chosen.is_large and rng.random() < 0.5)
             if planted is not None:
                 planted(stack)
-            variation = vary(seed, may_be_apache=not chosen.is_beyond_quorum)
             trace.event("WORLD", str(variation))
             history = History(loop, rng, trace, chosen, variation)
             history.world.points = points
@@ -203,6 +208,7 @@ class History:
         nemesis = Nemesis(world, profile, random.Random(rng.getrandbits(64)))
         world.on_event = nemesis.on_event
         world.on_lost_disks = self._mark_later
+        world.counts_cost = profile.is_large
         world.process.run("watch locks", watch_locks(world))
         works = self._start_applications(nemesis)
         self._start_services()
@@ -232,6 +238,12 @@ class History:
 
     async def _write_some(self, client: SimClient) -> None:
         profile, rng = self._profile, client.rng
+        if profile.is_large:
+            for number in range(rng.randint(5, 9)):
+                plan = replace(self._plan(rng), pace_s=0.0, burst=40, idles_at=-1)
+                await apps.write_ledger(self.world, client, replace(plan, entries=rng.randint(150, 250)) if number == 2 else plan)
+            await asyncio.sleep(profile.trouble_s * self._scale)
+            return
         for _ in range(1 + (rng.random() < 0.4)):
             await asyncio.sleep(rng.random() * 0.5 * self._scale)
             await apps.write_ledger(self.world, client, self._plan(rng))
@@ -291,7 +303,7 @@ class History:
     async def _heal(self) -> None:
         world, loop = self.world, self._loop
         world.trace.event("WORLD", "heals")
-        deadline_s = loop.time() + HEAL_S * (3 if self._variation.is_default else 1)
+        deadline_s = loop.time() + HEAL_S * (3 if self._variation.is_default else 1) + STUBBORN_S
         was_forgotten = any(node.is_apache and node.was_wiped for node in world.bookies.values())
         recovers_from_s = loop.time() + (60.0 * self._scale if was_forgotten else 0.0)
         for client in world.clients:
@@ -301,6 +313,7 @@ class History:
             node.be_well()
             if not node.process.is_alive and not node.is_retired:
                 node.begin()
+        stubborn, stubborn_until_s = self._stubborn_bookie(), loop.time() + STUBBORN_S
         doctor = world.client("doctor")
         await self._switch_on(doctor)
         marked: set[BookieId] = set()
@@ -309,6 +322,18 @@ class History:
                 await self._say_what_is_left(doctor)
                 return
             await asyncio.sleep(0.5 * self._scale)
+            if stubborn is not None and await self._is_settled_without(doctor):
+                stubborn_until_s = 0.0
+            if stubborn is not None and loop.time() > stubborn_until_s:
+                stubborn.faults.refuses_copies = False
+                stubborn = None
+                for node in world.bookies.values():
+                    if not node.process.is_alive:
+                        node.begin()
+            if stubborn is not None:
+                await asyncio.sleep(5.0)
+                await self._audit_quietly(doctor)
+                continue
             if not all(node.is_listening for node in world.bookies.values() if not node.is_retired):
                 continue
             if not await self._mark_wiped(doctor, marked):
@@ -322,9 +347,23 @@ class History:
         world.repairs.judge_effort(self._effort_window())
         await judge_space(world)
 
+    def _stubborn_bookie(self) -> SimBookie | None:
+        """One bookie may refuse copies for a long time, while every other fault has ended. Tasks must be parked then."""
+        if not self._profile.is_stubborn or self._rng.random() < 0.6:
+            return None
+        world = self.world
+        node = self._rng.choice([world.bookies[name] for name in sorted(world.bookies)])
+        world.trace.event(node.process.name, "refuses copies")
+        node.faults.refuses_copies = True
+        others = [other for other in world.bookies.values() if other is not node and other.process.is_alive]
+        for other in self._rng.sample(others, min(1, len(others))):
+            other.crash(is_power_lost=False)
+            world.start_later(other, STUBBORN_S)
+        return node
+
     def _effort_window(self) -> int | None:
         """How many bytes one fault may cost again; None if the bound is larger than any ledger of a history."""
-        return None
+        return None if self._variation.is_default else WINDOW_BYTES
 
     def _mark_later(self, node: SimBookie) -> None:
         client = self.world.operator()
@@ -359,6 +398,15 @@ class History:
         if world.drained and self._rng.random() < 0.5:
             for bookie in sorted(world.drained):
                 await apps.end_drain(world, doctor, bookie)
+
+    async def _is_settled_without(self, doctor: SimClient) -> bool:
+        """Whether every task is parked, and there are some."""
+        parked = await self._parked(doctor)
+        return bool(parked) and self.world.truth.tasks.keys() <= parked
+
+    async def _audit_quietly(self, doctor: SimClient) -> None:
+        with suppress(BkhealError):
+            await services.audit(self.world, doctor)
 
     async def _recover_all(self, doctor: SimClient) -> None:
         for ledger_id, metadata in sorted(self.world.truth.metadata.items()):

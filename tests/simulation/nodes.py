@@ -130,6 +130,7 @@ class SimBookie:
         self._index = MemoryIndex(before=self._before, is_full=self._is_index_full)
         self.keeper: RegistrationKeeper
         self.service: BookieService
+        self.collecting: asyncio.Task[None]
         self.collect: Callable[[], Awaitable[object]]
         """One pass of its collector."""
 

@@ -192,6 +192,7 @@ class SimStore(MemoryStore):
         self._seen = cell.zxid
         self.is_cut_off = False
         self.requests = 0
+        self.on_request: Callable[[], None] = lambda: None
         """How many requests this process has made."""
 
     def view(self) -> Readable:
@@ -263,6 +264,7 @@ class SimStore(MemoryStore):
         """A request as the twin makes it, with this session's faults, in one coroutine: there are thousands of them."""
         tracker, faults, rng = self._tracker, self.faults, self._rng
         self.requests += 1
+        self.on_request()
         session = tracker.current
         if not session.is_connected:
             session = await self._sendable(operation, path)

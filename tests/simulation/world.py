@@ -135,12 +135,12 @@ class SimWorld:
         if node.is_apache:
             other = apache.ApacheCollector(node, self.cluster, node.storage, self.rng)
             node.collect = other.run_pass
-            node.process.run("collect", other.run(self.collect_s))
+            node.collecting = node.process.run("collect", other.run(self.collect_s))
             return
         pace = self.variation.collector(self.collect_s, self.session_s + 1.0)
         collector = Collector(node.store, self.cluster, node.storage, node.bookie, node.clock, self.rng, pace)
         node.collect = collector.run_pass
-        node.process.run("collect", collector.run())
+        node.collecting = node.process.run("collect", collector.run())
 
     def happened(self, kind: str, ledger_id: LedgerId | None, where: str = "") -> None:
         """Something happened, maybe at a bookie, at which a fault may strike."""
