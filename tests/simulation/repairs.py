@@ -82,6 +82,17 @@ class Effort:
     """Copies, by target and entry."""
     faults: int = 0
 
+    def useful_bytes(self, named: Collection[BookieId]) -> int:
+        """Each copy on a bookie that the metadata has named. One copy of an entry is useful in any case.
+
+        If the lost bookie returns during the copy, the metadata names no target, and nobody could know that before.
+        """
+        copies: dict[EntryId, list[int]] = defaultdict(list)
+        for (target, entry_id), size in self.useful.items():
+            copies[entry_id].append(size * (target in named))
+        sizes = {entry_id: size for (_, entry_id), size in self.useful.items()}
+        return sum(max(sum(found), sizes[entry_id]) for entry_id, found in copies.items())
+
 
 @dataclass(slots=True)
 class _Listed:
@@ -122,8 +133,7 @@ class Repairs:
             truth = self._truth.of(ledger_id)
             if truth.is_doomed or truth.is_deleted or truth.is_forgotten or self._truth.rotten:
                 continue
-            named = truth.named
-            useful = sum(size for (target, _), size in effort.useful.items() if target in named)
+            useful = effort.useful_bytes(truth.named)
             allowed: float = useful
             if effort.faults:
                 if window_bytes is None:
@@ -322,7 +332,7 @@ class _Watched:
         for ledger_id, named in truth.tasks.items():
             metadata = truth.metadata.get(ledger_id)
             if metadata is not None and metadata.is_closed and named:
-                most = least = copies_left(metadata, registered - named)
+                least, most = copies_left(metadata, registered - named, least=0), copies_left(metadata, registered - named)
                 if not self._world.drained.isdisjoint(named):
                     most = copies_left(metadata, registered - (named - self._world.drained))
                 found[ledger_id] = least, most
@@ -368,14 +378,14 @@ def _range(before: tuple[int, int], now: tuple[int, int]) -> tuple[int, int]:
     return min(before[0], now[0]), max(before[1], now[1])
 
 
-def copies_left(metadata: LedgerMetadata, live: Collection[BookieId]) -> int:
-    """The copies that are left of the short entry that has the fewest, apart from those that have none."""
+def copies_left(metadata: LedgerMetadata, live: Collection[BookieId], least: int = 1) -> int:
+    """The copies that are left of the short entry that has the fewest, apart from those less than ``least``."""
     fewest = NOTHING_SHORT
     for index, fragment in enumerate(metadata.fragments):
         last = metadata.fragment_last_entry_id(index)
         for start in metadata.stripe.starts(fragment.first_entry_id, last):
             count = sum(fragment.members[position] in live for position in metadata.stripe.write_set(start))
-            if 0 < count < metadata.write_quorum:
+            if least <= count < metadata.write_quorum:
                 fewest = min(fewest, count)
     return fewest
 
