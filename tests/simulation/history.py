@@ -241,7 +241,7 @@ class History:
         if profile.is_large:
             for number in range(rng.randint(5, 9)):
                 plan = replace(self._plan(rng), pace_s=0.0, burst=40, idles_at=-1)
-                await apps.write_ledger(self.world, client, replace(plan, entries=rng.randint(150, 250)) if number == 2 else plan)
+                await apps.write_ledger(self.world, client, _large(plan, rng) if number == 2 else plan)
             await asyncio.sleep(profile.trouble_s * self._scale)
             return
         for _ in range(1 + (rng.random() < 0.4)):
@@ -490,6 +490,11 @@ class History:
                 truth.fail("I19", f"{ledger_id} cannot be read in the end: {error}")
             elif str(ledger_id) not in str(error) or ledger_id not in await self._parked(doctor):
                 truth.fail("LOSS", f"{ledger_id} lost entries, and nobody says so: {error}")
+
+
+def _large(plan: apps.WritePlan, rng: random.Random) -> apps.WritePlan:
+    entries = rng.randint(150, 250)
+    return replace(plan, entries=entries, large_from=entries - 30 if rng.random() < 0.5 else None)
 
 
 _histories = itertools.count()
