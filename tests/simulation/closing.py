@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.simulation.nodes import SimBookie
     from tests.simulation.world import SimWorld
 
-_SPARE_BYTES: Final = 256
+_SPARE_BYTES: Final = 64
 """What a bookie's entry logs may need beyond what its live entries explain."""
 _LOOK_S: Final = 5.0
 

@@ -481,7 +481,7 @@ class Nemesis:
         node = self._rng.choice(nodes)
         self._operate("read-only", world.set_read_only(node, is_read_only=True))
         world.loop.call_later(
-            self._down_s() + 4.0 * self._scale,
+            self._down_s() + 10.0 * self._scale,
             lambda: self._operate("writable", world.set_read_only(node, is_read_only=False)),
         )
         return True

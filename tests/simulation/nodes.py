@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 SESSION_S: Final = 3.0
 """How long the metadata store waits for a dead process, on the time scale of small settings."""
-_INDEX_SPARE_BYTES: Final = 200
+_INDEX_SPARE_BYTES: Final = 1200
 """What the index needs on the ledger disk for one write."""
 
 class Witnessed(BookieHandler):

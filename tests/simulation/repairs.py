@@ -191,7 +191,7 @@ class Repairs:
             truth.fail("R39", f"{who} replaced {gone} in {ledger_id}, which no task has named")
         settled_s = SETTLED_S * world.variation.scale
         now_s = self.now_s()
-        if now_s - world.read_only_since_s.get(target, now_s) > settled_s:
+        if now_s - world.read_only_since_s.get(target, now_s) > settled_s / 3:
             truth.fail("S8", f"{who} named {target} in {ledger_id}, which is read-only")
         is_there = now_s - world.registered_since_s(gone) > settled_s and gone not in world.drained
         if is_there and gone not in truth.rotten and not truth.is_short(gone, ledger_id, metadata):

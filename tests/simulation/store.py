@@ -109,6 +109,12 @@ class SimCell(MemoryCell):
         super().delete(path, version)
         self._tell(session_id, path, before, version)
 
+    def close_session(self, session_id: int) -> None:
+        gone = [(path, node.data) for path, node in self._nodes.items() if node.ephemeral_owner == session_id]
+        super().close_session(session_id)
+        for path, before in gone:
+            self._tell(session_id, path, before, None)
+
     def multi(self, session_id: int, operations: Sequence[Operation]) -> None:
         self._in_multi = []
         try:
