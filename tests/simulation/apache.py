@@ -16,9 +16,9 @@ from typing_extensions import override
 from bookie.metadata.bookies.cookies import Cookie, CookieExistsError, CookieStore
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.tasks.locks import HeldLock
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
-from bookie.model.ids import LedgerId
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import AddBatch, AddReply, ReplyT, Request, Status
@@ -98,7 +98,16 @@ class ApacheCollector:
             if not await self._is_needed(ledger_id):
                 await self._storage.collect(ledger_id, mark)
         finally:
-            await self._tasks.locks.release_alone(held)
+            await self._release(held)
+
+    async def _release(self, held: HeldLock) -> None:
+        while True:
+            try:
+                await self._tasks.locks.release_alone(held)
+            except BkhealError:
+                await asyncio.sleep(1.0)
+            else:
+                return
 
     async def _is_needed(self, ledger_id: LedgerId) -> bool:
         current = await self._ledgers.current(ledger_id)

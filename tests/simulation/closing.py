@@ -52,6 +52,8 @@ async def _judge_space_of(world: SimWorld, node: SimBookie) -> None:
     except BkhealError as error:
         world.truth.fail("SPACE", f"{node.bookie} cannot collect in the end: {error}")
         return
+    if node.was_full:
+        return  # what a flush had written when the disk became full is not counted as dead
     live = await _live_bytes(world, node)
     disk = node.disks[1]
     logs = [disk.content(path) for path in disk.paths() if path.startswith(f"{DIRECTORY}/")]

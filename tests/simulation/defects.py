@@ -34,3 +34,38 @@ SAFETY_RULES: Final[Mapping[str, tuple[str, ...]]] = {
     "S20": ("partial-scan-completes",),
 }
 """The defects that break each safety rule of docs/invariants.md."""
+
+SEARCHED_IN: Final[Mapping[str, str]] = {
+    "acks-during-change": "gray",
+    "change-ignores-state": "new disks",
+    "close-over-close": "zombie writer",
+    "collected-at-first-look": "collector race",
+    "copies-from-zero": "repair",
+    "copy-without-recovery-flag": "new disks",
+    "corruption-is-denial": "rot",
+    "delay-not-respected": "repair",
+    "deletion-is-failure": "deletion",
+    "disable-ignored": "repair",
+    "failures-demote": "repair",
+    "fence-forgotten": "new disks",
+    "incarnation-unchecked": "new disks",
+    "index-not-reopened": "full disk",
+    "limbo-ends-early": "beyond quorum",
+    "limbo-is-denial": "beyond quorum",
+    "list-before-each-task": "repair",
+    "lock-left-behind": "collector race",
+    "loss-forgotten": "lost witness",
+    "lost-disks-not-urgent": "new disks",
+    "memory-by-guess": "repair",
+    "never-parked": "gray",
+    "no-floor": "idle writer",
+    "partial-scan-completes": "clock jumps",
+    "read-only-target": "gray",
+    "recovery-does-not-fence-reads": "new disks",
+    "repair-without-lock": "new disks",
+    "session-outlived": "repair",
+    "stale-acks": "full disk",
+    "superseded-not-counted": "repair",
+    "two-states-of-a-ledger": "beyond quorum",
+}
+"""The profile in which a rare defect is searched for. Every other one is searched for in all profiles in turn."""

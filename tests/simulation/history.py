@@ -31,7 +31,7 @@ from tests.simulation.closing import judge_locks, judge_space, watch_locks
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.nodes import SimBookie, SimClient
 from tests.simulation.profiles import PROFILES, Profile
-from tests.simulation.scaling import WINDOW_BYTES, use_small_windows
+from tests.simulation.scaling import use_small_windows, window_bytes
 from tests.simulation.trace import Trace
 from tests.simulation.truth import ROOT, Truth, Violation, describe
 from tests.simulation.variation import Variation, vary
@@ -40,6 +40,8 @@ from tests.simulation.world import SimWorld
 COLLECT_EVERY: Final = 32
 STUBBORN_S: Final = 900.0
 """How long a bookie may go on refusing copies: time enough for a task to fail until it is parked."""
+SLOW_BYTES_PER_S: Final = 400
+"""Rate of copies at which the repair of a history's ledgers takes half a minute, so that they wait for each other."""
 HEAL_S: Final = 600.0
 """Bound on healing, in virtual seconds (I19)."""
 
@@ -102,7 +104,9 @@ def run_history(
     asyncio.set_event_loop(loop)
     try:
         with ExitStack() as stack:
-            points = FaultPoints(random.Random(rng.getrandbits(64)), is_on=rng.random() < 0.7 and chosen.has_fault_points)
+            points = FaultPoints(
+                random.Random(rng.getrandbits(64)), is_on=rng.random() < 0.7 and chosen.has_fault_points
+            )
             stack.enter_context(deciding_by(points))
             variation = vary(seed, may_be_apache=not chosen.is_beyond_quorum)
             if not variation.is_default:
@@ -164,9 +168,7 @@ class FaultPoints:
 class History:
     """See the module docstring."""
 
-    def __init__(
-        self, loop: SimLoop, rng: random.Random, trace: Trace, profile: Profile, variation: Variation
-    ) -> None:
+    def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace, profile: Profile, variation: Variation) -> None:
         self._loop = loop
         self._rng = rng
         self._variation = variation
@@ -209,6 +211,8 @@ class History:
         world.on_event = nemesis.on_event
         world.on_lost_disks = self._mark_later
         world.counts_cost = profile.is_large
+        if profile.is_large and rng.random() < 0.4:
+            world.bytes_per_second = SLOW_BYTES_PER_S
         world.process.run("watch locks", watch_locks(world))
         works = self._start_applications(nemesis)
         self._start_services()
@@ -361,9 +365,9 @@ class History:
             world.start_later(other, STUBBORN_S)
         return node
 
-    def _effort_window(self) -> int | None:
+    def _effort_window(self) -> Callable[[int], int] | None:
         """How many bytes one fault may cost again; None if the bound is larger than any ledger of a history."""
-        return None if self._variation.is_default else WINDOW_BYTES
+        return None if self._variation.is_default else window_bytes
 
     def _mark_later(self, node: SimBookie) -> None:
         client = self.world.operator()

@@ -20,6 +20,8 @@ from tests.simulation.world import SimWorld
 LONGEST_S: Final = 6.0
 DOWN_MAX: Final = 2
 """Bookies that single faults take away at once; ``kill most bookies`` and power loss go beyond."""
+INTERRUPTION_S: Final = 50.0
+"""Longer than a collector tries to release a lock."""
 CLOCK_JUMP_MIN_MS: Final = 60_000
 CLOCK_JUMP_MAX_MS: Final = 3 * 86_400_000
 _LOCKS: Final = "/ledgers/underreplication/locks"
@@ -81,6 +83,7 @@ class Nemesis:
             "lose for good": self._lose_for_good,
             "interrupt collector": self._interrupt_collector,
             "busy bookie": self._busy_bookie,
+            "cut worker": self._cut_worker,
             "read-only bookie": self._read_only_bookie,
             "drain": self._drain,
             "disable": self._disable,
@@ -183,7 +186,9 @@ class Nemesis:
         """As ``wipe bookie``, shortly after what happened there was answered."""
         if self._wipes >= self._profile.wipes_max:
             return False
-        self._world.loop.call_later(0.6 * self._rng.random() * self._scale, self.strike, "wipe bookie", self._about, self._where)
+        self._world.loop.call_later(
+            0.6 * self._rng.random() * self._scale, self.strike, "wipe bookie", self._about, self._where
+        )
         return True
 
     def _cut(self, *, is_both_ways: bool) -> bool:
@@ -357,6 +362,7 @@ class Nemesis:
         node = self._any_bookie()
         disk = self._rng.choice(node.disks)
         disk.capacity_bytes = disk.used_bytes() + self._rng.randrange(3000)
+        node.was_full = True
         self._note(f"{node.process.name} has a full disk")
         self._undo(lambda: node.unfill())
         return True
@@ -460,9 +466,21 @@ class Nemesis:
         node = self._world.bookies.get(self._where)
         if node is None or not node.is_listening or node.store.session.state is not SessionState.CONNECTED:
             return False
-        store = node.store
-        self._world.loop.call_later(0.05 * self._rng.random(), store.suspend)
-        self._world.loop.call_later(50.0, store.resume)
+        store, loop = node.store, self._world.loop
+        node.interrupted_until_s = loop.time() + INTERRUPTION_S
+        loop.call_later(0.05 * self._rng.random(), store.suspend)
+        loop.call_later(INTERRUPTION_S + 1.0, node.resume_session)
+        return True
+
+    def _cut_worker(self) -> bool:
+        """A worker and a bookie do not reach each other for some time."""
+        world = self._world
+        workers = [client for client in self._living_clients() if client.process.name.startswith("worker")]
+        client, node = self._rng.choice(workers), self._any_bookie()
+        link = world.network.link(client.process.name, node.process.name)
+        link.loss[""] = 1.0
+        self._note(f"{client.process.name} and {node.process.name} are cut")
+        world.loop.call_later(8.0 + 8.0 * self._rng.random(), link.loss.pop, "", None)
         return True
 
     def _busy_bookie(self) -> bool:

@@ -44,6 +44,7 @@ SESSION_S: Final = 3.0
 _INDEX_SPARE_BYTES: Final = 1200
 """What the index needs on the ledger disk for one write."""
 
+
 class Witnessed(BookieHandler):
     """A bookie's handler whose answers the oracles see at the moment they are made."""
 
@@ -112,6 +113,9 @@ class SimBookie:
         self.world = world
         self.bookie = BookieId(name)
         self.is_apache = is_apache
+        self.was_full = False
+        self.interrupted_until_s = 0.0
+        """Until then it has no connection to the store, also if the cluster heals."""
         self.was_wiped = False
         """Whether its disks were replaced since an operator last had its ledgers marked. Only asked of Apache's."""
         self.process = Process(name)
@@ -196,7 +200,8 @@ class SimBookie:
         if self.process.is_alive and hasattr(self, "store"):
             faults = self.store.faults
             faults.lose_share = faults.slow_share = faults.lag_s = faults.fail_share = 0.0
-            self.resume_session()
+            if self.interrupted_until_s <= self.world.loop.time():
+                self.resume_session()
 
     def unfill(self) -> None:
         """There is room on the disks again."""

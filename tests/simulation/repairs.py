@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextvars
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -124,10 +124,10 @@ class Repairs:
             effort.copied += len(packet)
             effort.useful[target, packet_ids(packet)[1]] = len(packet)
 
-    def judge_effort(self, window_bytes: int | None) -> None:
+    def judge_effort(self, window_bytes: Callable[[int], int] | None) -> None:
         """I21: nothing is copied in vain without a fault, and a fault costs at most a fifth and one window.
 
-        ``window_bytes``: how much one fault may cost; None: as much as there is.
+        ``window_bytes``: how much one fault may cost, by the size of the largest entry; None: as much as there is.
         """
         for ledger_id, effort in self.efforts.items():
             truth = self._truth.of(ledger_id)
@@ -138,7 +138,7 @@ class Repairs:
             if effort.faults:
                 if window_bytes is None:
                     continue
-                allowed = 1.2 * useful + window_bytes * effort.faults
+                allowed = 1.2 * useful + window_bytes(max(effort.useful.values(), default=0)) * effort.faults
             if effort.copied > allowed:
                 self._truth.fail(
                     "I21",
@@ -227,7 +227,9 @@ class _Watched:
         self._is_disturbed = False
         self._inner_events: Any = worker._events
         copier: Any = worker._copier
-        self._weighing = copier.transport = _Weighing(repairs, world, client, copier.transport, copier.budget.limit_bytes)
+        self._weighing = copier.transport = _Weighing(
+            repairs, world, client, copier.transport, copier.budget.limit_bytes
+        )
         self._repair, self._refresh, self._take = worker._repair, self._queue.refresh, self._queue.take
         client.store.on_request = count_request
         for owner, name, method in (
@@ -265,11 +267,15 @@ class _Watched:
         """Whether the store does not answer this worker as it should."""
         faults, process = self._client.faults, self._client.process
         is_slow = faults.lose_share or faults.slow_share or faults.lag_s or faults.fail_share
-        return bool(is_slow) or process.held_until_s > self._repairs.now_s() or not self._client.store.session.is_connected
+        return (
+            bool(is_slow) or process.held_until_s > self._repairs.now_s() or not self._client.store.session.is_connected
+        )
 
     def _count_cost(self, note: TurnNote, *, is_completed: bool) -> None:
         metadata = self._truth.metadata.get(note.ledger_id)
-        is_small = metadata is not None and (metadata.last_entry_id or 0) < SMALL_ENTRIES and len(metadata.fragments) == 1
+        is_small = (
+            metadata is not None and (metadata.last_entry_id or 0) < SMALL_ENTRIES and len(metadata.fragments) == 1
+        )
         if is_completed and is_small:
             self._finished += 1
             self._requests += note.requests
@@ -281,7 +287,12 @@ class _Watched:
             return
         self._is_disturbed = self._has_trouble() or self._client.store.session.epoch > 1
         mean = self._requests / self._finished
-        if not self._is_disturbed and mean > TASK_REQUESTS_MAX and self._world.counts_cost:
+        if (
+            not self._is_disturbed
+            and mean > TASK_REQUESTS_MAX
+            and self._world.counts_cost
+            and not self._world.bytes_per_second
+        ):
             self._truth.fail("COST", f"{self._name} needed {mean:.0f} requests for each of {self._finished} tasks")
 
     # Turns
@@ -332,7 +343,10 @@ class _Watched:
         for ledger_id, named in truth.tasks.items():
             metadata = truth.metadata.get(ledger_id)
             if metadata is not None and metadata.is_closed and named:
-                least, most = copies_left(metadata, registered - named, least=0), copies_left(metadata, registered - named)
+                least, most = (
+                    copies_left(metadata, registered - named, least=0),
+                    copies_left(metadata, registered - named),
+                )
                 if not self._world.drained.isdisjoint(named):
                     most = copies_left(metadata, registered - (named - self._world.drained))
                 found[ledger_id] = least, most
@@ -402,6 +416,7 @@ class _Weighing(Transport):
         self._inner = inner
         self._budget_bytes = budget_bytes
         self._in_hand: dict[tuple[LedgerId, EntryId], int] = {}
+        self._offered: set[tuple[BookieId, LedgerId, EntryId]] = set()
 
     def forget(self, ledger_id: LedgerId) -> None:
         """A turn has ended, and holds nothing any more."""
@@ -410,7 +425,10 @@ class _Weighing(Transport):
 
     @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
-        self._check_enabled(batch.ledger_id)
+        batch_key = (bookie, *packet_ids(batch.entries[0])[:2])
+        if batch_key not in self._offered:  # a batch is offered several times to a bookie that does not answer
+            self._check_enabled(batch.ledger_id)
+        self._offered.add(batch_key)
         reply = await self._inner.add(bookie, batch, timeout_s)
         if reply.status is Status.OK:
             self._repairs.copied(batch.ledger_id, bookie, batch.entries)
@@ -436,7 +454,7 @@ class _Weighing(Transport):
 
     def _check_enabled(self, ledger_id: LedgerId) -> None:
         stat = self._world.cell.stat(disable_path(ROOT))
-        if stat is None:
+        if stat is None or self._world.bytes_per_second:  # what waits for the rate was begun before
             return
         since_s = self._repairs.now_s() - self._world.disabled_since_s
         faults = self._client.faults

@@ -18,8 +18,11 @@ CHUNK_ENTRIES: Final = 8
 PROGRESS_BYTES: Final = 600
 KEPT_BYTES_MIN: Final = 300
 BUDGET_BYTES: Final = 1500
-WINDOW_BYTES: Final = PROGRESS_BYTES + KEPT_BYTES_MIN + copier.LANES_MAX * CHUNK_ENTRIES * 110
-"""What one fault may cost again: what was copied since the last record, and what is under way."""
+
+
+def window_bytes(entry_bytes_max: int) -> int:
+    """What one fault may cost again: what was copied since the last record, and what is under way."""
+    return PROGRESS_BYTES + KEPT_BYTES_MIN + copier.LANES_MAX * CHUNK_ENTRIES * entry_bytes_max
 
 
 def use_small_windows(stack: ExitStack, *, has_small_budget: bool) -> None:

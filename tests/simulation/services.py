@@ -65,9 +65,7 @@ async def audit(world: SimWorld, client: SimClient) -> int:
     return len(markings)
 
 
-def wanted(
-    ledger: Versioned, registered: frozenset[BookieId], drained: frozenset[BookieId]
-) -> tuple[BookieId, ...]:
+def wanted(ledger: Versioned, registered: frozenset[BookieId], drained: frozenset[BookieId]) -> tuple[BookieId, ...]:
     """Bookies that a ledger is to be marked for: those that are lost, and those that are drained."""
     leaving = drained & ledger.metadata.members() if ledger.metadata.is_closed else frozenset()
     return tuple(sorted({*lost(ledger, registered), *leaving}))
@@ -119,6 +117,11 @@ def worker(world: SimWorld, client: SimClient) -> Worker:
         reservations=Reservations(client.store, world.cluster.root),
         circuits=circuits,
     )
-    made = Worker(repair, world.variation.replicator, Events(world, client.process.name), client.process.name)
+    made = Worker(
+        repair,
+        world.variation.replicator(world.bytes_per_second),
+        Events(world, client.process.name),
+        client.process.name,
+    )
     world.repairs.watch(made, client)
     return made

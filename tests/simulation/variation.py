@@ -89,10 +89,10 @@ class Variation:
             return ClientSettings()
         return SMALL_CLIENT if add_timeout_s is None else replace(SMALL_CLIENT, add_timeout_s=add_timeout_s)
 
-    @property
-    def replicator(self) -> ReplicatorSettings:
-        """Of every worker."""
-        return ReplicatorSettings(_URI) if self.is_default else SMALL_REPLICATOR
+    def replicator(self, bytes_per_second: int = 0) -> ReplicatorSettings:
+        """Of every worker, with a rate of its own."""
+        settings = ReplicatorSettings(_URI) if self.is_default else SMALL_REPLICATOR
+        return replace(settings, bytes_per_second=bytes_per_second)
 
     def collector(self, interval_s: float, confirm_after_s: float) -> CollectorSettings:
         """Of every bookie's collector, which always runs far too often."""

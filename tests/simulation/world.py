@@ -67,6 +67,8 @@ class SimWorld:
         """Bookies whose drain has begun, whether or not it was withdrawn."""
         self.read_only_since_s: dict[BookieId, float] = {}
         self.disabled_since_s = 0.0
+        self.bytes_per_second = 0
+        """Rate of each worker's copies; 0: no bound."""
         self.counts_cost = False
         """Whether the history has so many small tasks that their mean cost can be judged."""
         self.points: FaultPoints
