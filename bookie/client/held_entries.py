@@ -66,8 +66,8 @@ class HeldEntries:
         """Read each of ``wanted`` (ascending; consumed as needed) and return the ones on the bookie.
 
         OK: what is not among the entries the bookie denied, entry by entry. LIMBO: some entries are unknown. CORRUPT:
-        what is not among the entries is denied, unknown or damaged. Any other status: the result of a read; nothing is known of
-        entries outside the list (S6).
+        what is not among the entries is denied, unknown or damaged. Any other status: the result of a read; nothing is
+        known of entries outside the list (S6).
         """
         probe = _Probe(self, bookie, ledger_id, iter(wanted))
         await all_or_first_error(probe.work() for _ in range(REQUESTS_MAX))

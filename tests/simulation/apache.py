@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from typing_extensions import override
 
@@ -19,6 +19,7 @@ from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.tasks.locks import HeldLock
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
+from bookie.model.ids import LedgerId
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import AddBatch, AddReply, ReplyT, Request, Status
@@ -43,7 +44,7 @@ class WithoutLists(BookieHandler):
     @override
     async def answer(self, incarnation: str, request: Request[ReplyT]) -> ReplyT:
         if isinstance(request, ListEntries):
-            return request.failed(Status.UNSUPPORTED, detail="no lists")
+            return cast(ReplyT, request.failed(Status.UNSUPPORTED, detail="no lists"))
         return await self._inner.answer(incarnation, request)
 
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.options import WriterOptions
 from bookie.client.recovery.recovery import recover_ledger
-from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.layout import disable_path
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
@@ -26,8 +26,8 @@ from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.runtime.fault_points import deciding_by
 from bookie.runtime.tasks import _running as guarded_tasks
 from tests.simulation import apps, services
-from tests.simulation.loop import SimLoop, StuckError
 from tests.simulation.closing import judge_locks, judge_space, watch_locks
+from tests.simulation.loop import SimLoop, StuckError
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.nodes import SimBookie, SimClient
 from tests.simulation.profiles import PROFILES, Profile
@@ -352,7 +352,7 @@ class History:
         await judge_space(world)
 
     def _stubborn_bookie(self) -> SimBookie | None:
-        """One bookie may refuse copies for a long time, while every other fault has ended. Tasks must be parked then."""
+        """One bookie may refuse copies for a long time, after every other fault has ended. Tasks must be parked."""
         if not self._profile.is_stubborn or self._rng.random() < 0.6:
             return None
         world = self.world

@@ -24,8 +24,8 @@ from replicator.plan import planner
 from replicator.queue import task_queue
 from replicator.queue.task_queue import TaskQueue
 from replicator.repair import install
-from replicator.repair.ledger_repair import LedgerRepair
 from replicator.repair.lease import Lease
+from replicator.repair.ledger_repair import LedgerRepair
 from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.unclosed_ledger import UnclosedLedgerRepair
 from replicator.telemetry.events import Ending, TaskResult

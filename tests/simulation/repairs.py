@@ -1,9 +1,9 @@
 """The oracles of repair: what each worker does is compared with what it should do, turn by turn.
 
 Effort (I21): what is copied in vain is bounded. Order (R40): no turn starts while a due ledger with fewer copies left
-waits. Cost: a finished task takes few requests to the store. Progress (I19): no task fails for ever. Memory (R43): copies
-hold no more than the budget. A switch that is off (S7), the end of a session (S14) and the lost-bookie delay (R39) are
-respected. A worker is watched from outside: its methods are wrapped, and what it decides is not changed.
+waits. Cost: a finished task takes few requests to the store. Progress (I19): no task fails for ever. Memory (R43):
+copies hold no more than the budget. A switch that is off (S7), the end of a session (S14) and the lost-bookie delay
+(R39) are respected. A worker is watched from outside: its methods are wrapped, and what it decides is not changed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FAILURES_MAX: Final = 7
 PROMPT_S: Final = 20.0
 """How long copies may go on after repair was switched off: a read and a busy target may take that long."""
 SETTLED_S: Final = 10.0
-"""How long a bookie must have been registered, on the time scale of small settings, before a worker has to respect it."""
+"""How long a bookie must have been registered before workers have to respect it, on the scale of small settings."""
 LOCK_S: Final = 90.0
 """How long a lock may remain after its turn has ended, while its session is connected."""
 LONGEST_FAULT_S: Final = 6.0
@@ -202,7 +202,7 @@ class Repairs:
     def watch(self, worker: Worker, client: SimClient) -> None:
         """Watch a worker from now on."""
         watched = _Watched(self, self._world, worker, client)
-        setattr(worker, "_events", watched)
+        worker._events = watched
 
 
 class _Watched:

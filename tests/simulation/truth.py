@@ -413,11 +413,11 @@ class Truth:
         self._check_owner(who, ledger_id, old, new)
 
     def _shows_loss(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> bool:
-        """Whether a recovery that asks all members can see that one has lost entries which were acknowledged for certain.
+        """Whether a recovery that asks all members can see that one lost entries which were acknowledged for certain.
 
-        An entry was for certain if a later one that another registered member holds says so. Without that, the denial of
-        such a bookie cannot be told from that of one that never had the entry; nor after an application has recovered
-        the ledger, which copies the entries that it reads to all members.
+        An entry was for certain if a later one that another registered member holds says so. Without that, the denial
+        of such a bookie cannot be told from that of one that never had the entry. Nor can it after an application has
+        recovered the ledger, which copies the entries that it reads to all members.
         """
         truth = self.of(ledger_id)
         if truth.is_recovered_by_application:

@@ -18,9 +18,9 @@ from bookie.server.joining.admission import Place, admit
 from bookie.server.joining.limbo import finish_start
 from bookie.server.upkeep.collector import Collector
 from bookie.storage.store import LedgerStorage
+from tests.simulation import apache
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.network import SimNetwork
-from tests.simulation import apache
 from tests.simulation.nodes import SESSION_S, SimBookie, SimClient, place_paths
 from tests.simulation.repairs import Repairs
 from tests.simulation.store import SimCell, SimStore, StoreFaults
