@@ -65,8 +65,9 @@ class HeldEntries:
     async def probed(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]) -> ListReply:
         """Read each of ``wanted`` (ascending; consumed as needed) and return the ones on the bookie.
 
-        OK: what is not among the entries the bookie denied, entry by entry. LIMBO: some entries are unknown. Any other
-        status: the result of a read; nothing is known of entries outside the list (S6).
+        OK: what is not among the entries the bookie denied, entry by entry. LIMBO: some entries are unknown. CORRUPT:
+        what is not among the entries is denied, unknown or damaged. Any other status: the result of a read; nothing is
+        known of entries outside the list (S6).
         """
         probe = _Probe(self, bookie, ledger_id, iter(wanted))
         await all_or_first_error(probe.work() for _ in range(REQUESTS_MAX))
@@ -109,7 +110,7 @@ class _Probe:
 
     @property
     def _goes_on(self) -> bool:
-        return self.status in (Status.OK, Status.LIMBO)
+        return self.status in (Status.OK, Status.LIMBO, Status.CORRUPT)
 
     def _chunk_entries(self) -> int:
         if not self._answered:
@@ -153,6 +154,7 @@ class _Probe:
 
     def _note(self, status: Status, what: str, why: str = "") -> None:
         """An entry, or several, that the bookie does not serve. Absent ones are just not among the runs."""
-        if status.is_absent or not self._goes_on or (status is Status.LIMBO and self.status is Status.LIMBO):
+        is_known = status is self.status or (status is Status.LIMBO and self.status is Status.CORRUPT)
+        if status.is_absent or not self._goes_on or is_known:
             return
         self.status, self.detail = status, f"reading {what}: {status.name}{f' ({why})' if why else ''}"

@@ -134,6 +134,7 @@ class Flusher:
 
     async def _has_room_for_checkpoint(self) -> bool:
         try:
+            await self._checkpointer.index.reopen()
             await self.checkpoint()
         except DiskFullError as error:
             _log.error("disk full, only reads are served", extra={"error": str(error)})

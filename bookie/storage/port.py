@@ -165,7 +165,17 @@ class EntryIndex(Protocol):
         """Apply all changes or none; they are durable on return.
 
         Raises:
+            DiskFullError: no space; every later write fails as well, until ``reopen``.
             DiskError: the changes could not be made durable.
+        """
+        ...
+
+    async def reopen(self) -> None:
+        """Let writes succeed again after ``DiskFullError``. Nothing happens if no write failed in this way.
+
+        Raises:
+            DiskFullError: there is not enough space yet; what was written can still be read.
+            DiskError: the index cannot be opened.
         """
         ...
 

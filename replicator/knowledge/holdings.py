@@ -47,9 +47,10 @@ LIST_TIMEOUT_S: Final = 15.0
 _ATTEMPTS_MAX: Final = 4
 _HAS_ENTRIES: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT})
 """Answers of a bookie that need no doubt: one in limbo denies nothing, and one with a damaged copy has its disks."""
-_LISTS: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY, Status.LIMBO})
-"""Answers whose list counts. What a bookie in limbo lists it has: one that lists all it should is whole. Everything
-that it does not list is missing and is copied to it again; the bookie is no source for it."""
+_LISTS: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY, Status.LIMBO, Status.CORRUPT})
+"""Answers whose list counts. One that serves entries and has no lists is CORRUPT if some are damaged: these are missing
+from its list, and are copied to it again. What a bookie in limbo lists it has: one that lists all it should is whole.
+Everything that it does not list is missing and is copied to it again; the bookie is no source for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.options import NO_OPTIONS, WriterOptions
 from bookie.client.reader.reader import LedgerReader
 from bookie.client.recovery.recovery import recover_ledger
 from bookie.client.writer.writer import LedgerWriter
+from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.model.errors import BkhealError
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from tests.simulation.nodes import SimClient
 from tests.simulation.world import SimWorld
 
@@ -33,6 +34,8 @@ class WritePlan:
     idles_at: int = -1
     """Entries after which it does nothing for ``idle_s``."""
     idle_s: float = 0.0
+    large_from: int | None = None
+    """Entries from this one on are twenty times as large; None: none is."""
 
 
 async def write_ledger(world: SimWorld, client: SimClient, plan: WritePlan) -> None:
@@ -74,13 +77,14 @@ async def _append_all(world: SimWorld, client: SimClient, writer: LedgerWriter, 
             await asyncio.gather(*futures, return_exceptions=True)
             world.happened("idle", ledger_id)
             await asyncio.sleep(plan.idle_s)
-            plan = WritePlan(plan.options, plan.entries, plan.pace_s, plan.burst, plan.writer, plan.is_left_open)
+            plan = replace(plan, idles_at=-1)
         ids = list(range(number, min(plan.entries, number + 1 + rng.randrange(plan.burst))))
         number = ids[-1] + 1
         if plan.writer.has_own_entry_ids:
             rng.shuffle(ids)
         for entry in ids:
-            payload = f"{ledger_id}/{entry}/{client.process.name}".encode() * (1 + entry % 3)
+            large = plan.large_from is not None and entry >= plan.large_from
+            payload = f"{ledger_id}/{entry}/{client.process.name}".encode() * (1 + entry % 3) * (20 if large else 1)
             truth.offered(ledger_id, EntryId(entry), payload)
             if plan.writer.has_own_entry_ids:
                 future = await writer.submit_at(EntryId(entry), payload)
@@ -95,6 +99,7 @@ async def _append_all(world: SimWorld, client: SimClient, writer: LedgerWriter, 
 
 async def recover(world: SimWorld, client: SimClient, ledger_id: LedgerId) -> None:
     """Recover a ledger once, as an application that takes over does."""
+    world.truth.recovered_by_application(ledger_id)
     try:
         world.trace.event(client.process.name, f"recovers {ledger_id}")
         closed = await recover_ledger(client.ports, ledger_id, b"pw")
@@ -122,7 +127,7 @@ async def read_along(world: SimWorld, client: SimClient, ledger_id: LedgerId, ro
     for _ in range(rounds):
         try:
             last = await _look(client, reader)
-            if last < seen:
+            if last < seen and not world.truth.of(ledger_id).is_cut:
                 world.truth.fail("I5", f"{client.process.name} saw {ledger_id} end at {seen}, then at {last}")
             seen = max(seen, last)
             world.truth.may_be_read(client.process.name, ledger_id, last)
@@ -133,7 +138,7 @@ async def read_along(world: SimWorld, client: SimClient, ledger_id: LedgerId, ro
                     world.truth.was_read(client.process.name, ledger_id, entry.entry_id, entry.payload)
         except (BkhealError, TimeoutError) as error:
             world.trace.event(client.process.name, f"cannot read {ledger_id}: {type(error).__name__}")
-        await asyncio.sleep(client.rng.random())
+        await asyncio.sleep(client.rng.random() * world.variation.scale)
 
 
 async def _look(client: SimClient, reader: LedgerReader) -> int:
@@ -164,6 +169,47 @@ async def delete(world: SimWorld, client: SimClient, ledger_id: LedgerId) -> Non
         await client.client.delete_ledger(ledger_id)
     except BkhealError as error:
         world.trace.event(client.process.name, f"does not delete {ledger_id}: {type(error).__name__}")
+
+
+async def drain(world: SimWorld, client: SimClient, bookie: BookieId) -> None:
+    """Have all data moved off a bookie. An audit marks its ledgers."""
+    world.trace.event(client.process.name, f"drains {bookie}")
+    try:
+        await Drains(client.store, world.cluster.root).start(Drain(bookie, "operator", client.clock.epoch_ms()))
+    except (BkhealError, TimeoutError) as error:
+        world.trace.event(client.process.name, f"drain: {type(error).__name__}")
+
+
+async def end_drain(world: SimWorld, client: SimClient, bookie: BookieId) -> None:
+    """Withdraw a drain."""
+    world.trace.event(client.process.name, f"drains {bookie} no more")
+    try:
+        await Drains(client.store, world.cluster.root).stop(bookie)
+    except (BkhealError, TimeoutError) as error:
+        world.trace.event(client.process.name, f"end of drain: {type(error).__name__}")
+
+
+async def switch(world: SimWorld, client: SimClient, *, is_on: bool) -> None:
+    """Switch auto-recovery off or on."""
+    world.trace.event(client.process.name, f"switches repair {'on' if is_on else 'off'}")
+    switches = client.ports.tasks.switches
+    try:
+        await (switches.enable() if is_on else switches.disable())
+        world.disabled_since_s = world.loop.time()
+    except (BkhealError, TimeoutError) as error:
+        world.trace.event(client.process.name, f"switch: {type(error).__name__}")
+
+
+async def mark_ledgers_of(world: SimWorld, client: SimClient, bookie: BookieId) -> None:
+    """Mark every ledger that names a bookie whose disks are new, as an operator does for one of Apache's.
+
+    Raises:
+        BkhealError: not all of them are marked.
+    """
+    named = [ledger_id for ledger_id, found in sorted(world.truth.metadata.items()) if bookie in found.members()]
+    world.trace.event(client.process.name, f"has {named} marked, {bookie} has new disks")
+    await client.ports.tasks.marking.mark_many([(ledger_id, (bookie,)) for ledger_id in named])
+    world.truth.marked(bookie, named)
 
 
 async def in_turn(works: Sequence[asyncio.Task[None]]) -> None:

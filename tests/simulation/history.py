@@ -10,30 +10,38 @@ import random
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.options import WriterOptions
 from bookie.client.recovery.recovery import recover_ledger
+from bookie.metadata.layout import disable_path
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.model.errors import BkhealError
-from bookie.model.ids import LedgerId
+from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.runtime.fault_points import deciding_by
 from bookie.runtime.tasks import _running as guarded_tasks
 from tests.simulation import apps, services
+from tests.simulation.closing import judge_locks, judge_space, watch_locks
 from tests.simulation.loop import SimLoop, StuckError
 from tests.simulation.nemesis import Nemesis
-from tests.simulation.nodes import SimClient
+from tests.simulation.nodes import SimBookie, SimClient
 from tests.simulation.profiles import PROFILES, Profile
+from tests.simulation.scaling import use_small_windows, window_bytes
 from tests.simulation.trace import Trace
-from tests.simulation.truth import Truth, Violation, describe
+from tests.simulation.truth import ROOT, Truth, Violation, describe
+from tests.simulation.variation import Variation, vary
 from tests.simulation.world import SimWorld
 
 COLLECT_EVERY: Final = 32
+STUBBORN_S: Final = 900.0
+"""How long a bookie may go on refusing copies: time enough for a task to fail until it is parked."""
+SLOW_BYTES_PER_S: Final = 400
+"""Rate of copies at which the repair of a history's ledgers takes half a minute, so that they wait for each other."""
 HEAL_S: Final = 600.0
 """Bound on healing, in virtual seconds (I19)."""
 
@@ -96,11 +104,18 @@ def run_history(
     asyncio.set_event_loop(loop)
     try:
         with ExitStack() as stack:
-            points = FaultPoints(random.Random(rng.getrandbits(64)), is_on=rng.random() < 0.7)
+            points = FaultPoints(
+                random.Random(rng.getrandbits(64)), is_on=rng.random() < 0.7 and chosen.has_fault_points
+            )
             stack.enter_context(deciding_by(points))
+            variation = vary(seed, may_be_apache=not chosen.is_beyond_quorum)
+            if not variation.is_default:
+                use_small_windows(stack, has_small_budget=chosen.is_large and rng.random() < 0.5)
             if planted is not None:
                 planted(stack)
-            history = History(loop, rng, trace, chosen)
+            trace.event("WORLD", str(variation))
+            history = History(loop, rng, trace, chosen, variation)
+            history.world.points = points
             loop.set_exception_handler(history.task_failed)
             history.run()
     finally:
@@ -134,12 +149,12 @@ class FaultPoints:
 
     def __init__(self, rng: random.Random, *, is_on: bool) -> None:
         self._rng = rng
-        self._is_on = is_on
+        self.is_on = is_on
         self._rates: dict[str, float] = {}
         self.fired: dict[str, int] = {}
 
     def __call__(self, name: str) -> bool:
-        if not self._is_on:
+        if not self.is_on:
             return False
         rate = self._rates.get(name)
         if rate is None:
@@ -153,16 +168,18 @@ class FaultPoints:
 class History:
     """See the module docstring."""
 
-    def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace, profile: Profile) -> None:
+    def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace, profile: Profile, variation: Variation) -> None:
         self._loop = loop
         self._rng = rng
+        self._variation = variation
+        self._scale = variation.scale
         self._profile = profile
         self.applications: list[SimClient] = []
         self._loop.run_until_complete(self._make(rng, trace))
         self.world: SimWorld
 
     async def _make(self, rng: random.Random, trace: Trace) -> None:
-        self.world = SimWorld(self._loop, rng, trace)
+        self.world = SimWorld(self._loop, rng, trace, self._variation)
 
     def run(self) -> None:
         """Live through it; what was broken is in the world's truth."""
@@ -188,14 +205,19 @@ class History:
     async def _live(self) -> None:
         world, profile, rng = self.world, self._profile, self._rng
         count = rng.randint(*profile.bookies)
-        world.collect_s = profile.collect_s
+        world.collect_s = profile.collect_s * self._scale
         await world.found([f"b{number}" for number in range(count)])
         nemesis = Nemesis(world, profile, random.Random(rng.getrandbits(64)))
         world.on_event = nemesis.on_event
+        world.on_lost_disks = self._mark_later
+        world.counts_cost = profile.is_large
+        if profile.is_large and rng.random() < 0.4:
+            world.bytes_per_second = SLOW_BYTES_PER_S
+        world.process.run("watch locks", watch_locks(world))
         works = self._start_applications(nemesis)
         self._start_services()
         trouble = asyncio.get_running_loop().create_task(nemesis.run())
-        await asyncio.wait(works, timeout=profile.trouble_s)
+        await asyncio.wait(works, timeout=profile.trouble_s * self._scale)
         world.is_healing = True
         trouble.cancel()
         await self._heal()
@@ -213,19 +235,24 @@ class History:
 
     def _application(self, name: str, nemesis: Nemesis) -> SimClient:
         client = self.world.client(name)
-        settings = replace(client.ports.settings, add_timeout_s=self._profile.add_timeout_s)
-        client.use(settings)
+        client.use(self._variation.client(self._profile.add_timeout_s))
         self.applications.append(client)
         nemesis.targets.append(client)
         return client
 
     async def _write_some(self, client: SimClient) -> None:
         profile, rng = self._profile, client.rng
+        if profile.is_large:
+            for number in range(rng.randint(5, 9)):
+                plan = replace(self._plan(rng), pace_s=0.0, burst=40, idles_at=-1)
+                await apps.write_ledger(self.world, client, _large(plan, rng) if number == 2 else plan)
+            await asyncio.sleep(profile.trouble_s * self._scale)
+            return
         for _ in range(1 + (rng.random() < 0.4)):
-            await asyncio.sleep(rng.random() * 0.5)
+            await asyncio.sleep(rng.random() * 0.5 * self._scale)
             await apps.write_ledger(self.world, client, self._plan(rng))
             if rng.random() < profile.deletes and self.world.open_ledgers:
-                await asyncio.sleep(rng.random() * 2)
+                await asyncio.sleep(rng.random() * 2 * self._scale)
                 await apps.delete(self.world, client, rng.choice(self.world.open_ledgers))
 
     def _plan(self, rng: random.Random) -> apps.WritePlan:
@@ -243,30 +270,31 @@ class History:
         return apps.WritePlan(
             LedgerOptions(ensemble, write, ack, digest),
             entries,
-            profile.pace_s * (0.3 + rng.random()),
+            profile.pace_s * (0.3 + rng.random()) * self._scale,
             profile.burst,
             options,
             is_left_open=rng.random() < profile.left_open,
             idles_at=rng.randrange(entries) if profile.is_idle or rng.random() < 0.1 else -1,
-            idle_s=3.0 + (profile.trouble_s - 8.0) * rng.random(),
+            idle_s=(3.0 + (profile.trouble_s - 8.0) * rng.random()) * self._scale,
         )
 
     async def _read_some(self, client: SimClient) -> None:
         rng, world = client.rng, self.world
         for _ in range(3):
-            await asyncio.sleep(rng.random())
+            await asyncio.sleep(rng.random() * self._scale)
             if not world.open_ledgers:
                 continue
             ledger_id = rng.choice(world.open_ledgers)
             if rng.random() < 0.4:
-                await apps.tail(world, client, ledger_id, 3.0)
+                await apps.tail(world, client, ledger_id, 3.0 * self._scale)
             else:
                 await apps.read_along(world, client, ledger_id, 3)
 
     def _start_services(self) -> None:
         world = self.world
-        auditor = world.client("auditor")
-        auditor.process.run("audit", services.audit_for_ever(world, auditor))
+        for number in range(self._variation.auditors):
+            auditor = world.client(f"auditor{number}")
+            auditor.process.run("audit", services.audit_for_ever(world, auditor))
         for number in range(2):
             self._start_worker(f"worker{number}")
 
@@ -279,7 +307,9 @@ class History:
     async def _heal(self) -> None:
         world, loop = self.world, self._loop
         world.trace.event("WORLD", "heals")
-        deadline_s = loop.time() + HEAL_S
+        deadline_s = loop.time() + HEAL_S * (3 if self._variation.is_default else 1) + STUBBORN_S
+        was_forgotten = any(node.is_apache and node.was_wiped for node in world.bookies.values())
+        recovers_from_s = loop.time() + (60.0 * self._scale if was_forgotten else 0.0)
         for client in world.clients:
             client.be_well()
         world.network.heal()
@@ -287,17 +317,100 @@ class History:
             node.be_well()
             if not node.process.is_alive and not node.is_retired:
                 node.begin()
+        stubborn, stubborn_until_s = self._stubborn_bookie(), loop.time() + STUBBORN_S
         doctor = world.client("doctor")
+        await self._switch_on(doctor)
+        marked: set[BookieId] = set()
         while True:
             if loop.time() > deadline_s:
                 await self._say_what_is_left(doctor)
                 return
-            await asyncio.sleep(0.5)
-            if all(node.is_listening for node in world.bookies.values() if not node.is_retired):
+            await asyncio.sleep(0.5 * self._scale)
+            if stubborn is not None and await self._is_settled_without(doctor):
+                stubborn_until_s = 0.0
+            if stubborn is not None and loop.time() > stubborn_until_s:
+                stubborn.faults.refuses_copies = False
+                stubborn = None
+                for node in world.bookies.values():
+                    if not node.process.is_alive:
+                        node.begin()
+            if stubborn is not None:
+                await asyncio.sleep(5.0)
+                await self._audit_quietly(doctor)
+                continue
+            if not all(node.is_listening for node in world.bookies.values() if not node.is_retired):
+                continue
+            if not await self._mark_wiped(doctor, marked):
+                continue
+            if loop.time() > recovers_from_s:
                 await self._recover_all(doctor)
-                if await self._is_healed(doctor):
-                    break
+            if await self._is_healed(doctor):
+                break
         await self._judge(doctor)
+        await judge_locks(world)
+        world.repairs.judge_effort(self._effort_window())
+        await judge_space(world)
+
+    def _stubborn_bookie(self) -> SimBookie | None:
+        """One bookie may refuse copies for a long time, after every other fault has ended. Tasks must be parked."""
+        if not self._profile.is_stubborn or self._rng.random() < 0.6:
+            return None
+        world = self.world
+        node = self._rng.choice([world.bookies[name] for name in sorted(world.bookies)])
+        world.trace.event(node.process.name, "refuses copies")
+        node.faults.refuses_copies = True
+        others = [other for other in world.bookies.values() if other is not node and other.process.is_alive]
+        for other in self._rng.sample(others, min(1, len(others))):
+            other.crash(is_power_lost=False)
+            world.start_later(other, STUBBORN_S)
+        return node
+
+    def _effort_window(self) -> Callable[[int], int] | None:
+        """How many bytes one fault may cost again; None if the bound is larger than any ledger of a history."""
+        return None if self._variation.is_default else window_bytes
+
+    def _mark_later(self, node: SimBookie) -> None:
+        client = self.world.operator()
+        client.process.run("mark", self._mark(client, node.bookie))
+
+    async def _mark(self, client: SimClient, bookie: BookieId) -> None:
+        try:
+            await apps.mark_ledgers_of(self.world, client, bookie)
+        except (BkhealError, TimeoutError) as error:
+            self.world.trace.event(client.process.name, f"marks not all ledgers of {bookie}: {type(error).__name__}")
+
+    async def _mark_wiped(self, doctor: SimClient, marked: set[BookieId]) -> bool:
+        """Mark the ledgers of each bookie of Apache's with new disks; whether that is done."""
+        for name in sorted(self.world.bookies):
+            node = self.world.bookies[name]
+            if not node.is_apache or not node.was_wiped or node.bookie in marked:
+                continue
+            try:
+                await apps.mark_ledgers_of(self.world, doctor, node.bookie)
+            except BkhealError:
+                return False
+            marked.add(node.bookie)
+        return True
+
+    async def _switch_on(self, doctor: SimClient) -> None:
+        """Repair is on again, and half of the drains are withdrawn."""
+        world = self.world
+        world.cell.remove_if_there(disable_path(ROOT))
+        for node in world.bookies.values():
+            if node.is_listening:
+                await world.set_read_only(node, is_read_only=False)
+        if world.drained and self._rng.random() < 0.5:
+            for bookie in sorted(world.drained):
+                await apps.end_drain(world, doctor, bookie)
+
+    async def _is_settled_without(self, doctor: SimClient) -> bool:
+        """Whether every task is parked, and there are some."""
+        parked = await self._parked(doctor)
+        return bool(parked) and self.world.truth.tasks.keys() <= parked
+
+    async def _audit_quietly(self, doctor: SimClient) -> None:
+        with suppress(BkhealError):
+            await services.audit(self.world, doctor)
 
     async def _recover_all(self, doctor: SimClient) -> None:
         for ledger_id, metadata in sorted(self.world.truth.metadata.items()):
@@ -372,7 +485,7 @@ class History:
             async for entry in reader.read_all():
                 truth.was_read("doctor", ledger_id, entry.entry_id, entry.payload)
                 count += 1
-            if reader.metadata.is_closed and ledger.acked and max(ledger.acked) >= count:
+            if reader.metadata.is_closed and ledger.acked and max(ledger.acked) >= count and not ledger.is_cut:
                 truth.fail("I3", f"{ledger_id} was read to {count - 1}, {max(ledger.acked)} was acknowledged")
         except NoSuchLedgerError:
             return
@@ -381,6 +494,11 @@ class History:
                 truth.fail("I19", f"{ledger_id} cannot be read in the end: {error}")
             elif str(ledger_id) not in str(error) or ledger_id not in await self._parked(doctor):
                 truth.fail("LOSS", f"{ledger_id} lost entries, and nobody says so: {error}")
+
+
+def _large(plan: apps.WritePlan, rng: random.Random) -> apps.WritePlan:
+    entries = rng.randint(150, 250)
+    return replace(plan, entries=entries, large_from=entries - 30 if rng.random() < 0.5 else None)
 
 
 _histories = itertools.count()

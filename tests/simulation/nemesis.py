@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from bookie.metadata.layout import lock_path
+from bookie.metadata.port import SessionState
 from bookie.model.ids import LedgerId
+from bookie.model.metadata import LedgerMetadata
 from tests.simulation import apps
 from tests.simulation.nodes import SimBookie, SimClient
 from tests.simulation.profiles import Profile
@@ -18,6 +20,8 @@ from tests.simulation.world import SimWorld
 LONGEST_S: Final = 6.0
 DOWN_MAX: Final = 2
 """Bookies that single faults take away at once; ``kill most bookies`` and power loss go beyond."""
+INTERRUPTION_S: Final = 50.0
+"""Longer than a collector tries to release a lock."""
 CLOCK_JUMP_MIN_MS: Final = 60_000
 CLOCK_JUMP_MAX_MS: Final = 3 * 86_400_000
 _LOCKS: Final = "/ledgers/underreplication/locks"
@@ -32,8 +36,10 @@ class Nemesis:
         self._profile = profile
         names = sorted(profile.rates)
         chosen = [name for name in names if rng.random() < 0.7] or names
-        self._rates = {name: profile.rates[name] for name in chosen}
+        self._scale = world.variation.scale
+        self._rates = {name: profile.rates[name] / self._scale for name in chosen}
         self._wipes = 0
+        self._lost = 0
         self._recoverers = 0
         self._about: LedgerId | None = None
         """The ledger at whose event a fault strikes."""
@@ -66,13 +72,22 @@ class Nemesis:
             "slow collector": self._slow_collector,
             "unlock soon": self._unlock_soon,
             "wipe soon": self._wipe_soon,
-            "lag store": lambda: self._store_faults(lag_s=2.0 * rng.random()),
+            "lag store": lambda: self._store_faults(lag_s=2.0 * rng.random() * self._scale),
             "delete lock": self._delete_lock,
             "stall disk": self._stall_disk,
             "fill disk": self._fill_disk,
             "rot": self._rot,
             "rot and recover": self._rot_and_recover,
             "jump clock": self._jump_clock,
+            "wipe one and lose another": self._wipe_one_and_lose_another,
+            "lose for good": self._lose_for_good,
+            "interrupt collector": self._interrupt_collector,
+            "busy bookie": self._busy_bookie,
+            "cut worker": self._cut_worker,
+            "read-only bookie": self._read_only_bookie,
+            "drain": self._drain,
+            "disable": self._disable,
+            "lose a worker's session": self._lose_worker_session,
         }
 
     async def run(self) -> None:
@@ -139,7 +154,7 @@ class Nemesis:
         world = self._world
         for node in world.living_bookies():
             node.crash(is_power_lost=True)
-            world.start_later(node, 0.2 + self._rng.random())
+            world.start_later(node, (0.2 + self._rng.random()) * self._scale)
         return True
 
     def _kill_most(self) -> bool:
@@ -147,7 +162,7 @@ class Nemesis:
         living = world.living_bookies()
         for node in self._rng.sample(living, len(living) * 3 // 4):
             node.crash(is_power_lost=False)
-            world.start_later(node, 3.0 + self._down_s())
+            world.start_later(node, 3.0 * self._scale + self._down_s())
         return True
 
     def _wipe(self) -> bool:
@@ -171,7 +186,9 @@ class Nemesis:
         """As ``wipe bookie``, shortly after what happened there was answered."""
         if self._wipes >= self._profile.wipes_max:
             return False
-        self._world.loop.call_later(0.6 * self._rng.random(), self.strike, "wipe bookie", self._about, self._where)
+        self._world.loop.call_later(
+            0.6 * self._rng.random() * self._scale, self.strike, "wipe bookie", self._about, self._where
+        )
         return True
 
     def _cut(self, *, is_both_ways: bool) -> bool:
@@ -189,13 +206,13 @@ class Nemesis:
     def _slow_link(self) -> bool:
         client, node = self._rng.choice(self._living_clients()), self._any_bookie()
         link = self._world.network.link(client.process.name, node.process.name)
-        link.late_share, link.late_s = 0.5, 1.5
+        link.late_share, link.late_s = 0.5, 1.5 * self._scale
         self._undo(lambda: setattr(link, "late_share", 0.0))
         return True
 
     def _slow_bookie(self) -> bool:
         node = self._any_bookie()
-        delay_s = 0.2 + self._rng.random()
+        delay_s = (0.2 + self._rng.random()) * self._scale
         for client in self._living_clients():
             link = self._world.network.link(client.process.name, node.process.name)
             link.extra_delay_s = delay_s
@@ -207,7 +224,7 @@ class Nemesis:
         """What a writer sends to a bookie takes seconds, for a while: its adds arrive long after it was deposed."""
         client, node = self._rng.choice(self.targets), self._any_bookie()
         link = self._world.network.link(client.process.name, node.process.name)
-        link.extra_delay_s = 0.5 + 4.0 * self._rng.random()
+        link.extra_delay_s = (0.5 + 4.0 * self._rng.random()) * self._scale
         self._note(f"{client.process.name} to {node.process.name} takes {link.extra_delay_s:.3f} s")
         self._undo(lambda: setattr(link, "extra_delay_s", 0.0))
         return True
@@ -229,7 +246,7 @@ class Nemesis:
         if metadata is None or metadata.is_closed:
             return False
         members = self._rng.sample(metadata.last_fragment.members, len(metadata.last_fragment.members))
-        delays_s = (0.8 + 1.5 * self._rng.random(), 3.0 + 2.0 * self._rng.random())
+        delays_s = [d * self._scale for d in (0.8 + 1.5 * self._rng.random(), 3.0 + 2.0 * self._rng.random())]
         for member, delay_s in zip(members, delays_s, strict=False):
             for client in self.targets:
                 link = world.network.link(client.process.name, member)
@@ -305,7 +322,7 @@ class Nemesis:
         """What replication workers ask the store takes a second or two, for a while."""
         for client in self._living_clients():
             if client.process.name.startswith("worker"):
-                client.faults.slow_share, client.faults.slow_s = 0.5, 2.0
+                client.faults.slow_share, client.faults.slow_s = 0.5, 2.0 * self._scale
                 self._undo(partial(setattr, client.faults, "slow_share", 0.0))
         return True
 
@@ -315,7 +332,7 @@ class Nemesis:
         if node is None or not node.is_listening:
             return False
         faults = node.store.faults
-        faults.slow_share, faults.slow_s = 0.4, 6.0
+        faults.slow_share, faults.slow_s = 0.4, 6.0 * self._scale
         self._undo(partial(setattr, faults, "slow_share", 0.0))
         return True
 
@@ -332,7 +349,7 @@ class Nemesis:
         if self._about is None:
             return False
         path = lock_path("/ledgers", self._about)
-        self._world.loop.call_later(0.8 * self._rng.random(), self._world.remove, path)
+        self._world.loop.call_later(0.8 * self._rng.random() * self._scale, self._world.remove, path)
         return True
 
     def _stall_disk(self) -> bool:
@@ -345,6 +362,7 @@ class Nemesis:
         node = self._any_bookie()
         disk = self._rng.choice(node.disks)
         disk.capacity_bytes = disk.used_bytes() + self._rng.randrange(3000)
+        node.was_full = True
         self._note(f"{node.process.name} has a full disk")
         self._undo(lambda: node.unfill())
         return True
@@ -376,7 +394,7 @@ class Nemesis:
         node = self._world.bookies[self._rng.choice(members)]
         if node.process.is_alive:
             node.crash(is_power_lost=False)
-            self._world.start_later(node, 0.3 * self._rng.random())
+            self._world.start_later(node, 0.3 * self._rng.random() * self._scale)
         self._world.loop.call_later(0.8 + self._rng.random(), self._rot_the_end, self._about, node)
         return True
 
@@ -406,6 +424,117 @@ class Nemesis:
         self._note(f"the clock of {machine.process.name} is wrong by {machine.clock.skew_ms} ms")
         return True
 
+    def _wipe_one_and_lose_another(self) -> bool:
+        """A member of an open ledger gets new disks, and another one stays away for longer than the grace period."""
+        world, metadata = self._world, self._open_metadata()
+        if metadata is None or self._wipes >= self._profile.wipes_max:
+            return False
+        members = [world.bookies[name] for name in metadata.last_fragment.members]
+        if len(members) < 3 or not all(node.process.is_alive for node in members):
+            return False
+        self._wipes += 1
+        first, second = self._rng.sample(members, 2)
+        for node, down_s in ((first, 0.3 + 0.5 * self._rng.random()), (second, 6.0 + 4.0 * self._rng.random())):
+            node.crash(is_power_lost=False)
+            world.start_later(node, down_s * self._scale)
+        first.wipe()
+        self._kill_writers()
+        return True
+
+    def _kill_writers(self) -> None:
+        """The writers die as well, so nobody else replaces what is gone."""
+        for client in self.targets:
+            if client.process.name.startswith("writer"):
+                client.kill()
+
+    def _open_metadata(self) -> LedgerMetadata | None:
+        metadata = None if self._about is None else self._world.truth.metadata.get(self._about)
+        return None if metadata is None or metadata.is_closed else metadata
+
+    def _lose_for_good(self) -> bool:
+        """A bookie dies and stays away until the cluster heals."""
+        world = self._world
+        living = world.living_bookies()
+        if self._lost >= self._profile.lost_max or len(living) <= len(world.bookies) - self._profile.lost_max:
+            return False
+        self._lost += 1
+        self._rng.choice(living).crash(is_power_lost=False)
+        return True
+
+    def _interrupt_collector(self) -> bool:
+        """A bookie has no connection to the store for longer than its collector tries to release a lock."""
+        node = self._world.bookies.get(self._where)
+        if node is None or not node.is_listening or node.store.session.state is not SessionState.CONNECTED:
+            return False
+        store, loop = node.store, self._world.loop
+        node.interrupted_until_s = loop.time() + INTERRUPTION_S
+        loop.call_later(0.05 * self._rng.random(), store.suspend)
+        loop.call_later(INTERRUPTION_S + 1.0, node.resume_session)
+        return True
+
+    def _cut_worker(self) -> bool:
+        """A worker and a bookie do not reach each other for some time."""
+        world = self._world
+        workers = [client for client in self._living_clients() if client.process.name.startswith("worker")]
+        client, node = self._rng.choice(workers), self._any_bookie()
+        link = world.network.link(client.process.name, node.process.name)
+        link.loss[""] = 1.0
+        self._note(f"{client.process.name} and {node.process.name} are cut")
+        world.loop.call_later(8.0 + 8.0 * self._rng.random(), link.loss.pop, "", None)
+        return True
+
+    def _busy_bookie(self) -> bool:
+        """A bookie has no room for adds for some time."""
+        node = self._world.bookies.get(self._where) or self._any_bookie()
+        node.faults.busy_until_s = self._world.loop.time() + 5.0 + 20.0 * self._rng.random()
+        self._note(f"{node.process.name} is busy")
+        return True
+
+    def _read_only_bookie(self) -> bool:
+        """A bookie accepts no more entries for some time, and says so."""
+        world = self._world
+        nodes = [node for node in world.living_bookies() if node.is_listening]
+        if not nodes or world.read_only_since_s:
+            return False
+        node = self._rng.choice(nodes)
+        self._operate("read-only", world.set_read_only(node, is_read_only=True))
+        world.loop.call_later(
+            self._down_s() + 10.0 * self._scale,
+            lambda: self._operate("writable", world.set_read_only(node, is_read_only=False)),
+        )
+        return True
+
+    def _drain(self) -> bool:
+        world = self._world
+        if world.drained:
+            return False
+        node = self._any_bookie()
+        world.drained = frozenset({node.bookie})
+        client = world.operator()
+        self._operate("drain", apps.drain(world, client, node.bookie))
+        if self._rng.random() < 0.4:
+            world.loop.call_later(
+                self._down_s(), lambda: self._operate("undrain", apps.end_drain(world, client, node.bookie))
+            )
+        return True
+
+    def _disable(self) -> bool:
+        """An operator switches repair off for some time."""
+        world = self._world
+        client = world.operator()
+        self._operate("disable", apps.switch(world, client, is_on=False))
+        seconds = 30.0 + self._down_s()
+        world.loop.call_later(seconds, lambda: self._operate("enable", apps.switch(world, client, is_on=True)))
+        return True
+
+    def _lose_worker_session(self) -> bool:
+        workers = [client for client in self._living_clients() if client.process.name.startswith("worker")]
+        self._rng.choice(workers).lose_session(0.2 + self._rng.random())
+        return True
+
+    def _operate(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._world.operator().process.run(name, work)
+
     def _any_bookie(self) -> SimBookie:
         return self._rng.choice([self._world.bookies[name] for name in sorted(self._world.bookies)])
 
@@ -413,7 +542,7 @@ class Nemesis:
         return [client for client in self._world.clients if client.process.is_alive]
 
     def _down_s(self) -> float:
-        return 0.2 + self._rng.random() ** 2 * LONGEST_S
+        return (0.2 + self._rng.random() ** 2 * LONGEST_S) * self._scale
 
     def _undo(self, undo: Callable[[], object]) -> None:
         self._world.loop.call_later(self._down_s(), undo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,11 +26,11 @@ from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.entry_logs.collection import Mark
 from bookie.storage.port import DiskError, DiskFullError
-from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import AddBatch, AddReply, FenceReply, ListReply, ReadReply, Reply, ReplyT, Request, Status
 from bookie.wire.requests import Fence, ListEntries, Read
+from tests.simulation.apache import WithoutLists
 from tests.simulation.loop import Process
 from tests.simulation.network import PORT, SimTransport
 from tests.simulation.store import SimStore, StoreFaults
@@ -39,34 +40,28 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimWorld
 
 SESSION_S: Final = 3.0
-"""How long the metadata store waits for a dead process."""
-
-STORAGE: Final = StorageSettings(
-    journal_batch_bytes=2048,
-    journal_file_bytes=6000,
-    cache_bytes_max=12_000,
-    flush_page_bytes=2000,
-    flush_page_entries=8,
-    flush_sync_bytes=4000,
-    flush_sync_entries=16,
-    flush_retry_s=0.5,
-    ledgers_in_memory=2,
-    open_logs=2,
-    list_page_keys=8,
-)
+"""How long the metadata store waits for a dead process, on the time scale of small settings."""
+_INDEX_SPARE_BYTES: Final = 1200
+"""What the index needs on the ledger disk for one write."""
 
 
 class Witnessed(BookieHandler):
     """A bookie's handler whose answers the oracles see at the moment they are made."""
 
-    def __init__(self, world: SimWorld, bookie: BookieId, inner: BookieHandler) -> None:
-        self._world = world
-        self._truth = world.truth
-        self._bookie = bookie
+    def __init__(self, node: SimBookie, inner: BookieHandler) -> None:
+        self._node = node
+        self._world = node.world
+        self._truth = node.world.truth
+        self._bookie = node.bookie
         self._inner = inner
 
     @override
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
+        faults = self._node.faults
+        if faults.refuses_copies and batch.is_recovery:
+            return AddReply(Status.UNAUTHORIZED, "refused")
+        if faults.busy_until_s > self._world.loop.time():
+            return AddReply(Status.TOO_MANY_REQUESTS)
         was_fenced = self._truth.is_fenced(self._bookie, batch.ledger_id)
         reply = await self._inner.add(incarnation, batch)
         if reply.status is Status.OK:
@@ -104,6 +99,9 @@ class DiskFaults:
 
     sync_fails: int = 0
     """This many of the next syncs fail."""
+    busy_until_s: float = 0.0
+    refuses_copies: bool = False
+    """Every copy is refused, for a reason that does not end."""
     stall_share: float = 0.0
     stall_s: float = 0.5
 
@@ -111,9 +109,15 @@ class DiskFaults:
 class SimBookie:
     """A bookie id with its disks, through all the lives of its process."""
 
-    def __init__(self, world: SimWorld, name: str) -> None:
+    def __init__(self, world: SimWorld, name: str, *, is_apache: bool = False) -> None:
         self.world = world
         self.bookie = BookieId(name)
+        self.is_apache = is_apache
+        self.was_full = False
+        self.interrupted_until_s = 0.0
+        """Until then it has no connection to the store, also if the cluster heals."""
+        self.was_wiped = False
+        """Whether its disks were replaced since an operator last had its ledgers marked. Only asked of Apache's."""
         self.process = Process(name)
         self.process.is_alive = False
         self.clock = VirtualClock()
@@ -127,7 +131,12 @@ class SimBookie:
         self._rng = random.Random(world.rng.getrandbits(64))
         self._journal = MemoryDisk(before=self._before)
         self._ledgers = MemoryDisk(before=self._before)
-        self._index = MemoryIndex(before=self._before)
+        self._index = MemoryIndex(before=self._before, is_full=self._is_index_full)
+        self.keeper: RegistrationKeeper
+        self.service: BookieService
+        self.collecting: asyncio.Task[None]
+        self.collect: Callable[[], Awaitable[object]]
+        """One pass of its collector."""
 
     @property
     def index(self) -> MemoryIndex:
@@ -154,7 +163,7 @@ class SimBookie:
         if hasattr(self, "store"):
             store = self.store
             store.cut_off()
-            world.loop.call_later(world.rng.random() * SESSION_S, store.forget_session)
+            world.loop.call_later(world.rng.random() * world.session_s, store.forget_session)
         self.process.die()
         if is_power_lost:
             self._journal = self._journal.crash(self._rng)
@@ -165,6 +174,7 @@ class SimBookie:
             self._index = self._index.restarted()
         for part in (self._journal, self._ledgers, self._index):
             part.before = self._before
+        self._index.is_full = self._is_index_full
 
     def wipe(self) -> None:
         """Put empty disks into a dead bookie; its next start is a new incarnation."""
@@ -172,9 +182,9 @@ class SimBookie:
         self.world.trace.event(self.process.name, "gets empty disks")
         self._journal = MemoryDisk(before=self._before)
         self._ledgers = MemoryDisk(before=self._before)
-        self._index = MemoryIndex(before=self._before)
-        self.is_new_incarnation = True
-        self.world.truth.wiped(self.bookie)
+        self._index = MemoryIndex(before=self._before, is_full=self._is_index_full)
+        self.is_new_incarnation, self.was_wiped = True, True
+        self.world.truth.wiped(self.bookie, is_recorded=not self.is_apache)
 
     def resume_session(self) -> None:
         """Connect to the store again after the end of a session."""
@@ -190,7 +200,8 @@ class SimBookie:
         if self.process.is_alive and hasattr(self, "store"):
             faults = self.store.faults
             faults.lose_share = faults.slow_share = faults.lag_s = faults.fail_share = 0.0
-            self.resume_session()
+            if self.interrupted_until_s <= self.world.loop.time():
+                self.resume_session()
 
     def unfill(self) -> None:
         """There is room on the disks again."""
@@ -207,11 +218,13 @@ class SimBookie:
                 if isinstance(error, DiskError) and not isinstance(error, DiskFullError):
                     self.world.bookie_is_broken(self, error)
                     return
-                await asyncio.sleep(0.5 + self._rng.random())
+                await asyncio.sleep((0.5 + self._rng.random()) * self.world.variation.scale)
         self.is_new_incarnation = False
         self.is_listening = True
         self.process.run("fatal watch", self._watch_fatal(self.process.generation))
         self.world.trace.event(self.process.name, "serves")
+        if self.is_apache and self.was_wiped:
+            self.world.bookie_lost_its_disks(self)
 
     async def _start_once(self) -> None:
         world = self.world
@@ -220,7 +233,9 @@ class SimBookie:
         self._witness_collection()
         await self._compare_with_truth()
         service = BookieService(self.storage, self._ledgers, BookieIdentity(incarnation, "sim"))
-        self.handler = Witnessed(world, self.bookie, service)
+        self.service = service
+        self.handler = Witnessed(self, WithoutLists(service) if self.is_apache else service)
+        world.read_only_since_s.pop(self.bookie, None)
         world.network.listen(self.process.name, self)
         self.is_listening = True
         keeper = RegistrationKeeper(
@@ -229,8 +244,9 @@ class SimBookie:
             self.bookie,
             service_info(self.process.name, PORT, incarnation),
             self.clock,
-            takeover_deadline_s=3 * SESSION_S,
+            takeover_deadline_s=3 * world.session_s,
         )
+        self.keeper = keeper
         await keeper.start(is_read_only=False)
         world.start_collector(self)
 
@@ -250,6 +266,9 @@ class SimBookie:
 
         for name, method in (("collect", witnessed), ("mark", marked)):
             setattr(storage, name, method)
+
+    def _is_index_full(self) -> bool:
+        return self._ledgers.used_bytes() + _INDEX_SPARE_BYTES > self._ledgers.capacity_bytes
 
     async def _compare_with_truth(self) -> None:
         truth = self.world.truth
@@ -282,25 +301,10 @@ class SimBookie:
             await asyncio.sleep(held_s)
 
 
-CLIENT: Final = ClientSettings(
-    add_timeout_s=1.0,
-    read_timeout_s=0.8,
-    close_timeout_s=4.0,
-    pipeline_entries_max=16,
-    pipeline_bytes_max=1 << 14,
-    batches_in_flight_max=2,
-    busy_retries_max=5,
-    busy_backoff_s=0.05,
-    ensemble_change_attempts_max=6,
-    failed_bookie_quarantine_s=3.0,
-    read_chunk_entries=5,
-)
-
-
 class SimClient:
     """A process that talks to the store and to bookies: an application, a worker, an auditor."""
 
-    def __init__(self, world: SimWorld, name: str, settings: ClientSettings = CLIENT) -> None:
+    def __init__(self, world: SimWorld, name: str) -> None:
         self.world = world
         self.process = Process(name)
         self.rng = random.Random(world.rng.getrandbits(64))
@@ -316,7 +320,7 @@ class SimClient:
             transport=self.transport,
             clock=self.clock,
             rng=self.rng,
-            settings=settings,
+            settings=world.variation.client(),
         )
         self.client = BookKeeper(self.ports)
 
@@ -338,7 +342,7 @@ class SimClient:
         self.world.trace.event(self.process.name, "is killed")
         self.transport.cut_off()
         self.store.cut_off()
-        self.world.loop.call_later(self.world.rng.random() * SESSION_S, self.store.forget_session)
+        self.world.loop.call_later(self.world.rng.random() * self.world.session_s, self.store.forget_session)
         self.process.die()
 
     def freeze(self, seconds: float) -> None:

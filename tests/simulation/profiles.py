@@ -29,6 +29,10 @@ class Profile:
         add_timeout_s: a writer's patience; long ones make zombies.
         collect_s: pause between a bookie's collections.
         trouble_s: longest time of trouble, in virtual seconds.
+        lost_max: bookies that may be lost for good.
+        has_fault_points: whether unlikely branches of the code may be forced.
+        is_stubborn: one bookie may go on refusing copies while the rest of the cluster heals.
+        is_large: ledgers are written at once, before trouble begins, and some are large.
     """
 
     name: str
@@ -48,12 +52,23 @@ class Profile:
     collect_s: float = 2.5
     trouble_s: float = 12.0
     is_beyond_quorum: bool = False
+    lost_max: int = 0
+    has_fault_points: bool = True
+    is_stubborn: bool = False
+    is_large: bool = False
 
 
 PROFILES: Final[tuple[Profile, ...]] = (
     Profile(
         "plain",
-        {"kill bookie": 0.25, "cut link": 0.3, "slow link": 0.2, "recover": 0.1, "lose store answers": 0.2},
+        {
+            "kill bookie": 0.25,
+            "cut link": 0.3,
+            "slow link": 0.2,
+            "recover": 0.1,
+            "lose store answers": 0.2,
+            "drain": 0.1,
+        },
         {"sent": (("recover", 0.01), ("kill bookie", 0.01))},
     ),
     Profile(
@@ -83,7 +98,12 @@ PROFILES: Final[tuple[Profile, ...]] = (
         {
             "sent": (("kill bookie", 0.01),),
             "copied": (("delete lock", 0.3), ("slow workers", 0.2)),
-            "marked": (("unlock soon", 0.6), ("slow collector", 0.4), ("kill bookie", 0.1)),
+            "marked": (
+                ("unlock soon", 0.6),
+                ("slow collector", 0.4),
+                ("kill bookie", 0.1),
+                ("interrupt collector", 0.3),
+            ),
         },
         writers=(3, 4),
         entries=(6, 16),
@@ -107,6 +127,28 @@ PROFILES: Final[tuple[Profile, ...]] = (
         trouble_s=16.0,
     ),
     Profile(
+        "lost witness",
+        {"jump clock": 0.05},
+        {"acked": (("wipe one and lose another", 0.04),)},
+        quorums=((3, 3, 2), (4, 3, 2), (3, 3, 3)),
+        wipes_max=1,
+        left_open=1.0,
+        trouble_s=14.0,
+    ),
+    Profile(
+        "repair",
+        {"lose for good": 0.5, "lose a worker's session": 0.05, "kill bookie": 0.04, "drain": 0.03, "disable": 0.02},
+        {"copied": (("busy bookie", 0.004), ("lose a worker's session", 0.003), ("cut worker", 0.01))},
+        quorums=((3, 3, 2), (2, 2, 2), (3, 2, 2), (4, 3, 2)),
+        bookies=(6, 7),
+        writers=(2, 2),
+        left_open=0.0,
+        trouble_s=60.0,
+        lost_max=2,
+        has_fault_points=False,
+        is_large=True,
+    ),
+    Profile(
         "idle writer",
         {"kill bookie": 0.5, "cut link": 0.2, "recover": 0.1},
         {"idle": (("kill bookie", 0.5), ("recover", 0.2))},
@@ -123,6 +165,8 @@ PROFILES: Final[tuple[Profile, ...]] = (
             "lag store": 0.3,
             "kill bookie": 0.15,
             "recover": 0.1,
+            "drain": 0.1,
+            "disable": 0.05,
         },
     ),
     Profile(
@@ -138,8 +182,18 @@ PROFILES: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         "gray",
-        {"slow bookie": 0.4, "cut one way": 0.5, "freeze bookie": 0.3, "recover": 0.15, "stall disk": 0.2},
+        {
+            "slow bookie": 0.4,
+            "cut one way": 0.5,
+            "freeze bookie": 0.3,
+            "recover": 0.15,
+            "stall disk": 0.2,
+            "busy bookie": 0.1,
+            "read-only bookie": 0.4,
+            "kill bookie": 0.3,
+        },
         {"sent": (("recover", 0.02), ("cut one way", 0.02))},
+        is_stubborn=True,
     ),
     Profile(
         "deletion",

@@ -16,7 +16,7 @@ from typing import Final, TextIO
 from tests.simulation.defects import DEFECTS
 from tests.simulation.history import Outcome, run_history
 
-CHUNK: Final = 13
+CHUNK: Final = 16
 """Seeds handed to a process at once: a multiple of the number of profiles is best."""
 TWICE_EVERY: Final = 50
 """One seed in so many runs twice, and must repeat itself exactly."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.doubts import DoubtedMembers
@@ -22,7 +23,6 @@ from bookie.model.severity import fragment_health
 from bookie.wire.circuits import Circuits, CircuitTransport
 from replicator.knowledge.evidence import CorruptCopy
 from replicator.ports import RepairPorts
-from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Outlook, TaskResult
 from replicator.worker import Worker
 from spark_jobs.runs.brake import held_because
@@ -40,7 +40,7 @@ async def audit_for_ever(world: SimWorld, client: SimClient) -> None:
             await audit(world, client)
         except (BkhealError, TimeoutError) as error:
             world.trace.event(client.process.name, f"audit failed: {type(error).__name__}")
-        await asyncio.sleep(AUDIT_S * (0.5 + client.rng.random()))
+        await asyncio.sleep(AUDIT_S * world.variation.scale * (0.5 + client.rng.random()))
 
 
 async def audit(world: SimWorld, client: SimClient) -> int:
@@ -49,19 +49,28 @@ async def audit(world: SimWorld, client: SimClient) -> int:
     ids = [ledger_id async for ledger_id in ports.ledgers.ids()]
     ledgers = [found for found in await ports.ledgers.read_many(ids) if isinstance(found, Versioned)]
     bookies = await ports.registrations.list()
+    drained = (await Drains(client.store, world.cluster.root).draining()).bookies
     members = frozenset(member for ledger in ledgers for member in ledger.metadata.members())
     known = members | bookies.registered | await ports.registrations.known()
     reason = held_because(known, bookies.registered, len(ledgers), None, MISSING_SHARE_MAX)
     if reason is not None:
         world.trace.event(client.process.name, f"audit held: {reason}")
         return 0
-    markings = [(ledger.ledger_id, missing) for ledger in ledgers if (missing := lost(ledger, bookies.registered))]
+    markings = [
+        (ledger.ledger_id, missing) for ledger in ledgers if (missing := wanted(ledger, bookies.registered, drained))
+    ]
     if not markings:
         return 0
     world.about_to_mark(client.process.name, known, bookies.registered)
     await Publisher(ports.tasks).mark(markings)
     world.trace.event(client.process.name, f"marked {[ledger_id for ledger_id, _ in markings]}")
     return len(markings)
+
+
+def wanted(ledger: Versioned, registered: frozenset[BookieId], drained: frozenset[BookieId]) -> tuple[BookieId, ...]:
+    """Bookies that a ledger is to be marked for: those that are lost, and those that are drained."""
+    leaving = drained & ledger.metadata.members() if ledger.metadata.is_closed else frozenset()
+    return tuple(sorted({*lost(ledger, registered), *leaving}))
 
 
 def lost(ledger: Versioned, registered: frozenset[BookieId]) -> tuple[BookieId, ...]:
@@ -112,7 +121,11 @@ def worker(world: SimWorld, client: SimClient) -> Worker:
         failures=FailedTasks(client.store, world.cluster.root),
         circuits=circuits,
     )
-    settings = ReplicatorSettings(
-        "zk://simulated/ledgers", ledgers_in_flight=3, poll_interval_s=1.5, grace_s=1.0, open_ledger_grace_s=2.0
+    made = Worker(
+        repair,
+        world.variation.replicator(world.bytes_per_second),
+        Events(world, client.process.name),
+        client.process.name,
     )
-    return Worker(repair, settings, Events(world, client.process.name), client.process.name)
+    world.repairs.watch(made, client)
+    return made

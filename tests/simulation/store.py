@@ -109,6 +109,12 @@ class SimCell(MemoryCell):
         super().delete(path, version)
         self._tell(session_id, path, before, version)
 
+    def close_session(self, session_id: int) -> None:
+        gone = [(path, node.data) for path, node in self._nodes.items() if node.ephemeral_owner == session_id]
+        super().close_session(session_id)
+        for path, before in gone:
+            self._tell(session_id, path, before, None)
+
     def multi(self, session_id: int, operations: Sequence[Operation]) -> None:
         self._in_multi = []
         try:
@@ -118,6 +124,11 @@ class SimCell(MemoryCell):
             self._in_multi = None
         for path, before, version in told:
             self._tell(session_id, path, before, version)
+
+    def remove_if_there(self, path: str) -> None:
+        """Delete a node, if it exists."""
+        if self.stat(path) is not None:
+            self.delete(path, ANY_VERSION)
 
     def _tell(self, session_id: int, path: str, before: bytes | None, version: int | None) -> None:
         if self._in_multi is not None:
@@ -186,6 +197,9 @@ class SimStore(MemoryStore):
         self._trace = trace
         self._seen = cell.zxid
         self.is_cut_off = False
+        self.requests = 0
+        self.on_request: Callable[[], None] = lambda: None
+        """How many requests this process has made."""
 
     def view(self) -> Readable:
         if not self.faults.lag_s:
@@ -255,6 +269,8 @@ class SimStore(MemoryStore):
     async def _asked(self, operation: str, path: str, action: Callable[[], T], lost: Callable[[str], Exception]) -> T:
         """A request as the twin makes it, with this session's faults, in one coroutine: there are thousands of them."""
         tracker, faults, rng = self._tracker, self.faults, self._rng
+        self.requests += 1
+        self.on_request()
         session = tracker.current
         if not session.is_connected:
             session = await self._sendable(operation, path)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from tests.simulation.command import read_corpus
-from tests.simulation.defects import DEFECTS
+from tests.simulation.defects import DEFECTS, SAFETY_RULES, SEARCHED_IN
 from tests.simulation.detection import REFRESH, TABLE, read_found, table
 from tests.simulation.profiles import PROFILES
 
@@ -77,6 +77,13 @@ def test_a_record_that_does_not_hold_is_a_failure_that_says_what_to_do(tmp_path:
 def test_the_published_table_is_that_of_the_records() -> None:
     assert TABLE.read_text() == table(), REFRESH
     assert set(read_found()) == set(DEFECTS), REFRESH
+
+
+def test_each_safety_rule_is_broken_by_a_planted_defect() -> None:
+    assert list(SAFETY_RULES) == [f"S{number}" for number in range(1, 21)]
+    assert {name for names in SAFETY_RULES.values() for name in names} <= set(DEFECTS)
+    assert set(SEARCHED_IN) <= set(DEFECTS)
+    assert set(SEARCHED_IN.values()) <= {profile.name for profile in PROFILES}
 
 
 def test_a_seed_can_be_read_event_by_event() -> None:

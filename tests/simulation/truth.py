@@ -9,10 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bookie.metadata.layout import LayoutKind, ledger_id_of, own_path, task_ledger_id, tasks_path
+from bookie.metadata.layout import (
+    READ_ONLY,
+    LayoutKind,
+    available_path,
+    ledger_id_of,
+    locks_path,
+    own_path,
+    task_ledger_id,
+    tasks_path,
+)
 from bookie.metadata.ledgers.serde import decode
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.tasks.format import decode_task
@@ -49,7 +58,20 @@ class LedgerTruth:
     acked: set[EntryId] = field(default_factory=set)
     holders: dict[EntryId, set[BookieId]] = field(default_factory=lambda: defaultdict(set))
     """Bookies that ever acknowledged the entry; a wiped disk stays here."""
+    named: set[BookieId] = field(default_factory=set)
+    """Every bookie that its metadata has ever named."""
+    ever_missing: set[BookieId] = field(default_factory=set)
+    """Every bookie that a task of it has ever named."""
     is_deleted: bool = False
+    is_forgotten: bool = False
+    """A bookie of Apache's lost entries and fences of it, and does not know that. Its denials are false, and it takes
+    adds that it had refused: what only its protocol could prevent is no violation."""
+    forgotten: dict[BookieId, set[EntryId]] = field(default_factory=dict)
+    """What such bookies lost."""
+    is_recovered_by_application: bool = False
+    """Some other client than a worker began a recovery: it believes what bookies deny, and may hide their losses."""
+    is_cut: bool = False
+    """An application closed it before entries that such a bookie had lost."""
     is_doomed: bool = False
     """More disks were lost than its quorums promise to survive: loss must be reported, and is no violation."""
 
@@ -73,20 +95,25 @@ class Truth:
         self.metadata: dict[LedgerId, LedgerMetadata] = {}
         self.held: dict[BookieId, dict[LedgerId, dict[EntryId, bytes]]] = defaultdict(lambda: defaultdict(dict))
         self.roles: dict[int, str] = {}
-        self.registered: frozenset[BookieId] = frozenset()
         self.rotten: set[BookieId] = set()
         self.is_doomed = False
         """More disks were lost than quorums promise to survive."""
-        self.copies = 0
-        self.copied: dict[tuple[BookieId, LedgerId, EntryId], int] = defaultdict(int)
         self._fenced: set[tuple[BookieId, LedgerId]] = set()
         self._denied: set[tuple[BookieId, LedgerId, EntryId]] = set()
         self._gone: set[tuple[BookieId, LedgerId]] = set()
         self._ids: set[LedgerId] = set()
         self._replaced: dict[BookieId, dict[LedgerId, dict[EntryId, bytes]]] = {}
         """What wiped disks held, until the ones that came after them are on record: before, nobody can know."""
+        self._forgetful: set[BookieId] = set()
+        """Bookies of Apache's whose disks were replaced."""
         self._histories = own_path("incarnations", ROOT)
         self._tasks = tasks_path(ROOT)
+        self._locks = locks_path(ROOT)
+        self.tasks: dict[LedgerId, frozenset[BookieId]] = {}
+        """The bookies that each task names."""
+        self.touched_s: dict[LedgerId, float] = {}
+        """When the task, lock or metadata of a ledger was last changed."""
+        self.on_change: Callable[[str, LedgerId, int, LedgerMetadata, LedgerMetadata], None] = lambda *change: None
         self.cell: SimCell
 
     def fail(self, rule: str, text: str) -> None:
@@ -124,6 +151,9 @@ class Truth:
         if metadata is None:
             return
         if metadata.last_entry_id is not None and entry_id > metadata.last_entry_id:
+            if truth.is_forgotten:
+                truth.is_cut = True
+                return
             self.fail("I2", f"{who}: {ledger_id}/{entry_id} acknowledged, sealed at {metadata.last_entry_id}")
             return
         copies = self._copies(metadata, ledger_id, entry_id)
@@ -145,7 +175,7 @@ class Truth:
             return
         truth = self.of(ledger_id)
         if metadata.last_entry_id is not None:
-            if last > metadata.last_entry_id:
+            if last > metadata.last_entry_id and not truth.is_cut:
                 self.fail("I5", f"{who}: {ledger_id} readable to {last}, sealed at {metadata.last_entry_id}")
         elif len(truth.holders[EntryId(last)]) < metadata.ack_quorum and EntryId(last) not in truth.acked:
             self.fail("I5", f"{who}: told of {ledger_id}/{last}, on {sorted(truth.holders[EntryId(last)])} alone")
@@ -233,11 +263,33 @@ class Truth:
                 self.held[bookie][ledger_id].setdefault(entry_id, truth.packets[entry_id])
                 truth.holders[entry_id].add(bookie)
 
-    def wiped(self, bookie: BookieId) -> None:
-        """All disks of a bookie were replaced by empty ones."""
+    def wiped(self, bookie: BookieId, *, is_recorded: bool = True) -> None:
+        """All disks of a bookie were replaced by empty ones. ``is_recorded``: it will record that, unlike Apache's."""
+        if not is_recorded:
+            self._forget(bookie)
         lost = self._replaced.setdefault(bookie, {})
         for ledger_id, entries in self.held.pop(bookie, {}).items():
             lost[ledger_id] = lost.get(ledger_id, {}) | entries
+
+    def _forget(self, bookie: BookieId) -> None:
+        self._forgetful.add(bookie)
+        self._fenced = {key for key in self._fenced if key[0] != bookie}
+        self._denied = {key for key in self._denied if key[0] != bookie}
+        for ledger_id, truth in self.ledgers.items():
+            metadata, held = self.metadata.get(ledger_id), self.holds(bookie, ledger_id)
+            if held or (metadata is not None and bookie in metadata.members()):
+                truth.is_forgotten = True
+                truth.forgotten.setdefault(bookie, set()).update(held)
+
+    def marked(self, bookie: BookieId, ledger_ids: Iterable[LedgerId]) -> None:
+        """An operator had these ledgers marked, because the disks of this bookie of Apache's are new."""
+        lost = self._replaced.get(bookie, {})
+        for ledger_id in ledger_ids:
+            lost.pop(ledger_id, None)
+
+    def recovered_by_application(self, ledger_id: LedgerId) -> None:
+        """Some other client than a worker begins to recover a ledger."""
+        self.of(ledger_id).is_recovered_by_application = True
 
     def doom(self) -> None:
         """More disks may be gone than quorums survive: from now on loss of what exists is no violation, if reported."""
@@ -274,16 +326,41 @@ class Truth:
         """Witness of every change in the store."""
         ledger_id = ledger_id_of(LayoutKind.HIERARCHICAL, ROOT, path)
         if ledger_id is not None:
-            self._ledger_changed(self.roles.get(session, "?"), ledger_id, before, after, version)
-        elif path.startswith(self._tasks) and after is None and before is not None:
+            self._touch(ledger_id)
+            self._ledger_changed(self.roles.get(session, "?"), session, ledger_id, before, after, version)
+        elif path.startswith(self._tasks):
             task_id = task_ledger_id(path.rpartition("/")[2])
             if task_id is not None:
-                self._task_gone(self.roles.get(session, "?"), task_id, before)
+                self._touch(task_id)
+                self._task_changed(self.roles.get(session, "?"), task_id, before, after)
+        elif path.startswith(self._locks):
+            task_id = task_ledger_id(path.rpartition("/")[2])
+            if task_id is not None:
+                self._touch(task_id)
         elif path.startswith(self._histories):
             self._replaced.pop(BookieId(path.rpartition("/")[2]), None)
 
+    def _touch(self, ledger_id: LedgerId) -> None:
+        self.touched_s[ledger_id] = asyncio.get_running_loop().time()
+
+    def _task_changed(self, who: str, ledger_id: LedgerId, before: bytes | None, after: bytes | None) -> None:
+        if after is not None:
+            named = frozenset(decode_task(after).missing)
+            self.tasks[ledger_id] = named
+            self.of(ledger_id).ever_missing |= named
+            return
+        self.tasks.pop(ledger_id, None)
+        if before is not None:
+            self._task_gone(who, ledger_id, before)
+
     def _ledger_changed(
-        self, who: str, ledger_id: LedgerId, before: bytes | None, after: bytes | None, version: int | None
+        self,
+        who: str,
+        session: int,
+        ledger_id: LedgerId,
+        before: bytes | None,
+        after: bytes | None,
+        version: int | None,
     ) -> None:
         if after is None:
             self.trace.event(who, f"deleted ledger {ledger_id}")
@@ -308,6 +385,8 @@ class Truth:
             if version == ANY_VERSION:
                 self.fail("I9", f"{who} changed ledger {ledger_id} without comparing its version")
             self._check_transition(who, ledger_id, old, new)
+            self.on_change(who, ledger_id, session, old, new)
+        truth.named.update(new.members())
         for fragment in new.fragments:
             if len(set(fragment.members)) != new.ensemble_size:
                 self.fail("I6", f"{who}: {ledger_id} fragment {fragment.first_entry_id} names {fragment.members}")
@@ -320,15 +399,44 @@ class Truth:
             self.fail("I4", f"{who} changed closed ledger {ledger_id}: {describe(old)} to {describe(new)}")
         if new.last_entry_id is not None and not old.is_closed:
             beyond = [entry_id for entry_id in truth.acked if entry_id > new.last_entry_id]
-            if beyond:
+            if beyond and truth.is_forgotten and not (who.startswith("worker") and self._shows_loss(ledger_id, old)):
+                truth.is_cut = True
+            elif beyond:
                 self.fail("I3", f"{who} sealed {ledger_id} at {new.last_entry_id}, {max(beyond)} was acknowledged")
-            self._check_length(who, ledger_id, new)
+            if not truth.is_cut:
+                self._check_length(who, ledger_id, new)
             for number in range(new.last_entry_id + 1):
                 copies = self._copies(new, ledger_id, EntryId(number))
                 if copies < new.ack_quorum and not truth.is_doomed:
                     self.fail("T4", f"{who} sealed {ledger_id} at {new.last_entry_id}, {number} has {copies} copies")
                     break
         self._check_owner(who, ledger_id, old, new)
+
+    def _shows_loss(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> bool:
+        """Whether a recovery that asks all members can see that one lost entries which were acknowledged for certain.
+
+        An entry was for certain if a later one that another registered member holds says so. Without that, the denial
+        of such a bookie cannot be told from that of one that never had the entry. Nor can it after an application has
+        recovered the ledger, which copies the entries that it reads to all members.
+        """
+        truth = self.of(ledger_id)
+        if truth.is_recovered_by_application:
+            return False
+        members = metadata.last_fragment.members
+        for bookie, lost in truth.forgotten.items():
+            others = [m for m in members if m in self.registered() and m not in truth.forgotten]
+            confirmed = max((packet_lac(p) for m in others for p in self.held[m][ledger_id].values()), default=-1)
+            if bookie in members and any(entry_id <= confirmed for entry_id in lost):
+                return True
+        return False
+
+    def registered(self) -> frozenset[BookieId]:
+        """The bookies that are registered now."""
+        names: set[str] = set()
+        for is_read_only in (False, True):
+            path = available_path(ROOT, is_read_only=is_read_only)
+            names.update(self.cell.children(path).names if self.cell.stat(path) is not None else ())
+        return frozenset(BookieId(name) for name in names if name != READ_ONLY)
 
     def _check_length(self, who: str, ledger_id: LedgerId, new: LedgerMetadata) -> None:
         truth = self.of(ledger_id)
@@ -388,6 +496,17 @@ class Truth:
                 if missing:
                     self.fail("I18", f"{who} completed {ledger_id}, {bookie} still lacks {sorted(missing)}")
 
+    def is_short(self, bookie: BookieId, ledger_id: LedgerId, metadata: LedgerMetadata) -> bool:
+        """Whether a bookie lacks an entry of a closed ledger's positions."""
+        for index, fragment in enumerate(metadata.fragments):
+            last = metadata.fragment_last_entry_id(index)
+            for position, member in enumerate(fragment.members):
+                if member == bookie and last is not None:
+                    wanted = metadata.stripe.entries(position, fragment.first_entry_id, last)
+                    if not self.holds(bookie, ledger_id).issuperset(wanted):
+                        return True
+        return False
+
     def _copies(self, metadata: LedgerMetadata, ledger_id: LedgerId, entry_id: EntryId) -> int:
         """Members of the stored write set that acknowledged the entry."""
         holders = self.of(ledger_id).holders[entry_id]
@@ -400,7 +519,7 @@ class Truth:
         denial is that of a bookie which need not hold it, and whoever asks by older metadata has to read that again
         first. Nor does anybody need to hold what was deleted: new disks do not find such a ledger.
         """
-        if self.of(ledger_id).is_deleted:
+        if self.of(ledger_id).is_deleted or bookie in self._forgetful:
             return False
         metadata = self.metadata.get(ledger_id)
         if metadata is not None and bookie not in _write_set(metadata, entry_id):
@@ -412,6 +531,11 @@ def _write_set(metadata: LedgerMetadata, entry_id: EntryId) -> list[BookieId]:
     """The bookies that should hold an entry."""
     members = metadata.fragments[metadata.fragment_index(entry_id)].members
     return [members[position] for position in metadata.stripe.write_set(entry_id)]
+
+
+def packet_lac(packet: bytes) -> int:
+    """The last add confirmed in a stored entry."""
+    return int.from_bytes(packet[16:24], "big", signed=True)
 
 
 def describe(metadata: LedgerMetadata) -> str:

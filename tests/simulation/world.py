@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
+from bookie.metadata.layout import bookie_path, locks_path
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.tasks.underreplication import UnderReplication
@@ -14,15 +16,21 @@ from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.server.joining.admission import Place, admit
 from bookie.server.joining.limbo import finish_start
-from bookie.server.upkeep.collector import Collector, CollectorSettings
+from bookie.server.upkeep.collector import Collector
 from bookie.storage.store import LedgerStorage
+from tests.simulation import apache
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.network import SimNetwork
-from tests.simulation.nodes import SESSION_S, STORAGE, SimBookie, SimClient, place_paths
+from tests.simulation.nodes import SESSION_S, SimBookie, SimClient, place_paths
+from tests.simulation.repairs import Repairs
 from tests.simulation.store import SimCell, SimStore, StoreFaults
 from tests.simulation.trace import Trace
 from tests.simulation.truth import ROOT, Truth
+from tests.simulation.variation import Variation
 from tests.worlds.clocks import VirtualClock
+
+if TYPE_CHECKING:
+    from tests.simulation.history import FaultPoints
 
 RESTART_S: Final = 2.0
 
@@ -35,8 +43,10 @@ class SimWorld:
         is_healing: no new faults from now on.
     """
 
-    def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace) -> None:
+    def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace, variation: Variation) -> None:
         self.loop = loop
+        self.variation = variation
+        self.session_s = SESSION_S * variation.scale
         self.rng = rng
         self.trace = trace
         self.truth = Truth(trace)
@@ -44,12 +54,27 @@ class SimWorld:
         self.truth.cell = self.cell
         self.network = SimNetwork(loop, random.Random(rng.getrandbits(64)), trace)
         self.cluster: Cluster
+        self.process = Process("world")
         self.bookies: dict[str, SimBookie] = {}
         self.clients: list[SimClient] = []
         self.faults_fired: dict[str, int] = {}
         self.is_healing = False
         self.collect_s = 2.5
         self.open_ledgers: list[LedgerId] = []
+        self.repairs = Repairs(self)
+        self.truth.on_change = self.repairs.changed
+        self.drained: frozenset[BookieId] = frozenset()
+        """Bookies whose drain has begun, whether or not it was withdrawn."""
+        self.read_only_since_s: dict[BookieId, float] = {}
+        self.disabled_since_s = 0.0
+        self.bytes_per_second = 0
+        """Rate of each worker's copies; 0: no bound."""
+        self.counts_cost = False
+        """Whether the history has so many small tasks that their mean cost can be judged."""
+        self.points: FaultPoints
+        self._fault_times_s: list[float] = []
+        self.on_lost_disks: Callable[[SimBookie], None] = lambda node: None
+        """Called if an operator notices that a bookie has lost its disks."""
         self.on_event: Callable[[str, LedgerId | None, str], None] = lambda kind, ledger_id, where: None
 
     async def found(self, bookie_names: list[str]) -> None:
@@ -60,7 +85,7 @@ class SimWorld:
         await UnderReplication(store, self.cluster, VirtualClock()).initialize()
         await store.close()
         for name in bookie_names:
-            self.bookies[name] = SimBookie(self, name)
+            self.bookies[name] = SimBookie(self, name, is_apache=self.variation.is_apache(self.rng))
             await self.bookies[name].begin()
 
     def session(self, process: Process, rng: random.Random, faults: StoreFaults | None = None) -> SimStore:
@@ -80,6 +105,9 @@ class SimWorld:
         disks = dict(zip(("journal", "ledgers"), node.disks, strict=True))
         places = [Place(role, path, disks[path.name]) for role, path in place_paths(node.process.name)]
         name = node.process.name
+        if node.is_apache:
+            await apache.join(node, self.cluster)
+            return await LedgerStorage.open(*node.disks, node.index, self.variation.storage, node.clock), ""
         admitted = await admit(
             node.store,
             self.cluster,
@@ -89,8 +117,9 @@ class SimWorld:
             node.clock,
             self.rng,
             may_be_new_incarnation=node.is_new_incarnation,
+            speaks_apache=True,
         )
-        storage = await LedgerStorage.open(*node.disks, node.index, STORAGE, node.clock)
+        storage = await LedgerStorage.open(*node.disks, node.index, self.variation.storage, node.clock)
         await finish_start(
             node.store,
             self.cluster,
@@ -99,15 +128,21 @@ class SimWorld:
             storage,
             node.clock,
             self.rng,
-            takeover_deadline_s=3 * SESSION_S,
+            takeover_deadline_s=3 * self.session_s,
         )
         return storage, admitted.incarnation
 
     def start_collector(self, node: SimBookie) -> None:
         """Let a bookie collect what nobody needs, far too often."""
-        pace = CollectorSettings(interval_s=self.collect_s, confirm_after_s=SESSION_S + 1.0, suspects_per_s=20.0)
+        if node.is_apache:
+            other = apache.ApacheCollector(node, self.cluster, node.storage, self.rng)
+            node.collect = other.run_pass
+            node.collecting = node.process.run("collect", other.run(self.collect_s))
+            return
+        pace = self.variation.collector(self.collect_s, self.session_s + 1.0)
         collector = Collector(node.store, self.cluster, node.storage, node.bookie, node.clock, self.rng, pace)
-        node.process.run("collect", collector.run())
+        node.collect = collector.run_pass
+        node.collecting = node.process.run("collect", collector.run())
 
     def happened(self, kind: str, ledger_id: LedgerId | None, where: str = "") -> None:
         """Something happened, maybe at a bookie, at which a fault may strike."""
@@ -133,11 +168,74 @@ class SimWorld:
     def note_fault(self, name: str) -> None:
         """A fault took effect."""
         self.faults_fired[name] = self.faults_fired.get(name, 0) + 1
+        self._fault_times_s.append(self.loop.time())
+
+    def faults_since(self, time_s: float) -> int:
+        """How many faults took effect since then; of those that last, the beginning counts."""
+        return len(self._fault_times_s) - bisect_left(self._fault_times_s, time_s)
+
+    @property
+    def has_fault_points(self) -> bool:
+        """Whether unlikely branches of the code are forced."""
+        return self.points.is_on
+
+    def points_fired(self, name: str) -> int:
+        """How often a fault point was taken."""
+        return self.points.fired.get(name, 0)
+
+    def lock_names(self) -> tuple[str, ...]:
+        """The locks of ledgers that there are now."""
+        return self.cell.children(locks_path(ROOT)).names
+
+    def collector_confirm_s(self) -> float:
+        """How long a collector waits between two looks."""
+        return self.variation.collector(1.0, self.session_s + 1.0).confirm_after_s
+
+    def is_reachable(self, who: str) -> bool:
+        """Whether a process lives and the store answers it."""
+        if who in self.bookies:
+            node = self.bookies[who]
+            faults, session, process = node.store.faults, node.store.session, node.process
+        else:
+            found = next((client for client in self.clients if client.process.name == who), None)
+            if found is None:
+                return True
+            faults, session, process = found.faults, found.store.session, found.process
+        is_slow = bool(faults.lose_share or faults.slow_share or faults.lag_s or faults.fail_share)
+        is_held = process.held_until_s > self.loop.time()
+        return process.is_alive and session.is_connected and not is_slow and not is_held
+
+    def registered_since_s(self, bookie: BookieId) -> float:
+        """Since when a bookie has been registered, by the time of its node; infinity if it is not."""
+        paths = [bookie_path(ROOT, bookie, is_read_only=is_read_only) for is_read_only in (False, True)]
+        stats = [self.cell.stat(path) for path in paths]
+        return max((stat.ctime_ms / 1000 for stat in stats if stat is not None), default=float("inf"))
 
     def bookie_failed(self, node: SimBookie) -> None:
         """A bookie's storage stopped: its process exits, and is started again."""
         node.crash(is_power_lost=False)
-        self.start_later(node, self.rng.random() * RESTART_S)
+        self.start_later(node, self.rng.random() * RESTART_S * self.variation.scale)
+
+    def operator(self) -> SimClient:
+        """The process in which an operator works."""
+        found = next((client for client in self.clients if client.process.name == "operator"), None)
+        return found or self.client("operator")
+
+    async def set_read_only(self, node: SimBookie, *, is_read_only: bool) -> None:
+        """Let a bookie refuse new entries and register as read-only, or no more so."""
+        if not node.is_listening:
+            return
+        self.trace.event(node.process.name, "is read-only" if is_read_only else "is writable")
+        self.read_only_since_s.pop(node.bookie, None)
+        node.service.is_read_only = is_read_only
+        is_done = await node.keeper.switch(is_read_only=is_read_only, deadline_s=5.0)
+        if is_read_only and is_done:
+            self.read_only_since_s[node.bookie] = self.loop.time()
+
+    def bookie_lost_its_disks(self, node: SimBookie) -> None:
+        """A bookie of Apache's serves on new disks, which the store does not show. An operator may notice it."""
+        if self.rng.random() < 0.6:
+            self.on_lost_disks(node)
 
     def bookie_is_broken(self, node: SimBookie, error: BkhealError) -> None:
         """A bookie refuses its disks."""

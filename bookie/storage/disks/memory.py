@@ -272,9 +272,14 @@ class _MemoryFile(DiskFile):
 
 @dataclass(slots=True)
 class MemoryIndex(EntryIndex):
-    """The in-memory twin of ``RocksIndex``. A write is durable on return; a crash during it keeps all or nothing."""
+    """The in-memory twin of ``RocksIndex``. A write is durable on return; a crash during it keeps all or nothing.
+
+    After a write for which there was no space, every write fails until ``reopen``, which fails while ``is_full``.
+    """
 
     before: Before = give_way
+    is_full: Callable[[], bool] = lambda: False
+    _needs_reopen: bool = False
     _pairs: dict[bytes, bytes] = field(default_factory=dict)
     _ordered: list[bytes] | None = None
     _under_way: dict[int, tuple[list[tuple[bytes, bytes]], list[bytes]]] = field(default_factory=dict)
@@ -311,11 +316,23 @@ class MemoryIndex(EntryIndex):
         self._writes += 1
         number, self._under_way[self._writes] = self._writes, (list(puts), list(deletes))
         try:
+            if self._needs_reopen:
+                raise DiskFullError("no space left, and the index was not opened again")
             await self._begin(Operation.INDEX_WRITE)
-        except DiskError:
+            if self.is_full():
+                raise DiskFullError("no space left for the index")
+        except DiskError as error:
             del self._under_way[number]
+            self._needs_reopen |= isinstance(error, DiskFullError)
             raise
         self._apply(*self._under_way.pop(number))
+
+    @override
+    async def reopen(self) -> None:
+        await asyncio.sleep(0)
+        if self._needs_reopen and self.is_full():
+            raise DiskFullError("no space left to open the index again")
+        self._needs_reopen = False
 
     @override
     async def close(self) -> None:

@@ -1,5 +1,8 @@
 """The ``EntryIndex`` port on RocksDB.
 
+After a write for which there was no space, RocksDB keeps the error, and every later write fails with the same
+text. Only a database that is opened again accepts writes (``reopen``).
+
 Two properties of the ``rocksdict`` binding (0.3) shape this file. First, ``write`` holds the interpreter lock until
 RocksDB returns, even while RocksDB waits for a sync or for compaction. Batches are therefore written without sync and
 with "no slowdown", and ``flush_wal``, which releases the lock, syncs the log. Second, the key and item iterators treat
@@ -12,6 +15,8 @@ mark, which is always older than the index's mark (J4).
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +35,7 @@ from rocksdict import (
 )
 from typing_extensions import override
 
+from bookie.runtime.tasks import guarded
 from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.port import DiskError, DiskFullError, EntryIndex
 
@@ -42,6 +48,9 @@ _STALL_S_MAX: Final = 60.0
 """Longest delay of a write by compaction, in seconds; after it the write fails."""
 _STALL_PAUSE_S: Final = 0.005
 _STALLED: Final = "Write stall"
+_LOG_FILES: Final = "*.log"
+_REOPEN_SPARE_BYTES: Final = 1 << 20
+"""Beyond the size of its log, which is written to tables when the database is opened."""
 _NO_SPACE: Final = "No space left on device"
 _LOCKED: Final = ("lock hold by current process", "While lock file")
 
@@ -51,10 +60,17 @@ T = TypeVar("T")
 class RocksIndex(EntryIndex):
     """One RocksDB database. Create it with ``open``."""
 
-    def __init__(self, path: Path, database: Any, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, path: Path, database: Any, threads: ThreadPoolExecutor, cache_bytes: int) -> None:
         self._path = path
         self._database = database
         self._threads = threads
+        self._cache_bytes = cache_bytes
+        self._needs_reopen = False
+        """Whether a write met a full disk, so that every later one fails."""
+        self._running = 0
+        self._changed = asyncio.Condition()
+        """Notified when the last running operation ends, and when the database was opened again."""
+        self._is_reopening = False
         self._unsynced = WriteOptions()
         self._unsynced.no_slowdown = True
 
@@ -72,7 +88,7 @@ class RocksIndex(EntryIndex):
         except BaseException:
             threads.shutdown(wait=False)
             raise
-        return cls(path, database, threads)
+        return cls(path, database, threads, cache_bytes)
 
     @override
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -93,7 +109,43 @@ class RocksIndex(EntryIndex):
     @override
     async def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
         """Apply all changes or none, durably. A thousand pairs hold the interpreter lock for about 0.4 ms."""
-        await self._run("write", self._write, puts, deletes)
+        try:
+            await self._run("write", self._write, puts, deletes)
+        except DiskFullError:
+            self._needs_reopen = True
+            raise
+
+    @override
+    async def reopen(self) -> None:
+        if not self._needs_reopen or self._database is None:
+            return
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._is_reopening)
+            if not self._needs_reopen or self._database is None:
+                return
+            self._is_reopening = True
+        try:
+            async with self._changed:
+                await self._changed.wait_for(lambda: not self._running)
+            if not await asyncio.to_thread(self._has_room):
+                raise DiskFullError(f"cannot open the index {self._path} again: no space left")
+            await asyncio.shield(guarded("reopen index", self._reopen()))
+        finally:
+            async with self._changed:
+                self._is_reopening = False
+                self._changed.notify_all()
+
+    async def _reopen(self) -> None:
+        """Close the database and open it again. The caller has kept every operation away."""
+        run = asyncio.get_running_loop().run_in_executor
+        await run(self._threads, _close, self._database)
+        self._database = None  # if it cannot be opened, every operation fails with this reason
+        self._database = await run(self._threads, _open, self._path, self._cache_bytes)
+        self._needs_reopen = False
+
+    def _has_room(self) -> bool:
+        logs = sum(path.stat().st_size for path in self._path.glob(_LOG_FILES))
+        return shutil.disk_usage(self._path).free >= logs + _REOPEN_SPARE_BYTES
 
     @override
     async def close(self) -> None:
@@ -101,11 +153,15 @@ class RocksIndex(EntryIndex):
             return
         database, self._database = self._database, None
         await asyncio.to_thread(self._threads.shutdown)
-        await asyncio.to_thread(database.close)
+        await asyncio.to_thread(_close, database)
 
     async def _run(self, verb: str, work: Callable[..., T], *arguments: object) -> T:
+        if self._is_reopening:
+            async with self._changed:
+                await self._changed.wait_for(lambda: not self._is_reopening)
         if self._database is None:
             raise DiskError(f"cannot {verb} the index {self._path}: it is closed")
+        self._running += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
         except DiskError:
@@ -113,6 +169,11 @@ class RocksIndex(EntryIndex):
         except Exception as error:
             kind = DiskFullError if _NO_SPACE in str(error) else DiskError
             raise kind(f"cannot {verb} the index {self._path}: {error}") from error
+        finally:
+            self._running -= 1
+            if self._is_reopening and not self._running:
+                async with self._changed:
+                    self._changed.notify_all()
 
     def _get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         found: list[bytes | None] = self._database.get(list(keys))
@@ -169,6 +230,12 @@ def _below(end_key: bytes) -> ReadOptions:
     options = ReadOptions()
     options.set_iterate_upper_bound(end_key)
     return options
+
+
+def _close(database: Any) -> None:
+    """Close a database. Its close also reports the error of an earlier write, which that write has raised already."""
+    with contextlib.suppress(Exception):
+        database.close()
 
 
 def _open(path: Path, cache_bytes: int) -> Any:

@@ -62,6 +62,27 @@ async def test_a_bookie_that_came_back_without_its_disks_is_filled_up_in_place()
 
 
 @in_virtual_time
+async def test_damaged_entries_of_a_named_bookie_are_copied_to_it_again() -> None:
+    async with a_world("a b") as world:
+        without_lists(world)
+        metadata = make_metadata((0, "a b"), quorum=(2, 2), last=COUNT - 1)
+        packets = await world.ledger(LEDGER, metadata, COUNT)
+        damaged = EntryId(57)
+        bookie = world.bookies["b"]
+        bookie.results[damaged] = answers(Status.CORRUPT)
+
+        async def overwritten() -> None:
+            bookie.results.clear()
+
+        bookie.before_add = overwritten
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        (result,) = recorder.results
+        assert (result.ending, result.entries) == (Ending.REPAIRED, 1)
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
 async def test_only_what_a_bookie_does_not_serve_is_copied_to_it_again() -> None:
     async with a_world("a b") as world:
         without_lists(world)

@@ -1,0 +1,115 @@
+"""Bookies that behave as Apache's: no limbo, no record of their disks, no list of entries, no reservations.
+
+Their disks hold the same data as ours, because their storage is not what is tested here. What differs is what other
+processes can learn from them. A bookie on new disks denies what its former disks held, and forgets its fences. Its
+collector respects the lock of a ledger, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Final, cast
+
+from typing_extensions import override
+
+from bookie.metadata.bookies.cookies import Cookie, CookieExistsError, CookieStore
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.tasks.locks import HeldLock
+from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.errors import BkhealError
+from bookie.model.ids import LedgerId
+from bookie.storage.store import LedgerStorage
+from bookie.wire.handler import BookieHandler
+from bookie.wire.port import AddBatch, AddReply, ReplyT, Request, Status
+from bookie.wire.requests import ListEntries
+
+if TYPE_CHECKING:
+    from tests.simulation.nodes import SimBookie
+
+_PAGE: Final = 1000
+
+
+class WithoutLists(BookieHandler):
+    """A handler that has no list of entries."""
+
+    def __init__(self, inner: BookieHandler) -> None:
+        self._inner = inner
+
+    @override
+    async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
+        return await self._inner.add(incarnation, batch)
+
+    @override
+    async def answer(self, incarnation: str, request: Request[ReplyT]) -> ReplyT:
+        if isinstance(request, ListEntries):
+            return cast(ReplyT, request.failed(Status.UNSUPPORTED, detail="no lists"))
+        return await self._inner.answer(incarnation, request)
+
+
+async def join(node: SimBookie, cluster: Cluster) -> None:
+    """Store the bookie's cookie, as its first start does."""
+    name = node.process.name
+    cookie = Cookie(node.bookie, (f"/sim/{name}/journal",), (f"/sim/{name}/ledgers",))
+    try:
+        await CookieStore(node.store, cluster).create(cookie)
+    except CookieExistsError:
+        return  # that of earlier disks, which an operator may leave
+
+
+class ApacheCollector:
+    """Deletes entries of ledgers that do not exist, or that are closed and name this bookie no more."""
+
+    def __init__(self, node: SimBookie, cluster: Cluster, storage: LedgerStorage, rng: random.Random) -> None:
+        self._bookie = node.bookie
+        self._ledgers = LedgerStore(node.store, cluster, rng)
+        self._tasks = UnderReplication(node.store, cluster, node.clock)
+        self._storage = storage
+
+    async def run(self, interval_s: float) -> None:
+        """Pass after pass."""
+        while True:
+            await asyncio.sleep(interval_s)
+            await self.run_pass()
+
+    async def run_pass(self) -> None:
+        """Look at every ledger that is stored here."""
+        after = -1
+        while page := await self._storage.ledger_ids(after, _PAGE):
+            after = page[-1]
+            for ledger_id in page:
+                try:
+                    await self._look_at(ledger_id)
+                except BkhealError:
+                    continue  # what cannot be known stays
+        try:
+            await self._storage.compact()
+        except BkhealError:
+            return
+
+    async def _look_at(self, ledger_id: LedgerId) -> None:
+        if await self._is_needed(ledger_id):
+            return
+        held = await self._tasks.locks.lock_alone(ledger_id, self._bookie)
+        if held is None:
+            return
+        try:
+            mark = self._storage.mark(ledger_id)
+            if not await self._is_needed(ledger_id):
+                await self._storage.collect(ledger_id, mark)
+        finally:
+            await self._release(held)
+
+    async def _release(self, held: HeldLock) -> None:
+        while True:
+            try:
+                await self._tasks.locks.release_alone(held)
+            except BkhealError:
+                await asyncio.sleep(1.0)
+            else:
+                return
+
+    async def _is_needed(self, ledger_id: LedgerId) -> bool:
+        current = await self._ledgers.current(ledger_id)
+        return current is not None and (not current.metadata.is_closed or self._bookie in current.metadata.members())

@@ -1,0 +1,79 @@
+"""What must hold of disks and locks once a history is over: space is given back, and no lock remains."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from bookie.model.errors import BkhealError
+from bookie.storage.entry_logs.entry_log import DIRECTORY, HEADER_SIZE, RECORD_HEADER_SIZE, decode_records
+from tests.simulation.repairs import LOCK_S
+
+if TYPE_CHECKING:
+    from tests.simulation.nodes import SimBookie
+    from tests.simulation.world import SimWorld
+
+_SPARE_BYTES: Final = 64
+"""What a bookie's entry logs may need beyond what its live entries explain."""
+_LOOK_S: Final = 5.0
+
+
+async def watch_locks(world: SimWorld) -> None:
+    """Look at the locks again and again."""
+    while True:
+        await asyncio.sleep(_LOOK_S * world.variation.scale)
+        world.repairs.look_at_locks()
+
+
+async def judge_locks(world: SimWorld) -> None:
+    """Wait until no lock is left; one that is not in use any more is a violation."""
+    deadline_s = world.loop.time() + 3 * LOCK_S + 6 * world.collector_confirm_s()
+    while world.repairs.look_at_locks() and not world.truth.violations:
+        if world.loop.time() > deadline_s:
+            world.truth.fail("LOCK", f"locks remain: {', '.join(world.lock_names())}")
+        await asyncio.sleep(_LOOK_S)
+
+
+async def judge_space(world: SimWorld) -> None:
+    """Collect and compact on every bookie; then its entry logs are not much larger than its live entries."""
+    for name in sorted(world.bookies):
+        node = world.bookies[name]
+        if node.is_listening and node.bookie not in world.truth.rotten:
+            await _judge_space_of(world, node)
+
+
+async def _judge_space_of(world: SimWorld, node: SimBookie) -> None:
+    node.collecting.cancel()
+    await asyncio.wait([node.collecting])  # there is one collection and one compaction at a time
+    try:
+        await node.storage.checkpoint()
+        await node.collect()
+        await node.storage.compact()
+    except BkhealError as error:
+        world.truth.fail("SPACE", f"{node.bookie} cannot collect in the end: {error}")
+        return
+    if node.was_full:
+        return  # what a flush had written when the disk became full is not counted as dead
+    live = await _live_bytes(world, node)
+    disk = node.disks[1]
+    logs = [disk.content(path) for path in disk.paths() if path.startswith(f"{DIRECTORY}/")]
+    used = sum(len(log) - HEADER_SIZE for log in logs if _is_whole(log))
+    if used * world.variation.storage.compact_below > live + _SPARE_BYTES:
+        world.truth.fail("SPACE", f"{node.bookie} has {used} bytes in {len(logs)} entry logs, {live} of them live")
+
+
+def _is_whole(log: bytes) -> bool:
+    """Whether a log can be read to its end. One that a power loss has cut off is kept, and is not judged here."""
+    records = decode_records(log[HEADER_SIZE:])
+    return bool(records) and records[-1][0].offset + records[-1][0].size == len(log) - HEADER_SIZE
+
+
+async def _live_bytes(world: SimWorld, node: SimBookie) -> int:
+    live, after = 0, -1
+    while page := await node.storage.ledger_ids(after, 1000):
+        after = page[-1]
+        for ledger_id in page:
+            packets = world.truth.of(ledger_id).packets
+            for entry_id in (await node.storage.list_entries(ledger_id)).entries:
+                live += len(packets.get(entry_id, b"")) + RECORD_HEADER_SIZE
+    return live

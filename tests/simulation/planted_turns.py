@@ -1,0 +1,217 @@
+"""Planted defects of what surrounds a copy: order, retries, locks, effort, memory, switches, sessions; and of space."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any
+
+from bookie.metadata.layout import task_path
+from bookie.metadata.port import NoNodeError
+from bookie.metadata.tasks.switches import RecoverySwitches
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, LedgerId
+from bookie.server.upkeep.collector import Collector, CollectorReport
+from bookie.storage import checkpoint
+from bookie.storage.disks.memory import MemoryIndex
+from replicator.copying import target
+from replicator.copying.sources import EntrySource
+from replicator.knowledge.absence import Absences
+from replicator.knowledge.holdings import Holdings
+from replicator.plan import planner
+from replicator.queue import task_queue
+from replicator.queue.task_queue import TaskQueue
+from replicator.repair import install
+from replicator.repair.lease import Lease
+from replicator.repair.ledger_repair import LedgerRepair
+from replicator.repair.reservation_holder import ReservationHolder
+from replicator.repair.unclosed_ledger import UnclosedLedgerRepair
+from replicator.telemetry.events import Ending, TaskResult
+from replicator.worker import Worker
+from tests.simulation import services
+from tests.simulation.planting import Registry, swap
+
+TURN_DEFECTS = Registry()
+plants = TURN_DEFECTS.add
+
+
+@plants("loss-forgotten", "S6", "a worker forgets after its turn which members lost entries, and believes them later")
+def _(stack: ExitStack) -> None:
+    async def in_memory(self: UnclosedLedgerRepair, members: Any) -> None:
+        self._doubted.update(members)
+
+    async def of_this_turn(self: UnclosedLedgerRepair, ledger: Any, bookies: Any) -> frozenset[BookieId]:
+        return frozenset(self._doubted)
+
+    swap(stack, UnclosedLedgerRepair, "doubt", lambda _: in_memory)
+    swap(stack, UnclosedLedgerRepair, "_unbelieved", lambda _: of_this_turn)
+
+
+@plants("index-not-reopened", "RocksDB", "after a full disk the index is not opened again, and all writes fail")
+def _(stack: ExitStack) -> None:
+    async def nothing(self: MemoryIndex) -> None:
+        return None
+
+    swap(stack, MemoryIndex, "reopen", lambda _: nothing)
+
+
+@plants("superseded-not-counted", "#2166", "an entry that is stored again leaves bytes that compaction does not find")
+def _(stack: ExitStack) -> None:
+    async def none(index: Any, puts: Any) -> dict[int, int]:
+        return {}
+
+    swap(stack, checkpoint, "superseded", lambda _: none)
+
+
+@plants("lock-left-behind", "S14", "a collector takes its own lock for that of another process, and leaves it")
+def _(stack: ExitStack) -> None:
+    async def discard(self: Collector) -> None:
+        for ledger_id in sorted(self._unsettled):
+            held = await self._tasks.locks.lock_alone(ledger_id, self._bookie)
+            if held is not None:
+                await self._release(held)
+            self._unsettled.pop(ledger_id, None)
+
+    swap(stack, Collector, "_settle_locks", lambda _: discard)
+
+
+@plants("copies-from-zero", "I21, R44", "an interrupted copy starts again at its first entry, and leaves a busy target")
+def _(stack: ExitStack) -> None:
+    async def nothing(self: ReservationHolder) -> dict[Any, Any]:
+        return {}
+
+    swap(stack, Holdings, "already_copied", lambda _: lambda self, bookie, first, end: EntryRuns(()))
+    swap(stack, ReservationHolder, "begun", lambda _: nothing)
+    swap(stack, target, "BUSY_S_MAX", lambda _: 4.0)
+
+
+@plants("failures-demote", "R40", "a ledger whose repair failed comes after all that did not fail")
+def _(stack: ExitStack) -> None:
+    def make(refresh: Any) -> Any:
+        async def by_failures(self: TaskQueue) -> None:
+            await refresh(self)
+            self._order = deque(sorted(self._order, key=lambda each: self._memory.failures(each.ledger_id)))
+
+        return by_failures
+
+    swap(stack, TaskQueue, "refresh", make)
+
+
+@plants("lost-disks-not-urgent", "R40", "copies of a registered bookie count as left although a task names it")
+def _(stack: ExitStack) -> None:
+    swap(stack, task_queue, "rank", lambda rank: lambda ledger, named, bookies: rank(ledger, (), bookies))
+
+
+@plants("delay-not-respected", "R39", "a worker replaces every member that is not registered, also one that restarts")
+def _(stack: ExitStack) -> None:
+    async def all_of_them(self: Absences, bookies: Any, unregistered: Any) -> frozenset[BookieId]:
+        return frozenset(unregistered)
+
+    swap(stack, Absences, "lost", lambda _: all_of_them)
+
+
+@plants("memory-by-guess", "R43", "copies reserve memory for entries of mean size, whatever size the entries have")
+def _(stack: ExitStack) -> None:
+    swap(stack, EntrySource, "answer_bytes_max", lambda _: lambda self, entry_count: entry_count * 64)
+
+
+@plants("list-before-each-task", "COST", "a worker lists all tasks again before it takes the next one")
+def _(stack: ExitStack) -> None:
+    def make(take: Any) -> Any:
+        def once(self: TaskQueue) -> Any:
+            turn = take(self)
+            self._order.clear()
+            self.note_change()
+            return turn
+
+        return once
+
+    swap(stack, TaskQueue, "take", make)
+
+
+@plants("never-parked", "I19", "a task that cannot succeed fails for ever, and is never parked")
+def _(stack: ExitStack) -> None:
+    async def again(self: LedgerRepair, reason: Any, detail: str, bookies: Any) -> TaskResult:
+        return self._ended(Ending.FAILED, detail=detail)
+
+    swap(stack, LedgerRepair, "_fail_or_park", lambda _: again)
+
+
+@plants("disable-ignored", "S7", "workers go on although repair was switched off")
+def _(stack: ExitStack) -> None:
+    async def never(self: RecoverySwitches) -> bool:
+        return False
+
+    swap(stack, RecoverySwitches, "is_disabled", lambda _: never)
+
+
+@plants("read-only-target", "S8", "copies go to bookies that are read-only")
+def _(stack: ExitStack) -> None:
+    def spare(self: Any) -> frozenset[BookieId]:
+        used = {*self.metadata.fragments[self.index].members, *self.taken.values()}
+        return frozenset(self.bookies.staying - used - self.knowledge.failed_targets)
+
+    def make(with_draining: Any) -> Any:
+        async def all_writable(*arguments: Any) -> Any:
+            bookies, checks = await with_draining(*arguments)
+            return replace(bookies, writable=bookies.staying, read_only=bookies.draining), checks
+
+        return all_writable
+
+    swap(stack, planner._FragmentPlan, "_spare", lambda _: spare)
+    swap(stack, install, "with_draining", make)
+
+
+@plants("collected-at-first-look", "S13", "entries are deleted as soon as one server does not know their ledger")
+def _(stack: ExitStack) -> None:
+    async def at_once(self: Collector, ledger_ids: Sequence[LedgerId], report: CollectorReport) -> None:
+        for ledger_id in ledger_ids:
+            await self._delete(ledger_id, self._storage.mark(ledger_id), report)
+
+    swap(stack, Collector, "_collect_gone", lambda _: at_once)
+
+
+@plants("session-outlived", "S14", "a worker goes on with its turn in a new session")
+def _(stack: ExitStack) -> None:
+    async def nothing(self: Lease) -> None:
+        return None
+
+    swap(stack, Lease, "is_session_over", lambda _: property(lambda self: False))
+    swap(stack, Lease, "ensure_ours", lambda _: nothing)
+    swap(stack, Worker, "_abandon", lambda _: lambda self: None)
+
+
+@plants("deletion-is-failure", "S15", "the repair of a ledger that was deleted fails")
+def _(stack: ExitStack) -> None:
+    def make(complete: Any) -> Any:
+        async def fail(self: LedgerRepair, ending: Ending, checks: Any = ()) -> TaskResult:
+            if ending is Ending.LEDGER_DELETED:
+                return self._ended(Ending.FAILED, detail="no such ledger")
+            result: TaskResult = await complete(self, ending, checks)
+            return result
+
+        return fail
+
+    swap(stack, LedgerRepair, "_complete", make)
+
+
+@plants("partial-scan-completes", "S20", "an audit deletes the tasks of ledgers in which it found nothing missing")
+def _(stack: ExitStack) -> None:
+    def make(publisher: Any) -> Any:
+        class Complete:
+            def __init__(self, tasks: Any) -> None:
+                self._tasks = tasks
+
+            async def mark(self, batch: Any) -> Any:
+                found = {ledger_id for ledger_id, _ in batch}
+                for task in await self._tasks.list():
+                    if task.ledger_id not in found:
+                        with suppress(NoNodeError):
+                            await self._tasks._store.delete(task_path(self._tasks._root, task.ledger_id))
+                return await publisher(self._tasks).mark(batch)
+
+        return Complete
+
+    swap(stack, services, "Publisher", make)

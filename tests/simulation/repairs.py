@@ -1,0 +1,464 @@
+"""The oracles of repair: what each worker does is compared with what it should do, turn by turn.
+
+Effort (I21): what is copied in vain is bounded. Order (R40): no turn starts while a due ledger with fewer copies left
+waits. Cost: a finished task takes few requests to the store. Progress (I19): no task fails for ever. Memory (R43):
+copies hold no more than the budget. A switch that is off (S7), the end of a session (S14) and the lost-bookie delay
+(R39) are respected. A worker is watched from outside: its methods are wrapped, and what it decides is not changed.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from bookie.metadata.layout import disable_path, lock_path, own_path, task_name
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.packet import packet_ids
+from bookie.wire.port import AddBatch, AddReply, ReadReply, ReplyT, Request, Status, Transport
+from bookie.wire.requests import Read
+from replicator.queue.task_queue import Turn
+from replicator.telemetry.events import Ending, Outlook, TaskResult
+from replicator.worker import Worker
+from tests.simulation.truth import ROOT
+
+if TYPE_CHECKING:
+    from tests.simulation.nodes import SimClient
+    from tests.simulation.world import SimWorld
+
+TASK_REQUESTS_MAX: Final = 56
+"""Requests to the store for each task that is finished, listings included, over many small ledgers. Today's value: 41
+on average, and 50 at most."""
+SMALL_ENTRIES: Final = 40
+"""Entries of a ledger that is small: its copy is done in a few requests."""
+TASKS_COUNTED_MIN: Final = 8
+"""Fewer finished tasks say nothing about the mean."""
+FAILURES_MAX: Final = 7
+"""Failures of one task in a row, without a fault, after which it should have been parked."""
+PROMPT_S: Final = 20.0
+"""How long copies may go on after repair was switched off: a read and a busy target may take that long."""
+SETTLED_S: Final = 10.0
+"""How long a bookie must have been registered before workers have to respect it, on the scale of small settings."""
+LOCK_S: Final = 90.0
+"""How long a lock may remain after its turn has ended, while its session is connected."""
+LONGEST_FAULT_S: Final = 6.0
+NOTHING_SHORT: Final = 1 << 30
+"""Copies left of a ledger that is not short of any."""
+_COMPLETED: Final = frozenset({Ending.REPAIRED, Ending.NOTHING_MISSING, Ending.LEDGER_DELETED})
+
+
+@dataclass(slots=True)
+class TurnNote:
+    """A turn that is running."""
+
+    worker: str
+    ledger_id: LedgerId
+    session_id: int
+    started_s: float
+    requests: int = 0
+
+
+TURN: contextvars.ContextVar[TurnNote | None] = contextvars.ContextVar("turn", default=None)
+
+
+def count_request() -> None:
+    """Count a request to the store for the turn that makes it."""
+    note = TURN.get()
+    if note is not None:
+        note.requests += 1
+
+
+@dataclass(slots=True)
+class Effort:
+    """What was copied of one ledger, in bytes."""
+
+    copied: int = 0
+    useful: dict[tuple[BookieId, EntryId], int] = field(default_factory=dict)
+    """Copies, by target and entry."""
+    faults: int = 0
+
+    def useful_bytes(self, named: Collection[BookieId]) -> int:
+        """Each copy on a bookie that the metadata has named. One copy of an entry is useful in any case.
+
+        If the lost bookie returns during the copy, the metadata names no target, and nobody could know that before.
+        """
+        copies: dict[EntryId, list[int]] = defaultdict(list)
+        for (target, entry_id), size in self.useful.items():
+            copies[entry_id].append(size * (target in named))
+        sizes = {entry_id: size for (_, entry_id), size in self.useful.items()}
+        return sum(max(sum(found), sizes[entry_id]) for entry_id, found in copies.items())
+
+
+@dataclass(slots=True)
+class _Listed:
+    """What a worker's last listing could have seen: for each task the copies that were left, at least and at most."""
+
+    started_s: float = -1.0
+    copies_left: dict[LedgerId, tuple[int, int]] = field(default_factory=dict)
+
+
+class Repairs:
+    """The oracles of all workers of a history."""
+
+    def __init__(self, world: SimWorld) -> None:
+        self._world = world
+        self._truth = world.truth
+        self.running: dict[tuple[str, LedgerId], TurnNote] = {}
+        self.efforts: dict[LedgerId, Effort] = defaultdict(Effort)
+        self._locks: dict[str, tuple[int, float]] = {}
+
+    def now_s(self) -> float:
+        return self._world.loop.time()
+
+    # Effort
+
+    def copied(self, ledger_id: LedgerId, target: BookieId, packets: Iterable[bytes]) -> None:
+        """A target acknowledged copies of a ledger."""
+        effort = self.efforts[ledger_id]
+        for packet in packets:
+            effort.copied += len(packet)
+            effort.useful[target, packet_ids(packet)[1]] = len(packet)
+
+    def judge_effort(self, window_bytes: Callable[[int], int] | None) -> None:
+        """I21: nothing is copied in vain without a fault, and a fault costs at most a fifth and one window.
+
+        ``window_bytes``: how much one fault may cost, by the size of the largest entry; None: as much as there is.
+        """
+        for ledger_id, effort in self.efforts.items():
+            truth = self._truth.of(ledger_id)
+            if truth.is_doomed or truth.is_deleted or truth.is_forgotten or self._truth.rotten:
+                continue
+            useful = effort.useful_bytes(truth.named)
+            allowed: float = useful
+            if effort.faults:
+                if window_bytes is None:
+                    continue
+                allowed = 1.2 * useful + window_bytes(max(effort.useful.values(), default=0)) * effort.faults
+            if effort.copied > allowed:
+                self._truth.fail(
+                    "I21",
+                    f"{effort.copied} bytes of {ledger_id} were copied, {useful} were needed, {effort.faults} faults",
+                )
+
+    # Locks
+
+    def look_at_locks(self) -> int:
+        """A lock ends with its use; how many there are now."""
+        world, now_s = self._world, self.now_s()
+        found: dict[str, tuple[int, float]] = {}
+        for name in world.lock_names():
+            path = f"{ROOT}/underreplication/locks/{name}"
+            stat = world.cell.stat(path)
+            assert stat is not None
+            who = self._truth.roles.get(stat.ephemeral_owner, "?")
+            is_used = any(worker == who and task_name(ledger) == name for worker, ledger in self.running)
+            before = self._locks.get(path)
+            is_same = before is not None and before[0] == stat.czxid
+            since_s = before[1] if before is not None and is_same and not is_used else now_s
+            if not world.is_reachable(who):
+                since_s = now_s
+            found[path] = (stat.czxid, since_s)
+            allowed_s = LOCK_S if who.startswith("worker") else LOCK_S + 3 * world.collector_confirm_s()
+            if now_s - since_s > allowed_s:
+                self._truth.fail("LOCK", f"{who} still has the lock {name}, {now_s - since_s:.0f} s after its use")
+        self._locks = found
+        return len(found)
+
+    # Metadata
+
+    def changed(self, who: str, ledger_id: LedgerId, session: int, old: LedgerMetadata, new: LedgerMetadata) -> None:
+        """S14, R39, S8: who may change what."""
+        turn = TURN.get()
+        if turn is not None and turn.session_id != session:
+            self._truth.fail("S14", f"{who} changed {ledger_id} in another session than that of its lock")
+        if not who.startswith("worker") or not old.is_closed:
+            return
+        for before, after in zip(old.fragments, new.fragments, strict=False):
+            for gone, target in zip(before.members, after.members, strict=True):
+                if gone != target:
+                    self._check_replaced(who, ledger_id, old, gone, target)
+
+    def _check_replaced(
+        self, who: str, ledger_id: LedgerId, metadata: LedgerMetadata, gone: BookieId, target: BookieId
+    ) -> None:
+        world, truth = self._world, self._truth
+        if gone not in truth.of(ledger_id).ever_missing and gone not in world.drained:
+            truth.fail("R39", f"{who} replaced {gone} in {ledger_id}, which no task has named")
+        settled_s = SETTLED_S * world.variation.scale
+        now_s = self.now_s()
+        if now_s - world.read_only_since_s.get(target, now_s) > settled_s / 3:
+            truth.fail("S8", f"{who} named {target} in {ledger_id}, which is read-only")
+        is_there = now_s - world.registered_since_s(gone) > settled_s and gone not in world.drained
+        if is_there and gone not in truth.rotten and not truth.is_short(gone, ledger_id, metadata):
+            truth.fail("S8", f"{who} replaced {gone} in {ledger_id}, which is registered and has everything")
+
+    # Workers
+
+    def watch(self, worker: Worker, client: SimClient) -> None:
+        """Watch a worker from now on."""
+        watched = _Watched(self, self._world, worker, client)
+        worker._events = watched
+
+
+class _Watched:
+    """One worker; also the sink of its events."""
+
+    def __init__(self, repairs: Repairs, world: SimWorld, worker: Worker, client: SimClient) -> None:
+        self._repairs = repairs
+        self._world = world
+        self._truth = world.truth
+        self._client = client
+        self._name = client.process.name
+        self._queue: Any = worker._queue
+        self._listed = _Listed()
+        self._taken: set[LedgerId] = set()
+        self._due_s: dict[LedgerId, float] = {}
+        self._failures: dict[LedgerId, int] = defaultdict(int)
+        self._finished = 0
+        self._requests = 0
+        """Of its turns, and of the listings from which a turn was taken."""
+        self._listing_requests = 0
+        self._ended_requests = 0
+        self._is_disturbed = False
+        self._inner_events: Any = worker._events
+        copier: Any = worker._copier
+        self._weighing = copier.transport = _Weighing(
+            repairs, world, client, copier.transport, copier.budget.limit_bytes
+        )
+        self._repair, self._refresh, self._take = worker._repair, self._queue.refresh, self._queue.take
+        client.store.on_request = count_request
+        for owner, name, method in (
+            (worker, "_repair", self._watched_repair),
+            (self._queue, "refresh", self._watched_refresh),
+            (self._queue, "take", self._watched_take),
+        ):
+            setattr(owner, name, method)
+
+    # Events
+
+    def task_ended(self, result: TaskResult) -> None:
+        ledger_id, ending = result.ledger_id, result.ending
+        self._inner_events.task_ended(result)
+        if ending is Ending.FAILED:
+            self._failures[ledger_id] += 1
+            pause_s = min(5.0 * 2 ** (self._failures[ledger_id] - 1), 300.0) * 1.25
+            self._due_s[ledger_id] = self._repairs.now_s() + pause_s
+            if self._has_trouble():
+                self._failures[ledger_id] = min(self._failures[ledger_id], 1)
+            elif self._failures[ledger_id] > FAILURES_MAX:
+                self._truth.fail("I19", f"{self._name} failed {ledger_id} again and again: {result.detail[:200]}")
+        else:
+            self._failures.pop(ledger_id, None)
+            is_over = ending in _COMPLETED or ending in (Ending.MARKED_AGAIN, Ending.BUSY, Ending.STOPPED)
+            self._due_s[ledger_id] = 0.0 if is_over else float("inf")
+
+    def tasks_listed(self, outlook: Outlook) -> None:
+        self._inner_events.tasks_listed(outlook)
+
+    def copy_corrupt(self, ledger_id: LedgerId, copy: Any) -> None:
+        self._inner_events.copy_corrupt(ledger_id, copy)
+
+    def _has_trouble(self) -> bool:
+        """Whether the store does not answer this worker as it should."""
+        faults, process = self._client.faults, self._client.process
+        is_slow = faults.lose_share or faults.slow_share or faults.lag_s or faults.fail_share
+        return (
+            bool(is_slow) or process.held_until_s > self._repairs.now_s() or not self._client.store.session.is_connected
+        )
+
+    def _count_cost(self, note: TurnNote, *, is_completed: bool) -> None:
+        metadata = self._truth.metadata.get(note.ledger_id)
+        is_small = (
+            metadata is not None and (metadata.last_entry_id or 0) < SMALL_ENTRIES and len(metadata.fragments) == 1
+        )
+        if is_completed and is_small:
+            self._finished += 1
+            self._requests += note.requests
+            self._judge_cost()
+
+    def _judge_cost(self) -> None:
+        """Requests for each finished task, as long as nothing has disturbed this worker."""
+        if self._world.has_fault_points or self._is_disturbed or self._finished < TASKS_COUNTED_MIN:
+            return
+        self._is_disturbed = self._has_trouble() or self._client.store.session.epoch > 1
+        mean = self._requests / self._finished
+        if (
+            not self._is_disturbed
+            and mean > TASK_REQUESTS_MAX
+            and self._world.counts_cost
+            and not self._world.bytes_per_second
+        ):
+            self._truth.fail("COST", f"{self._name} needed {mean:.0f} requests for each of {self._finished} tasks")
+
+    # Turns
+
+    async def _watched_repair(self, turn: Turn) -> TaskResult:
+        world, repairs, store = self._world, self._repairs, self._client.store
+        note = TurnNote(self._name, turn.ledger_id, store.session.session_id, repairs.now_s())
+        key = (self._name, turn.ledger_id)
+        repairs.running[key] = note
+        TURN.set(note)
+        is_completed = False
+        try:
+            result = await self._repair(turn)
+            is_completed = result.ending in _COMPLETED
+            return result
+        finally:
+            repairs.running.pop(key, None)
+            self._ended_requests += note.requests
+            self._count_cost(note, is_completed=is_completed)
+            self._weighing.forget(turn.ledger_id)
+            since_s = note.started_s - LONGEST_FAULT_S * world.variation.scale
+            effort = repairs.efforts[turn.ledger_id]
+            effort.faults += world.faults_since(since_s) + (not is_completed)
+
+    # Order
+
+    async def _watched_refresh(self) -> None:
+        started_s = self._repairs.now_s()
+        is_clear = not self._has_trouble()
+        before, requests = self._copies_left(), self._client.store.requests
+        turns = self._turn_requests()
+        await self._refresh()
+        self._listing_requests = self._client.store.requests - requests - (self._turn_requests() - turns)
+        self._taken.clear()
+        after = self._copies_left()
+        is_clear = is_clear and not self._has_trouble()
+        both = {key: _range(before[key], after[key]) for key in before.keys() & after.keys()} if is_clear else {}
+        self._listed = _Listed(started_s, both)
+
+    def _turn_requests(self) -> int:
+        running = sum(note.requests for key, note in self._repairs.running.items() if key[0] == self._name)
+        return self._ended_requests + running
+
+    def _copies_left(self) -> dict[LedgerId, tuple[int, int]]:
+        """At least: a bookie that a task names has no copies. At most: it has, if it was ever to be drained."""
+        truth, registered = self._truth, self._truth.registered()
+        found = {}
+        for ledger_id, named in truth.tasks.items():
+            metadata = truth.metadata.get(ledger_id)
+            if metadata is not None and metadata.is_closed and named:
+                least, most = (
+                    copies_left(metadata, registered - named, least=0),
+                    copies_left(metadata, registered - named),
+                )
+                if not self._world.drained.isdisjoint(named):
+                    most = copies_left(metadata, registered - (named - self._world.drained))
+                found[ledger_id] = least, most
+        return found
+
+    def _watched_take(self) -> Turn | None:
+        forced = self._world.points_fired("queue.take_last")
+        turn: Turn | None = self._take()
+        if turn is None:
+            return None
+        if forced == self._world.points_fired("queue.take_last"):
+            self._check_order(turn.ledger_id)
+        self._taken.add(turn.ledger_id)
+        self._requests += self._listing_requests
+        self._listing_requests = 0
+        return turn
+
+    def _check_order(self, ledger_id: LedgerId) -> None:
+        listed, now = self._listed, self._copies_left()
+        if ledger_id not in now or ledger_id not in listed.copies_left or self._world.truth.is_doomed:
+            return
+        mine, _ = _range(listed.copies_left[ledger_id], now[ledger_id])
+        for other, left in sorted(listed.copies_left.items()):
+            if other == ledger_id or other not in now or other in self._taken or not self._is_due(other):
+                continue
+            _, most = _range(left, now[other])
+            if most < mine:
+                self._truth.fail(
+                    "R40",
+                    f"{self._name} took {ledger_id} with {mine} copies left before {other} with {most}",
+                )
+
+    def _is_due(self, ledger_id: LedgerId) -> bool:
+        """Whether it was neither touched, locked, parked nor to wait when the listing began."""
+        truth, started_s = self._truth, self._listed.started_s
+        is_untouched = truth.touched_s.get(ledger_id, 0.0) < started_s
+        is_parked = self._world.cell.stat(f"{own_path('parked', ROOT)}/{ledger_id}") is not None
+        is_locked = self._world.cell.stat(lock_path(ROOT, ledger_id)) is not None
+        return is_untouched and not is_parked and not is_locked and self._due_s.get(ledger_id, 0.0) < started_s
+
+
+def _range(before: tuple[int, int], now: tuple[int, int]) -> tuple[int, int]:
+    return min(before[0], now[0]), max(before[1], now[1])
+
+
+def copies_left(metadata: LedgerMetadata, live: Collection[BookieId], least: int = 1) -> int:
+    """The copies that are left of the short entry that has the fewest, apart from those less than ``least``."""
+    fewest = NOTHING_SHORT
+    for index, fragment in enumerate(metadata.fragments):
+        last = metadata.fragment_last_entry_id(index)
+        for start in metadata.stripe.starts(fragment.first_entry_id, last):
+            count = sum(fragment.members[position] in live for position in metadata.stripe.write_set(start))
+            if least <= count < metadata.write_quorum:
+                fewest = min(fewest, count)
+    return fewest
+
+
+class _Weighing(Transport):
+    """The transport of a worker's copies, which knows what is in hand and what was copied."""
+
+    def __init__(
+        self, repairs: Repairs, world: SimWorld, client: SimClient, inner: Transport, budget_bytes: int
+    ) -> None:
+        self._repairs = repairs
+        self._world = world
+        self._client = client
+        self._inner = inner
+        self._budget_bytes = budget_bytes
+        self._in_hand: dict[tuple[LedgerId, EntryId], int] = {}
+        self._offered: set[tuple[BookieId, LedgerId, EntryId]] = set()
+
+    def forget(self, ledger_id: LedgerId) -> None:
+        """A turn has ended, and holds nothing any more."""
+        for key in [key for key in self._in_hand if key[0] == ledger_id]:
+            del self._in_hand[key]
+
+    @override
+    async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        batch_key = (bookie, *packet_ids(batch.entries[0])[:2])
+        if batch_key not in self._offered:  # a batch is offered several times to a bookie that does not answer
+            self._check_enabled(batch.ledger_id)
+        self._offered.add(batch_key)
+        reply = await self._inner.add(bookie, batch, timeout_s)
+        if reply.status is Status.OK:
+            self._repairs.copied(batch.ledger_id, bookie, batch.entries)
+        for packet in batch.entries:
+            self._in_hand.pop(packet_ids(packet)[:2], None)
+        return reply
+
+    @override
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        reply = await self._inner.ask(bookie, request, timeout_s)
+        if isinstance(request, Read) and isinstance(reply, ReadReply):
+            for result in reply.results:
+                if result.packet:
+                    self._in_hand[request.ledger_id, result.entry_id] = len(result.packet)
+            held = sum(self._in_hand.values())
+            if held > max(self._budget_bytes, max(self._in_hand.values(), default=0)):
+                self._world.truth.fail("R43", f"{self._client.process.name} holds {held} bytes of copies")
+        return reply
+
+    @override
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def _check_enabled(self, ledger_id: LedgerId) -> None:
+        stat = self._world.cell.stat(disable_path(ROOT))
+        if stat is None or self._world.bytes_per_second:  # what waits for the rate was begun before
+            return
+        since_s = self._repairs.now_s() - self._world.disabled_since_s
+        faults = self._client.faults
+        if since_s > PROMPT_S + 2 * (faults.lag_s + (faults.slow_s if faults.slow_share else 0.0)):
+            self._world.truth.fail(
+                "S7", f"{self._client.process.name} copies {ledger_id}, {since_s:.0f} s after repair was disabled"
+            )

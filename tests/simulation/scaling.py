@@ -1,0 +1,34 @@
+"""Constants of the product that histories with small settings replace, as ledgers of megabytes would take too long.
+
+The windows of a copy are a few entries large, and so is its memory in some histories. What depends on their size (how
+much an interruption costs, how much is in hand at a time) then shows in ledgers of a few kilobytes.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Final
+
+from replicator import worker
+from replicator.copying import copier
+from replicator.repair import reservation_holder
+from tests.simulation.planting import swap
+
+CHUNK_ENTRIES: Final = 8
+PROGRESS_BYTES: Final = 600
+KEPT_BYTES_MIN: Final = 300
+BUDGET_BYTES: Final = 1500
+
+
+def window_bytes(entry_bytes_max: int) -> int:
+    """What one fault may cost again: what was copied since the last record, and what is under way."""
+    return PROGRESS_BYTES + KEPT_BYTES_MIN + copier.LANES_MAX * CHUNK_ENTRIES * entry_bytes_max
+
+
+def use_small_windows(stack: ExitStack, *, has_small_budget: bool) -> None:
+    """Replace the constants until ``stack`` is closed."""
+    swap(stack, copier, "BATCH_ENTRIES_MAX", lambda _: CHUNK_ENTRIES)
+    swap(stack, reservation_holder, "PROGRESS_BYTES", lambda _: PROGRESS_BYTES)
+    swap(stack, reservation_holder, "KEPT_BYTES_MIN", lambda _: KEPT_BYTES_MIN)
+    if has_small_budget:
+        swap(stack, worker, "IN_FLIGHT_BYTES", lambda _: BUDGET_BYTES)

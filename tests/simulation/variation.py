@@ -1,0 +1,117 @@
+"""What distinguishes histories of one profile: the settings, the kind of bookies, and how many auditors there are.
+
+Half of the histories use small settings, so that every bound is reached within seconds. The other half use the default
+settings of the product, on a time scale that suits them: pauses, faults and sessions last eight times as long.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bookie.client.settings import ClientSettings
+from bookie.server.upkeep.collector import CollectorSettings
+from bookie.storage.settings import StorageSettings
+from replicator.settings import ReplicatorSettings
+
+SLOW: Final = 8.0
+"""How much slower a history with default settings is."""
+_URI: Final = "zk://simulated/ledgers"
+
+SMALL_STORAGE: Final = StorageSettings(
+    journal_batch_bytes=2048,
+    journal_file_bytes=6000,
+    cache_bytes_max=12_000,
+    flush_page_bytes=2000,
+    flush_page_entries=8,
+    flush_sync_bytes=4000,
+    flush_sync_entries=16,
+    flush_retry_s=0.5,
+    ledgers_in_memory=2,
+    open_logs=2,
+    list_page_keys=8,
+)
+SMALL_CLIENT: Final = ClientSettings(
+    add_timeout_s=1.0,
+    read_timeout_s=0.8,
+    close_timeout_s=4.0,
+    pipeline_entries_max=16,
+    pipeline_bytes_max=1 << 14,
+    batches_in_flight_max=2,
+    busy_retries_max=5,
+    busy_backoff_s=0.05,
+    ensemble_change_attempts_max=6,
+    failed_bookie_quarantine_s=3.0,
+    read_chunk_entries=5,
+)
+SMALL_REPLICATOR: Final = ReplicatorSettings(
+    _URI, ledgers_in_flight=3, poll_interval_s=1.5, grace_s=1.0, open_ledger_grace_s=2.0
+)
+
+
+class Bookies(enum.Enum):
+    """Which kind of bookies a history has."""
+
+    OURS = "ours"
+    MIXED = "mixed"
+    APACHE = "apache"
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """See the module docstring.
+
+    Attributes:
+        is_default: whether the product's default settings apply.
+        bookies: which kind of bookies there are.
+        auditors: how many auditors look at the cluster.
+    """
+
+    is_default: bool = False
+    bookies: Bookies = Bookies.OURS
+    auditors: int = 1
+
+    @property
+    def scale(self) -> float:
+        """By how much everything takes longer."""
+        return SLOW if self.is_default else 1.0
+
+    @property
+    def storage(self) -> StorageSettings:
+        """Of every bookie."""
+        return StorageSettings() if self.is_default else SMALL_STORAGE
+
+    def client(self, add_timeout_s: float | None = None) -> ClientSettings:
+        """Of clients; ``add_timeout_s`` replaces that of the small settings."""
+        if self.is_default:
+            return ClientSettings()
+        return SMALL_CLIENT if add_timeout_s is None else replace(SMALL_CLIENT, add_timeout_s=add_timeout_s)
+
+    def replicator(self, bytes_per_second: int = 0) -> ReplicatorSettings:
+        """Of every worker, with a rate of its own."""
+        settings = ReplicatorSettings(_URI) if self.is_default else SMALL_REPLICATOR
+        return replace(settings, bytes_per_second=bytes_per_second)
+
+    def collector(self, interval_s: float, confirm_after_s: float) -> CollectorSettings:
+        """Of every bookie's collector, which always runs far too often."""
+        if self.is_default:
+            return CollectorSettings(interval_s=interval_s)
+        return CollectorSettings(interval_s=interval_s, confirm_after_s=confirm_after_s, suspects_per_s=20.0)
+
+    def is_apache(self, rng: random.Random) -> bool:
+        """Whether the next bookie is one of Apache's."""
+        return self.bookies is Bookies.APACHE or (self.bookies is Bookies.MIXED and rng.random() < 0.5)
+
+    def __str__(self) -> str:
+        settings = "default" if self.is_default else "small"
+        return f"{settings} settings, bookies: {self.bookies.value}, auditors: {self.auditors}"
+
+
+def vary(seed: int, *, may_be_apache: bool) -> Variation:
+    """Return the variation of a seed. It does not depend on the profile, apart from ``may_be_apache``."""
+    rng = random.Random(f"variation {seed}")
+    is_default = rng.random() < 0.52
+    bookies = rng.choice((Bookies.OURS, Bookies.OURS, Bookies.MIXED, Bookies.APACHE, Bookies.APACHE))
+    return Variation(is_default, bookies if may_be_apache else Bookies.OURS, rng.choice((1, 1, 2, 3)))

@@ -1,0 +1,93 @@
+"""A full disk of the index ends when there is space again: the store opens the index again and accepts adds."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bookie.model.digest import digest_for
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.metadata import DigestType
+from bookie.model.packet import pack
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
+from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.port import DiskFullError
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import AddBatch, Status
+from tests.worlds.clocks import ManualClock
+
+LEDGER = LedgerId(1)
+
+
+class FullDatabase:
+    """Stands for a database whose device was full once: it keeps the error, also when it is closed."""
+
+    def write(self, batch: object, options: object) -> None:
+        raise Exception("IO error: No space left on device: While appending to file: 000004.log")
+
+    def close(self) -> None:
+        raise Exception("IO error: Writer has previous error")
+
+
+def batch(entry_id: int) -> AddBatch:
+    packet = pack(digest_for(DigestType.CRC32C, b"pw"), LEDGER, EntryId(entry_id), -1, 1, b"x")
+    return AddBatch(LEDGER, b"key", [packet])
+
+
+async def test_a_database_that_kept_the_error_is_opened_again(tmp_path: Path) -> None:
+    index = await RocksIndex.open(tmp_path / "index")
+    await index.write([(b"a", b"1")])
+    index._database.close()
+    index._database = FullDatabase()
+    for _ in range(2):
+        with pytest.raises(DiskFullError, match="No space left"):
+            await index.write([(b"b", b"2")])
+    await asyncio.gather(index.reopen(), index.reopen())
+    await index.write([(b"b", b"2")])
+    assert await index.get_many([b"a", b"b"]) == [b"1", b"2"]
+    await index.close()
+
+
+async def test_without_room_the_database_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = await RocksIndex.open(tmp_path / "index")
+    await index.reopen()
+    database, index._needs_reopen = index._database, True
+    monkeypatch.setattr("bookie.storage.disks.rocks._REOPEN_SPARE_BYTES", 1 << 62)
+    with pytest.raises(DiskFullError, match="no space left"):
+        await index.reopen()
+    assert index._database is database
+    await index.close()
+
+
+async def test_the_twin_refuses_writes_until_it_is_opened_again() -> None:
+    is_full = True
+    index = MemoryIndex(is_full=lambda: is_full)
+    with pytest.raises(DiskFullError):
+        await index.write([(b"a", b"1")])
+    with pytest.raises(DiskFullError):
+        await index.reopen()
+    is_full = False
+    with pytest.raises(DiskFullError):
+        await index.write([(b"a", b"1")])
+    await index.reopen()
+    await index.write([(b"a", b"1")])
+
+
+async def test_a_store_whose_index_was_full_accepts_adds_again() -> None:
+    is_full = False
+    index, clock = MemoryIndex(is_full=lambda: is_full), ManualClock(turns=3)
+    store = await LedgerStorage.open(MemoryDisk(), MemoryDisk(), index, StorageSettings(), clock)
+    assert (await store.add(batch(0))).status is Status.OK
+    is_full = True
+    with pytest.raises(DiskFullError):
+        await store.checkpoint()
+    assert (await store.add(batch(1))).status is Status.READ_ONLY
+    is_full = False
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert (await store.add(batch(1))).status is Status.OK
+    await store.checkpoint()
+    await store.close()
