@@ -46,7 +46,6 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "delay-not-respected": "repair",
     "deletion-is-failure": "deletion",
     "disable-ignored": "repair",
-    "failures-demote": "repair",
     "fence-forgotten": "new disks",
     "incarnation-unchecked": "new disks",
     "index-not-reopened": "full disk",

@@ -84,6 +84,7 @@ class Nemesis:
             "interrupt collector": self._interrupt_collector,
             "busy bookie": self._busy_bookie,
             "cut worker": self._cut_worker,
+            "refuse everywhere": self._refuse_everywhere,
             "read-only bookie": self._read_only_bookie,
             "drain": self._drain,
             "disable": self._disable,
@@ -470,6 +471,13 @@ class Nemesis:
         node.interrupted_until_s = loop.time() + INTERRUPTION_S
         loop.call_later(0.05 * self._rng.random(), store.suspend)
         loop.call_later(INTERRUPTION_S + 1.0, node.resume_session)
+        return True
+
+    def _refuse_everywhere(self) -> bool:
+        """Every bookie refuses copies for a moment, so only the repairs that were taken first fail."""
+        for node in self._world.bookies.values():
+            node.faults.refuses_copies = True
+            self._world.loop.call_later(0.3, setattr, node.faults, "refuses_copies", False)
         return True
 
     def _cut_worker(self) -> bool:

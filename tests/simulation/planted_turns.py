@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -85,18 +84,6 @@ def _(stack: ExitStack) -> None:
     swap(stack, Holdings, "already_copied", lambda _: lambda self, bookie, first, end: EntryRuns(()))
     swap(stack, ReservationHolder, "begun", lambda _: nothing)
     swap(stack, target, "BUSY_S_MAX", lambda _: 4.0)
-
-
-@plants("failures-demote", "R40", "a ledger whose repair failed comes after all that did not fail")
-def _(stack: ExitStack) -> None:
-    def make(refresh: Any) -> Any:
-        async def by_failures(self: TaskQueue) -> None:
-            await refresh(self)
-            self._order = deque(sorted(self._order, key=lambda each: self._memory.failures(each.ledger_id)))
-
-        return by_failures
-
-    swap(stack, TaskQueue, "refresh", make)
 
 
 @plants("lost-disks-not-urgent", "R40", "copies of a registered bookie count as left although a task names it")

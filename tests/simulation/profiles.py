@@ -138,7 +138,14 @@ PROFILES: Final[tuple[Profile, ...]] = (
     Profile(
         "repair",
         {"lose for good": 0.5, "lose a worker's session": 0.05, "kill bookie": 0.04, "drain": 0.03, "disable": 0.02},
-        {"copied": (("busy bookie", 0.004), ("lose a worker's session", 0.003), ("cut worker", 0.01))},
+        {
+            "copied": (
+                ("busy bookie", 0.004),
+                ("lose a worker's session", 0.003),
+                ("cut worker", 0.01),
+                ("refuse everywhere", 0.01),
+            )
+        },
         quorums=((3, 3, 2), (2, 2, 2), (3, 2, 2), (4, 3, 2)),
         bookies=(6, 7),
         writers=(2, 2),
