@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from bookie.metadata.layout import disable_path, lock_path, own_path, task_name
+from bookie.metadata.tasks.failures import FailedTask
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import packet_ids
+from bookie.model.records import decode_record
 from bookie.wire.port import AddBatch, AddReply, ReadReply, ReplyT, Request, Status, Transport
 from bookie.wire.requests import Read
 from replicator.queue.task_queue import Turn
@@ -219,6 +221,8 @@ class _Watched:
         self._taken: set[LedgerId] = set()
         self._due_s: dict[LedgerId, float] = {}
         self._failures: dict[LedgerId, int] = defaultdict(int)
+        self._records: dict[LedgerId, tuple[str, float]] = {}
+        """The recorded failure of each listed ledger, and since when this worker could have waited for its pause."""
         self._finished = 0
         self._requests = 0
         """Of its turns, and of the listings from which a turn was taken."""
@@ -331,6 +335,10 @@ class _Watched:
         is_clear = is_clear and not self._has_trouble()
         both = {key: _range(before[key], after[key]) for key in before.keys() & after.keys()} if is_clear else {}
         self._listed = _Listed(started_s, both)
+        for ledger_id in after:
+            failed = self._failed(ledger_id)
+            if failed is not None and self._records.get(ledger_id, ("", 0.0))[0] != failed.token:
+                self._records[ledger_id] = failed.token, self._repairs.now_s()
 
     def _turn_requests(self) -> int:
         running = sum(note.requests for key, note in self._repairs.running.items() if key[0] == self._name)
@@ -385,7 +393,20 @@ class _Watched:
         is_untouched = truth.touched_s.get(ledger_id, 0.0) < started_s
         is_parked = self._world.cell.stat(f"{own_path('parked', ROOT)}/{ledger_id}") is not None
         is_locked = self._world.cell.stat(lock_path(ROOT, ledger_id)) is not None
-        return is_untouched and not is_parked and not is_locked and self._due_s.get(ledger_id, 0.0) < started_s
+        if not is_untouched or is_parked or is_locked or self._due_s.get(ledger_id, 0.0) >= started_s:
+            return False
+        failed = self._failed(ledger_id)
+        if failed is None:
+            return True
+        token, seen_s = self._records.get(ledger_id, ("", 0.0))
+        return token == failed.token and seen_s + 1.25 * failed.pause_s < started_s
+
+    def _failed(self, ledger_id: LedgerId) -> FailedTask | None:
+        """The failure that some worker recorded; all of them wait for its pause."""
+        path = f"{own_path('failures', ROOT)}/{ledger_id}"
+        if self._world.cell.stat(path) is None:
+            return None
+        return decode_record(self._world.cell.get(path).data, FailedTask, ledger_id=ledger_id)
 
 
 def _range(before: tuple[int, int], now: tuple[int, int]) -> tuple[int, int]:
