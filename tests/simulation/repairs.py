@@ -438,6 +438,8 @@ class _Weighing(Transport):
         self._budget_bytes = budget_bytes
         self._in_hand: dict[tuple[LedgerId, EntryId], int] = {}
         self._offered: set[tuple[BookieId, LedgerId, EntryId]] = set()
+        self._refused: set[LedgerId] = set()
+        """Ledgers whose last copy was refused: what is read for it afterwards is discarded at once."""
 
     def forget(self, ledger_id: LedgerId) -> None:
         """A turn has ended, and holds nothing any more."""
@@ -451,8 +453,11 @@ class _Weighing(Transport):
             self._check_enabled(batch.ledger_id)
         self._offered.add(batch_key)
         reply = await self._inner.add(bookie, batch, timeout_s)
+        self._refused.discard(batch.ledger_id)
         if reply.status is Status.OK:
             self._repairs.copied(batch.ledger_id, bookie, batch.entries)
+        elif reply.status is not Status.TOO_MANY_REQUESTS:
+            self._refused.add(batch.ledger_id)
         for packet in batch.entries:
             self._in_hand.pop(packet_ids(packet)[:2], None)
         return reply
@@ -460,7 +465,7 @@ class _Weighing(Transport):
     @override
     async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
         reply = await self._inner.ask(bookie, request, timeout_s)
-        if isinstance(request, Read) and isinstance(reply, ReadReply):
+        if isinstance(request, Read) and isinstance(reply, ReadReply) and request.ledger_id not in self._refused:
             for result in reply.results:
                 if result.packet:
                     self._in_hand[request.ledger_id, result.entry_id] = len(result.packet)

@@ -100,6 +100,9 @@ class Truth:
         """More disks were lost than quorums promise to survive."""
         self._fenced: set[tuple[BookieId, LedgerId]] = set()
         self._denied: set[tuple[BookieId, LedgerId, EntryId]] = set()
+        self._served: defaultdict[tuple[BookieId, LedgerId], set[EntryId]] = defaultdict(set)
+        """What a bookie served when it was asked last, also if it had never acknowledged it: it may have stored an add
+        before it crashed. Bookies without lists prove in this way what they have."""
         self._gone: set[tuple[BookieId, LedgerId]] = set()
         self._ids: set[LedgerId] = set()
         self._replaced: dict[BookieId, dict[LedgerId, dict[EntryId, bytes]]] = {}
@@ -193,7 +196,7 @@ class Truth:
         A disk may be lost at any moment, also right before it is relied upon. That is a loss like one a moment later,
         which the new disks find out as soon as they are on record: what the metadata places on them is in limbo then.
         """
-        missing = frozenset(wanted) - self.holds(bookie, ledger_id)
+        missing = frozenset(wanted) - self.holds(bookie, ledger_id) - self._served[bookie, ledger_id]
         return missing - self._replaced[bookie].get(ledger_id, {}).keys() if bookie in self._replaced else missing
 
     def is_fenced(self, bookie: BookieId, ledger_id: LedgerId) -> bool:
@@ -242,7 +245,9 @@ class Truth:
                 first = truth.packets.get(result.entry_id)
                 if first is not None and first != result.packet:
                     self.fail("I14", f"{bookie} serves other bytes for {ledger_id}/{result.entry_id}")
+                self._served[bookie, ledger_id].add(result.entry_id)
             elif result.status.is_absent:
+                self._served[bookie, ledger_id].discard(result.entry_id)
                 is_kept = (bookie, ledger_id) not in self._gone
                 if is_kept and (result.entry_id in held_before or self._lost(bookie, ledger_id, result.entry_id)):
                     self.fail("I13", f"{bookie} says {result.status.name} of {ledger_id}/{result.entry_id}, once held")
@@ -267,6 +272,8 @@ class Truth:
         """All disks of a bookie were replaced by empty ones. ``is_recorded``: it will record that, unlike Apache's."""
         if not is_recorded:
             self._forget(bookie)
+        for place in [place for place in self._served if place[0] == bookie]:
+            del self._served[place]
         lost = self._replaced.setdefault(bookie, {})
         for ledger_id, entries in self.held.pop(bookie, {}).items():
             lost[ledger_id] = lost.get(ledger_id, {}) | entries
