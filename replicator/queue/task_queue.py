@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 READ_LEDGERS: Final = 1000
 """Ledgers whose metadata is read at a time: bounds memory, and how long the loop is kept from other work."""
-JUDGED_AT_ONCE: Final = 100
+JUDGED_AT_ONCE: Final = 25
 """Ledgers that are judged between two turns of the loop: some milliseconds, if each is parked and planned again."""
 REFRESH_SHARE: Final = 0.05
 """Largest share of time spent on renewing the list while there is other work."""
@@ -80,6 +80,24 @@ class _Verdict(enum.Enum):
 
 
 _TRIED: Final = frozenset({_Verdict.ELIGIBLE, _Verdict.RECHECK})
+
+
+class _Tally:
+    """The verdicts of one listing, counted while they are made: another loop over all of them would take long."""
+
+    def __init__(self) -> None:
+        self.ledger_ids: set[LedgerId] = set()
+        self.counts = dict.fromkeys(_Verdict, 0)
+        self.backing_off: list[LedgerId] = []
+        self.delayed: list[LedgerId] = []
+
+    def note(self, ledger_id: LedgerId, verdict: _Verdict) -> None:
+        self.ledger_ids.add(ledger_id)
+        self.counts[verdict] += 1
+        if verdict is _Verdict.BACKING_OFF:
+            self.backing_off.append(ledger_id)
+        elif verdict is _Verdict.DELAYED:
+            self.delayed.append(ledger_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +285,7 @@ class TaskQueue:
         await asyncio.sleep(0)
         failed = await self._failed()
         named = await _named(tasks)
-        verdicts: dict[LedgerId, _Verdict] = {}
+        tally = _Tally()
         candidates: list[Candidate] = []
         circumstances: dict[LedgerId, Seen] = {}
         for part in _parts(tasks):
@@ -282,7 +300,7 @@ class TaskQueue:
                 bookies = awaiting(listed, missing, lost) if missing else listed
                 self._observe(task, ledger, bookies)
                 verdict = self._judge(task, ledger, bookies, task.ledger_id in locked, parked.get(task.ledger_id))
-                verdicts[task.ledger_id] = verdict
+                tally.note(task.ledger_id, verdict)
                 if verdict in _TRIED:
                     circumstances[task.ledger_id] = seen(task, ledger, bookies)
                     is_recheck = verdict is _Verdict.RECHECK
@@ -296,13 +314,13 @@ class TaskQueue:
         waiting = [candidate for candidate in candidates if candidate.ledger_id not in self._completed]
         order = await Order.of(waiting, self._ports.rng)
         self._order, self._seen = order, circumstances
-        self._memory.keep_only(verdicts.keys())
+        self._memory.keep_only(tally.ledger_ids)
         await asyncio.sleep(0)
-        self._delays.keep_only(verdicts.keys())
-        self._sum_up(verdicts)
+        self._delays.keep_only(tally.ledger_ids)
+        self._sum_up(tally)
         await asyncio.sleep(0)
-        await self._forget_orphans(parked, failed, doubted, reserved, verdicts)
-        self._plan_renewal(started_s, verdicts)
+        await self._forget_orphans(parked, failed, doubted, reserved, tally.ledger_ids)
+        self._plan_renewal(started_s, tally)
         if changes_noted != self._changes_noted:  # and part of the list may be older than the change
             self._renew_anyway_s = self._renew_after_change_s
 
@@ -351,16 +369,13 @@ class TaskQueue:
         self._memory.parked(ledger_id, circumstances, parked.attempts)
         return _Verdict.PARKED
 
-    def _sum_up(self, verdicts: Mapping[LedgerId, _Verdict]) -> None:
-        counts = dict.fromkeys(_Verdict, 0)
-        for verdict in verdicts.values():
-            counts[verdict] += 1
-        backing_off = [i for i, verdict in verdicts.items() if verdict is _Verdict.BACKING_OFF]
+    def _sum_up(self, tally: _Tally) -> None:
+        counts = tally.counts
         self.outlook = Outlook(
             counts[_Verdict.ELIGIBLE] + counts[_Verdict.RECHECK],
             counts[_Verdict.LOCKED],
-            len(backing_off),
-            sum(map(self._memory.is_given_up, backing_off)),
+            len(tally.backing_off),
+            sum(map(self._memory.is_given_up, tally.backing_off)),
             counts[_Verdict.DELAYED],
             counts[_Verdict.PARKED],
             counts[_Verdict.LEFT],
@@ -369,21 +384,20 @@ class TaskQueue:
             self._has_told_of_left = True
             _log.info("placement marks are left to Apache's workers", extra={"ledgers": self.outlook.left})
 
-    def _plan_renewal(self, started_s: float, verdicts: Mapping[LedgerId, _Verdict]) -> None:
+    def _plan_renewal(self, started_s: float, tally: _Tally) -> None:
         """Renew after a poll interval or when a task is due that waits, but spend little of the time on it."""
         now_s = self._ports.clock.monotonic_s()
-        due_in_s = min(self._due_in_s(verdicts), default=self._poll_interval_s)
+        due_in_s = min(self._due_in_s(tally), default=self._poll_interval_s)
         if fault_point("queue.renew_early"):
             due_in_s = _NAP_S
         self._renew_after_change_s = now_s + (now_s - started_s) / REFRESH_SHARE
         self._renew_anyway_s = max(self._renew_after_change_s, now_s + min(self._poll_interval_s, due_in_s))
 
-    def _due_in_s(self, verdicts: Mapping[LedgerId, _Verdict]) -> Iterator[float]:
-        for ledger_id, verdict in verdicts.items():
-            if verdict is _Verdict.BACKING_OFF:
-                yield self._memory.due_in_s(ledger_id)
-            elif verdict is _Verdict.DELAYED:
-                yield max(_NAP_S, self._delays.due_in_s(ledger_id))
+    def _due_in_s(self, tally: _Tally) -> Iterator[float]:
+        for ledger_id in tally.backing_off:
+            yield self._memory.due_in_s(ledger_id)
+        for ledger_id in tally.delayed:
+            yield max(_NAP_S, self._delays.due_in_s(ledger_id))
 
     async def _failed(self) -> AbstractSet[LedgerId]:
         """Ledgers with a record of a failure, by whichever worker. The records are noted."""
@@ -412,7 +426,7 @@ class TaskQueue:
         failed: AbstractSet[LedgerId],
         doubted: AbstractSet[LedgerId],
         reserved: AbstractSet[LedgerId],
-        verdicts: Mapping[LedgerId, _Verdict],
+        marked: AbstractSet[LedgerId],
     ) -> None:
         """Delete records of ledgers whose task another program finished.
 
@@ -420,16 +434,16 @@ class TaskQueue:
         written a new record. A lost parked record costs one attempt. A lost doubt may cost an acknowledged entry, so
         doubts stay until the ledger is closed or deleted; after that they are never needed and never written.
         """
-        for ledger_id in sorted(parked.keys() - verdicts.keys()):
+        for ledger_id in sorted(parked.keys() - marked):
             await self._ports.parked.unpark(ledger_id)
-        for ledger_id in sorted(failed - verdicts.keys()):
+        for ledger_id in sorted(failed - marked):
             await self._ports.failures.forget(ledger_id)
-        for ledger_id in sorted(reserved - verdicts.keys()):
+        for ledger_id in sorted(reserved - marked):
             try:
                 await self._ports.reservations.discard(ledger_id)
             except UnreadableReservationError as error:
                 _log.warning("damaged reservation remains", extra={"ledger_id": ledger_id, "error": str(error)})
-        if not (orphans := sorted(doubted - verdicts.keys())):
+        if not (orphans := sorted(doubted - marked)):
             return
         for ledger_id, ledger in zip(orphans, await self._ports.ledgers.read_many(orphans), strict=True):
             if ledger is None or (isinstance(ledger, Versioned) and ledger.metadata.is_closed):

@@ -36,7 +36,7 @@ from bookie.metadata.layout import (
     task_path,
     tasks_path,
 )
-from bookie.metadata.nodes import READ_AT_ONCE, STEP, create_with_parents, ensure_path, in_steps, reread
+from bookie.metadata.nodes import READ_AT_ONCE, create_with_parents, ensure_path, in_steps, reread
 from bookie.metadata.port import (
     Children,
     MetadataStore,
@@ -56,6 +56,8 @@ from bookie.runtime.clock import Clock
 _log = logging.getLogger(__name__)
 
 _TREE_LEVELS: Final = 4
+_NAMES_AT_ONCE: Final = 10_000
+"""Names of branches that are parsed between two turns of the loop: some milliseconds."""
 
 
 class IncompatibleTasksError(PermanentError):
@@ -174,9 +176,8 @@ class UnderReplication:
         for _ in range(_TREE_LEVELS):
             below: builtins.list[str] = []
             async for parent, names in self._names(paths):
-                below += _below(parent, names)
-                if len(names) > STEP:
-                    await asyncio.sleep(0)
+                async for some in in_steps(names, _NAMES_AT_ONCE):
+                    below += _below(parent, some)
             paths = below
         ids = [task_ledger_id(name) async for _, names in self._names(paths) for name in names]
         found: builtins.list[Task | UnreadableTask] = []
@@ -216,5 +217,5 @@ def _task(ledger_id: LedgerId, node: Node | None) -> Task | UnreadableTask | Non
     return Task(ledger_id, data.missing, data.ctime_ms, node.stat.version)
 
 
-def _below(parent: str, names: tuple[str, ...]) -> list[str]:
+def _below(parent: str, names: Sequence[str]) -> list[str]:
     return [f"{parent}/{name}" for name in task_level_names(names)]
