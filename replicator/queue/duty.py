@@ -13,6 +13,8 @@ What an event costs, in requests of the whole fleet:
 
 A worker in line looks by itself after ``LONELY_S``, or later if the line is long. So nothing waits for ever if the
 lookouts cannot work, and a long line does not cost more than a short one.
+
+Source: R45, docs/failure-model.md#R45.
 """
 
 from __future__ import annotations

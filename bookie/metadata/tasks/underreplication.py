@@ -12,7 +12,7 @@ task stays (R13).
 A crash while many ledgers are marked leaves a part of them marked, and the next audit marks the rest (R21, R22). A
 crash of a worker leaves the task; the lock ends with the session (S14). If the answer to a lock request is lost, a lock
 may remain, and the next attempt of this process finds it (``locks``). While the ``disable`` node exists, audits do not
-mark and workers do not copy: they read it before each batch and each chunk (S7).
+mark and workers do not copy (``switches``, S7).
 
 Sources: docs/formats.md#under-replication; R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
