@@ -4,13 +4,13 @@ The invariant: a listing decides the order of work and nothing else. The lock an
 is done, so an outdated list costs requests and no data (R1). The ledger with the fewest copies left comes first, and a
 failure delays a task but does not change its rank (R40).
 
-Tasks, locks, parked tasks and metadata are read in bulk, and the order of the reads matters in one place: the bookies
-are listed after the metadata of each part, so a bookie that registers during this time does not look lost (R2). A
-parked ledger without a task loses its record at once, and so does a reservation, because a write that relies on a
-deleted reservation is refused. A doubt outlives its task while the ledger is open, because the
-list may be minutes old by then, and a worker with a newer one may have recorded the doubt. This cleans up after workers
-that died between the completion of a task and the deletion of its records, and after Apache's workers, which do not
-have such records.
+The ids of all tasks are listed first, then tasks, parked records and metadata are read in bulk, a part at a time, and
+the order of the reads matters in one place: the bookies are listed after the metadata of each part, so a bookie that
+registers during this time does not look lost (R2). A parked ledger without a task loses its record at once, and so does
+a reservation, because a write that relies on a deleted reservation is refused. A doubt outlives its task while the
+ledger is open, because the list may be minutes old by then, and a worker with a newer one may have recorded the doubt.
+This cleans up after workers that died between the completion of a task and the deletion of its records, and after
+Apache's workers, which do not have such records.
 
 A task waits if it is locked, parked or failed recently, or if its ledger is open and in its grace period. No lock is
 held while it waits. Parked and failed tasks have a record in ZooKeeper, which all workers respect: whichever worker
@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
@@ -278,17 +278,20 @@ class TaskQueue:
         doubted = await self._ports.doubts.ledgers()
         reserved = await self._reserved()
         top = await self._ports.tasks.top()
-        tasks = await self._ports.tasks.list()
-        self._empty_top = None if tasks else top
+        marked = await self._ports.tasks.ids()
+        self._empty_top = None if marked else top
         locked = await self._ports.tasks.locks.locked()
-        parked = {record.ledger_id: record for record in await self._ports.parked.list()}
-        await asyncio.sleep(0)
+        parked_ids = await self._ports.parked.ids()
         failed = await self._failed()
-        named = await _named(tasks)
+        lists: dict[str, frozenset[BookieId]] = {}
         tally = _Tally()
         candidates: list[Candidate] = []
         circumstances: dict[LedgerId, Seen] = {}
-        for part in _parts(tasks):
+        async for ids in in_steps(marked, READ_LEDGERS):
+            part = [task for task in await self._ports.tasks.read_many(ids) if isinstance(task, Task)]
+            records = await self._ports.parked.read_many([i for i in ids if i in parked_ids], lists)
+            parked = {record.ledger_id: record for record in records}
+            named = frozenset(bookie for task in part for bookie in task.missing)
             ledgers = await self._ports.ledgers.read_many([task.ledger_id for task in part])
             registered, _ = await with_draining(self._ports, await self._ports.recent.list_bookies(), named)
             listed = self._same_if_equal(registered)
@@ -319,7 +322,7 @@ class TaskQueue:
         self._delays.keep_only(tally.ledger_ids)
         self._sum_up(tally)
         await asyncio.sleep(0)
-        await self._forget_orphans(parked, failed, doubted, reserved, tally.ledger_ids)
+        await self._forget_orphans(parked_ids, failed, doubted, reserved, tally.ledger_ids)
         self._plan_renewal(started_s, tally)
         if changes_noted != self._changes_noted:  # and part of the list may be older than the change
             self._renew_anyway_s = self._renew_after_change_s
@@ -422,7 +425,7 @@ class TaskQueue:
 
     async def _forget_orphans(
         self,
-        parked: Mapping[LedgerId, ParkedTask],
+        parked: AbstractSet[LedgerId],
         failed: AbstractSet[LedgerId],
         doubted: AbstractSet[LedgerId],
         reserved: AbstractSet[LedgerId],
@@ -434,7 +437,7 @@ class TaskQueue:
         written a new record. A lost parked record costs one attempt. A lost doubt may cost an acknowledged entry, so
         doubts stay until the ledger is closed or deleted; after that they are never needed and never written.
         """
-        for ledger_id in sorted(parked.keys() - marked):
+        for ledger_id in sorted(parked - marked):
             await self._ports.parked.unpark(ledger_id)
         for ledger_id in sorted(failed - marked):
             await self._ports.failures.forget(ledger_id)
@@ -464,15 +467,3 @@ def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookie
 
 def _absent(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> frozenset[BookieId]:
     return unnamed_absent(ledger.metadata, task.missing, bookies) if isinstance(ledger, Versioned) else frozenset()
-
-
-async def _named(tasks: Sequence[Task]) -> frozenset[BookieId]:
-    named: set[BookieId] = set()
-    async for part in in_steps(tasks, READ_LEDGERS):
-        named.update(bookie for task in part for bookie in task.missing)
-    return frozenset(named)
-
-
-def _parts(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
-    for start in range(0, len(tasks), READ_LEDGERS):
-        yield tasks[start : start + READ_LEDGERS]

@@ -168,9 +168,17 @@ class UnderReplication:
             StoreUnavailableError: no answer.
         """
         nodes = await self._store.get_many([task_path(self._root, ledger_id) for ledger_id in ledger_ids])
-        return [_task(ledger_id, node) for ledger_id, node in zip(ledger_ids, nodes, strict=True)]
+        found: builtins.list[Task | UnreadableTask | None] = []
+        async for pairs in in_steps(list(zip(ledger_ids, nodes, strict=True))):
+            found += [_task(ledger_id, node) for ledger_id, node in pairs]
+        return found
 
-    async def _scan(self) -> builtins.list[Task | UnreadableTask]:
+    async def ids(self) -> builtins.list[LedgerId]:
+        """Return the ledgers that are marked, ascending; gives way to others between parts of a long list.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
         paths = [tasks_path(self._root)]
         await self._store.sync(paths[0])
         for _ in range(_TREE_LEVELS):
@@ -180,12 +188,13 @@ class UnderReplication:
                     below += _below(parent, some)
             paths = below
         ids = [task_ledger_id(name) async for _, names in self._names(paths) for name in names]
+        return await _in_order(ids)
+
+    async def _scan(self) -> builtins.list[Task | UnreadableTask]:
         found: builtins.list[Task | UnreadableTask] = []
-        async for part in in_steps(await _in_order(ids), READ_AT_ONCE):
-            nodes = await self._store.get_many([task_path(self._root, ledger_id) for ledger_id in part])
-            async for pairs in in_steps(list(zip(part, nodes, strict=True))):
-                tasks = (_task(ledger_id, node) for ledger_id, node in pairs)
-                found += [task for task in tasks if task is not None]  # the others were completed in the meantime
+        async for part in in_steps(await self.ids(), READ_AT_ONCE):
+            tasks = await self.read_many(part)
+            found += [task for task in tasks if task is not None]  # the others were completed in the meantime
         return found
 
     async def _names(self, paths: builtins.list[str]) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
