@@ -353,6 +353,7 @@ class Worker:
                 continue
             refusals.reset()
             self._ports.recent.note_bookies_changed()
+            self._absences.note_bookies_changed()
             if self._settings.once or self._duty.is_lookout:  # which call the others if there is work for them
                 self._queue.note_change()
                 self._wake.set()

@@ -13,7 +13,10 @@ from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import batches
 from bookie.metadata.port import Create
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.schedule import Stripe
+from replicator.knowledge import holdings
 from replicator.knowledge.absence import Absences
 from replicator.queue import task_queue
 from replicator.queue.delay import Delays
@@ -81,6 +84,20 @@ async def test_a_long_list_is_read_in_steps() -> None:
         queue, turns = await refresh_while_counting(world)
         assert queue.outlook.parked == count
         assert turns.count >= count / task_queue.JUDGED_AT_ONCE
+
+
+async def test_a_striped_list_of_many_entries_is_compared_in_steps() -> None:
+    """A bookie of a striped ledger lists a run for each few entries: 400,000 runs of 2,000,000 entries."""
+    stripe, last = Stripe(5, 3), EntryId(8 * holdings.COMPARED_AT_ONCE - 1)
+    runs = tuple((start, start + 2) for start in range(5, last, 5))  # position 2 stores 0..2, 5..7, and so on
+    listed = EntryRuns(((0, 2), *runs))
+    turns = Turns()
+    watch = asyncio.create_task(turns.watch())
+    assert not await holdings._lacks_some(stripe, 2, listed, EntryId(0), last)
+    assert turns.count >= 6
+    lacking = EntryRuns(tuple(run for run in listed.runs if run[0] != last - 4))
+    assert await holdings._lacks_some(stripe, 2, lacking, EntryId(0), last)
+    watch.cancel()
 
 
 @pytest.mark.long
