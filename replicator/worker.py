@@ -226,16 +226,19 @@ class Worker:
             if self._is_called and not self._queue.is_idle:
                 return
             await self._end_watches()
-            self._queue.forget()
-            self._events.tasks_listed(self._queue.outlook)
             self._is_called = False
-            self._is_called = await self._duty.wait_for_work(self._stop)
+            self._is_called = await self._duty.wait_for_work(self._stop, self._note_waiting)
             self._ports.recent.forget()
         if not self._watchers:
             self._watchers = [
                 guarded("bookie watch", self._watch_bookies()),
                 guarded("switch watch", self._watch_switch()),
             ]
+
+    def _note_waiting(self) -> None:
+        """Forget what this worker has seen: it sees no change while it waits in line."""
+        self._queue.forget()
+        self._events.tasks_listed(self._queue.outlook)
 
     async def _end_watches(self) -> None:
         watchers, self._watchers = self._watchers, []
@@ -358,6 +361,7 @@ class Worker:
                 continue
             refusals.reset()
             self._ports.recent.note_bookies_changed()
+            self._absences.note_bookies_changed()
             if self._settings.once or self._duty.is_lookout:  # which call the others if there is work for them
                 self._queue.note_change()
                 self._wake.set()

@@ -118,7 +118,7 @@ def inner_names(names: tuple[str, ...]) -> list[str]:
     return sorted(name for name in names if _INNER.fullmatch(name))
 
 
-def task_level_names(names: tuple[str, ...]) -> list[str]:
+def task_level_names(names: Sequence[str]) -> list[str]:
     """Names of the task tree's inner nodes among ``names``, sorted."""
     return sorted(name for name in names if _TASK_LEVEL.fullmatch(name))
 

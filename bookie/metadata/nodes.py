@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-READ_AT_ONCE: Final = 4000
-"""Nodes that a listing reads at a time: as many as a bulk reader has in flight."""
-STEP: Final = 250
+READ_AT_ONCE: Final = 1500
+"""Nodes that a listing reads at a time: several requests of a bulk reader, and little memory."""
+STEP: Final = 200
 """Items that a listing decodes or judges between two turns of the loop: some milliseconds."""
 _NAMES_AT_ONCE: Final = 10_000
 """Names that are parsed between two turns of the loop: some milliseconds."""

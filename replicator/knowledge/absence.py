@@ -9,21 +9,25 @@ marks the ledger after the delay.
 Nothing is concluded from an absence while more bookies are missing than a cluster loses at once (S12), or soon after
 this process was without the store: bookies register again only after they have noticed the end of their sessions.
 
+What this rests on is read for all turns together and kept for a short time, at most until a bookie comes or goes. That
+a bookie has no cookie is always read again.
+
 Source: R39, docs/failure-model.md#R39.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
-from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Bookies
 from bookie.metadata.tasks.switches import InvalidDelayError
 from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
+from replicator.knowledge.recent import BOOKIES_AGE_S, Shared
 from replicator.ports import RepairPorts
 
 _log = logging.getLogger(__name__)
@@ -32,18 +36,33 @@ SETTLE_S: Final = 60.0
 """After an outage of the store, and after the start: longer than a bookie's session and its return usually take."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    known: frozenset[BookieId]
+    """Bookies with a cookie."""
+    delay_s: int | None
+    """None if it cannot be read."""
+    noted: Mapping[BookieId, Down]
+
+
 class Absences:
     """Decides for all repairs of one process."""
 
     def __init__(self, ports: RepairPorts) -> None:
         self._ports = ports
         self._down = FirstSeenDown(ports.store, ports.cluster.root)
+        self._facts = Shared(self._read, ports.clock, BOOKIES_AGE_S)
         self._settled_at_s = 0.0
         self.note_outage()
 
     def note_outage(self) -> None:
         """Conclude nothing from absences for ``SETTLE_S``: registrations may have ended although the bookies live."""
         self._settled_at_s = self._ports.clock.monotonic_s() + SETTLE_S
+        self._facts.forget()
+
+    def note_bookies_changed(self) -> None:
+        """Look again at all that depends on a bookie that came or went."""
+        self._facts.forget()
 
     async def lost(self, bookies: Bookies, unregistered: Collection[BookieId]) -> frozenset[BookieId]:
         """Return those of the ``unregistered`` bookies that count as lost although no task names them.
@@ -53,20 +72,30 @@ class Absences:
         """
         if not unregistered:
             return frozenset()
-        known = await self._ports.registrations.known()
+        facts = self._facts.kept()
+        if facts is None or not facts.known.issuperset(unregistered):  # a bookie may have joined since
+            facts = await self._facts.fresh()
+        known = facts.known
         missing = known - bookies.registered
         never_return = frozenset(unregistered) - known
         is_unsettled = self._ports.clock.monotonic_s() < self._settled_at_s
         if is_unsettled or len(missing) > MISSING_SHARE_MAX * len(known):
             return never_return
+        if facts.delay_s is None:
+            return never_return
+        delay_s, now_ms = facts.delay_s, self._ports.clock.epoch_ms()
+        overdue = (bookie for bookie, down in facts.noted.items() if down.due_ms(delay_s) <= now_ms)
+        return never_return | missing.intersection(overdue, unregistered)
+
+    async def _read(self) -> _Facts:
+        """The cookies first: a bookie has one before it registers, and the bookies were listed before this call."""
+        known = await self._ports.registrations.known()
         try:
             delay_s = await self._ports.tasks.switches.lost_bookie_delay_s()
         except InvalidDelayError as error:
             _log.warning("the delay for lost bookies cannot be read, so none is over", extra={"error": str(error)})
-            return never_return
-        noted, now_ms = await self._down.read(), self._ports.clock.epoch_ms()
-        overdue = (bookie for bookie, down in noted.items() if down.due_ms(delay_s) <= now_ms)
-        return never_return | missing.intersection(overdue, unregistered)
+            return _Facts(known, None, {})
+        return _Facts(known, delay_s, await self._down.read())
 
 
 def unnamed_absent(metadata: LedgerMetadata, named: Collection[BookieId], bookies: Bookies) -> frozenset[BookieId]:

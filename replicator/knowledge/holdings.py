@@ -21,7 +21,7 @@ R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Final
@@ -44,6 +44,8 @@ from replicator.plan.planner import PositionKey, closed_fragment_last
 from replicator.plan.steps import CopyPosition
 
 LIST_TIMEOUT_S: Final = 15.0
+COMPARED_AT_ONCE: Final = 50_000
+"""Entries that are compared between two turns of the loop: some milliseconds, if each second one begins a run."""
 _ATTEMPTS_MAX: Final = 4
 _HAS_ENTRIES: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT})
 """Answers of a bookie that need no doubt: one in limbo denies nothing, and one with a damaged copy has its disks."""
@@ -125,7 +127,7 @@ class Holdings:
         """None if the target lists every entry of ``step``, or serves each if it has no lists; else its answer."""
         reply = await self._held.held(step.target, ledger_id, step.entries())
         if reply.status in _LISTS:
-            if not _lacks(step.stripe, step.position, reply.entries, step.first, step.last):
+            if not await _lacks_some(step.stripe, step.position, reply.entries, step.first, step.last):
                 return None
             held = step.stripe.held_count(step.position, reply.entries, step.first, step.last)
             return Answer(step.target, reply.status, f"lists {held} of {step.entry_count} entries")
@@ -157,8 +159,8 @@ class Holdings:
             if reply.status not in _LISTS:
                 silent.append(Answer(bookie, reply.status, reply.detail))
                 continue
-            short = list(_short_positions(metadata, bookie, reply.entries))
-            late = list(_behind_positions(metadata, bookie, reply.entries, frontier))
+            short = [key async for key in _short_positions(metadata, bookie, reply.entries)]
+            late = [each async for each in _behind_positions(metadata, bookie, reply.entries, frontier)]
             if short or late:
                 held.append((bookie, reply.entries))
             positions.update(short)
@@ -224,14 +226,14 @@ def _growing_positions(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[P
                 yield PositionKey(fragment.first_entry_id, position, bookie)
 
 
-def _behind_positions(
+async def _behind_positions(
     metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns, frontier: EntryId
-) -> Iterator[tuple[PositionKey, EntryId]]:
+) -> AsyncIterator[tuple[PositionKey, EntryId]]:
     """Positions of growing fragments that lack an entry up to ``frontier``, and how far each should have them."""
     for key in _growing_positions(metadata, bookie):
         end = metadata.fragment_last_entry_id(metadata.fragment_index(key.first_entry_id))
         last = frontier if end is None else EntryId(min(frontier, end))
-        if last >= key.first_entry_id and _lacks(metadata.stripe, key.position, listed, key.first_entry_id, last):
+        if await _lacks_some(metadata.stripe, key.position, listed, key.first_entry_id, last):
             yield key, last
 
 
@@ -244,7 +246,7 @@ def _wanted_entries(metadata: LedgerMetadata, bookie: BookieId, frontier: EntryI
             yield from fragment_entries(metadata, index, last, bookie)
 
 
-def _short_positions(metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns) -> Iterator[PositionKey]:
+async def _short_positions(metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns) -> AsyncIterator[PositionKey]:
     """Also of the last fragment but one of an unclosed ledger: the plan asks for them once it knows that one's end."""
     for index, fragment in enumerate(metadata.fragments):
         last = closed_fragment_last(metadata, index, is_tail_written=True)
@@ -253,9 +255,19 @@ def _short_positions(metadata: LedgerMetadata, bookie: BookieId, listed: EntryRu
             if (
                 last is not None
                 and member == bookie
-                and _lacks(metadata.stripe, key.position, listed, key.first_entry_id, last)
+                and await _lacks_some(metadata.stripe, key.position, listed, key.first_entry_id, last)
             ):
                 yield key
+
+
+async def _lacks_some(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:
+    """As ``_lacks``; gives way to others between parts, as a striped ledger has a run for each few entries."""
+    for start in range(first, last + 1, COMPARED_AT_ONCE):
+        if _lacks(stripe, position, listed, EntryId(start), EntryId(min(last, start + COMPARED_AT_ONCE - 1))):
+            return True
+        if start + COMPARED_AT_ONCE <= last:
+            await asyncio.sleep(0)
+    return False
 
 
 def _lacks(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:

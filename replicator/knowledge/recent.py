@@ -18,8 +18,7 @@ An outdated answer must not change what happens to data. Each question has its o
 * The disks of a bookie. Copies carry the incarnation, so other disks refuse them, and the transaction that names the
   target checks the recorded incarnation again (R30).
 
-Absences never come from here: a bookie without a cookie, and the delay of a lost bookie, are looked up again before
-anything is concluded (``absence``).
+What absences rest on is kept in the same way by ``absence``.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """

@@ -13,6 +13,8 @@ What an event costs, in requests of the whole fleet:
 
 A worker in line looks by itself after ``LONELY_S``, or later if the line is long. So nothing waits for ever if the
 lookouts cannot work, and a long line does not cost more than a short one.
+
+Source: R46, docs/failure-model.md#R46.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from typing import Final
 
 from bookie.metadata.port import MetadataStore
@@ -59,8 +62,12 @@ class Duty:
         """Whether this worker has a place in line in this session, or was refused one."""
         return bool(self._name or self._is_refused) and self._epoch == self._store.session.epoch
 
-    async def wait_for_work(self, stop: asyncio.Event) -> bool:
+    async def wait_for_work(self, stop: asyncio.Event, note_waiting: Callable[[], None]) -> bool:
         """Take a place in line; return at once if that is the place of a lookout, else when there may be work.
+
+        Args:
+            stop: ends the wait.
+            note_waiting: called before each wait, and after a call: what was seen before it may be outdated.
 
         Returns:
             Whether this worker was called, or has waited for too long. False for a lookout, and at ``stop``. If the
@@ -78,6 +85,7 @@ class Duty:
                 self.is_lookout = self._is_refused = True
                 return False
             if place is None:
+                note_waiting()
                 return True
             self.is_lookout = place.position < self._lookouts
             if self.is_lookout or stop.is_set():
@@ -87,6 +95,7 @@ class Duty:
                 lonely_s = self._clock.monotonic_s() + pause_s
             left_s = lonely_s - self._clock.monotonic_s()
             if left_s > 0:
+                note_waiting()
                 await first_of([self._line.wait_moved(place), self._clock.sleep(left_s), stop.wait()])
             if self._clock.monotonic_s() >= lonely_s:
                 await self.leave()

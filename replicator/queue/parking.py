@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -189,5 +190,7 @@ class Memory:
 
     def keep_only(self, ledger_ids: Collection[LedgerId]) -> None:
         """Forget every ledger that has no task any more."""
-        self._failures = {i: known for i, known in self._failures.items() if i in ledger_ids}
-        self._resting = {i: known for i, known in self._resting.items() if i in ledger_ids}
+        kept = ledger_ids if isinstance(ledger_ids, AbstractSet) else frozenset(ledger_ids)
+        for known in (self._failures, self._resting):
+            for ledger_id in known.keys() - kept:
+                del known[ledger_id]

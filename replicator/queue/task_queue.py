@@ -4,13 +4,13 @@ The invariant: a listing decides the order of work and nothing else. The lock an
 is done, so an outdated list costs requests and no data (R1). The ledger with the fewest copies left comes first, and a
 failure delays a task but does not change its rank (R40).
 
-Tasks, locks, parked tasks and metadata are read in bulk, and the order of the reads matters in one place: the bookies
-are listed after the metadata of each part, so a bookie that registers during this time does not look lost (R2). A
-parked ledger without a task loses its record at once, and so does a reservation, because a write that relies on a
-deleted reservation is refused. A doubt outlives its task while the ledger is open, because the
-list may be minutes old by then, and a worker with a newer one may have recorded the doubt. This cleans up after workers
-that died between the completion of a task and the deletion of its records, and after Apache's workers, which do not
-have such records.
+The ids of all tasks are listed first, then tasks, parked records and metadata are read in bulk, a part at a time, and
+the order of the reads matters in one place: the bookies are listed after the metadata of each part, so a bookie that
+registers during this time does not look lost (R2). A parked ledger without a task loses its record at once, and so does
+a reservation, because a write that relies on a deleted reservation is refused. A doubt outlives its task while the
+ledger is open, because the list may be minutes old by then, and a worker with a newer one may have recorded the doubt.
+This cleans up after workers that died between the completion of a task and the deletion of its records, and after
+Apache's workers, which do not have such records.
 
 A task waits if it is locked, parked or failed recently, or if its ledger is open and in its grace period. No lock is
 held while it waits. Parked and failed tasks have a record in ZooKeeper, which all workers respect: whichever worker
@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 READ_LEDGERS: Final = 1000
 """Ledgers whose metadata is read at a time: bounds memory, and how long the loop is kept from other work."""
-JUDGED_AT_ONCE: Final = 100
+JUDGED_AT_ONCE: Final = 25
 """Ledgers that are judged between two turns of the loop: some milliseconds, if each is parked and planned again."""
 REFRESH_SHARE: Final = 0.05
 """Largest share of time spent on renewing the list while there is other work."""
@@ -81,6 +81,24 @@ class _Verdict(enum.Enum):
 
 
 _TRIED: Final = frozenset({_Verdict.ELIGIBLE, _Verdict.RECHECK})
+
+
+class _Tally:
+    """The verdicts of one listing, counted while they are made: another loop over all of them would take long."""
+
+    def __init__(self) -> None:
+        self.ledger_ids: set[LedgerId] = set()
+        self.counts = dict.fromkeys(_Verdict, 0)
+        self.backing_off: list[LedgerId] = []
+        self.delayed: list[LedgerId] = []
+
+    def note(self, ledger_id: LedgerId, verdict: _Verdict) -> None:
+        self.ledger_ids.add(ledger_id)
+        self.counts[verdict] += 1
+        if verdict is _Verdict.BACKING_OFF:
+            self.backing_off.append(ledger_id)
+        elif verdict is _Verdict.DELAYED:
+            self.delayed.append(ledger_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,18 +280,21 @@ class TaskQueue:
         doubted = await self._ports.doubts.ledgers()
         reserved = await self._reserved()
         top = await self._ports.tasks.top()
-        tasks = await self._ports.tasks.list()
-        self._empty_top = None if tasks else top
+        marked = await self._ports.tasks.ids()
+        self._empty_top = None if marked else top
         locked = await self._ports.tasks.locks.locked()
-        parked = {record.ledger_id: record for record in await self._ports.parked.list()}
-        await asyncio.sleep(0)
         boosted = {boost.ledger_id for boost in await self._boosts.active(self._ports.clock.epoch_ms())}
+        parked_ids = await self._ports.parked.ids()
         failed = await self._failed()
-        named = await _named(tasks)
-        verdicts: dict[LedgerId, _Verdict] = {}
+        lists: dict[str, frozenset[BookieId]] = {}
+        tally = _Tally()
         candidates: list[Candidate] = []
         circumstances: dict[LedgerId, Seen] = {}
-        for part in _parts(tasks):
+        async for ids in in_steps(marked, READ_LEDGERS):
+            part = [task for task in await self._ports.tasks.read_many(ids) if isinstance(task, Task)]
+            records = await self._ports.parked.read_many([i for i in ids if i in parked_ids], lists)
+            parked = {record.ledger_id: record for record in records}
+            named = frozenset(bookie for task in part for bookie in task.missing)
             ledgers = await self._ports.ledgers.read_many([task.ledger_id for task in part])
             registered, _ = await with_draining(self._ports, await self._ports.recent.list_bookies(), named)
             listed = self._same_if_equal(registered)
@@ -285,7 +306,7 @@ class TaskQueue:
                 bookies = awaiting(listed, missing, lost) if missing else listed
                 self._observe(task, ledger, bookies)
                 verdict = self._judge(task, ledger, bookies, task.ledger_id in locked, parked.get(task.ledger_id))
-                verdicts[task.ledger_id] = verdict
+                tally.note(task.ledger_id, verdict)
                 if verdict in _TRIED:
                     circumstances[task.ledger_id] = seen(task, ledger, bookies)
                     is_recheck = verdict is _Verdict.RECHECK
@@ -299,13 +320,13 @@ class TaskQueue:
         waiting = [candidate for candidate in candidates if candidate.ledger_id not in self._completed]
         order = await Order.of(waiting, self._ports.rng)
         self._order, self._seen = order, circumstances
-        self._memory.keep_only(verdicts.keys())
+        self._memory.keep_only(tally.ledger_ids)
         await asyncio.sleep(0)
-        self._delays.keep_only(verdicts.keys())
-        self._sum_up(verdicts)
+        self._delays.keep_only(tally.ledger_ids)
+        self._sum_up(tally)
         await asyncio.sleep(0)
-        await self._forget_orphans(parked, failed, doubted, reserved, verdicts)
-        self._plan_renewal(started_s, verdicts)
+        await self._forget_orphans(parked_ids, failed, doubted, reserved, tally.ledger_ids)
+        self._plan_renewal(started_s, tally)
         if changes_noted != self._changes_noted:  # and part of the list may be older than the change
             self._renew_anyway_s = self._renew_after_change_s
 
@@ -354,16 +375,13 @@ class TaskQueue:
         self._memory.parked(ledger_id, circumstances, parked.attempts)
         return _Verdict.PARKED
 
-    def _sum_up(self, verdicts: Mapping[LedgerId, _Verdict]) -> None:
-        counts = dict.fromkeys(_Verdict, 0)
-        for verdict in verdicts.values():
-            counts[verdict] += 1
-        backing_off = [i for i, verdict in verdicts.items() if verdict is _Verdict.BACKING_OFF]
+    def _sum_up(self, tally: _Tally) -> None:
+        counts = tally.counts
         self.outlook = Outlook(
             counts[_Verdict.ELIGIBLE] + counts[_Verdict.RECHECK],
             counts[_Verdict.LOCKED],
-            len(backing_off),
-            sum(map(self._memory.is_given_up, backing_off)),
+            len(tally.backing_off),
+            sum(map(self._memory.is_given_up, tally.backing_off)),
             counts[_Verdict.DELAYED],
             counts[_Verdict.PARKED],
             counts[_Verdict.LEFT],
@@ -372,21 +390,20 @@ class TaskQueue:
             self._has_told_of_left = True
             _log.info("placement marks are left to Apache's workers", extra={"ledgers": self.outlook.left})
 
-    def _plan_renewal(self, started_s: float, verdicts: Mapping[LedgerId, _Verdict]) -> None:
+    def _plan_renewal(self, started_s: float, tally: _Tally) -> None:
         """Renew after a poll interval or when a task is due that waits, but spend little of the time on it."""
         now_s = self._ports.clock.monotonic_s()
-        due_in_s = min(self._due_in_s(verdicts), default=self._poll_interval_s)
+        due_in_s = min(self._due_in_s(tally), default=self._poll_interval_s)
         if fault_point("queue.renew_early"):
             due_in_s = _NAP_S
         self._renew_after_change_s = now_s + (now_s - started_s) / REFRESH_SHARE
         self._renew_anyway_s = max(self._renew_after_change_s, now_s + min(self._poll_interval_s, due_in_s))
 
-    def _due_in_s(self, verdicts: Mapping[LedgerId, _Verdict]) -> Iterator[float]:
-        for ledger_id, verdict in verdicts.items():
-            if verdict is _Verdict.BACKING_OFF:
-                yield self._memory.due_in_s(ledger_id)
-            elif verdict is _Verdict.DELAYED:
-                yield max(_NAP_S, self._delays.due_in_s(ledger_id))
+    def _due_in_s(self, tally: _Tally) -> Iterator[float]:
+        for ledger_id in tally.backing_off:
+            yield self._memory.due_in_s(ledger_id)
+        for ledger_id in tally.delayed:
+            yield max(_NAP_S, self._delays.due_in_s(ledger_id))
 
     async def _failed(self) -> AbstractSet[LedgerId]:
         """Ledgers with a record of a failure, by whichever worker. The records are noted."""
@@ -411,11 +428,11 @@ class TaskQueue:
 
     async def _forget_orphans(
         self,
-        parked: Mapping[LedgerId, ParkedTask],
+        parked: AbstractSet[LedgerId],
         failed: AbstractSet[LedgerId],
         doubted: AbstractSet[LedgerId],
         reserved: AbstractSet[LedgerId],
-        verdicts: Mapping[LedgerId, _Verdict],
+        marked: AbstractSet[LedgerId],
     ) -> None:
         """Delete records of ledgers whose task another program finished.
 
@@ -423,16 +440,16 @@ class TaskQueue:
         written a new record. A lost parked record costs one attempt. A lost doubt may cost an acknowledged entry, so
         doubts stay until the ledger is closed or deleted; after that they are never needed and never written.
         """
-        for ledger_id in sorted(parked.keys() - verdicts.keys()):
+        for ledger_id in sorted(parked - marked):
             await self._ports.parked.unpark(ledger_id)
-        for ledger_id in sorted(failed - verdicts.keys()):
+        for ledger_id in sorted(failed - marked):
             await self._ports.failures.forget(ledger_id)
-        for ledger_id in sorted(reserved - verdicts.keys()):
+        for ledger_id in sorted(reserved - marked):
             try:
                 await self._ports.reservations.discard(ledger_id)
             except UnreadableReservationError as error:
                 _log.warning("damaged reservation remains", extra={"ledger_id": ledger_id, "error": str(error)})
-        if not (orphans := sorted(doubted - verdicts.keys())):
+        if not (orphans := sorted(doubted - marked)):
             return
         for ledger_id, ledger in zip(orphans, await self._ports.ledgers.read_many(orphans), strict=True):
             if ledger is None or (isinstance(ledger, Versioned) and ledger.metadata.is_closed):
@@ -453,15 +470,3 @@ def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookie
 
 def _absent(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> frozenset[BookieId]:
     return unnamed_absent(ledger.metadata, task.missing, bookies) if isinstance(ledger, Versioned) else frozenset()
-
-
-async def _named(tasks: Sequence[Task]) -> frozenset[BookieId]:
-    named: set[BookieId] = set()
-    async for part in in_steps(tasks, READ_LEDGERS):
-        named.update(bookie for task in part for bookie in task.missing)
-    return frozenset(named)
-
-
-def _parts(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
-    for start in range(0, len(tasks), READ_LEDGERS):
-        yield tasks[start : start + READ_LEDGERS]

@@ -25,6 +25,7 @@ from bookie.metadata.nodes import (
     create_missing,
     create_with_parents,
     find,
+    in_steps,
     parent_of,
     prune,
     reread,
@@ -207,13 +208,16 @@ class LedgerStore:
             return None
 
     async def read_many(self, ids: Sequence[LedgerId]) -> list[Versioned | Unreadable | None]:
-        """Read many ledgers; None for a ledger that does not exist. Not a snapshot.
+        """Read many ledgers; None for a ledger that does not exist. Not a snapshot. Gives way between decoding them.
 
         Raises:
             StoreUnavailableError: no answer.
         """
         nodes = await self._store.get_many([self.path(ledger_id) for ledger_id in ids])
-        return [_versioned(ledger_id, node) for ledger_id, node in zip(ids, nodes, strict=True)]
+        found: list[Versioned | Unreadable | None] = []
+        async for pairs in in_steps(list(zip(ids, nodes, strict=True))):
+            found += [_versioned(ledger_id, node) for ledger_id, node in pairs]
+        return found
 
     async def read_many_metadata(self, ids: Sequence[LedgerId]) -> list[LedgerMetadata | Unreadable | None]:
         """As ``read_many`` without versions, at less cost: for scans.

@@ -11,7 +11,7 @@ another worker has tried meanwhile.
 
 A lost record costs another attempt; a damaged one counts as none.
 
-Source: docs/failure-model.md#state-under-bkheal.
+Source: R47, docs/failure-model.md#R47 and #state-under-bkheal.
 """
 
 from __future__ import annotations

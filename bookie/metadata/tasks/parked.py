@@ -18,7 +18,7 @@ import contextlib
 import enum
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -143,9 +143,26 @@ class ParkedTasks:
         Raises:
             StoreUnavailableError: no answer.
         """
+        return await self.read_many(await sorted_ids(await child_names(self._store, self._parent)), {})
+
+    async def ids(self) -> frozenset[LedgerId]:
+        """Return the ledgers that have a record, readable or not.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        return frozenset(await sorted_ids(await child_names(self._store, self._parent)))
+
+    async def read_many(
+        self, ledger_ids: Sequence[LedgerId], lists: dict[str, frozenset[BookieId]]
+    ) -> builtins.list[ParkedTask]:
+        """Return those of many ledgers that are parked; ``lists`` keeps the lists of bookies from call to call.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
         found: builtins.list[ParkedTask] = []
-        lists: dict[str, frozenset[BookieId]] = {}
-        async for records in self._records():
+        async for records in self._records(ledger_ids):
             lists |= await self._read_lists({record.bookies for _, record in records} - lists.keys())
             found += [_task(ledger_id, record, lists) for ledger_id, record in records]
         return found
@@ -168,7 +185,7 @@ class ParkedTasks:
         if not lists:
             return
         used: set[str] = set()
-        async for records in self._records():
+        async for records in self._records(await sorted_ids(await child_names(self._store, self._parent))):
             used.update(record.bookies for _, record in records)
         before, self._unused = self._unused, lists - used
         for name in sorted(before & self._unused):
@@ -186,10 +203,9 @@ class ParkedTasks:
         """Return the path of a task's record."""
         return f"{self._parent}/{ledger_id}"
 
-    async def _records(self) -> AsyncIterator[builtins.list[tuple[LedgerId, _Record]]]:
-        """Every record that can be read, by ledger id, some at a time."""
-        ids = await sorted_ids(await child_names(self._store, self._parent))
-        async for part in in_steps(ids, READ_AT_ONCE):
+    async def _records(self, ledger_ids: Sequence[LedgerId]) -> AsyncIterator[builtins.list[tuple[LedgerId, _Record]]]:
+        """Every record of ``ledger_ids`` that can be read, some at a time."""
+        async for part in in_steps(ledger_ids, READ_AT_ONCE):
             nodes = await self._store.get_many_data([self.path(ledger_id) for ledger_id in part])
             async for pairs in in_steps(list(zip(part, nodes, strict=True))):
                 decoded = [(ledger_id, _decode(ledger_id, data)) for ledger_id, data in pairs if data is not None]

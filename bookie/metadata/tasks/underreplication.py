@@ -12,7 +12,7 @@ task stays (R13).
 A crash while many ledgers are marked leaves a part of them marked, and the next audit marks the rest (R21, R22). A
 crash of a worker leaves the task; the lock ends with the session (S14). If the answer to a lock request is lost, a lock
 may remain, and the next attempt of this process finds it (``locks``). While the ``disable`` node exists, audits do not
-mark and workers do not copy: they read it before each batch and each chunk (S7).
+mark and workers do not copy (``switches``, S7).
 
 Sources: docs/formats.md#under-replication; R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
@@ -36,7 +36,7 @@ from bookie.metadata.layout import (
     task_path,
     tasks_path,
 )
-from bookie.metadata.nodes import READ_AT_ONCE, STEP, create_with_parents, ensure_path, in_steps, reread
+from bookie.metadata.nodes import READ_AT_ONCE, create_with_parents, ensure_path, in_steps, reread
 from bookie.metadata.port import (
     Children,
     MetadataStore,
@@ -56,6 +56,8 @@ from bookie.runtime.clock import Clock
 _log = logging.getLogger(__name__)
 
 _TREE_LEVELS: Final = 4
+_NAMES_AT_ONCE: Final = 10_000
+"""Names of branches that are parsed between two turns of the loop: some milliseconds."""
 
 
 class IncompatibleTasksError(PermanentError):
@@ -166,25 +168,33 @@ class UnderReplication:
             StoreUnavailableError: no answer.
         """
         nodes = await self._store.get_many([task_path(self._root, ledger_id) for ledger_id in ledger_ids])
-        return [_task(ledger_id, node) for ledger_id, node in zip(ledger_ids, nodes, strict=True)]
+        found: builtins.list[Task | UnreadableTask | None] = []
+        async for pairs in in_steps(list(zip(ledger_ids, nodes, strict=True))):
+            found += [_task(ledger_id, node) for ledger_id, node in pairs]
+        return found
 
-    async def _scan(self) -> builtins.list[Task | UnreadableTask]:
+    async def ids(self) -> builtins.list[LedgerId]:
+        """Return the ledgers that are marked, ascending; gives way to others between parts of a long list.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
         paths = [tasks_path(self._root)]
         await self._store.sync(paths[0])
         for _ in range(_TREE_LEVELS):
             below: builtins.list[str] = []
             async for parent, names in self._names(paths):
-                below += _below(parent, names)
-                if len(names) > STEP:
-                    await asyncio.sleep(0)
+                async for some in in_steps(names, _NAMES_AT_ONCE):
+                    below += _below(parent, some)
             paths = below
         ids = [task_ledger_id(name) async for _, names in self._names(paths) for name in names]
+        return await _in_order(ids)
+
+    async def _scan(self) -> builtins.list[Task | UnreadableTask]:
         found: builtins.list[Task | UnreadableTask] = []
-        async for part in in_steps(await _in_order(ids), READ_AT_ONCE):
-            nodes = await self._store.get_many([task_path(self._root, ledger_id) for ledger_id in part])
-            async for pairs in in_steps(list(zip(part, nodes, strict=True))):
-                tasks = (_task(ledger_id, node) for ledger_id, node in pairs)
-                found += [task for task in tasks if task is not None]  # the others were completed in the meantime
+        async for part in in_steps(await self.ids(), READ_AT_ONCE):
+            tasks = await self.read_many(part)
+            found += [task for task in tasks if task is not None]  # the others were completed in the meantime
         return found
 
     async def _names(self, paths: builtins.list[str]) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
@@ -216,5 +226,5 @@ def _task(ledger_id: LedgerId, node: Node | None) -> Task | UnreadableTask | Non
     return Task(ledger_id, data.missing, data.ctime_ms, node.stat.version)
 
 
-def _below(parent: str, names: tuple[str, ...]) -> list[str]:
+def _below(parent: str, names: Sequence[str]) -> list[str]:
     return [f"{parent}/{name}" for name in task_level_names(names)]

@@ -12,7 +12,7 @@ import pytest
 
 from bookie.metadata.layout import task_path
 from bookie.metadata.port import ANY_VERSION
-from bookie.metadata.tasks.parked import ParkedTask, ParkReason
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from replicator.knowledge.absence import Absences
@@ -117,13 +117,13 @@ async def test_a_list_of_tasks_that_is_outdated_costs_no_doubt() -> None:
         await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(10)])
         await world.store.delete(task_path(world.cluster.root, LEDGER))
         queue = TaskQueue(ports, 60, Delays(ports.clock, 30), Absences(ports))
-        listing = ports.parked.list
+        listing = ports.parked.ids
 
-        async def marked_meanwhile() -> list[ParkedTask]:
+        async def marked_meanwhile() -> frozenset[LedgerId]:
             await world.tasks.marking.mark(LEDGER, names("b c"))
             return await listing()
 
-        ports.parked.list = marked_meanwhile  # type: ignore[method-assign]
+        ports.parked.ids = marked_meanwhile  # type: ignore[method-assign]
         await queue.refresh()
         assert await ports.doubts.get(LEDGER) == frozenset({BookieId("b")})
         running = world.worker(once=False).start()

@@ -1,0 +1,115 @@
+"""A list of 100,000 tasks, all parked, in a cluster of 300 bookies: no step keeps the loop from other work."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from typing import Final
+
+import pytest
+
+from bookie.metadata.layout import own_path
+from bookie.metadata.nodes import batches
+from bookie.metadata.port import Create
+from bookie.metadata.tasks.parked import ParkedTask, ParkReason
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.schedule import Stripe
+from replicator.knowledge import holdings
+from replicator.knowledge.absence import Absences
+from replicator.queue import task_queue
+from replicator.queue.delay import Delays
+from replicator.queue.task_queue import TaskQueue
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import make_metadata, names
+from tests.worlds.repair import RepairWorld, a_world
+
+BOOKIES: Final = 300
+TASKS: Final = 100_000
+STEP_S_MAX: Final = 0.05
+
+
+async def park_all(world: RepairWorld, count: int) -> None:
+    """Mark and park ledgers of two lost bookies, in few requests."""
+    bookies = [f"b{number:03}.example.org:3181" for number in range(BOOKIES)]
+    for name in bookies:
+        await super(RepairWorld, world).register(name)
+    metadata = make_metadata((0, "x y"), quorum=(2, 2), last=9)
+    ids = [LedgerId(number) for number in range(count)]
+    await world.ledgers.create_many([(ledger_id, metadata) for ledger_id in ids])
+    await world.tasks.marking.mark_many([(ledger_id, names("x y")) for ledger_id in ids])
+    known = frozenset(map(BookieId, bookies))
+    await world.parked.park(ParkedTask(ids[0], ParkReason.NO_LIVE_COPY, "all copies are lost", 1, known, 0))
+    parent = own_path("parked", ROOT)
+    record = (await world.store.get(f"{parent}/{ids[0]}")).data
+    for batch in batches([Create(f"{parent}/{ledger_id}", record) for ledger_id in ids[1:]]):
+        await world.store.multi(batch)
+
+
+class Turns:
+    """The longest time between two turns of the loop, in seconds of this thread: other processes do not count."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self.count = 0
+
+    async def watch(self) -> None:
+        before_s = time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            now_s = time.thread_time()
+            self.longest_s, before_s = max(self.longest_s, now_s - before_s), now_s
+            self.count += 1
+
+
+def queue_of(world: RepairWorld) -> TaskQueue:
+    ports = world.ports(world.session())
+    return TaskQueue(ports, 5.0, Delays(ports.clock, 30.0), Absences(ports))
+
+
+async def refresh_while_counting(world: RepairWorld) -> tuple[TaskQueue, Turns]:
+    queue, turns = queue_of(world), Turns()
+    watch = asyncio.create_task(turns.watch())
+    await queue.refresh()
+    watch.cancel()
+    return queue, turns
+
+
+async def test_a_long_list_is_read_in_steps() -> None:
+    """By items, as a time would depend on the machine: no more than ``JUDGED_AT_ONCE`` between two turns."""
+    count = 3000
+    async with a_world("") as world:
+        await park_all(world, count)
+        queue, turns = await refresh_while_counting(world)
+        assert queue.outlook.parked == count
+        assert turns.count >= count / task_queue.JUDGED_AT_ONCE
+
+
+async def test_a_striped_list_of_many_entries_is_compared_in_steps() -> None:
+    """A bookie of a striped ledger lists a run for each few entries: 400,000 runs of 2,000,000 entries."""
+    stripe, last = Stripe(5, 3), EntryId(8 * holdings.COMPARED_AT_ONCE - 1)
+    runs = tuple((start, start + 2) for start in range(5, last, 5))  # position 2 stores 0..2, 5..7, and so on
+    listed = EntryRuns(((0, 2), *runs))
+    turns = Turns()
+    watch = asyncio.create_task(turns.watch())
+    assert not await holdings._lacks_some(stripe, 2, listed, EntryId(0), last)
+    assert turns.count >= 6
+    lacking = EntryRuns(tuple(run for run in listed.runs if run[0] != last - 4))
+    assert await holdings._lacks_some(stripe, 2, lacking, EntryId(0), last)
+    watch.cancel()
+
+
+@pytest.mark.long
+async def test_no_step_of_the_longest_list_takes_more_than_50_ms() -> None:
+    async with a_world("") as world:
+        await park_all(world, TASKS)
+        gc.collect()
+        gc.disable()  # it looks at all nodes of the store in memory, which a real process does not have
+        try:
+            for _ in range(2):
+                queue, turns = await refresh_while_counting(world)
+                assert queue.outlook.parked == TASKS
+                assert turns.longest_s <= STEP_S_MAX
+        finally:
+            gc.enable()
