@@ -432,6 +432,8 @@ class _Weighing(Transport):
         reply = await self._inner.add(bookie, batch, timeout_s)
         if reply.status is Status.OK:
             self._repairs.copied(batch.ledger_id, bookie, batch.entries)
+        elif reply.status is not Status.TOO_MANY_REQUESTS:
+            self.forget(batch.ledger_id)  # the copy ends, with everything that it holds
         for packet in batch.entries:
             self._in_hand.pop(packet_ids(packet)[:2], None)
         return reply
