@@ -40,7 +40,6 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "change-ignores-state": "new disks",
     "close-over-close": "zombie writer",
     "collected-at-first-look": "collector race",
-    "copies-from-zero": "repair",
     "copy-without-recovery-flag": "new disks",
     "corruption-is-denial": "rot",
     "delay-not-respected": "repair",
