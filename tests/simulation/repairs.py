@@ -435,8 +435,10 @@ class _Weighing(Transport):
         self._offered.add(batch_key)
         keys = [packet_ids(packet)[:2] for packet in batch.entries]
         self._sending.update(keys)
-        reply = await self._inner.add(bookie, batch, timeout_s)
-        self._sending.difference_update(keys)
+        try:
+            reply = await self._inner.add(bookie, batch, timeout_s)
+        finally:
+            self._sending.difference_update(keys)
         if reply.status is Status.OK:
             self._repairs.copied(batch.ledger_id, bookie, batch.entries)
         elif reply.status is not Status.TOO_MANY_REQUESTS:
