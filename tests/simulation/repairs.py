@@ -44,6 +44,8 @@ PROMPT_S: Final = 20.0
 """How long copies may go on after repair was switched off: a read and a busy target may take that long."""
 SETTLED_S: Final = 10.0
 """How long a bookie must have been registered before workers have to respect it, on the scale of small settings."""
+SETTLING_S: Final = 1.0
+"""After a refusal, answers still arrive that the copy drops."""
 SENT_S: Final = 0.02
 """Within which a copy is sent after it was read."""
 LOCK_S: Final = 90.0
@@ -419,6 +421,7 @@ class _Weighing(Transport):
         self._budget_bytes = budget_bytes
         self._in_hand: dict[tuple[LedgerId, EntryId], int] = {}
         self._read_s: dict[tuple[LedgerId, EntryId], float] = {}
+        self._refused_s = float("-inf")
         self._sending: set[tuple[LedgerId, EntryId]] = set()
         self._offered: set[tuple[BookieId, LedgerId, EntryId]] = set()
 
@@ -443,6 +446,7 @@ class _Weighing(Transport):
             self._repairs.copied(batch.ledger_id, bookie, batch.entries)
         elif reply.status is not Status.TOO_MANY_REQUESTS:
             self.forget(batch.ledger_id)  # the copy ends, with everything that it holds
+            self._refused_s = self._repairs.now_s()
         for packet in batch.entries:
             self._in_hand.pop(packet_ids(packet)[:2], None)
         return reply
@@ -459,7 +463,8 @@ class _Weighing(Transport):
             new_s = self._repairs.now_s() - SENT_S
             sizes = [size for key, size in self._in_hand.items() if key in self._sending or self._read_s[key] >= new_s]
             held = sum(sizes)
-            if held > max(self._budget_bytes, max(sizes, default=0)):
+            is_ending = self._repairs.now_s() - self._refused_s < SETTLING_S
+            if not is_ending and held > max(self._budget_bytes, max(sizes, default=0)):
                 self._world.truth.fail("R43", f"{self._client.process.name} holds {held} bytes of copies")
         return reply
 
