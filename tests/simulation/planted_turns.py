@@ -10,22 +10,18 @@ from typing import Any
 from bookie.metadata.layout import task_path
 from bookie.metadata.port import NoNodeError
 from bookie.metadata.tasks.switches import RecoverySwitches
-from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, LedgerId
 from bookie.server.upkeep.collector import Collector, CollectorReport
 from bookie.storage import checkpoint
 from bookie.storage.disks.memory import MemoryIndex
-from replicator.copying import target
 from replicator.copying.sources import EntrySource
 from replicator.knowledge.absence import Absences
-from replicator.knowledge.holdings import Holdings
 from replicator.plan import planner
 from replicator.queue import task_queue
 from replicator.queue.task_queue import TaskQueue
 from replicator.repair import install
 from replicator.repair.lease import Lease
 from replicator.repair.ledger_repair import LedgerRepair
-from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.unclosed_ledger import UnclosedLedgerRepair
 from replicator.telemetry.events import Ending, TaskResult
 from replicator.worker import Worker
@@ -74,16 +70,6 @@ def _(stack: ExitStack) -> None:
             self._unsettled.pop(ledger_id, None)
 
     swap(stack, Collector, "_settle_locks", lambda _: discard)
-
-
-@plants("copies-from-zero", "I21, R44", "an interrupted copy starts again at its first entry, and leaves a busy target")
-def _(stack: ExitStack) -> None:
-    async def nothing(self: ReservationHolder) -> dict[Any, Any]:
-        return {}
-
-    swap(stack, Holdings, "already_copied", lambda _: lambda self, bookie, first, end: EntryRuns(()))
-    swap(stack, ReservationHolder, "begun", lambda _: nothing)
-    swap(stack, target, "BUSY_S_MAX", lambda _: 4.0)
 
 
 @plants("lost-disks-not-urgent", "R40", "copies of a registered bookie count as left although a task names it")

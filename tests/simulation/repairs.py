@@ -46,6 +46,10 @@ PROMPT_S: Final = 20.0
 """How long copies may go on after repair was switched off: a read and a busy target may take that long."""
 SETTLED_S: Final = 10.0
 """How long a bookie must have been registered before workers have to respect it, on the scale of small settings."""
+SETTLING_S: Final = 1.0
+"""After a refusal, answers still arrive that the copy drops."""
+SENT_S: Final = 0.02
+"""Within which a copy is sent after it was read."""
 LOCK_S: Final = 90.0
 """How long a lock may remain after its turn has ended, while its session is connected."""
 LONGEST_FAULT_S: Final = 6.0
@@ -437,9 +441,10 @@ class _Weighing(Transport):
         self._inner = inner
         self._budget_bytes = budget_bytes
         self._in_hand: dict[tuple[LedgerId, EntryId], int] = {}
+        self._read_s: dict[tuple[LedgerId, EntryId], float] = {}
+        self._refused_s = float("-inf")
+        self._sending: set[tuple[LedgerId, EntryId]] = set()
         self._offered: set[tuple[BookieId, LedgerId, EntryId]] = set()
-        self._refused: set[LedgerId] = set()
-        """Ledgers whose last copy was refused: what is read for it afterwards is discarded at once."""
 
     def forget(self, ledger_id: LedgerId) -> None:
         """A turn has ended, and holds nothing any more."""
@@ -452,12 +457,17 @@ class _Weighing(Transport):
         if batch_key not in self._offered:  # a batch is offered several times to a bookie that does not answer
             self._check_enabled(batch.ledger_id)
         self._offered.add(batch_key)
-        reply = await self._inner.add(bookie, batch, timeout_s)
-        self._refused.discard(batch.ledger_id)
+        keys = [packet_ids(packet)[:2] for packet in batch.entries]
+        self._sending.update(keys)
+        try:
+            reply = await self._inner.add(bookie, batch, timeout_s)
+        finally:
+            self._sending.difference_update(keys)
         if reply.status is Status.OK:
             self._repairs.copied(batch.ledger_id, bookie, batch.entries)
         elif reply.status is not Status.TOO_MANY_REQUESTS:
-            self._refused.add(batch.ledger_id)
+            self.forget(batch.ledger_id)  # the copy ends, with everything that it holds
+            self._refused_s = self._repairs.now_s()
         for packet in batch.entries:
             self._in_hand.pop(packet_ids(packet)[:2], None)
         return reply
@@ -465,12 +475,17 @@ class _Weighing(Transport):
     @override
     async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
         reply = await self._inner.ask(bookie, request, timeout_s)
-        if isinstance(request, Read) and isinstance(reply, ReadReply) and request.ledger_id not in self._refused:
+        if isinstance(request, Read) and isinstance(reply, ReadReply):
             for result in reply.results:
                 if result.packet:
-                    self._in_hand[request.ledger_id, result.entry_id] = len(result.packet)
-            held = sum(self._in_hand.values())
-            if held > max(self._budget_bytes, max(self._in_hand.values(), default=0)):
+                    key = request.ledger_id, result.entry_id
+                    self._in_hand[key], self._read_s[key] = len(result.packet), self._repairs.now_s()
+            # What was read and is not sent at once was dropped, because its copy has ended, or waits for a busy target.
+            new_s = self._repairs.now_s() - SENT_S
+            sizes = [size for key, size in self._in_hand.items() if key in self._sending or self._read_s[key] >= new_s]
+            held = sum(sizes)
+            is_ending = self._repairs.now_s() - self._refused_s < SETTLING_S
+            if not is_ending and held > max(self._budget_bytes, max(sizes, default=0)):
                 self._world.truth.fail("R43", f"{self._client.process.name} holds {held} bytes of copies")
         return reply
 
