@@ -1,4 +1,4 @@
-"""Bookies on real processes, a ledger that has lost a copy, and replicators that stand still in the middle of its repair."""
+"""A ledger on real bookies that has lost a copy, and replicators that stand still in the middle of its repair."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class RepairWorld:
 
     async def targets(self, repair: Repair) -> list[EmbeddedBookie]:
         """Bookies that the reservation of the ledger names."""
-        found = await self._reservations.read(repair.ledger_id)
+        found = await self.reservations.read(repair.ledger_id)
         return [] if found is None else [self.bookie(each.target) for each in found.reservations]
 
     async def busiest_source(self, repair: Repair) -> EmbeddedBookie:
@@ -162,16 +162,14 @@ class RepairWorld:
 
         async def is_settled() -> bool:
             tasks = self.client.ports.tasks
-            return not (
-                await tasks.list() or await tasks.locks.locked() or await self._reservations.ledgers()
-            )
+            return not (await tasks.list() or await tasks.locks.locked() or await self.reservations.ledgers())
 
         await when(is_settled, STATE_S)
         assert await self.client.parked.list() == []
 
     async def assert_repaired(self, repair: Repair, *, gone: Sequence[EmbeddedBookie]) -> None:
-        """Wait for the end of the repair: every member is registered and has every entry byte for byte, the ledger is as
-        long as it was, no task, lock or reservation is left, and nothing names a bookie of ``gone``.
+        """Wait for the end of the repair: every member is registered and has every entry byte for byte, the ledger is
+        as long as it was, no task, lock or reservation is left, and nothing names a bookie of ``gone``.
         """
         await self.settled()
         after = await self.metadata(repair.ledger_id)
@@ -209,7 +207,8 @@ class RepairWorld:
             assert unpack(digest, packets[0], ledger_id, entry).payload == payload(ledger_id, entry)
 
     @property
-    def _reservations(self) -> Reservations:
+    def reservations(self) -> Reservations:
+        """Copies that are being made."""
         return Reservations(self.client.store, LEDGERS_ROOT)
 
     async def _packets(self, bookie: BookieId, ledger_id: LedgerId, entries: Sequence[EntryId]) -> list[bytes]:

@@ -59,7 +59,7 @@ class _Gate:
             self._has_said = True
             sys.stdout.write(f"{STANDS_STILL}\n")
             sys.stdout.flush()
-        while not self._file.exists():  # noqa: ASYNC110, ASYNC240 (another process makes it)
+        while not self._file.exists():  # noqa: ASYNC110 (another process makes it)
             await asyncio.sleep(_POLL_S)
 
     def before(self, method: _Method) -> _Method:

@@ -16,9 +16,6 @@ from tests.integration.stopping_replicator_child import Step
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
-AFTER_TARGET = [Step.RESERVED, Step.COPYING, Step.COPIED, Step.LISTED, Step.NAMED]
-"""Steps at which a target is chosen and the reservation names it."""
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RepairWorld]:
@@ -49,12 +46,27 @@ async def test_a_repair_goes_on_from_another_source_if_one_is_killed(world: Repa
     await world.assert_repaired(repair, gone=[repair.lost, source])
 
 
-@pytest.mark.parametrize("step", AFTER_TARGET)
+@pytest.mark.parametrize("step", [Step.RESERVED, Step.COPYING, Step.COPIED])
 async def test_a_repair_takes_another_target_if_one_is_killed(world: RepairWorld, step: Step) -> None:
     repair = await world.repair_at(step)
     [target] = await world.targets(repair)
     await world.kill9(target)
     repair.go_on()
+    await world.assert_repaired(repair, gone=[repair.lost, target])
+
+
+@pytest.mark.parametrize("step", [Step.LISTED, Step.NAMED])
+async def test_a_target_that_is_killed_while_the_metadata_begins_to_name_it_is_lost_like_any_member(
+    world: RepairWorld, step: Step
+) -> None:
+    """It may be restarting, so the worker leaves it to the next mark, as an audit makes it after the delay."""
+    repair = await world.repair_at(step)
+    [target] = await world.targets(repair)
+    await world.kill9(target)
+    repair.go_on()
+    await world.settled()
+    assert target.bookie_id in (await world.metadata(repair.ledger_id)).members()
+    await world.mark(repair.ledger_id, target)
     await world.assert_repaired(repair, gone=[repair.lost, target])
 
 
