@@ -3,9 +3,6 @@
 The disk is a small tmpfs, which root may mount. The test is skipped if it cannot be mounted.
 """
 
-The disk is a small tmpfs, which root may mount. The test is skipped if it cannot be mounted.
-"""
-
 from __future__ import annotations
 
 import subprocess
