@@ -12,6 +12,7 @@ mark, which is always older than the index's mark (J4).
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,8 @@ from typing_extensions import override
 
 from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.port import DiskError, DiskFullError, EntryIndex
+
+_log = logging.getLogger(__name__)
 
 _THREADS: Final = 4
 _CACHE_BYTES: Final = 64 << 20
@@ -101,7 +104,10 @@ class RocksIndex(EntryIndex):
             return
         database, self._database = self._database, None
         await asyncio.to_thread(self._threads.shutdown)
-        await asyncio.to_thread(database.close)
+        try:
+            await asyncio.to_thread(database.close)
+        except Exception as error:  # a full disk, for example: it flushes first, and every write is in its synced log
+            _log.warning("index closed without a flush, its log keeps the writes", extra={"error": str(error)})
 
     async def _run(self, verb: str, work: Callable[..., T], *arguments: object) -> T:
         if self._database is None:
