@@ -9,6 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+from _pytest.mark.structures import ParameterSet
+
 from bookie.client.bookkeeper import LedgerOptions, stored_digest
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedBookie, EmbeddedCluster
@@ -35,6 +38,11 @@ SHAPE = LedgerOptions(3, 3, 3)
 def payload(ledger_id: LedgerId, entry: int) -> bytes:
     """Together several times what one request carries, so a copy has a middle."""
     return f"{ledger_id}/{entry} ".encode() * 5000
+
+
+def steps(*quick: Step, long: Sequence[Step] = ()) -> list[ParameterSet]:
+    """Parameters of a test: its steps in the gate, and those that only the long suites run."""
+    return [*(pytest.param(step) for step in quick), *(pytest.param(step, marks=pytest.mark.long) for step in long)]
 
 
 @dataclass

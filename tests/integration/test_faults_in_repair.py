@@ -16,7 +16,7 @@ from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.tasks.parked import ParkReason
 from tests.deadlines import STATE_S
 from tests.integration.auditors import when
-from tests.integration.repair_world import ENTRIES, RepairWorld, repair_world
+from tests.integration.repair_world import ENTRIES, RepairWorld, repair_world, steps
 from tests.integration.stopping_replicator_child import Step
 from tests.sessions import end_sessions, expire, sessions_of
 
@@ -58,7 +58,7 @@ async def test_a_target_that_stands_still_is_replaced_by_another(world: RepairWo
     await world.assert_repaired(repair, gone=[repair.lost, target])
 
 
-@pytest.mark.parametrize("step", [Step.COPYING, Step.LISTED, Step.NAMED])
+@pytest.mark.parametrize("step", steps(Step.LISTED, long=[Step.COPYING, Step.NAMED]))
 async def test_a_worker_that_wakes_up_after_another_has_finished_changes_nothing(
     world: RepairWorld, step: Step
 ) -> None:
@@ -76,7 +76,7 @@ async def test_a_worker_that_wakes_up_after_another_has_finished_changes_nothing
     assert await world.client.ports.ledgers.read(repair.ledger_id) == after
 
 
-@pytest.mark.parametrize("step", [Step.COPYING, Step.LISTED, Step.NAMED])
+@pytest.mark.parametrize("step", steps(Step.COPYING, long=[Step.LISTED, Step.NAMED]))
 async def test_a_worker_whose_session_has_ended_finishes_in_its_next_one(world: RepairWorld, step: Step) -> None:
     repair = await world.repair_at(step)
     await expire(world.cluster.zookeeper, repair.replicator)
@@ -84,7 +84,7 @@ async def test_a_worker_whose_session_has_ended_finishes_in_its_next_one(world: 
     await world.assert_repaired(repair, gone=[repair.lost])
 
 
-@pytest.mark.parametrize("step", [Step.LOCKED, Step.RESERVED, Step.COPYING, Step.COPIED])
+@pytest.mark.parametrize("step", steps(Step.COPYING, long=[Step.LOCKED, Step.RESERVED, Step.COPIED]))
 async def test_a_lost_bookie_that_returns_before_the_metadata_is_changed_keeps_its_place(
     world: RepairWorld, step: Step
 ) -> None:
@@ -95,7 +95,7 @@ async def test_a_lost_bookie_that_returns_before_the_metadata_is_changed_keeps_i
     assert await world.metadata(repair.ledger_id) == repair.before
 
 
-@pytest.mark.parametrize("step", [Step.NAMED, Step.JUDGED])
+@pytest.mark.parametrize("step", steps(Step.NAMED, long=[Step.JUDGED]))
 async def test_a_lost_bookie_that_returns_after_it_was_replaced_stays_replaced(world: RepairWorld, step: Step) -> None:
     repair = await world.repair_at(step)
     after = await world.metadata(repair.ledger_id)
@@ -120,6 +120,7 @@ async def test_the_next_worker_makes_two_lost_copies_again_if_the_first_is_kille
     await world.assert_repaired(repair, gone=lost)
 
 
+@pytest.mark.long
 async def test_a_ledger_without_any_copy_waits_parked_until_the_last_source_is_back(world: RepairWorld) -> None:
     repair = await world.repair_at(Step.COPYING, lost_count=2)
     lost = [world.bookie(member) for member in repair.before.fragments[0].members[:2]]
@@ -185,7 +186,7 @@ async def test_the_end_of_every_session_at_once_costs_no_second_member(world: Re
     assert after.members() > repair.before.members() - {repair.lost.bookie_id}
 
 
-@pytest.mark.parametrize("step", [Step.RESERVED, Step.COPYING, Step.LISTED, Step.NAMED])
+@pytest.mark.parametrize("step", steps(Step.COPYING, long=[Step.RESERVED, Step.LISTED, Step.NAMED]))
 async def test_a_ledger_that_is_deleted_during_its_repair_leaves_no_metadata_behind(
     world: RepairWorld, step: Step
 ) -> None:
@@ -197,6 +198,7 @@ async def test_a_ledger_that_is_deleted_during_its_repair_leaves_no_metadata_beh
         await world.metadata(repair.ledger_id)
 
 
+@pytest.mark.long
 async def test_bookies_that_are_restarted_one_after_another_during_a_repair_cost_no_needless_copy(
     world: RepairWorld,
 ) -> None:

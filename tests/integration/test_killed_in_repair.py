@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from tests.deadlines import STATE_S
-from tests.integration.repair_world import ENTRIES, RepairWorld, repair_world
+from tests.integration.repair_world import ENTRIES, RepairWorld, repair_world, steps
 from tests.integration.stopping_replicator_child import Step
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -23,7 +23,9 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Repai
         yield made
 
 
-@pytest.mark.parametrize("step", list(Step))
+@pytest.mark.parametrize(
+    "step", steps(Step.COPYING, Step.LISTED, Step.NAMED, long=[Step.LOCKED, Step.RESERVED, Step.COPIED, Step.JUDGED])
+)
 async def test_another_worker_finishes_the_repair_of_a_killed_one(world: RepairWorld, step: Step) -> None:
     repair = await world.repair_at(step)
     if step is Step.COPYING:
@@ -35,7 +37,7 @@ async def test_another_worker_finishes_the_repair_of_a_killed_one(world: RepairW
     await world.assert_repaired(repair, gone=[repair.lost])
 
 
-@pytest.mark.parametrize("step", [Step.RESERVED, Step.COPYING, Step.LISTED, Step.NAMED])
+@pytest.mark.parametrize("step", steps(Step.COPYING, long=[Step.RESERVED, Step.LISTED, Step.NAMED]))
 async def test_a_repair_goes_on_from_another_source_if_one_is_killed(world: RepairWorld, step: Step) -> None:
     """The ledger then has one copy of three, or two of three if the first is repaired already."""
     repair = await world.repair_at(step)
@@ -46,7 +48,7 @@ async def test_a_repair_goes_on_from_another_source_if_one_is_killed(world: Repa
     await world.assert_repaired(repair, gone=[repair.lost, source])
 
 
-@pytest.mark.parametrize("step", [Step.RESERVED, Step.COPYING, Step.COPIED])
+@pytest.mark.parametrize("step", steps(Step.COPYING, long=[Step.RESERVED, Step.COPIED]))
 async def test_a_repair_takes_another_target_if_one_is_killed(world: RepairWorld, step: Step) -> None:
     repair = await world.repair_at(step)
     [target] = await world.targets(repair)
@@ -55,7 +57,7 @@ async def test_a_repair_takes_another_target_if_one_is_killed(world: RepairWorld
     await world.assert_repaired(repair, gone=[repair.lost, target])
 
 
-@pytest.mark.parametrize("step", [Step.LISTED, Step.NAMED])
+@pytest.mark.parametrize("step", steps(Step.LISTED, long=[Step.NAMED]))
 async def test_a_target_that_is_killed_while_the_metadata_begins_to_name_it_is_lost_like_any_member(
     world: RepairWorld, step: Step
 ) -> None:
@@ -70,7 +72,7 @@ async def test_a_target_that_is_killed_while_the_metadata_begins_to_name_it_is_l
     await world.assert_repaired(repair, gone=[repair.lost, target])
 
 
-@pytest.mark.parametrize("step", [Step.RESERVED, Step.COPYING, Step.LISTED, Step.NAMED, Step.JUDGED])
+@pytest.mark.parametrize("step", steps(Step.COPYING, Step.LISTED, long=[Step.RESERVED, Step.NAMED, Step.JUDGED]))
 async def test_a_repair_outlives_zookeeper_that_is_killed_and_started_again(world: RepairWorld, step: Step) -> None:
     repair = await world.repair_at(step)
     world.cluster.zookeeper.kill()
