@@ -106,7 +106,8 @@ class RocksIndex(EntryIndex):
         await asyncio.to_thread(self._threads.shutdown)
         try:
             await asyncio.to_thread(database.close)
-        except Exception as error:  # a full disk, for example: it flushes first, and every write is in its synced log
+        except Exception as error:  # noqa: BLE001 (what the binding raises, for example on a full disk)
+            # Closing flushes first. Every write is in the synced log, so nothing is lost.
             _log.warning("index closed without a flush, its log keeps the writes", extra={"error": str(error)})
 
     async def _run(self, verb: str, work: Callable[..., T], *arguments: object) -> T:
