@@ -44,7 +44,7 @@ async def test_a_source_that_stands_still_does_not_stop_a_repair(world: RepairWo
 
 @pytest.mark.long
 async def test_a_target_that_stands_still_is_replaced_by_another(world: RepairWorld) -> None:
-    """It takes several deadlines of 15 seconds until the worker takes the target for lost."""
+    """The worker waits for the deadline of an add before it takes another target."""
     repair = await world.repair_at(Step.COPYING)
     [target] = await world.targets(repair)
     target.running.pause()

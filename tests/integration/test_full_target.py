@@ -19,7 +19,7 @@ from tests.integration.clusters import connected, start_cluster
 from tests.integration.repair_world import RepairWorld
 from tests.sessions import LONG_SESSION_S
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 DISK_MIB = 24
 ENTRIES = 1200
