@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from tests.unit.documents.named_tests import ROOT, missing, named_in
 
 
 def test_every_file_and_test_named_exists() -> None:
-    named = re.findall(r"`((?:bookie|replicator|spark_jobs|tests)/[\w/]+\.py)(?:::(\w+))?`", _document())
+    named = named_in(_document())
     assert len(named) > 60
-    missing = [
-        f"{path}::{test}"
-        for path, test in named
-        if not (ROOT / path).is_file() or (test and f"def {test}(" not in (ROOT / path).read_text())
-    ]
-    assert missing == []
+    assert missing(named) == []
 
 
 def test_every_safety_rule_has_a_row() -> None:

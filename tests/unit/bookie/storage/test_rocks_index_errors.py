@@ -18,7 +18,7 @@ class FullDatabase:
         raise Exception("IO error: No space left on device: While appending to file: 000004.log")
 
     def close(self) -> None:
-        pass
+        raise Exception("IO error: No space left on device: While appending to file: 000009.sst")
 
 
 class StalledDatabase:
@@ -100,3 +100,11 @@ async def test_write_waits_while_compaction_is_behind(tmp_path: Path) -> None:
     assert len(database.written) == 1
     assert database.is_synced
     await index.close()
+
+
+async def test_an_index_on_a_full_disk_closes_although_it_cannot_flush(tmp_path: Path) -> None:
+    """Every write is in its synced log, so nothing is lost, and the process that stops has no error to report."""
+    index = await with_database(tmp_path / "index", FullDatabase())
+    await index.close()
+    with pytest.raises(DiskError, match="closed"):
+        await index.get_many([b"key"])

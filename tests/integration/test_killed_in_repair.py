@@ -1,0 +1,82 @@
+"""A process is killed with SIGKILL at each step of a repair: the worker, a source, the target, ZooKeeper.
+
+Whatever is killed, the repair ends with every copy on its member and leaves nothing behind (I17, I18, S11, S16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.deadlines import STATE_S
+from tests.integration.repair_world import ENTRIES, RepairWorld, repair_world, steps
+from tests.integration.stopping_replicator_child import Step
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RepairWorld]:
+    async with repair_world(tmp_path_factory.mktemp("killed-in-repair")) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "step", steps(Step.COPYING, Step.LISTED, Step.NAMED, long=[Step.LOCKED, Step.RESERVED, Step.COPIED, Step.JUDGED])
+)
+async def test_another_worker_finishes_the_repair_of_a_killed_one(world: RepairWorld, step: Step) -> None:
+    repair = await world.repair_at(step)
+    if step is Step.COPYING:
+        [target] = await world.targets(repair)
+        assert 0 < await world.held(target, repair.ledger_id) < ENTRIES
+    await world.kill9(repair.replicator)
+    assert await world.client.ports.tasks.read(repair.ledger_id) is not None
+    world.replicator()
+    await world.assert_repaired(repair, gone=[repair.lost])
+
+
+@pytest.mark.parametrize("step", steps(Step.COPYING, long=[Step.RESERVED, Step.LISTED, Step.NAMED]))
+async def test_a_repair_goes_on_from_another_source_if_one_is_killed(world: RepairWorld, step: Step) -> None:
+    """The ledger then has one copy of three, or two of three if the first is repaired already."""
+    repair = await world.repair_at(step)
+    source = await world.busiest_source(repair)
+    await world.kill9(source)
+    await world.mark(repair.ledger_id, source)
+    repair.go_on()
+    await world.assert_repaired(repair, gone=[repair.lost, source])
+
+
+@pytest.mark.parametrize("step", steps(Step.COPYING, long=[Step.RESERVED, Step.COPIED]))
+async def test_a_repair_takes_another_target_if_one_is_killed(world: RepairWorld, step: Step) -> None:
+    repair = await world.repair_at(step)
+    [target] = await world.targets(repair)
+    await world.kill9(target)
+    repair.go_on()
+    await world.assert_repaired(repair, gone=[repair.lost, target])
+
+
+@pytest.mark.parametrize("step", steps(Step.LISTED, long=[Step.NAMED]))
+async def test_a_target_that_is_killed_while_the_metadata_begins_to_name_it_is_lost_like_any_member(
+    world: RepairWorld, step: Step
+) -> None:
+    """It may be restarting, so the worker leaves it to the next mark, as an audit makes it after the delay."""
+    repair = await world.repair_at(step)
+    [target] = await world.targets(repair)
+    await world.kill9(target)
+    repair.go_on()
+    await world.settled()
+    assert target.bookie_id in (await world.metadata(repair.ledger_id)).members()
+    await world.mark(repair.ledger_id, target)
+    await world.assert_repaired(repair, gone=[repair.lost, target])
+
+
+@pytest.mark.parametrize("step", steps(Step.COPYING, Step.LISTED, long=[Step.RESERVED, Step.NAMED, Step.JUDGED]))
+async def test_a_repair_outlives_zookeeper_that_is_killed_and_started_again(world: RepairWorld, step: Step) -> None:
+    repair = await world.repair_at(step)
+    world.cluster.zookeeper.kill()
+    await world.cluster.zookeeper.process.wait(STATE_S)
+    repair.go_on()
+    await world.cluster.zookeeper.restart()
+    await world.assert_repaired(repair, gone=[repair.lost])

@@ -1,0 +1,45 @@
+"""``docs/scenarios.md`` names tests that exist and rules that are defined; each scenario has its own number."""
+
+from __future__ import annotations
+
+import re
+
+from tests.unit.documents.named_tests import ROOT, missing, named_in
+from tests.unit.documents.test_links import anchors
+
+ROW = re.compile(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \| ([^|]*)\| ([^|]+) \|$", re.MULTILINE)
+ROWS_MIN = 40
+REAL_PROCESSES = ("tests/integration/", "tests/apache/")
+
+
+def test_every_scenario_names_a_test_on_real_processes_that_exists() -> None:
+    for number, scenario, outcome, _, shown_by in _rows():
+        named = named_in(shown_by)
+        assert named, number
+        assert all(test and path.startswith(REAL_PROCESSES) for path, test in named), number
+        assert missing(named) == [], number
+        assert scenario.strip(), number
+        assert outcome.strip(), number
+
+
+def test_the_table_has_its_rows_and_each_its_own_number() -> None:
+    numbers = [int(number) for number, *_ in _rows()]
+    assert len(numbers) >= ROWS_MIN
+    assert len(set(numbers)) == len(numbers)
+    assert len(numbers) == len(re.findall(r"^\| \d", _document(), re.MULTILINE)), "every row has five columns"
+
+
+def test_every_rule_named_is_defined() -> None:
+    invariants = (ROOT / "docs/invariants.md").read_text()
+    rows = re.findall(r"^\| (\w+(?:, \w+)*) \|", invariants, re.MULTILINE)
+    defined = {rule for row in rows for rule in row.split(", ")} | anchors(ROOT / "docs/failure-model.md")
+    named = {rule for *_, rules, _ in _rows() for rule in rules.replace(",", " ").split()}
+    assert named - defined == set()
+
+
+def _rows() -> list[tuple[str, ...]]:
+    return ROW.findall(_document())
+
+
+def _document() -> str:
+    return (ROOT / "docs" / "scenarios.md").read_text()
