@@ -235,7 +235,7 @@ def _below(end_key: bytes) -> ReadOptions:
 
 
 def _close(database: Any) -> None:
-    """Close a database. Every write is in the synced log, so an error of the flush that closing begins loses nothing."""
+    """Close a database. Every write is in the synced log, so an error of the flush at closing loses nothing."""
     try:
         database.close()
     except Exception as error:  # noqa: BLE001 (what the binding raises, for example on a full disk)
