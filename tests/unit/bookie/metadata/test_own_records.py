@@ -1,6 +1,7 @@
 """Records of our own that another release wrote, or that are damaged (docs/failure-model.md#state-under-bkheal)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore, CopyProfile
 from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment, Verdict
 from bookie.metadata.tasks.doubts import DoubtedMembers
+from bookie.metadata.tasks.failures import FailedTask, FailedTasks
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.metadata.tasks.reservations import Reservation, Reservations, UnreadableReservationError
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -119,6 +121,40 @@ async def test_records_of_the_first_releases_are_read() -> None:
     )
     assert await runs.get(RUN_ID) == run
     assert await runs.holder(RunKind.BOOKIES) == Holder(RUN_ID, "host:12")
+
+
+async def test_parked_tasks_of_format_2_name_their_bookies_by_hash() -> None:
+    """As the release wrote them that introduced the format. A list that is missing counts as empty."""
+    store = MemoryStore(MemoryCell())
+    task = ParkedTask(LEDGER, ParkReason.NO_LIVE_COPY, "all copies are lost", SINCE_MS, frozenset({B1, B2}), 3, 1)
+    written = (
+        b'{"format":2,"reason":"no_live_copy","detail":"all copies are lost","since_ms":1763900000000,'
+        b'"task_version":3,"attempts":1,"bookies":"NAME"}'
+    )
+    await ParkedTasks(store, ROOT).park(task)
+    [name] = (await store.children(own_path("parked-bookies", ROOT))).names
+    assert (await store.get(PATHS[PARKED])).data == written.replace(b"NAME", name.encode())
+    path = own_path("parked-bookies", ROOT) + f"/{name}"
+    assert (await store.get(path)).data == b'{"format":1,"bookies":["b1:3181","b2:3181"]}'
+    assert await ParkedTasks(store, ROOT).get(LEDGER) == task
+    assert await ParkedTasks(store, ROOT).list() == [task]
+    await store.delete(path)
+    assert await ParkedTasks(store, ROOT).get(LEDGER) == replace(task, bookies_seen=frozenset())
+
+
+async def test_a_failure_is_read_back_until_it_is_forgotten() -> None:
+    store = MemoryStore(MemoryCell())
+    failed = FailedTasks(store, ROOT)
+    assert await failed.list() == []
+    await put(store, failed.path(LEDGER), b'{"format":1,"failures":2,"pause_s":9.5,"token":"0a1b"}')
+    assert await failed.list() == [FailedTask(LEDGER, 2, 9.5, "0a1b")]
+    await failed.note(FailedTask(LEDGER, 3, 20.0, "77"))
+    assert await failed.list() == [FailedTask(LEDGER, 3, 20.0, "77")]
+    await put(store, failed.path(LEDGER), b'{"format":2,"failures":2}')
+    assert await failed.list() == []
+    await failed.forget(LEDGER)
+    await failed.forget(LEDGER)
+    assert await store.stat(failed.path(LEDGER)) is None
 
 
 async def test_the_progress_of_a_copy_is_read_back() -> None:
