@@ -7,8 +7,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
+from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.layout import task_path
-from bookie.metadata.port import NoNodeError
+from bookie.metadata.port import Check, NoNodeError
+from bookie.metadata.tasks.locks import HeldLook
 from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.ids import BookieId, LedgerId
 from bookie.server.upkeep.collector import Collector, CollectorReport
@@ -27,6 +29,7 @@ from replicator.telemetry.events import Ending, TaskResult
 from replicator.worker import Worker
 from tests.simulation import services
 from tests.simulation.planting import Registry, swap
+from tests.simulation.truth import ROOT
 
 TURN_DEFECTS = Registry()
 plants = TURN_DEFECTS.add
@@ -135,6 +138,7 @@ def _(stack: ExitStack) -> None:
 
     swap(stack, planner._FragmentPlan, "_spare", lambda _: spare)
     swap(stack, install, "with_draining", make)
+    swap(stack, Registrations, "check_writable", lambda _: lambda self, bookie: Check(ROOT))
 
 
 @plants("collected-at-first-look", "S13", "entries are deleted as soon as one server does not know their ledger")
@@ -152,7 +156,12 @@ def _(stack: ExitStack) -> None:
         return None
 
     swap(stack, Lease, "is_session_over", lambda _: property(lambda self: False))
+
+    async def look(self: Lease, beside: Sequence[str]) -> HeldLook:
+        return await self._ports.tasks.locks.look(self.held, beside)
+
     swap(stack, Lease, "ensure_ours", lambda _: nothing)
+    swap(stack, Lease, "look", lambda _: look)
     swap(stack, Worker, "_abandon", lambda _: lambda self: None)
 
 
