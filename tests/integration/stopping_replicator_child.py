@@ -39,9 +39,7 @@ class Step(StrEnum):
     LISTED = "listed"
     """The target lists everything; the write of the metadata is the next request."""
     NAMED = "named"
-    """The metadata names the target; the task and the reservation are still there."""
-    JUDGED = "judged"
-    """Nothing is missing; the deletion of the task is the next request."""
+    """The metadata names the target; the same transaction has deleted the task, its lock and the reservation."""
 
 
 _Method = Callable[..., Awaitable[Any]]
@@ -94,8 +92,6 @@ def _stand_still(step: Step, gate: _Gate) -> None:
             _patch(LedgerStore, "write", gate.before)
         case Step.NAMED:
             _patch(LedgerStore, "write", gate.after)
-        case Step.JUDGED:
-            _patch(TaskLocks, "complete", gate.before)
 
 
 def _patch(owner: type, name: str, wrap: Callable[[_Method], _Method]) -> None:
