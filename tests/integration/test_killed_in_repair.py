@@ -61,7 +61,8 @@ async def test_a_repair_takes_another_target_if_one_is_killed(world: RepairWorld
 async def test_a_target_that_is_killed_when_the_metadata_names_it_is_lost_like_any_member(world: RepairWorld) -> None:
     """It may be restarting, so the worker leaves it to the next mark, as an audit makes it after the delay."""
     repair = await world.repair_at(Step.NAMED)
-    [target] = await world.targets(repair)
+    [new] = (await world.metadata(repair.ledger_id)).members() - repair.before.members()
+    target = world.bookie(new)
     await world.kill9(target)
     repair.go_on()
     await world.settled()
