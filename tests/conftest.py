@@ -35,7 +35,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-GARBAGE_OBJECTS = 5_000
+GARBAGE_OBJECTS = 25_000
 """Objects between two collections; Python's own number is 700."""
 
 
