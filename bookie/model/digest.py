@@ -28,7 +28,7 @@ class Digest:
 
     type: DigestType
     size: int
-    compute: Callable[[bytes, bytes], bytes] = field(repr=False, compare=False)
+    compute: Callable[[bytes, bytes | memoryview], bytes] = field(repr=False, compare=False)
 
 
 def master_key(password: bytes) -> bytes:
@@ -49,22 +49,22 @@ def digest_for(digest_type: DigestType, password: bytes) -> Digest:
             return Digest(digest_type, 20, _hmac(hashlib.sha1(b"mac" + password, usedforsecurity=False).digest()))
 
 
-def _crc32c(header: bytes, payload: bytes) -> bytes:
+def _crc32c(header: bytes, payload: bytes | memoryview) -> bytes:
     return _I32.pack(crc32c(payload, crc32c(header)))
 
 
-def _crc32(header: bytes, payload: bytes) -> bytes:
+def _crc32(header: bytes, payload: bytes | memoryview) -> bytes:
     return _I64.pack(zlib.crc32(payload, zlib.crc32(header)))
 
 
-def _dummy(header: bytes, payload: bytes) -> bytes:
+def _dummy(header: bytes, payload: bytes | memoryview) -> bytes:
     return b""
 
 
-def _hmac(key: bytes) -> Callable[[bytes, bytes], bytes]:
+def _hmac(key: bytes) -> Callable[[bytes, bytes | memoryview], bytes]:
     keyed = hmac.new(key, digestmod=hashlib.sha1)
 
-    def compute(header: bytes, payload: bytes) -> bytes:
+    def compute(header: bytes, payload: bytes | memoryview) -> bytes:
         mac = keyed.copy()
         mac.update(header)
         mac.update(payload)

@@ -61,16 +61,29 @@ def unpack(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId
     Raises:
         DamagedEntry: too short, digest mismatch, or another ledger or entry than requested.
     """
-    if len(packet) < HEADER_SIZE + digest.size:
-        raise DamagedEntry(f"entry of {len(packet)} bytes, shorter than its header and digest")
-    header = packet[:HEADER_SIZE]
+    if (found := damage(digest, packet, ledger_id, entry_id)) is not None:
+        raise DamagedEntry(found)
+    _, found_entry, last_add_confirmed, length = _HEADER.unpack_from(packet)
     payload = packet[HEADER_SIZE + digest.size :]
-    if digest.compute(header, payload) != packet[HEADER_SIZE : HEADER_SIZE + digest.size]:
-        raise DamagedEntry(f"{digest.type.name} digest mismatch")
-    found_ledger, found_entry, last_add_confirmed, length = _HEADER.unpack(header)
+    return Entry(ledger_id, EntryId(found_entry), EntryId(last_add_confirmed), length, payload)
+
+
+def damage(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId | None) -> str | None:
+    """What is wrong with a stored entry, or None: ``unpack`` for those who need no entry. Copies no payload."""
+    body_start = HEADER_SIZE + digest.size
+    if len(packet) < body_start:
+        return f"entry of {len(packet)} bytes, shorter than its header and digest"
+    if digest.compute(packet[:HEADER_SIZE], memoryview(packet)[body_start:]) != packet[HEADER_SIZE:body_start]:
+        return f"{digest.type.name} digest mismatch"
+    found_ledger, found_entry, _, _ = _HEADER.unpack_from(packet)
     if found_ledger != ledger_id or (entry_id is not None and found_entry != entry_id):
-        raise DamagedEntry(f"holds ledger {found_ledger} entry {found_entry}, asked for {ledger_id}/{entry_id}")
-    return Entry(LedgerId(found_ledger), EntryId(found_entry), EntryId(last_add_confirmed), length, payload)
+        return f"holds ledger {found_ledger} entry {found_entry}, asked for {ledger_id}/{entry_id}"
+    return None
+
+
+def lengths(digest: Digest, packet: bytes) -> tuple[int, int]:
+    """Payload bytes of a stored entry, and of its ledger up to and including it, by its header."""
+    return len(packet) - HEADER_SIZE - digest.size, _HEADER.unpack_from(packet)[3]
 
 
 def packet_ids(packet: bytes) -> tuple[LedgerId, EntryId]:

@@ -22,7 +22,7 @@ from typing import Any, Final
 from bookie.model.digest import Digest
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
-from bookie.model.packet import HEADER_SIZE, PACKET_BYTES_MAX, DamagedEntry, unpack
+from bookie.model.packet import HEADER_SIZE, PACKET_BYTES_MAX, damage, lengths
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel
 from bookie.runtime.waiting import first_of
@@ -121,12 +121,11 @@ class EntrySource:
 
     def damage(self, packet: bytes, entry_id: EntryId) -> str | None:
         """What is wrong with stored bytes, or None."""
-        try:
-            entry = unpack(self._digest, packet, self._ledger_id, entry_id)
-        except DamagedEntry as error:
-            return str(error)
-        if entry.length < len(entry.payload):
-            return f"ledger length {entry.length} in the header is below the payload's {len(entry.payload)} bytes"
+        if (found := damage(self._digest, packet, self._ledger_id, entry_id)) is not None:
+            return found
+        payload_bytes, ledger_bytes = lengths(self._digest, packet)
+        if ledger_bytes < payload_bytes:
+            return f"ledger length {ledger_bytes} in the header is below the payload's {payload_bytes} bytes"
         return None
 
     async def _compare(self, fetched: FetchedEntries, orders: Orders) -> None:
@@ -217,7 +216,7 @@ class _Round:
         asked = asyncio.ensure_future(self._source.ask(bookie, ids))
         try:
             served = await self._speculate(bookie, ids, asked)
-            waiting = [entry_id for entry_id in ids if entry_id not in served]
+            waiting = [entry_id for entry_id in ids if entry_id not in served] if served else ids
             if not waiting:
                 return []
             reply = await asked
@@ -233,13 +232,15 @@ class _Round:
         self, bookie: BookieId, ids: Sequence[EntryId], asked: asyncio.Task[ReadReply]
     ) -> Collection[EntryId]:
         """If ``asked`` takes long, ask the next holders; what they served. Ends at once with ``asked``."""
-        others = {i: self._orders[i][len(self._answers.get(i, ())) + 1 :] for i in ids}
-        others = {entry_id: order for entry_id, order in others.items() if order}
         speculation = self._source.speculation
-        if speculation is None or not others:
+        if speculation is None:
             return ()
         await first_of([speculation.clock.sleep(SLOW_S)], [asked])
         if asked.done():
+            return ()
+        others = {i: self._orders[i][len(self._answers.get(i, ())) + 1 :] for i in ids}
+        others = {entry_id: order for entry_id, order in others.items() if order}
+        if not others:
             return ()
         with speculation.budget.hold_at_once(self._source.answer_bytes_max(len(others))) as has_room:
             if not has_room:
