@@ -60,6 +60,29 @@ def scan(
     _show("ScanBenchmark", run(measure(ledgers)), output)
 
 
+@app.command("cluster")
+def cluster(
+    bookies: Annotated[int, typer.Option(min=5, max=100, help="Bookies, each a process.")] = 20,
+    lost: Annotated[int, typer.Option(min=1, max=2, help="Bookies that are killed at once.")] = 2,
+    ledgers: Annotated[int, typer.Option(min=1, max=1_000_000, help="Ledgers, of 3/3/2 and 4/4/3 copies.")] = 20_000,
+    replicators: Annotated[int, typer.Option(min=1, max=16, help="Replicator processes.")] = 2,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """A cluster that loses two bookies: the order of repair, and appends during it beside appends when idle.
+
+    Needs about 100 MiB of memory for each bookie; 20 bookies with 20,000 ledgers take some minutes. Every copy of every
+    repaired ledger is compared with what was written.
+    """
+    from auditor.bench.cluster import COPIES_MAX, ClusterSettings
+    from auditor.bench.cluster import run as measure
+
+    if bookies - lost < COPIES_MAX:
+        hint = f"{bookies} bookies without {lost} cannot hold {COPIES_MAX} copies"
+        raise typer.BadParameter(hint, param_hint="--bookies")
+    settings = ClusterSettings(bookies, lost, ledgers, replicators=replicators)
+    _show("ClusterBenchmark", run(measure(settings, print_note)), output)
+
+
 @app.command("versus-apache")
 def versus_apache(
     part: Annotated[str, typer.Option(help="audit, repair, add or all.")] = "all",
