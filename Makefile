@@ -60,6 +60,7 @@ bench: $(VENV)/.installed ## Run every benchmark; each prints ratios against a b
 	$(BIN)/bkheal bench add
 	$(BIN)/bkheal bench repair
 	$(BIN)/bkheal bench scan
+	$(BIN)/bkheal bench cluster
 
 .PHONY: spark-matrix
 spark-matrix: $(VENV)/.installed-dev ## Run the tests of the Spark UI tab with each supported PySpark (400 MB each, kept)

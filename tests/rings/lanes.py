@@ -17,8 +17,8 @@ from typing import Final
 from tests.rings.plan import Part
 from tests.rings.results import Failure, PartResult, take_report
 
-LANES: Final = 3
-"""Rings that start processes wait half of the time; three processes keep two cores busy."""
+LANES: Final = 4
+"""Rings that start processes wait more than half of the time; four of them keep two cores busy."""
 _LOOK_AGAIN_S: Final = 0.5
 _PROGRESS_EVERY_S: Final = 60.0
 _END_GRACE_S: Final = 20.0
