@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 from bookie.runtime.tasks import cancel
+
+T = TypeVar("T")
 
 
 async def all_or_first_error(works: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -36,6 +38,31 @@ async def all_begun_in_turn(works: Iterable[Coroutine[Any, Any, None]]) -> None:
         await _end(tasks)
 
 
+async def results_as_they_come(works: Iterable[Coroutine[Any, Any, T]], at_once: int) -> AsyncGenerator[T, None]:
+    """Run up to ``at_once`` of ``works`` at a time, in their order, and yield each result when it is there.
+
+    ``works`` is asked for the next coroutine when there is room for it, after the earlier results were used. If the
+    caller closes the generator (``contextlib.aclosing``), the others are cancelled and awaited.
+
+    Raises:
+        Exception: the error of one of ``works``; the others are cancelled and awaited.
+    """
+    waiting = iter(works)
+    running: list[asyncio.Task[T]] = []
+    try:
+        while True:
+            while len(running) < at_once and (work := next(waiting, None)) is not None:
+                running.append(asyncio.ensure_future(work))
+            if not running:
+                return
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in running if task.done()]:
+                running.remove(task)
+                yield task.result()
+    finally:
+        await _end(running)
+
+
 async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
     """Wait until the first of ``works`` has ended, cancel the others, and raise the error of the first, if any."""
     tasks = [asyncio.ensure_future(work) for work in works]
@@ -47,7 +74,7 @@ async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
         await _end(tasks)
 
 
-async def _end(tasks: Iterable[asyncio.Future[None]]) -> None:
+async def _end(tasks: Iterable[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

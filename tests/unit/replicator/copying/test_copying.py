@@ -19,8 +19,9 @@ from bookie.model.metadata import DigestType
 from bookie.model.packet import HEADER_SIZE
 from bookie.wire.circuits import SLOW_S
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_BYTES_MAX, EntryResult, Status
-from replicator.copying.copier import NOTHING_HELD, Copier, CopyOutcome, entries_without
+from replicator.copying.copier import Copier, CopyOutcome
 from replicator.copying.pace import Pace
+from replicator.copying.receiver import NOTHING_HELD, entries_without
 from replicator.copying.sources import EntrySource, Speculation
 from replicator.copying.target import BUSY_S_MAX, batches
 from replicator.copying.throttle import ByteBudget
