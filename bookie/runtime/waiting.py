@@ -41,26 +41,40 @@ async def all_begun_in_turn(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 async def results_as_they_come(works: Iterable[Coroutine[Any, Any, T]], at_once: int) -> AsyncGenerator[T, None]:
     """Run up to ``at_once`` of ``works`` at a time, in their order, and yield each result when it is there.
 
-    ``works`` is asked for the next coroutine when there is room for it, after the earlier results were used. If the
-    caller closes the generator (``contextlib.aclosing``), the others are cancelled and awaited.
+    ``works`` is asked for the next coroutine when one has ended, also while the caller uses a result. At most
+    ``at_once`` results wait for the caller; then nothing more begins. If the caller closes the generator
+    (``contextlib.aclosing``), what runs is cancelled and awaited.
 
     Raises:
-        Exception: the error of one of ``works``; the others are cancelled and awaited.
+        Exception: the error of one of ``works``, after the results that came before it; the others are cancelled and
+            awaited.
     """
     waiting = iter(works)
-    running: list[asyncio.Task[T]] = []
+    results: asyncio.Queue[T] = asyncio.Queue(at_once)
+
+    async def run() -> None:
+        for work in waiting:
+            await results.put(await work)
+
+    tasks: list[asyncio.Task[Any]] = [asyncio.ensure_future(run()) for _ in range(at_once)]
+    runners = tuple(tasks)
     try:
         while True:
-            while len(running) < at_once and (work := next(waiting, None)) is not None:
-                running.append(asyncio.ensure_future(work))
-            if not running:
-                return
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in [task for task in running if task.done()]:
-                running.remove(task)
-                yield task.result()
+            running = [runner for runner in runners if not runner.done()]
+            if results.empty():
+                for runner in runners:
+                    if runner.done():
+                        runner.result()
+                if not running:
+                    return
+            tasks = [*running, getting := asyncio.ensure_future(results.get())]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                yield getting.result()
+            else:
+                getting.cancel()
     finally:
-        await _end(running)
+        await _end(tasks)
 
 
 async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
