@@ -54,7 +54,8 @@ class Watching(Transport):
 
     @override
     async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
-        if not isinstance(request, Read):
+        is_read = isinstance(request, Read)
+        if not is_read:
             return await self._inner.ask(bookie, request, timeout_s)
         self.reads[bookie] += 1
         self._note(self.reads, self.reads_max)
