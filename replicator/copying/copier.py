@@ -37,7 +37,6 @@ from typing import Final
 
 from bookie.client.access import stored_digest
 from bookie.metadata.ledgers.ledgers import Versioned
-from bookie.model.availability import EntryRuns
 from bookie.model.errors import BkhealError, InvariantError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
@@ -49,13 +48,10 @@ from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MA
 from replicator.copying.pace import Pace, PacedReads
 from replicator.copying.places import PLACES_MAX, HeldPlaces, Places
 from replicator.copying.receiver import (
-    NOTHING_HELD,
     Needs,
-    NoteProgress,
     PositionCopy,
     Receiver,
     needs_of,
-    note_nothing,
     receivers_of,
     still_needed,
 )
@@ -64,7 +60,6 @@ from replicator.copying.sources import EntrySource, FetchedEntries, Orders, Spec
 from replicator.copying.target import Target
 from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
-from replicator.plan.steps import CopyPosition
 
 LANES_MAX: Final = 4
 """Chunks of one copy on their way: enough to read, store and sync at the same time."""
@@ -134,20 +129,6 @@ class Copier:
         self.copied_bytes = 0
 
     async def copy(
-        self,
-        ledger: Versioned,
-        step: CopyPosition,
-        may_continue: MayContinue,
-        held: EntryRuns = NOTHING_HELD,
-        incarnation: str = "",
-        rank: int = 0,
-        note_progress: NoteProgress = note_nothing,
-    ) -> CopyOutcome:
-        """Copy one position, as ``copy_all`` does."""
-        one = PositionCopy(step, held, incarnation, note_progress)
-        return (await self.copy_all(ledger, [one], may_continue, rank))[0]
-
-    async def copy_all(
         self, ledger: Versioned, copies: Sequence[PositionCopy], may_continue: MayContinue, rank: int = 0
     ) -> list[CopyOutcome]:
         """Copy positions of one fragment, each to a target of its own; what each of them lacks is read once.

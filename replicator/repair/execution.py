@@ -193,7 +193,7 @@ class Execution:
             )
             for step, overwritten in wanted
         ]
-        outcomes = await self._copier.copy_all(ledger, copies, self._lease.may_continue, self._rank)
+        outcomes = await self._copier.copy(ledger, copies, self._lease.may_continue, self._rank)
         self._note_damage(ledger, outcomes)
         for (step, overwritten), outcome in zip(wanted, outcomes, strict=True):
             if outcome.is_complete:

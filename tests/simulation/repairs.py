@@ -485,7 +485,9 @@ class _Weighing(Transport):
                     self._in_hand[key], self._read_s[key] = len(result.packet), self._repairs.now_s()
             # What was read and is not sent at once was dropped, because its copy has ended, or waits for a busy target.
             new_s = self._repairs.now_s() - SENT_S
-            sizes = [size for key, size in self._in_hand.items() if self._sending[key] > 0 or self._read_s[key] >= new_s]
+            sizes = [
+                size for key, size in self._in_hand.items() if self._sending[key] > 0 or self._read_s[key] >= new_s
+            ]
             held = sum(sizes)
             is_ending = self._repairs.now_s() - self._refused_s < SETTLING_S
             if not is_ending and held > max(self._budget_bytes, max(sizes, default=0)):

@@ -42,7 +42,7 @@ class Scene:
         return [PositionCopy(step, (held or {}).get(step.target, NOTHING_HELD)) for step in self.steps]
 
     async def copy(self, **held: EntryRuns) -> dict[str, CopyOutcome]:
-        outcomes = await self.copier.copy_all(self.ledger, self.copies(held), always)
+        outcomes = await self.copier.copy(self.ledger, self.copies(held), always)
         return {step.target: outcome for step, outcome in zip(self.steps, outcomes, strict=True)}
 
     def expected(self, step: CopyPosition) -> list[EntryId]:
@@ -244,7 +244,7 @@ async def test_progress_of_a_target_ends_before_the_first_entry_that_it_does_not
             return note
 
         copies = [PositionCopy(step, note_progress=note_of(step.target)) for step in at.steps]
-        outcomes = await at.copier.copy_all(at.ledger, copies, always)
+        outcomes = await at.copier.copy(at.ledger, copies, always)
         assert noted["dt"][-1][0] == 9000
         assert 0 < noted["ct"][-1][0] < 9000
         for name, outcome in zip(("ct", "dt"), outcomes, strict=True):
@@ -296,6 +296,6 @@ async def test_a_copy_that_must_stop_stops_for_all_targets() -> None:
             asked += 1
             return asked <= 3
 
-        outcomes = await at.copier.copy_all(at.ledger, at.copies(), may_continue)
+        outcomes = await at.copier.copy(at.ledger, at.copies(), may_continue)
         assert all(outcome.is_interrupted for outcome in outcomes)
         assert sum(at.reads().values()) <= 3 * 1024
