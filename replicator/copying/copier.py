@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -192,8 +192,7 @@ class _CopyRun:
         self._receivers = [self._receiver(copy, ledger) for copy in copies]
         self._needs = needs_of(self._receivers)
         self._ensemble_size = len(copies[0].step.sources)
-        self._holders: dict[tuple[int, tuple[Receiver, ...]], tuple[BookieId, ...]] = {}
-        """By ``entry_id mod E`` and by who needs the entry."""
+        self._sources = {source for copy in copies for source in copy.step.sources if source is not None}
         self._corrupt: list[CorruptCopy] = []
         self._is_interrupted = False
         self._error: BkhealError | None = None
@@ -237,7 +236,7 @@ class _CopyRun:
                 return
             self._turn += 1
             for each in receivers_of(chunk):
-                each.take(self._turn, [entry_id for entry_id, who in chunk.items() if each in who])
+                each.take(self._turn, chunk)
             await self._copy_chunk(chunk, self._turn)
 
     async def _goes_on(self) -> bool:
@@ -285,21 +284,22 @@ class _CopyRun:
     async def _pass(self, asked: Needs, waiting: Needs, turn: int) -> FetchedEntries | None:
         """Read what one pass can hold of ``asked``, and send it to who needs it; None if the copy is over."""
         budget = self._copier.budget
-        bookies = [each.bookie for each in receivers_of(asked)]
-        async with self._copier.places.hold(bookies, self._rank) as places:
+        receivers = receivers_of(asked)
+        targets = [each.bookie for each in receivers]
+        async with self._copier.places.hold(targets, self._rank) as places:
             if not await self._goes_on():
                 return None
             async with budget.hold(self._source.answer_bytes_max(len(asked)), self._rank) as share:
                 if self._is_over():
                     return None
-                fetched = await self._source.fetch(self._orders(asked, turn))
+                fetched = await self._source.fetch(self._orders(asked, targets, turn))
                 budget.reduce(share, fetched.size_bytes)
                 self._suspects.update(fetched.silent)
                 self._note_corrupt(fetched.corrupt)
                 self._give_up([entry for entry in fetched.unreadable if entry.is_final], fetched.unreadable, asked)
                 if self._is_over():
                     return None
-                stored = await self._send(fetched, asked, places)
+                stored = await self._send(fetched.packets, asked, receivers, places)
         for receiver in stored:
             await self._note_stored(receiver, fetched, waiting, turn)
         return None if self._is_over() else fetched
@@ -324,23 +324,19 @@ class _CopyRun:
             if len(self._corrupt) < CORRUPT_MAX and copy not in self._corrupt:  # several passes may meet it
                 self._corrupt.append(copy)
 
-    def _orders(self, asked: Needs, turn: int) -> Orders:
+    def _orders(self, asked: Needs, targets: Sequence[BookieId], turn: int) -> Orders:
         """Whom to ask for each entry, and in which order (``source_choice``)."""
-        kinds = {(entry_id % self._ensemble_size, who) for entry_id, who in asked.items()}
-        holders = {kind: self._holders_of(*kind) for kind in kinds}
-        targets = [each.bookie for each in receivers_of(asked)]
-        known = self._known(set().union(*holders.values()), targets)
-        orders = {kind: source_order(named, _needing(known, kind[1]), turn) for kind, named in holders.items()}
-        return {entry_id: orders[entry_id % self._ensemble_size, who] for entry_id, who in asked.items()}
+        known = self._known(targets)
+        orders: dict[_Kind, Sequence[BookieId]] = {}
+        found: dict[EntryId, Sequence[BookieId]] = {}
+        for entry_id, who in asked.items():
+            kind = entry_id % self._ensemble_size, who
+            if kind not in orders:
+                orders[kind] = source_order(_holders(*kind), _needing(known, who), turn)
+            found[entry_id] = orders[kind]
+        return found
 
-    def _holders_of(self, start: int, who: tuple[Receiver, ...]) -> tuple[BookieId, ...]:
-        known = self._holders.get((start, who))
-        if known is None:
-            named = itertools.chain.from_iterable(each.step.holders(start) for each in who)
-            known = self._holders[start, who] = tuple(dict.fromkeys(named))
-        return known
-
-    def _known(self, holders: Collection[BookieId], targets: Sequence[BookieId]) -> Mapping[BookieId, HolderView]:
+    def _known(self, targets: Sequence[BookieId]) -> Mapping[BookieId, HolderView]:
         copier = self._copier
         return {
             holder: HolderView(
@@ -348,15 +344,18 @@ class _CopyRun:
                 copier.pace.loads.expected_s(holder),
                 distance(holder, targets, copier.locate),
             )
-            for holder in holders
+            for holder in self._sources
         }
 
-    async def _send(self, fetched: FetchedEntries, asked: Needs, places: HeldPlaces) -> list[Receiver]:
+    async def _send(
+        self, packets: Mapping[EntryId, bytes], asked: Needs, receivers: Sequence[Receiver], places: HeldPlaces
+    ) -> list[Receiver]:
         """Send what was read to all who need it, at the same time; those that have acknowledged all of it."""
-        sent = [each for each in receivers_of(asked) if each.is_active]
-        entry_ids = sorted(fetched.packets)
+        sent = [each for each in receivers if each.is_active]
+        entry_ids = sorted(packets)
         works = [
-            self._store(each, [fetched.packets[i] for i in entry_ids if each in asked[i]], places) for each in sent
+            self._store(each, [packets[i] for i in entry_ids if len(receivers) == 1 or each in asked[i]], places)
+            for each in sent
         ]
         if len(works) == 1:
             return sent if await works[0] else []
@@ -376,6 +375,14 @@ class _CopyRun:
         if entries := sum(each.target.entries for each in self._receivers):
             self._reads.entry_bytes = max(1, sum(each.target.bytes for each in self._receivers) // entries)
         return failure is None
+
+
+_Kind = tuple[int, tuple[Receiver, ...]]
+"""``entry_id mod E`` and who needs the entry: entries of one kind have the same holders."""
+
+
+def _holders(start: int, who: Sequence[Receiver]) -> tuple[BookieId, ...]:
+    return tuple(dict.fromkeys(holder for each in who for holder in each.step.holders(start)))
 
 
 def _needing(known: Mapping[BookieId, HolderView], who: Sequence[Receiver]) -> Mapping[BookieId, HolderView]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
@@ -73,11 +73,10 @@ class Receiver:
         """The entries that it needs, ascending, until it is not active any more."""
         return itertools.takewhile(lambda _: self.is_active, self._entry_ids)
 
-    def take(self, turn: int, entry_ids: Sequence[EntryId]) -> None:
-        """Note that a lane has taken these for chunk number ``turn``. Chunks are taken in ascending order."""
-        if entry_ids:
-            self._taken_end = EntryId(entry_ids[-1] + 1)
-            self._waiting[turn] = entry_ids[0]
+    def take(self, turn: int, chunk: Needs) -> None:
+        """Note that a lane has taken a chunk of which this receiver needs a part. Chunks are taken in their order."""
+        self._waiting[turn] = next(entry_id for entry_id, who in chunk.items() if self in who)
+        self._taken_end = EntryId(next(entry_id for entry_id in reversed(chunk) if self in chunk[entry_id]) + 1)
 
     async def settle(self, turn: int, first_waiting: EntryId | None) -> None:
         """Note that everything of a chunk before ``first_waiting`` is acknowledged (None: all of it).
@@ -102,7 +101,7 @@ class Receiver:
             self.unreadable.append(UnreadableEntry(entry.entry_id, answers))
 
 
-Needs = Mapping[EntryId, tuple[Receiver, ...]]
+Needs = dict[EntryId, tuple[Receiver, ...]]
 """Entries, ascending, and who needs each of them."""
 
 
@@ -118,7 +117,7 @@ def needs_of(receivers: Sequence[Receiver]) -> Iterator[tuple[EntryId, tuple[Rec
 
 def still_needed(needs: Needs) -> Needs:
     """Leave out receivers that get no more, and entries that nobody needs any more."""
-    if all(each.is_active for each in _all_of(needs)):
+    if all(each.is_active for each in receivers_of(needs)):
         return needs
     active = ((entry_id, tuple(each for each in who if each.is_active)) for entry_id, who in needs.items())
     return {entry_id: who for entry_id, who in active if who}
@@ -126,11 +125,7 @@ def still_needed(needs: Needs) -> Needs:
 
 def receivers_of(needs: Needs) -> list[Receiver]:
     """Who needs some of these entries, in the order of their bookies."""
-    return sorted(_all_of(needs), key=lambda each: each.bookie)
-
-
-def _all_of(needs: Needs) -> set[Receiver]:
-    return {each for who in set(needs.values()) for each in who}
+    return sorted({each for who in set(needs.values()) for each in who}, key=lambda each: each.bookie)
 
 
 def entries_without(step: CopyPosition, held: EntryRuns) -> Iterator[EntryId]:
