@@ -13,6 +13,7 @@ from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from bookie.wire.security import NO_FILES, SecurityFiles
+from replicator.copying.places import PLACES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,10 @@ class ReplicatorSettings:
     """Many, because a small ledger mostly waits for the store's round trips."""
     bytes_per_second: Annotated[int, Option("Copy limit of this process; 0 for none.", minimum=0, is_live=True)] = 0
     """Bound on bytes sent to targets, and on bytes read."""
+    copies_per_bookie: Annotated[
+        int, Option("Requests of copies under way to one bookie, up to 1 MiB each.", minimum=1, maximum=256)
+    ] = PLACES_MAX
+    """Of this process. The others wait: ledgers with the fewest copies first."""
     poll_interval_s: Annotated[
         float,
         Option(

@@ -21,11 +21,13 @@ from bookie.metadata.port import AccessDeniedError, Session, SessionState
 from bookie.metadata.tasks.copy_limits import CopyLimitsStore
 from bookie.model.errors import BkhealError, FatalError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.topology import Location
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.waiting import all_completed, first_of
 from replicator.copying.copier import Copier
 from replicator.copying.pace import Pace
+from replicator.copying.places import Places
 from replicator.copying.shared_limits import SharedLimits
 from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.absence import Absences
@@ -72,7 +74,15 @@ class Worker:
         self._events = events
         self._owner = owner
         self._pace = Pace(ports.clock, settings.bytes_per_second)
-        self._copier = Copier(ports.transport, ports.clock, self._pace, ByteBudget(IN_FLIGHT_BYTES), self._is_avoided)
+        self._copier = Copier(
+            ports.transport,
+            ports.clock,
+            self._pace,
+            ByteBudget(IN_FLIGHT_BYTES),
+            self._is_avoided,
+            Places(settings.copies_per_bookie),
+            self._locate,
+        )
         self._delays = Delays(ports.clock, settings.open_ledger_grace_s)
         self._absences = Absences(ports)
         self._context = RepairContext(ports, self._copier, events, self._delays, self._absences)
@@ -105,6 +115,9 @@ class Worker:
 
     def _is_avoided(self, bookie: BookieId) -> bool:
         return self._ports.circuits.is_avoided(bookie, self._ports.clock.monotonic_s())
+
+    def _locate(self, bookie: BookieId) -> Location:
+        return self._ports.placement.topology.location_of(bookie)
 
     @property
     def problem(self) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 from bookie.runtime.tasks import cancel
+
+T = TypeVar("T")
 
 
 async def all_or_first_error(works: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -36,6 +38,45 @@ async def all_begun_in_turn(works: Iterable[Coroutine[Any, Any, None]]) -> None:
         await _end(tasks)
 
 
+async def results_as_they_come(works: Iterable[Coroutine[Any, Any, T]], at_once: int) -> AsyncGenerator[T, None]:
+    """Run up to ``at_once`` of ``works`` at a time, in their order, and yield each result when it is there.
+
+    ``works`` is asked for the next coroutine when one has ended, also while the caller uses a result. At most
+    ``at_once`` results wait for the caller; then nothing more begins. If the caller closes the generator
+    (``contextlib.aclosing``), what runs is cancelled and awaited.
+
+    Raises:
+        Exception: the error of one of ``works``, after the results that came before it; the others are cancelled and
+            awaited.
+    """
+    waiting = iter(works)
+    results: asyncio.Queue[T] = asyncio.Queue(at_once)
+
+    async def run() -> None:
+        for work in waiting:
+            await results.put(await work)
+
+    tasks: list[asyncio.Task[Any]] = [asyncio.ensure_future(run()) for _ in range(at_once)]
+    runners = tuple(tasks)
+    try:
+        while True:
+            running = [runner for runner in runners if not runner.done()]
+            if results.empty():
+                for runner in runners:
+                    if runner.done():
+                        runner.result()
+                if not running:
+                    return
+            tasks = [*running, getting := asyncio.ensure_future(results.get())]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                yield getting.result()
+            else:
+                getting.cancel()
+    finally:
+        await _end(tasks)
+
+
 async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
     """Wait until the first of ``works`` has ended, cancel the others, and raise the error of the first, if any."""
     tasks = [asyncio.ensure_future(work) for work in works]
@@ -47,7 +88,7 @@ async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
         await _end(tasks)
 
 
-async def _end(tasks: Iterable[asyncio.Future[None]]) -> None:
+async def _end(tasks: Iterable[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

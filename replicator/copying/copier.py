@@ -1,16 +1,22 @@
-"""Copy the entries of one position to its new bookie: exactly those entries, verified, byte for byte (S10).
+"""Copy the entries of positions to their new bookies: exactly those entries, verified, byte for byte (S10).
 
-The invariant: if an outcome is complete, the target has acknowledged every entry of the position, apart from those that
+The invariant: if an outcome is complete, its target has acknowledged every entry of its position, apart from those that
 it listed before. Each was read with a correct digest and sent as stored, with the recovery flag (S3) and the target's
 incarnation, if it has one, so other disks refuse it (R30). An acknowledgement follows the target's sync (R29). An
 acknowledged copy does not count yet: the target must list it before the metadata names the target (S11,
 ``repair.install``).
 
+One copy may have several positions of the same fragment, each with a target of its own. An entry that several of them
+store is read and verified once, and sent to all of them. Each target has its own progress and its own end: one that
+refuses, or whose entries cannot be read, gets no more, and the others go on (``receiver``).
+
 Chunks may arrive in any order, because an add replaces an entry with the same id. A copy therefore runs in a few lanes.
 Each lane takes the next chunk, checks that the copy may continue, reads the chunk, and sends it, so that reading and
-storing overlap. ``ByteBudget`` bounds the memory: a lane holds the largest possible answer before it asks, and the true
-size from the answer until the target has acknowledged it (R43). A pause before entries are asked for again holds none.
-``Pace`` bounds the bytes and requests per second.
+storing overlap, and several sources are read at the same time. So one position is copied in ranges side by side, and
+installed by one write of the metadata. ``Places`` bounds the chunks on their way to one bookie. ``ByteBudget`` bounds
+the memory: a lane holds the largest possible answer before it asks, and the true size from the answer until the last
+target has acknowledged it (R43). A pause before entries are asked for again holds neither. ``Pace`` bounds the bytes
+and requests per second; every attempt at every target counts.
 
 A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so a hopeless position is
 not copied again and again (R38). After a crash or an early stop, the target has entries that no metadata names. They
@@ -24,47 +30,47 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from bookie.client.access import stored_digest
 from bookie.metadata.ledgers.ledgers import Versioned
-from bookie.model.availability import EntryRuns
 from bookie.model.errors import BkhealError, InvariantError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import HEADER_SIZE
+from bookie.model.topology import DEFAULT_RACK, Location
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Transport
 from replicator.copying.pace import Pace, PacedReads
+from replicator.copying.places import PLACES_MAX, HeldPlaces, Places
+from replicator.copying.receiver import (
+    Needs,
+    PositionCopy,
+    Receiver,
+    needs_of,
+    receivers_of,
+    still_needed,
+)
+from replicator.copying.source_choice import HolderView, Standing, distance, source_order
 from replicator.copying.sources import EntrySource, FetchedEntries, Orders, Speculation
 from replicator.copying.target import Target
 from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
-from replicator.plan.steps import CopyPosition
 
 LANES_MAX: Final = 4
-"""Chunks of one position on their way: enough to read, store and sync at the same time."""
-REPORTED_MAX: Final = 100
-"""Unreadable entries kept with their answers; beyond it they are only counted."""
+"""Chunks of one copy on their way: enough to read, store and sync at the same time."""
 CORRUPT_MAX: Final = 10_000
-"""Damaged copies kept of one position, so that they can be replaced."""
+"""Damaged copies kept of one copy, so that they can be replaced."""
 _ENTRY_BYTES_GUESS: Final = 1024
 _SOURCE_PAUSES_S: Final = (0.5, 2.0)
 """Pauses before entries are asked for again whose holders did not answer."""
 
-NOTHING_HELD: Final = EntryRuns(())
-
 MayContinue = Callable[[], Awaitable[bool]]
 """Asked before each chunk: False stops the copy (disabled, session over, stopping)."""
-NoteProgress = Callable[[EntryId, int], Awaitable[None]]
-"""Called with (end, bytes): the target has every entry of the position before ``end``, and so many bytes more."""
-
-
-async def _note_nothing(end: EntryId, size_bytes: int) -> None:
-    return
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,8 @@ class CopyOutcome:
     unreadable: tuple[UnreadableEntry, ...] = ()
     unreadable_count: int = 0
     corrupt: tuple[CorruptCopy, ...] = ()
-    """Damaged copies met on the way, whether or not another holder helped out. None if the digest is assumed."""
+    """Damaged copies met on the way, whether or not another holder helped out, and for whichever of the positions that
+    were copied together. None if the digest is assumed."""
     target_failure: Answer | None = None
     is_interrupted: bool = False
 
@@ -92,6 +99,10 @@ class CopyOutcome:
         return any(entry.is_final for entry in self.unreadable)
 
 
+def _one_rack(bookie: BookieId) -> Location:
+    return DEFAULT_RACK
+
+
 class Copier:
     """Copies positions. One for the whole process, because the bounds are shared."""
 
@@ -102,6 +113,8 @@ class Copier:
         pace: Pace,
         budget: ByteBudget,
         is_avoided: Callable[[BookieId], bool] = lambda _: False,
+        places: Places | None = None,
+        locate: Callable[[BookieId], Location] = _one_rack,
     ) -> None:
         """Prepare copying. Sources that ``is_avoided`` are asked last (R42)."""
         self.is_avoided = is_avoided
@@ -109,35 +122,34 @@ class Copier:
         self.clock = clock
         self.pace = pace
         self.budget = budget
+        self.places = places or Places(PLACES_MAX)
+        self.locate = locate
         self.copied_entries = 0
         """Entries that targets have acknowledged, over all copies."""
         self.copied_bytes = 0
 
     async def copy(
-        self,
-        ledger: Versioned,
-        step: CopyPosition,
-        may_continue: MayContinue,
-        held: EntryRuns = NOTHING_HELD,
-        incarnation: str = "",
-        rank: int = 0,
-        note_progress: NoteProgress = _note_nothing,
-    ) -> CopyOutcome:
-        """Copy the entries of ``step`` that ``held`` (what the target has) does not name, to that ``incarnation``.
+        self, ledger: Versioned, copies: Sequence[PositionCopy], may_continue: MayContinue, rank: int = 0
+    ) -> list[CopyOutcome]:
+        """Copy positions of one fragment, each to a target of its own; what each of them lacks is read once.
 
-        Copies of a smaller ``rank`` pass where copies wait for the rate or for memory.
+        Copies of a smaller ``rank`` pass where copies wait for the rate, a place or memory.
 
-        The target must still be asked for its list afterwards: an outcome is what it acknowledged.
+        The targets must still be asked for their lists afterwards: an outcome is what its target acknowledged.
+
+        Returns:
+            The outcome of each of ``copies``, in their order.
 
         Raises:
             BkhealError: what ``may_continue`` raised.
         """
-        run = _CopyRun(self, ledger, step, may_continue, held, incarnation, rank, note_progress)
-        outcome = await run.run()
-        expected = step.entry_count - step.stripe.held_count(step.position, held, step.first, step.last)
-        if outcome.is_complete and outcome.entries != expected:
-            raise InvariantError(f"copied {outcome.entries} entries of ledger {ledger.ledger_id}, not {expected}")
-        return outcome
+        outcomes = await _CopyRun(self, ledger, copies, may_continue, rank).run()
+        for copy, outcome in zip(copies, outcomes, strict=True):
+            step = copy.step
+            expected = step.entry_count - step.stripe.held_count(step.position, copy.held, step.first, step.last)
+            if outcome.is_complete and outcome.entries != expected:
+                raise InvariantError(f"copied {outcome.entries} entries of ledger {ledger.ledger_id}, not {expected}")
+        return outcomes
 
     async def not_served(
         self, ledger: Versioned, bookie: BookieId, entry_ids: Sequence[EntryId], rank: int = 0
@@ -161,72 +173,70 @@ class _CopyRun:
         self,
         copier: Copier,
         ledger: Versioned,
-        step: CopyPosition,
+        copies: Sequence[PositionCopy],
         may_continue: MayContinue,
-        held: EntryRuns,
-        incarnation: str,
         rank: int,
-        note_progress: NoteProgress,
     ) -> None:
         self._rank = rank
-        self._note_progress = note_progress
-        self._taken_end = EntryId(step.first)
-        """Exclusive end of the chunks that lanes have taken."""
-        self._noted_bytes = 0
-        self._waiting: dict[int, EntryId] = {}
-        """The first entry of each chunk under way that is not acknowledged yet, by the chunk's number."""
         digest = stored_digest(ledger)
         self._copier = copier
-        self._ledger_id = ledger.ledger_id
-        self._step = step
         self._may_continue = may_continue
         self._is_digest_known = ledger.metadata.digest_type is not None
         self._reads = PacedReads(copier.transport, copier.pace, copier.clock, rank)
         speculation = Speculation(copier.clock, copier.budget)
         length = ledger.metadata.length or None
         self._source = EntrySource(self._reads, ledger.ledger_id, digest, length, speculation)
-        self._entry_ids = entries_without(step, held)
         self._reads.entry_bytes = HEADER_SIZE + digest.size + _average_payload(ledger.metadata)
         self._turn = int(ledger.ledger_id)
-        self._holders = [step.holders(start) for start in range(len(step.sources))]
         self._suspects: set[BookieId] = set()
-        self._target = Target(
-            copier.transport, copier.clock, copier.pace, step.target, ledger, incarnation, rank, self._goes_on
-        )
-        self._unreadable: list[UnreadableEntry] = []
-        self._unreadable_count = 0
+        self._receivers = [self._receiver(copy, ledger) for copy in copies]
+        self._needs = needs_of(self._receivers)
+        self._ensemble_size = len(copies[0].step.sources)
+        self._sources = {source for copy in copies for source in copy.step.sources if source is not None}
         self._corrupt: list[CorruptCopy] = []
-        self._target_failure: Answer | None = None
         self._is_interrupted = False
         self._error: BkhealError | None = None
 
-    async def run(self) -> CopyOutcome:
-        lanes = min(LANES_MAX, 1 + self._step.entry_count // self._chunk_entries())
+    def _receiver(self, copy: PositionCopy, ledger: Versioned) -> Receiver:
+        copier, bookie = self._copier, copy.step.target
+        goes_on = partial(self._goes_on_for, bookie)
+        target = Target(
+            copier.transport, copier.clock, copier.pace, bookie, ledger, copy.incarnation, self._rank, goes_on
+        )
+        return Receiver(copy, target)
+
+    async def run(self) -> list[CopyOutcome]:
+        most = max(each.step.entry_count for each in self._receivers)
+        lanes = min(LANES_MAX, 1 + most // self._chunk_entries())
         async with asyncio.TaskGroup() as group:
             for _ in range(lanes):
                 group.create_task(self._lane())
         if self._error is not None:
             raise self._error
+        return [self._outcome(each) for each in self._receivers]
+
+    def _outcome(self, receiver: Receiver) -> CopyOutcome:
         return CopyOutcome(
-            self._target.entries,
-            self._target.bytes,
-            tuple(self._unreadable),
-            self._unreadable_count,
+            receiver.target.entries,
+            receiver.target.bytes,
+            tuple(receiver.unreadable),
+            receiver.unreadable_count,
             tuple(self._corrupt),
-            self._target_failure,
+            receiver.failure,
             self._is_interrupted,
         )
 
     def _is_over(self) -> bool:
-        return bool(self._is_interrupted or self._error or self._unreadable_count or self._target_failure)
+        return bool(self._is_interrupted or self._error or not any(each.is_active for each in self._receivers))
 
     async def _lane(self) -> None:
         while not self._is_over():
-            chunk = list(itertools.islice(self._entry_ids, self._chunk_entries()))
+            chunk: Needs = dict(itertools.islice(self._needs, self._chunk_entries()))
             if not chunk:
                 return
             self._turn += 1
-            self._taken_end = EntryId(chunk[-1] + 1)
+            for each in receivers_of(chunk):
+                each.take(self._turn, chunk)
             await self._copy_chunk(chunk, self._turn)
 
     async def _goes_on(self) -> bool:
@@ -237,71 +247,75 @@ class _CopyRun:
             self._error = self._error or error
         return not self._is_over()
 
+    async def _goes_on_for(self, bookie: BookieId) -> bool:
+        return await self._goes_on() and any(each.is_active for each in self._receivers if each.bookie == bookie)
+
     def _chunk_entries(self) -> int:
         """Entries that make about one full batch, so that a chunk is one request to the target."""
         if fault_point("replicator.tiny_batch"):
             return 1
         return max(1, min(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX // self._reads.entry_bytes))
 
-    async def _copy_chunk(self, chunk: Sequence[EntryId], turn: int) -> None:
+    async def _copy_chunk(self, chunk: Needs, turn: int) -> None:
         """Copy a chunk in as many passes as its size needs, or until the copy is over.
 
         Entries whose holders did not answer are asked for again a few times.
         """
-        waiting, silences = list(chunk), 0
-        self._waiting[turn] = chunk[0]
-        while waiting and await self._goes_on():
+        waiting, silences = chunk, 0
+        while waiting := still_needed(waiting):
             asked = self._within_budget(waiting)
-            fetched = await self._pass(asked, turn)
+            fetched = await self._pass(asked, waiting, turn)
             if fetched is None:
                 return
+            waiting = {entry_id: who for entry_id, who in waiting.items() if entry_id not in fetched.packets}
             silent = fetched.unreadable
-            waiting = sorted((*fetched.rest, *(entry.entry_id for entry in silent), *waiting[len(asked) :]))
-            if waiting:
-                self._waiting[turn] = waiting[0]
-            else:
-                del self._waiting[turn]
-            await self._note_stored()
             silences = silences + 1 if silent else 0
             if silences > len(_SOURCE_PAUSES_S):
-                self._give_up(silent)
-                return
-            if silent:
+                self._give_up(silent, silent, asked)
+                silences = 0
+            elif silent:
                 await self._copier.clock.sleep(_SOURCE_PAUSES_S[silences - 1])
 
-    async def _note_stored(self) -> None:
-        size_bytes, self._noted_bytes = self._target.bytes - self._noted_bytes, self._target.bytes
-        end = EntryId(min((*self._waiting.values(), self._taken_end)))
-        try:
-            await self._note_progress(end, size_bytes)
-        except BkhealError as error:
-            self._error = self._error or error
-
-    def _within_budget(self, waiting: Sequence[EntryId]) -> Sequence[EntryId]:
+    def _within_budget(self, waiting: Needs) -> Needs:
         """All of ``waiting``, or a single entry if the budget is smaller than their largest possible answer."""
         is_small_enough = self._source.answer_bytes_max(len(waiting)) <= self._copier.budget.limit_bytes
-        return waiting if is_small_enough else waiting[:1]
+        return waiting if is_small_enough else dict(itertools.islice(waiting.items(), 1))
 
-    async def _pass(self, waiting: Sequence[EntryId], turn: int) -> FetchedEntries | None:
-        """Read and send what one pass can hold of ``waiting``; None if the copy is over."""
+    async def _pass(self, asked: Needs, waiting: Needs, turn: int) -> FetchedEntries | None:
+        """Read what one pass can hold of ``asked``, and send it to who needs it; None if the copy is over."""
         budget = self._copier.budget
-        async with budget.hold(self._source.answer_bytes_max(len(waiting)), self._rank) as share:
-            if self._is_over():
+        receivers = receivers_of(asked)
+        targets = [each.bookie for each in receivers]
+        async with self._copier.places.hold(targets, self._rank) as places:
+            if not await self._goes_on():
                 return None
-            fetched = await self._source.fetch(self._orders(waiting, turn))
-            budget.reduce(share, fetched.size_bytes)
-            self._suspects.update(fetched.silent)
-            self._note_corrupt(fetched.corrupt)
-            if any(entry.is_final for entry in fetched.unreadable):
-                self._give_up(fetched.unreadable)
-            if self._is_over():
-                return None
-            is_stored = await self._send([fetched.packets.pop(entry_id) for entry_id in sorted(fetched.packets)])
-        return fetched if is_stored else None
+            async with budget.hold(self._source.answer_bytes_max(len(asked)), self._rank) as share:
+                if self._is_over():
+                    return None
+                fetched = await self._source.fetch(self._orders(asked, targets, turn))
+                budget.reduce(share, fetched.size_bytes)
+                self._suspects.update(fetched.silent)
+                self._note_corrupt(fetched.corrupt)
+                self._give_up([entry for entry in fetched.unreadable if entry.is_final], fetched.unreadable, asked)
+                if self._is_over():
+                    return None
+                stored = await self._send(fetched.packets, asked, receivers, places)
+        for receiver in stored:
+            await self._note_stored(receiver, fetched, waiting, turn)
+        return None if self._is_over() else fetched
 
-    def _give_up(self, unreadable: Sequence[UnreadableEntry]) -> None:
-        self._unreadable.extend(unreadable[: REPORTED_MAX - len(self._unreadable)])
-        self._unreadable_count += len(unreadable)
+    def _give_up(self, causes: Sequence[UnreadableEntry], unreadable: Sequence[UnreadableEntry], asked: Needs) -> None:
+        """End the copies that need an entry of ``causes``; their evidence is what they need of ``unreadable``."""
+        ended = {each for entry in causes for each in asked[entry.entry_id]}
+        for receiver in ended:
+            receiver.give_up([entry for entry in unreadable if receiver in asked[entry.entry_id]])
+
+    async def _note_stored(self, receiver: Receiver, fetched: FetchedEntries, waiting: Needs, turn: int) -> None:
+        left = (entry_id for entry_id, who in waiting.items() if receiver in who and entry_id not in fetched.packets)
+        try:
+            await receiver.settle(turn, next(left, None))
+        except BkhealError as error:
+            self._error = self._error or error
 
     def _note_corrupt(self, corrupt: Sequence[CorruptCopy]) -> None:
         if not self._is_digest_known:  # a copy that does not match a guess is not evidence of a damaged disk
@@ -310,35 +324,77 @@ class _CopyRun:
             if len(self._corrupt) < CORRUPT_MAX and copy not in self._corrupt:  # several passes may meet it
                 self._corrupt.append(copy)
 
-    def _orders(self, entry_ids: Sequence[EntryId], turn: int) -> Orders:
-        """Whom to ask: the first holder changes from chunk to chunk, bookies that did not answer come last."""
-        size = len(self._holders)
-        last = self._suspects | {b for b in set().union(*self._holders) if self._copier.is_avoided(b)}
-        rotated = [sorted(_rotate(holders, turn), key=last.__contains__) for holders in self._holders]
-        return {entry_id: rotated[entry_id % size] for entry_id in entry_ids}
+    def _orders(self, asked: Needs, targets: Sequence[BookieId], turn: int) -> Orders:
+        """Whom to ask for each entry, and in which order (``source_choice``)."""
+        known = self._known(targets)
+        orders: dict[_Kind, Sequence[BookieId]] = {}
+        found: dict[EntryId, Sequence[BookieId]] = {}
+        for entry_id, who in asked.items():
+            kind = entry_id % self._ensemble_size, who
+            if kind not in orders:
+                orders[kind] = source_order(_holders(*kind), _needing(known, who), turn)
+            found[entry_id] = orders[kind]
+        return found
 
-    async def _send(self, packets: Sequence[bytes]) -> bool:
+    def _known(self, targets: Sequence[BookieId]) -> Mapping[BookieId, HolderView]:
+        copier = self._copier
+        return {
+            holder: HolderView(
+                Standing.SILENT if holder in self._suspects or copier.is_avoided(holder) else Standing.ANSWERS,
+                copier.pace.loads.expected_s(holder),
+                distance(holder, targets, copier.locate),
+            )
+            for holder in self._sources
+        }
+
+    async def _send(
+        self, packets: Mapping[EntryId, bytes], asked: Needs, receivers: Sequence[Receiver], places: HeldPlaces
+    ) -> list[Receiver]:
+        """Send what was read to all who need it, at the same time; those that have acknowledged all of it."""
+        sent = [each for each in receivers if each.is_active]
+        entry_ids = sorted(packets)
+        works = [
+            self._store(each, [packets[i] for i in entry_ids if len(receivers) == 1 or each in asked[i]], places)
+            for each in sent
+        ]
+        if len(works) == 1:
+            return sent if await works[0] else []
+        async with asyncio.TaskGroup() as group:
+            storing = [group.create_task(work) for work in works]
+        return [each for each, stored in zip(sent, storing, strict=True) if stored.result()]
+
+    async def _store(self, receiver: Receiver, packets: Sequence[bytes], places: HeldPlaces) -> bool:
         """Send copies. A failure after the end of the copy is not the target's."""
-        failure = await self._target.store(packets)
+        failure = await receiver.target.store(packets)
+        await places.free(receiver.bookie)
         if failure is None:
             self._copier.copied_entries += len(packets)
             self._copier.copied_bytes += sum(map(len, packets))
-        elif not self._is_over():
-            self._target_failure = failure
-        if self._target.entries:
-            self._reads.entry_bytes = max(1, self._target.bytes // self._target.entries)
+        elif not self._is_over() and receiver.is_active:
+            receiver.failure = failure
+        if entries := sum(each.target.entries for each in self._receivers):
+            self._reads.entry_bytes = max(1, sum(each.target.bytes for each in self._receivers) // entries)
         return failure is None
 
 
-def entries_without(step: CopyPosition, held: EntryRuns) -> Iterator[EntryId]:
-    """The entries of ``step`` that are not held. Passes over runs, not over what they hold: 10^8 entries, maybe."""
-    first = step.first
-    for run_first, run_last in held.runs:
-        if run_first > step.last:
-            break
-        yield from step.stripe.entries(step.position, first, run_first - 1)
-        first = EntryId(max(first, run_last + 1))
-    yield from step.stripe.entries(step.position, first, step.last)
+_Kind = tuple[int, tuple[Receiver, ...]]
+"""``entry_id mod E`` and who needs the entry: entries of one kind have the same holders."""
+
+
+def _holders(start: int, who: Sequence[Receiver]) -> tuple[BookieId, ...]:
+    return tuple(dict.fromkeys(holder for each in who for holder in each.step.holders(start)))
+
+
+def _needing(known: Mapping[BookieId, HolderView], who: Sequence[Receiver]) -> Mapping[BookieId, HolderView]:
+    """What is known if these targets need the entry: one of them is asked for it after all who may have it."""
+    needing = {each.bookie for each in who} & known.keys()
+    if not needing:
+        return known
+    return {**known, **{bookie: _asked_late(known[bookie]) for bookie in needing}}
+
+
+def _asked_late(view: HolderView) -> HolderView:
+    return HolderView(max(view.standing, Standing.NEEDS_IT), view.expected_s, view.distance)
 
 
 def _average_payload(metadata: LedgerMetadata) -> int:
@@ -349,8 +405,3 @@ def _average_payload(metadata: LedgerMetadata) -> int:
     if metadata.length and metadata.last_entry_id is not None:
         return metadata.length // (metadata.last_entry_id + 1)
     return _ENTRY_BYTES_GUESS
-
-
-def _rotate(holders: tuple[BookieId, ...], turn: int) -> tuple[BookieId, ...]:
-    cut = turn % len(holders) if holders else 0
-    return holders[cut:] + holders[:cut]

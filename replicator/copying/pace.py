@@ -27,6 +27,7 @@ from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
 from bookie.wire.port import AddBatch, AddReply, ReadReply, ReplyT, Request, Transport
 from bookie.wire.requests import Read
+from replicator.copying.loads import BookieLoads
 from replicator.copying.throttle import Throttle
 
 CRITICAL_RANK: Final = 1
@@ -153,6 +154,8 @@ class Pace:
         self.wanted = asyncio.Event()
         """Set by each request of a copy; cleared by the follower of the limits."""
         self._waiting = 0
+        self.loads = BookieLoads(clock)
+        """What the requests of this process show of each bookie."""
 
     @property
     def bytes_per_second(self) -> int:
@@ -273,7 +276,8 @@ class PacedReads(Transport):
         expected_bytes = count * self.entry_bytes
         await self._pace.before_read(bookie, expected_bytes, self._rank)
         asked_s = self._clock.monotonic_s()
-        reply = await self._inner.ask(bookie, request, timeout_s)
+        with self._pace.loads.read(bookie):
+            reply = await self._inner.ask(bookie, request, timeout_s)
         self._pace.was_read(bookie, expected_bytes, _size_bytes(reply), self._clock.monotonic_s() - asked_s)
         return reply
 

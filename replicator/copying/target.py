@@ -108,7 +108,8 @@ class Target:
         for attempt in itertools.count(1):
             await self._pace.before_add(self._bookie, size_bytes, self._rank)  # each attempt is traffic
             sent_s = self._clock.monotonic_s()
-            reply = await self._transport.add(self._bookie, batch, ADD_TIMEOUT_S)
+            with self._pace.loads.add(self._bookie):
+                reply = await self._transport.add(self._bookie, batch, ADD_TIMEOUT_S)
             self._pace.added(self._bookie, size_bytes, self._clock.monotonic_s() - sent_s)
             if reply.status not in _BROKEN or attempt >= _BROKEN_ATTEMPTS_MAX:
                 return reply

@@ -19,18 +19,21 @@ _NAP_S: Final = 0.001
 """Shortest one: a debt of a rounding error must not become a sleep that does not move the clock."""
 
 
-class _Turn:
+class RankedLock:
     """A lock whose waiters enter by rank, the smallest first, then in the order of their arrival."""
 
-    def __init__(self) -> None:
-        self._is_held = False
+    def __init__(self, holders_max: int = 1) -> None:
+        """Prepare; ``holders_max`` tasks may hold it at a time."""
+        self._free = holders_max
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._arrivals = itertools.count()
 
     @asynccontextmanager
     async def held(self, rank: int) -> AsyncIterator[None]:
         """Hold the lock while the context lasts."""
-        if self._is_held:
+        if self._free:
+            self._free -= 1
+        else:
             entered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heapq.heappush(self._waiting, (rank, next(self._arrivals), entered))
             try:
@@ -39,7 +42,6 @@ class _Turn:
                 if entered.done() and not entered.cancelled():  # it was handed over at the same moment
                     self._hand_over()
                 raise
-        self._is_held = True
         try:
             yield
         finally:
@@ -51,7 +53,7 @@ class _Turn:
             if not entered.done():
                 entered.set_result(None)
                 return
-        self._is_held = False
+        self._free += 1
 
 
 class Throttle:
@@ -66,7 +68,7 @@ class Throttle:
         self._rate = _checked(bytes_per_second)
         self._tokens = bytes_per_second * BURST_S
         self._filled_at_s = clock.monotonic_s()
-        self._turn = _Turn()
+        self._turn = RankedLock()
         self.waited_s = 0.0
         """Time spent waiting for the rate limit; grows by at most one second per second."""
 
@@ -147,7 +149,7 @@ class ByteBudget:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._held = 0
-        self._turn = _Turn()
+        self._turn = RankedLock()
         self._freed = asyncio.Event()
 
     @property

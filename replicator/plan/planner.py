@@ -354,11 +354,22 @@ _ANYWHERE: Final = Placement()
 Begun = Mapping[tuple[EntryId, int], BookieId]
 """Targets to which a part of a position was copied before, by the fragment's first entry and the position."""
 
+PositionCounts = Mapping[BookieId, int]
+"""How many positions this process copies to each bookie now."""
+
 
 def target_chooser(
-    ledger_id: LedgerId, write_quorum: int = 1, placement: Placement = _ANYWHERE, begun: Begun = MappingProxyType({})
+    ledger_id: LedgerId,
+    write_quorum: int = 1,
+    placement: Placement = _ANYWHERE,
+    begun: Begun = MappingProxyType({}),
+    positions: PositionCounts = MappingProxyType({}),
 ) -> Choose:
-    """Choose targets by the placement policy; among equals, repeated repairs of a position choose the same one.
+    """Choose targets by the placement policy, free space and ``positions``.
+
+    Bookies are drawn with their free space as the weight. If the first one drawn gets copies already, a second one is
+    drawn, and takes its place if it gets fewer and the policy rates it no worse. Among equals, repeated repairs of a
+    position choose the same one.
 
     A target in ``begun`` is preferred, if the policy rates it no worse than any other. So the next attempt uses the
     copies of one that failed, and they do not pile up elsewhere (R38, R44, #2166).
@@ -366,13 +377,25 @@ def target_chooser(
 
     def choose(key: PositionKey, members: Sequence[BookieId], candidates: Sequence[BookieId]) -> BookieId | None:
         rng = random.Random(f"{ledger_id}/{key.first_entry_id}/{key.position}")  # spreads load only
-        chosen = placement.replacement(members, key.position, write_quorum, candidates, (), rng)
+        chosen = draw(key, members, candidates, rng)
         before = begun.get((key.first_entry_id, key.position))
         if chosen is None or before is None or before not in candidates or before in placement.draining:
             return chosen
         return (
             before if shortfall(before, members, key.position) <= shortfall(chosen, members, key.position) else chosen
         )
+
+    def draw(
+        key: PositionKey, members: Sequence[BookieId], candidates: Sequence[BookieId], rng: random.Random
+    ) -> BookieId | None:
+        first = placement.replacement(members, key.position, write_quorum, candidates, (), rng)
+        if first is None or not positions.get(first):
+            return first
+        second = placement.replacement(members, key.position, write_quorum, candidates, (first,), rng)
+        if second is None or positions.get(second, 0) >= positions[first]:
+            return first
+        is_worse = shortfall(second, members, key.position) > shortfall(first, members, key.position)
+        return first if is_worse else second
 
     def shortfall(target: BookieId, members: Sequence[BookieId], position: int) -> int:
         ensemble = [*members[:position], target, *members[position + 1 :]]

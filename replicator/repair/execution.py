@@ -1,15 +1,20 @@
 """Carrying out one round's plan: reserve it, let the targets pin the ledger, copy, and install what is ready.
 
+The positions of one fragment are one copy: what several of them store is read once (``copying.copier``). A few
+fragments are copied side by side, because a small one has too few chunks to keep a bookie busy. An installation goes on
+beside the copies of other fragments: it changes the members of finished positions only.
+
 Problems with bookies go into the log of the turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from bookie.client.placement.groups import note_targets
 from bookie.metadata.ledgers.ledgers import Versioned
@@ -17,11 +22,14 @@ from bookie.metadata.port import Operation
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
+from bookie.runtime.waiting import results_as_they_come
 from bookie.wire.port import Status
-from replicator.copying.copier import REPORTED_MAX, Copier, CopyOutcome
+from replicator.copying.copier import Copier, CopyOutcome
+from replicator.copying.receiver import REPORTED_MAX, PositionCopy
 from replicator.knowledge.damage import KnownDamage, without
 from replicator.knowledge.evidence import Answer, describe
 from replicator.knowledge.holdings import Holdings, Shortfall
+from replicator.knowledge.target_use import TargetUse
 from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
@@ -31,6 +39,8 @@ from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.turn_log import TurnLog
 from replicator.telemetry.events import EventSink
 
+FRAGMENTS_AT_ONCE: Final = 4
+"""Fragments of one ledger that are copied side by side: as many as one large fragment has chunks on their way."""
 INSTALL_BYTES: Final = 64 << 20
 """Copied bytes after which what is ready is installed, so that an interruption costs no more than these."""
 STEPS_MAX: Final = 1000
@@ -52,7 +62,9 @@ class Execution:
         reserving: ReservationHolder,
         log: TurnLog,
         rank: int,
+        use: TargetUse,
     ) -> None:
+        self._use = use
         self._log = log
         self._rank = rank
         self._placement = ports.placement
@@ -69,6 +81,14 @@ class Execution:
         """Whether the last installation deleted the task, its lock and the reservation as well."""
 
     async def run(self, plan: Plan, shortfall: Shortfall, completing: Sequence[Operation] | None = None) -> bool:
+        """Copy and install ``STEPS_MAX`` steps; False if the worker may not go on. See ``_run``."""
+        ledger = plan.ledger
+        keys = ((_key(ledger, step), step) for step in plan.steps[:STEPS_MAX] if isinstance(step, CopyPosition))
+        targets = {(key.first_entry_id, key.position): step.target for key, step in keys}
+        with self._use.copying(ledger.ledger_id, targets):
+            return await self._run(plan, shortfall, completing)
+
+    async def _run(self, plan: Plan, shortfall: Shortfall, completing: Sequence[Operation] | None) -> bool:
         """Copy and install ``STEPS_MAX`` steps; False if the worker may not go on.
 
         Args:
@@ -89,19 +109,17 @@ class Execution:
         swaps = [step for step in steps if isinstance(step, SwapMember) and step.target not in self._log.failed_targets]
         ready = [CopiedStep(step) for step in swaps]
         left = len(plan.steps)
-        for step in steps:
-            if isinstance(step, SwapMember) or step.target in self._log.failed_targets:
-                continue
-            copied = await self._copy(ledger, step, shortfall, incarnations[step.target])
-            if copied is not None:
-                ready.append(copied)
-            elif not await self._lease.may_continue():
-                return False
-            is_early = bool(ready) and fault_point("replicator.install_early")
-            if is_early or sum(copy.bytes for copy in ready) >= INSTALL_BYTES:
-                ledger = await self._install(ledger, ready)
-                left -= len(ready)
-                ready = []
+        copying = self._copies(ledger, steps, shortfall, incarnations)
+        async with aclosing(results_as_they_come(copying, FRAGMENTS_AT_ONCE)) as fragments:
+            async for is_whole, copied in fragments:
+                ready.extend(copied)
+                if not is_whole and not await self._lease.may_continue():
+                    return False
+                is_early = bool(ready) and fault_point("replicator.install_early")
+                if is_early or sum(copy.bytes for copy in ready) >= INSTALL_BYTES:
+                    ledger = await self._install(ledger, ready)
+                    left -= len(ready)
+                    ready = []
         if ready and not fault_point("replicator.look_again"):
             is_last = len(ready) == left and self._is_without_damage(ledger)
             await self._install(ledger, ready, completing if is_last else None)
@@ -129,40 +147,81 @@ class Execution:
                 self._log.failed_targets[refusal.bookie] = refusal
         return incarnations
 
+    def _copies(
+        self, ledger: Versioned, steps: Sequence[Step], shortfall: Shortfall, incarnations: Mapping[BookieId, str]
+    ) -> Iterator[Coroutine[Any, Any, tuple[bool, list[CopiedStep]]]]:
+        """The copies of one fragment after another, without targets that have failed by then."""
+        fragments: dict[int, list[CopyPosition]] = {}
+        for step in steps:
+            if isinstance(step, CopyPosition):
+                fragments.setdefault(step.fragment_index, []).append(step)
+        for positions in fragments.values():
+            wanted = [step for step in positions if step.target not in self._log.failed_targets]
+            if wanted:
+                yield self._copy(ledger, wanted, shortfall, incarnations)
+
     async def _copy(
-        self, ledger: Versioned, step: CopyPosition, shortfall: Shortfall, incarnation: str
-    ) -> CopiedStep | None:
-        """Copy one position; None if it did not work, with the reason noted for the next plan."""
-        key = _key(ledger, step)
-        before = self._copied.get((key, step.target, step.last))
-        overwritten = tuple(sorted(self._damage.of(ledger.ledger_id).get(key, ()))) if step.is_in_place else ()
-        if before is not None and before.incarnation == incarnation and not overwritten:
-            return replace(before, step=step)  # copied by an earlier round whose write met a conflict
-        note = partial(self._reserving.note_progress, ledger, step, incarnation)
-        held = self._held_before(ledger, step, shortfall, incarnation, overwritten)
-        outcome = await self._copier.copy(ledger, step, self._lease.may_continue, held, incarnation, self._rank, note)
-        self._note_damage(ledger, outcome)
-        if outcome.is_complete:
-            copied = CopiedStep(step, incarnation, outcome.entries, outcome.bytes, overwritten)
-            self._copied[key, step.target, step.last] = copied
-            return copied
+        self,
+        ledger: Versioned,
+        steps: Sequence[CopyPosition],
+        shortfall: Shortfall,
+        incarnations: Mapping[BookieId, str],
+    ) -> tuple[bool, list[CopiedStep]]:
+        """Copy positions of one fragment together: whether all were copied, and those that were.
+
+        Why others were not is noted for the next plan.
+        """
+        damaged = self._damage.of(ledger.ledger_id)
+        done: list[CopiedStep] = []
+        wanted: list[tuple[CopyPosition, tuple[EntryId, ...]]] = []
+        for step in steps:
+            key, incarnation = _key(ledger, step), incarnations[step.target]
+            before = self._copied.get((key, step.target, step.last))
+            overwritten = tuple(sorted(damaged.get(key, ()))) if step.is_in_place else ()
+            if before is not None and before.incarnation == incarnation and not overwritten:
+                done.append(replace(before, step=step))  # copied by an earlier round whose write met a conflict
+            else:
+                wanted.append((step, overwritten))
+        if not wanted:
+            return True, done
+        copies = [
+            PositionCopy(
+                step,
+                self._held_before(ledger, step, shortfall, incarnations[step.target], overwritten),
+                incarnations[step.target],
+                partial(self._reserving.note_progress, ledger, step, incarnations[step.target]),
+            )
+            for step, overwritten in wanted
+        ]
+        outcomes = await self._copier.copy(ledger, copies, self._lease.may_continue, self._rank)
+        self._note_damage(ledger, outcomes)
+        for (step, overwritten), outcome in zip(wanted, outcomes, strict=True):
+            if outcome.is_complete:
+                copied = CopiedStep(step, incarnations[step.target], outcome.entries, outcome.bytes, overwritten)
+                self._copied[_key(ledger, step), step.target, step.last] = copied
+                done.append(copied)
+            else:
+                self._note_failure(ledger, step, outcome)
+        return len(done) == len(steps), done
+
+    def _note_failure(self, ledger: Versioned, step: Step, outcome: CopyOutcome) -> None:
         if outcome.target_failure is not None:
             self._log.failed_targets[step.target] = outcome.target_failure
         elif outcome.unreadable_count:
             evidence = describe(outcome.unreadable, outcome.unreadable_count)
             if outcome.is_hopeless:
-                self._log.unreadable[key] = evidence
+                self._log.unreadable[_key(ledger, step)] = evidence
             else:
                 self._log.silence.append(f"fragment {step.fragment_index} position {step.position}: {evidence}")
-        return None
 
-    def _note_damage(self, ledger: Versioned, outcome: CopyOutcome) -> None:
-        """Report damaged copies, and note those with a good copy elsewhere for the next plan."""
-        known = self._damage.copies(ledger.ledger_id) if outcome.corrupt else frozenset()
-        fresh = [copy for copy in outcome.corrupt if (copy.bookie, copy.entry_id) not in known]
+    def _note_damage(self, ledger: Versioned, outcomes: Sequence[CopyOutcome]) -> None:
+        """Report damaged copies that one copy met, and note those with a good copy elsewhere for the next plan."""
+        met = outcomes[0].corrupt
+        known = self._damage.copies(ledger.ledger_id) if met else frozenset()
+        fresh = [copy for copy in met if (copy.bookie, copy.entry_id) not in known]
         for corrupt in fresh[:REPORTED_MAX]:
             self._events.copy_corrupt(ledger.ledger_id, corrupt)
-        without_good = {entry.entry_id for entry in outcome.unreadable}
+        without_good = {entry.entry_id for outcome in outcomes for entry in outcome.unreadable}
         for bookie in self._damage.note(ledger, [copy for copy in fresh if copy.entry_id not in without_good]):
             self._log.failed_targets[bookie] = Answer(bookie, Status.CORRUPT, "too many damaged copies")
 

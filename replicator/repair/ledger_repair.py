@@ -52,6 +52,7 @@ from replicator.knowledge.damage import KnownDamage
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.evidence import SHOWN_MAX
 from replicator.knowledge.holdings import Holdings, Shortfall
+from replicator.knowledge.target_use import TargetUse
 from replicator.plan.planner import (
     Blocked,
     Knowledge,
@@ -108,6 +109,7 @@ class RepairContext:
     delays: Delays
     absences: Absences
     damage: KnownDamage = field(default_factory=KnownDamage)
+    use: TargetUse = field(default_factory=TargetUse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class LedgerRepair:
             self._reserving,
             self._log,
             turn.rank,
+            context.use,
         )
 
     async def run(self) -> TaskResult:
@@ -255,13 +258,16 @@ class LedgerRepair:
             self._ports.circuits.avoided(bookies.writable, self._ports.clock.monotonic_s()),
         )
         ledger_id, write_quorum, placement = ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement
-        plan = plan_repair(ledger, bookies, target_chooser(ledger_id, write_quorum, placement), knowledge)
+        chosen, positions = self._context.use.chosen(ledger_id), self._context.use.positions
+        choose = target_chooser(ledger_id, write_quorum, placement, chosen, positions)
+        plan = plan_repair(ledger, bookies, choose, knowledge)
         if all(step.target == step.old for step in plan.steps):
             return plan
         begun = await self._reserving.begun()
         if not begun:
             return plan
-        return plan_repair(ledger, bookies, target_chooser(ledger_id, write_quorum, placement, begun), knowledge)
+        choose = target_chooser(ledger_id, write_quorum, placement, {**chosen, **begun}, positions)
+        return plan_repair(ledger, bookies, choose, knowledge)
 
     async def _execute(self, plan: Plan, view: View) -> TaskResult | None:
         """Copy and install what can be; None: look again."""
@@ -347,6 +353,7 @@ class LedgerRepair:
     async def _completed(self, ending: Ending) -> TaskResult:
         """Forget what is known of a ledger whose task was deleted."""
         self._context.damage.forget(self._task.ledger_id)
+        self._context.use.forget(self._task.ledger_id)
         try:
             if self._turn.is_parked:  # a record written since is cleared with a later listing
                 await self._ports.parked.unpark(self._task.ledger_id)

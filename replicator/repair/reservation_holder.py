@@ -58,12 +58,14 @@ class ReservationHolder:
         """What an earlier worker reserved; None if it is not known."""
         self._progress: dict[Reservation, EntryId] = {}
         """How far each copy is, by its reservation without progress."""
+        self._left_targets: dict[tuple[EntryId, int], BookieId] = {}
+        """The targets that an earlier worker reserved, whether or not it has copied anything."""
         self._noted_at_s = ports.clock.monotonic_s()
         self._bytes_since = 0
         self._is_noting = False
 
     async def begun(self) -> Mapping[tuple[EntryId, int], BookieId]:
-        """The targets of copies that are recorded or were made in this turn in part, by first entry and position.
+        """The targets of copies that are reserved, or were made in this turn in part, by first entry and position.
 
         The record of an earlier worker is read once, before the first reservation. An outdated answer costs effort.
 
@@ -78,9 +80,11 @@ class ReservationHolder:
             else:
                 self._before = () if left is None else left.reservations
             for each in () if left is None else left.reservations:
+                self._left_targets[each.first_entry_id, each.position] = each.target
                 if each.has_progress:
                     self._progress.setdefault(_without_progress(each), each.end_entry_id)
-        return {(each.first_entry_id, each.position): each.target for each in self._progress}
+        copied = {(each.first_entry_id, each.position): each.target for each in self._progress}
+        return {**self._left_targets, **copied}
 
     async def _left(self) -> LedgerReservations | None:
         if self._is_read or self._lease.beside is None:
@@ -95,6 +99,7 @@ class ReservationHolder:
     def forget_progress(self, target: BookieId) -> None:
         """Drop what is known of copies to a target that does not have them."""
         self._progress = {each: end for each, end in self._progress.items() if each.target != target}
+        self._left_targets = {key: each for key, each in self._left_targets.items() if each != target}
 
     async def note_progress(
         self, ledger: Versioned, step: CopyPosition, incarnation: str, end: EntryId, size_bytes: int

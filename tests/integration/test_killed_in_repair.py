@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from bookie.client.bookkeeper import LedgerOptions, stored_digest
+from bookie.model.packet import HEADER_SIZE
 from tests.deadlines import STATE_S
-from tests.integration.repair_world import ENTRIES, RepairWorld, repair_world, steps
+from tests.integration.repair_world import ENTRIES, RepairWorld, payload, repair_world, steps
 from tests.integration.stopping_replicator_child import Step
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -79,3 +81,22 @@ async def test_a_repair_outlives_zookeeper_that_is_killed_and_started_again(worl
     repair.go_on()
     await world.cluster.zookeeper.restart()
     await world.assert_repaired(repair, gone=[repair.lost])
+
+
+async def test_after_the_loss_of_two_of_three_members_each_entry_is_read_once(world: RepairWorld) -> None:
+    """Both targets get what the last member sends once, byte for byte."""
+    await world.whole()
+    ledger_id = await world.written(LedgerOptions(3, 3, 2))
+    ledger = await world.client.ports.ledgers.read(ledger_id)
+    left, *lost = [world.bookie(member) for member in ledger.metadata.fragments[0].members]
+    await world.kill9(*lost)
+    metrics = ("bkheal_bookie_read_entries_total", "bkheal_bookie_read_bytes_total")
+    before = [await world.counted(left, metric) for metric in metrics]
+    await world.mark(ledger_id, *lost)
+    world.replicator()
+    await world.settled()
+    read = [await world.counted(left, metric) - earlier for metric, earlier in zip(metrics, before, strict=True)]
+    around = HEADER_SIZE + stored_digest(ledger).size
+    assert read == [ENTRIES, sum(around + len(payload(ledger_id, entry)) for entry in range(ENTRIES))]
+    assert not (await world.metadata(ledger_id)).members() & {bookie.bookie_id for bookie in lost}
+    await world.assert_whole(ledger_id)

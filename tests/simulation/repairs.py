@@ -9,7 +9,7 @@ copies hold no more than the budget. A switch that is off (S7), the end of a ses
 from __future__ import annotations
 
 import contextvars
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -360,7 +360,8 @@ class _Watched:
                     copies_left(metadata, registered - named),
                 )
                 if not self._world.drained.isdisjoint(named):
-                    most = copies_left(metadata, registered - (named - self._world.drained))
+                    # A drain may have been withdrawn since: then a worker counts no copy there, and the ledger comes last.
+                    most = max(most, copies_left(metadata, registered - (named - self._world.drained)))
                 found[ledger_id] = least, most
         return found
 
@@ -443,7 +444,8 @@ class _Weighing(Transport):
         self._in_hand: dict[tuple[LedgerId, EntryId], int] = {}
         self._read_s: dict[tuple[LedgerId, EntryId], float] = {}
         self._refused_s = float("-inf")
-        self._sending: set[tuple[LedgerId, EntryId]] = set()
+        self._sending: Counter[tuple[LedgerId, EntryId]] = Counter()
+        """To how many targets an entry is being sent."""
         self._offered: set[tuple[BookieId, LedgerId, EntryId]] = set()
 
     def forget(self, ledger_id: LedgerId) -> None:
@@ -462,14 +464,16 @@ class _Weighing(Transport):
         try:
             reply = await self._inner.add(bookie, batch, timeout_s)
         finally:
-            self._sending.difference_update(keys)
+            self._sending.subtract(keys)
         if reply.status is Status.OK:
             self._repairs.copied(batch.ledger_id, bookie, batch.entries)
         elif reply.status is not Status.TOO_MANY_REQUESTS:
             self.forget(batch.ledger_id)  # the copy ends, with everything that it holds
             self._refused_s = self._repairs.now_s()
-        for packet in batch.entries:
-            self._in_hand.pop(packet_ids(packet)[:2], None)
+        for key in keys:
+            if self._sending[key] <= 0:  # no other target waits for it
+                del self._sending[key]
+                self._in_hand.pop(key, None)
         return reply
 
     @override
@@ -482,7 +486,9 @@ class _Weighing(Transport):
                     self._in_hand[key], self._read_s[key] = len(result.packet), self._repairs.now_s()
             # What was read and is not sent at once was dropped, because its copy has ended, or waits for a busy target.
             new_s = self._repairs.now_s() - SENT_S
-            sizes = [size for key, size in self._in_hand.items() if key in self._sending or self._read_s[key] >= new_s]
+            sizes = [
+                size for key, size in self._in_hand.items() if self._sending[key] > 0 or self._read_s[key] >= new_s
+            ]
             held = sum(sizes)
             is_ending = self._repairs.now_s() - self._refused_s < SETTLING_S
             if not is_ending and held > max(self._budget_bytes, max(sizes, default=0)):

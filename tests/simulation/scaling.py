@@ -11,7 +11,7 @@ from typing import Final
 
 from replicator import worker
 from replicator.copying import copier
-from replicator.repair import reservation_holder
+from replicator.repair import execution, reservation_holder
 from tests.simulation.planting import swap
 
 CHUNK_ENTRIES: Final = 8
@@ -22,7 +22,8 @@ BUDGET_BYTES: Final = 1500
 
 def window_bytes(entry_bytes_max: int) -> int:
     """What one fault may cost again: what was copied since the last record, and what is under way."""
-    return PROGRESS_BYTES + KEPT_BYTES_MIN + copier.LANES_MAX * CHUNK_ENTRIES * entry_bytes_max
+    chunks = execution.FRAGMENTS_AT_ONCE * copier.LANES_MAX
+    return PROGRESS_BYTES + KEPT_BYTES_MIN + chunks * CHUNK_ENTRIES * entry_bytes_max
 
 
 def use_small_windows(stack: ExitStack, *, has_small_budget: bool) -> None:

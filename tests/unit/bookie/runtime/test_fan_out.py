@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from bookie.runtime.waiting import all_begun_in_turn, all_or_first_error
+from bookie.runtime.waiting import all_begun_in_turn, all_or_first_error, results_as_they_come
 
 Begin = Any
 
@@ -80,3 +81,86 @@ async def test_those_begun_end_when_making_the_next_fails_or_nobody_waits_any_mo
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended == [0, 1, 2]
+
+
+async def test_results_come_as_they_are_there_and_no_more_work_runs_than_permitted() -> None:
+    under_way = most = 0
+
+    async def work(turns: int) -> int:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        under_way -= 1
+        return turns
+
+    turns = [50, 10, 5, 70, 1, 1, 1]
+    results = [each async for each in results_as_they_come((work(each) for each in turns), 3)]
+    assert sorted(results) == sorted(turns)
+    assert results.index(5) < results.index(10) < results.index(50)
+    assert most == 3
+    nothing: Iterator[Coroutine[Any, Any, int]] = iter([])
+    assert [each async for each in results_as_they_come(nothing, 3)] == []
+
+
+async def test_work_goes_on_while_a_result_is_used_up_to_a_bound() -> None:
+    begun: list[int] = []
+
+    def works() -> Iterator[Coroutine[Any, Any, int]]:
+        for number in range(20):
+            begun.append(number)
+            yield asyncio.sleep(0, number)
+
+    async with aclosing(results_as_they_come(works(), 2)) as results:
+        async for _ in results:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert 2 < len(begun) <= 1 + 2 * 2 + 1
+            break
+
+
+async def test_an_error_of_one_work_is_raised_after_earlier_results_and_ends_the_others() -> None:
+    ended: list[str] = []
+
+    async def waits(name: str) -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+        return name
+
+    async def quick() -> str:
+        return "quick"
+
+    async def fails() -> str:
+        await asyncio.sleep(0)
+        raise ValueError("the first error")
+
+    results = results_as_they_come(iter([quick(), waits("one"), fails(), waits("other")]), 4)
+    assert await anext(results) == "quick"
+    with pytest.raises(ValueError, match="the first error"):
+        await anext(results)
+    assert ended == ["one", "other"]
+
+
+async def test_a_caller_that_leaves_ends_what_runs() -> None:
+    ended: list[str] = []
+
+    async def waits() -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("one")
+        return ""
+
+    async def quick() -> str:
+        return "quick"
+
+    before = asyncio.all_tasks()
+    async with aclosing(results_as_they_come(iter([quick(), waits(), waits()]), 2)) as results:
+        async for result in results:
+            assert result == "quick"
+            break
+    assert ended
+    assert asyncio.all_tasks() == before

@@ -19,8 +19,9 @@ from bookie.model.metadata import DigestType
 from bookie.model.packet import HEADER_SIZE
 from bookie.wire.circuits import SLOW_S
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_BYTES_MAX, EntryResult, Status
-from replicator.copying.copier import NOTHING_HELD, Copier, CopyOutcome, entries_without
+from replicator.copying.copier import Copier, CopyOutcome, MayContinue
 from replicator.copying.pace import Pace
+from replicator.copying.receiver import NOTHING_HELD, NoteProgress, PositionCopy, entries_without, note_nothing
 from replicator.copying.sources import EntrySource, Speculation
 from replicator.copying.target import BUSY_S_MAX, batches
 from replicator.copying.throttle import ByteBudget
@@ -34,6 +35,10 @@ LEDGER = LedgerId(42)
 MIB = 1 << 20
 
 
+async def always() -> bool:
+    return True
+
+
 @dataclass
 class Scene:
     """A ledger on a b c d e (3 copies each), position 1 to be copied to t."""
@@ -44,8 +49,15 @@ class Scene:
     copier: Copier
     step: CopyPosition
 
-    async def copy(self, held: EntryRuns = NOTHING_HELD) -> CopyOutcome:
-        return await self.copier.copy(self.ledger, self.step, always, held)
+    async def copy(
+        self,
+        held: EntryRuns = NOTHING_HELD,
+        may_continue: MayContinue = always,
+        note_progress: NoteProgress = note_nothing,
+    ) -> CopyOutcome:
+        copy = PositionCopy(self.step, held, note_progress=note_progress)
+        (outcome,) = await self.copier.copy(self.ledger, [copy], may_continue)
+        return outcome
 
     async def on_target(self) -> dict[EntryId, bytes]:
         storage = self.bookies.nodes[self.step.target].storage
@@ -63,10 +75,6 @@ class Scene:
             for i, packet in self.packets.items()
             if self.step.position in self.ledger.metadata.stripe.write_set(i)
         }
-
-
-async def always() -> bool:
-    return True
 
 
 @asynccontextmanager
@@ -241,7 +249,7 @@ async def test_a_holder_that_was_silent_for_a_moment_is_asked_again() -> None:
             asyncio.get_running_loop().call_later(0.3, recover)
             return True
 
-        outcome = await at.copier.copy(at.ledger, at.step, may_continue)
+        outcome = await at.copy(may_continue=may_continue)
         assert outcome.is_complete
         assert await at.on_target() == at.expected()
 
@@ -339,7 +347,7 @@ async def test_a_copy_stops_between_chunks_when_told_to() -> None:
             asked += 1
             return asked <= 3
 
-        outcome = await at.copier.copy(at.ledger, at.step, may_continue)
+        outcome = await at.copy(may_continue=may_continue)
         assert outcome.is_interrupted
         assert outcome.entries <= 3 * BATCH_ENTRIES_MAX
         assert sum(len(ids) for name in "ac" for ids in at.bookies[name].reads) <= 3 * BATCH_ENTRIES_MAX
@@ -353,7 +361,7 @@ async def test_an_error_of_the_store_comes_out_as_it_is() -> None:
             raise StoreUnavailableError("no answer")
 
         with pytest.raises(StoreUnavailableError):
-            await at.copier.copy(at.ledger, at.step, may_continue)
+            await at.copy(may_continue=may_continue)
         assert await at.on_target() == {}
 
 
@@ -504,7 +512,7 @@ async def test_a_copy_that_must_stop_does_not_wait_for_a_busy_target_and_does_no
         async def may_continue() -> bool:
             return at.bookies.clock.monotonic_s() < stop_s
 
-        outcome = await at.copier.copy(at.ledger, at.step, may_continue)
+        outcome = await at.copy(may_continue=may_continue)
         assert outcome.is_interrupted
         assert outcome.target_failure is None
         assert at.bookies.clock.monotonic_s() < stop_s + 10
@@ -522,7 +530,7 @@ async def test_progress_ends_before_the_first_entry_that_is_not_stored() -> None
             assert all(entry_id in stored for entry_id in range(end))
             noted.append((end, size_bytes))
 
-        outcome = await at.copier.copy(at.ledger, at.step, always, note_progress=note)
+        outcome = await at.copy(note_progress=note)
         assert outcome.unreadable_count == 1
         assert 2000 < noted[-1][0] <= 4000
         assert sum(size_bytes for _, size_bytes in noted) == outcome.bytes

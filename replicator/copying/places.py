@@ -1,0 +1,77 @@
+"""How many chunks of copies are on their way to one bookie at a time, over all ledgers in flight.
+
+A chunk is on its way from before it is read until its target has acknowledged it. It waits for its place before it
+holds memory, so copies to a slow bookie do not take the memory of others. A free place goes to the copy with the
+smallest rank. A copy never chooses another target because its own has no place: chunks are small, so it waits a moment
+where another target would get the whole position (R38).
+
+A chunk for several targets takes its places in the order of their ids, so two copies never wait for each other. Each
+place is free again when its own target has the chunk.
+
+R rules are defined in docs/failure-model.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from bookie.model.ids import BookieId
+from replicator.copying.throttle import RankedLock
+
+PLACES_MAX: Final = 8
+"""Chunks on their way to one bookie, unless an operator chooses another number: two positions with all their lanes.
+A chunk is 1 MiB at most, so what clients add waits behind 8 MiB of copies: less than 0.1 s of a disk that writes
+100 MB/s."""
+
+
+class HeldPlaces:
+    """Places that one chunk holds."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._held: dict[BookieId, AsyncExitStack] = {}
+
+    def note(self, bookie: BookieId, held: AsyncExitStack) -> None:
+        """Add a place that closing ``held`` frees."""
+        self._held[bookie] = held
+
+    async def free(self, bookie: BookieId) -> None:
+        """Give back the place at one bookie. Idempotent."""
+        await self._held[bookie].aclose()
+
+
+class Places:
+    """At most ``places_max`` chunks of copies on their way to each bookie. One for the whole process."""
+
+    def __init__(self, places_max: int) -> None:
+        """Prepare; nothing is held."""
+        self._places_max = places_max
+        self._locks: dict[BookieId, RankedLock] = {}
+        self._users: Counter[BookieId] = Counter()
+        """Chunks that hold a place or wait for one; only their bookies are kept."""
+
+    @asynccontextmanager
+    async def hold(self, bookies: Iterable[BookieId], rank: int) -> AsyncIterator[HeldPlaces]:
+        """Hold a place at each of ``bookies`` while the context lasts, waiting for them first."""
+        places = HeldPlaces()
+        async with AsyncExitStack() as stack:
+            for bookie in sorted(set(bookies)):
+                held = await stack.enter_async_context(AsyncExitStack())
+                await held.enter_async_context(self._hold_one(bookie, rank))
+                places.note(bookie, held)
+            yield places
+
+    @asynccontextmanager
+    async def _hold_one(self, bookie: BookieId, rank: int) -> AsyncIterator[None]:
+        lock = self._locks.setdefault(bookie, RankedLock(self._places_max))
+        self._users[bookie] += 1
+        try:
+            async with lock.held(rank):
+                yield
+        finally:
+            self._users[bookie] -= 1
+            if not self._users[bookie]:
+                del self._users[bookie], self._locks[bookie]

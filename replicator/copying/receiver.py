@@ -1,0 +1,139 @@
+"""One target of a copy with several: what it needs, how much of it is acknowledged, and why it gets no more.
+
+The invariant: ``end`` never passes an entry of the position that the target has not acknowledged, whatever becomes of
+the other targets. An entry that its receivers need is read once and sent to all of them; each has its own end.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Final
+
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, EntryId
+from replicator.copying.target import Target
+from replicator.knowledge.evidence import Answer, UnreadableEntry
+from replicator.plan.steps import CopyPosition
+
+REPORTED_MAX: Final = 100
+"""Unreadable entries kept with their answers; beyond it they are only counted."""
+
+NOTHING_HELD: Final = EntryRuns(())
+
+NoteProgress = Callable[[EntryId, int], Awaitable[None]]
+"""Called with (end, bytes): the target has every entry of the position before ``end``, and so many bytes more."""
+
+
+async def note_nothing(end: EntryId, size_bytes: int) -> None:
+    """Note no progress."""
+    return
+
+
+@dataclass(frozen=True, slots=True)
+class PositionCopy:
+    """A position to copy, and what is known of its target."""
+
+    step: CopyPosition
+    held: EntryRuns = NOTHING_HELD
+    """What the target has and need not get again."""
+    incarnation: str = ""
+    note_progress: NoteProgress = note_nothing
+
+
+class Receiver:
+    """The state of one position's copy, shared by the lanes of the copy."""
+
+    def __init__(self, copy: PositionCopy, target: Target) -> None:
+        """Prepare; nothing is acknowledged yet."""
+        self.step = copy.step
+        self.bookie: BookieId = copy.step.target
+        self.target = target
+        self.unreadable: list[UnreadableEntry] = []
+        self.unreadable_count = 0
+        self.failure: Answer | None = None
+        self._note_progress = copy.note_progress
+        self._entry_ids = entries_without(copy.step, copy.held)
+        self._taken_end = EntryId(copy.step.first)
+        """Exclusive end of the chunks that lanes have taken."""
+        self._waiting: dict[int, EntryId] = {}
+        """The first entry of each chunk under way that is not acknowledged yet, by the chunk's number."""
+        self._noted_bytes = 0
+        self._holders = [frozenset(copy.step.holders(start)) for start in range(len(copy.step.sources))]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it gets what is read from now on."""
+        return self.failure is None and not self.unreadable_count
+
+    def entry_ids(self) -> Iterator[EntryId]:
+        """The entries that it needs, ascending, until it is not active any more."""
+        return itertools.takewhile(lambda _: self.is_active, self._entry_ids)
+
+    def take(self, turn: int, chunk: Needs) -> None:
+        """Note that a lane has taken a chunk of which this receiver needs a part. Chunks are taken in their order."""
+        self._waiting[turn] = next(entry_id for entry_id, who in chunk.items() if self in who)
+        self._taken_end = EntryId(next(entry_id for entry_id in reversed(chunk) if self in chunk[entry_id]) + 1)
+
+    async def settle(self, turn: int, first_waiting: EntryId | None) -> None:
+        """Note that everything of a chunk before ``first_waiting`` is acknowledged (None: all of it).
+
+        Raises:
+            BkhealError: what noting the progress raised.
+        """
+        if first_waiting is None:
+            self._waiting.pop(turn, None)
+        else:
+            self._waiting[turn] = first_waiting
+        end = EntryId(min((*self._waiting.values(), self._taken_end)))
+        size_bytes, self._noted_bytes = self.target.bytes - self._noted_bytes, self.target.bytes
+        await self._note_progress(end, size_bytes)
+
+    def give_up(self, unreadable: Sequence[UnreadableEntry]) -> None:
+        """End, because these entries of the position cannot be read. The evidence is what its own holders answered."""
+        self.unreadable_count += len(unreadable)
+        for entry in unreadable[: max(0, REPORTED_MAX - len(self.unreadable))]:
+            holders = self._holders[entry.entry_id % len(self._holders)]
+            answers = tuple(answer for answer in entry.answers if answer.bookie in holders)
+            self.unreadable.append(UnreadableEntry(entry.entry_id, answers))
+
+
+Needs = dict[EntryId, tuple[Receiver, ...]]
+"""Entries, ascending, and who needs each of them."""
+
+
+def needs_of(receivers: Sequence[Receiver]) -> Iterator[tuple[EntryId, tuple[Receiver, ...]]]:
+    """Each entry that some receiver needs, once, ascending, with all who need it."""
+    if len(receivers) == 1:
+        yield from ((entry_id, (receivers[0],)) for entry_id in receivers[0].entry_ids())
+        return
+    numbered = (zip(each.entry_ids(), itertools.repeat(number)) for number, each in enumerate(receivers))
+    for entry_id, same in itertools.groupby(heapq.merge(*numbered), key=itemgetter(0)):
+        yield entry_id, tuple(receivers[number] for _, number in same)
+
+
+def still_needed(needs: Needs) -> Needs:
+    """Leave out receivers that get no more, and entries that nobody needs any more."""
+    if all(each.is_active for each in receivers_of(needs)):
+        return needs
+    active = ((entry_id, tuple(each for each in who if each.is_active)) for entry_id, who in needs.items())
+    return {entry_id: who for entry_id, who in active if who}
+
+
+def receivers_of(needs: Needs) -> list[Receiver]:
+    """Who needs some of these entries, in the order of their bookies."""
+    return sorted({each for who in set(needs.values()) for each in who}, key=lambda each: each.bookie)
+
+
+def entries_without(step: CopyPosition, held: EntryRuns) -> Iterator[EntryId]:
+    """The entries of ``step`` that are not held. Passes over runs, not over what they hold: 10^8 entries, maybe."""
+    first = step.first
+    for run_first, run_last in held.runs:
+        if run_first > step.last:
+            break
+        yield from step.stripe.entries(step.position, first, run_first - 1)
+        first = EntryId(max(first, run_last + 1))
+    yield from step.stripe.entries(step.position, first, step.last)

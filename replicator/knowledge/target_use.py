@@ -1,0 +1,65 @@
+"""Which bookies this process uses as targets: how many positions it copies to each, and which it chose for a ledger.
+
+The counts let the next repair choose a target that is less busy (``plan.target_chooser``). So the choice changes with
+time, and the next attempt at a ledger could choose another target, where the copies would begin again (R38). Therefore
+the last choice for each position is kept until the ledger is repaired, and is preferred. A choice that was forgotten
+costs effort only.
+
+Nothing is stored: a copy that matters (R44) is recorded in the reservation. Memory is bounded: the choices of at most
+10,000 ledgers are kept, those used last.
+
+R rules are defined in docs/failure-model.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Final
+
+from bookie.model.ids import BookieId, EntryId, LedgerId
+
+LEDGERS_MAX: Final = 10_000
+
+Choices = Mapping[tuple[EntryId, int], BookieId]
+"""The target of each position, by the fragment's first entry and the position."""
+
+_NO_CHOICES: Final[Choices] = MappingProxyType({})
+
+
+class TargetUse:
+    """For all turns of one process."""
+
+    def __init__(self) -> None:
+        """Start with no use."""
+        self._positions: Counter[BookieId] = Counter()
+        self._chosen: dict[LedgerId, Choices] = {}
+        self.positions: Mapping[BookieId, int] = MappingProxyType(self._positions)
+        """Positions that are being copied to each bookie, or wait for it in a round under way."""
+
+    def chosen(self, ledger_id: LedgerId) -> Choices:
+        """The targets of the last attempt at a ledger; empty if they are not known."""
+        return self._chosen.get(ledger_id, _NO_CHOICES)
+
+    @contextmanager
+    def copying(self, ledger_id: LedgerId, targets: Choices) -> Iterator[None]:
+        """Count the positions of a round while the context lasts, and keep its choices."""
+        if targets:
+            self._chosen.pop(ledger_id, None)
+            self._chosen[ledger_id] = MappingProxyType(dict(targets))
+            if len(self._chosen) > LEDGERS_MAX:
+                del self._chosen[next(iter(self._chosen))]
+        self._positions.update(targets.values())
+        try:
+            yield
+        finally:
+            self._positions.subtract(targets.values())
+            for bookie in set(targets.values()):
+                if not self._positions[bookie]:
+                    del self._positions[bookie]
+
+    def forget(self, ledger_id: LedgerId) -> None:
+        """Forget the choices for a ledger that is repaired."""
+        self._chosen.pop(ledger_id, None)
