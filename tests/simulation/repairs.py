@@ -360,7 +360,7 @@ class _Watched:
                     copies_left(metadata, registered - named),
                 )
                 if not self._world.drained.isdisjoint(named):
-                    # A drain may have been withdrawn since: then a worker counts no copy there, and the ledger comes last.
+                    # If the drain was withdrawn, a worker counts no copy there, and the ledger comes last.
                     most = max(most, copies_left(metadata, registered - (named - self._world.drained)))
                 found[ledger_id] = least, most
         return found

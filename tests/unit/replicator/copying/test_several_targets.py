@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
@@ -299,3 +301,49 @@ async def test_a_copy_that_must_stop_stops_for_all_targets() -> None:
         outcomes = await at.copier.copy(at.ledger, at.copies(), may_continue)
         assert all(outcome.is_interrupted for outcome in outcomes)
         assert sum(at.reads().values()) <= 3 * 1024
+
+
+TEMPORARY = (Status.TOO_MANY_REQUESTS, Status.TIMEOUT, Status.IO_ERROR)
+FINAL = (Status.NO_ENTRY, Status.CORRUPT, Status.LIMBO)
+
+
+def disturb(at: Scene, rng: random.Random) -> None:
+    """Let some sources lack some entries, and some targets be busy, silent or full."""
+    for name in at.ledger.metadata.members():
+        for entry_id in rng.sample(sorted(at.packets), rng.choice((0, 0, 3, 20))):
+            at.bookies[name].results[entry_id] = answers(rng.choice(TEMPORARY + FINAL))
+    for step in at.steps:
+        statuses = rng.choice(((Status.OK,), (Status.TOO_MANY_REQUESTS, Status.OK), (Status.OK, Status.IO_ERROR)))
+        at.bookies[step.target].add_replies = [rng.choice(statuses) for _ in range(rng.randrange(12))]
+
+
+@pytest.mark.parametrize("seed", range(40))
+@in_virtual_time
+async def test_whatever_happens_each_outcome_is_true_and_no_progress_passes_a_gap(seed: int) -> None:
+    rng = random.Random(seed)
+    size = rng.randint(3, 6)
+    lost = rng.sample(range(size), rng.randint(2, size - 1))
+    members = " ".join(name.upper() if position in lost else name for position, name in enumerate("abcdef"[:size]))
+    async with scene(members, rng.randint(2, size), count=rng.choice((20, 300)), payload_bytes=20_000) as at:
+        disturb(at, rng)
+        held = {step.target: EntryRuns.of(at.expected(step)[: rng.choice((0, 5))]) for step in at.steps}
+        for step in at.steps:
+            await at.bookies.put(step.target, LEDGER, [at.packets[i] for i in held[step.target]])
+
+        async def note_of(step: CopyPosition, end: EntryId, size_bytes: int) -> None:
+            stored = set(await at.bookies.nodes[step.target].holds(LEDGER))
+            assert stored >= {entry_id for entry_id in at.expected(step) if entry_id < end}
+
+        copies = [PositionCopy(s, held[s.target], note_progress=partial(note_of, s)) for s in at.steps]
+        outcomes = await at.copier.copy(at.ledger, copies, always)
+        for step, outcome in zip(at.steps, outcomes, strict=True):
+            stored, wanted = await at.bookies.nodes[step.target].holds(LEDGER), at.expected(step)
+            assert set(stored) <= set(wanted)
+            assert (stored == wanted) or not outcome.is_complete
+            holders = [set(step.holders(start)) for start in range(size)]
+            for entry in outcome.unreadable:
+                assert entry.entry_id in wanted
+                assert {answer.bookie for answer in entry.answers} == holders[entry.entry_id % size]
+            if not outcome.is_complete:
+                assert outcome.target_failure or outcome.unreadable_count
+        assert at.copier.budget.held_bytes == 0
