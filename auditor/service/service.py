@@ -50,6 +50,9 @@ STOP_DEADLINE_S: Final = 20.0
 SCHEDULE_RETRY_S: Final = 120.0
 """After a scheduled run that failed; twice as long after each further failure."""
 SCHEDULE_RETRY_S_MAX: Final = 960.0
+RELEASE_AFTER_S: Final = 30.0
+"""Without the leadership. A short outage of the store does not cost the next term the start of Spark, and runs of the
+ended term end at their gates."""
 _RETRY_S: Final = 1.0
 _RESIGN_DEADLINE_S: Final = 2.0
 
@@ -107,6 +110,8 @@ class ServicePorts:
     """None: counts on the service's own session and loop, which is for small backlogs."""
     prepare: Callable[[], Awaitable[object]] | None = None
     """Called when this process begins to lead: start what takes long."""
+    release: Callable[[], Awaitable[object]] | None = None
+    """Called when this process has not led for ``RELEASE_AFTER_S`` after a term: give back what only a leader needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +299,7 @@ class AuditorService(Control):
     async def _follow(self, parts: _Parts) -> None:
         """Do a leader's work from the moment of winning to that of losing, again and again."""
         term: asyncio.Task[Any] | None = None
+        releasing: asyncio.Task[Any] | None = None
         state = Leadership()
         try:
             while True:
@@ -302,7 +308,10 @@ class AuditorService(Control):
                     if state.is_leader:
                         self._end_term(parts)
                         await cancel(term)
+                        await cancel(releasing)
+                        releasing = guarded("release", self._release(parts))
                     if new.is_leader:
+                        await cancel(releasing)
                         term = guarded(f"term {new.term}", self._lead(parts))
                     if new.is_leader != state.is_leader:
                         self._ports.events.leadership_changed(new.is_leader)
@@ -312,6 +321,16 @@ class AuditorService(Control):
         finally:
             self._end_term(parts)
             await cancel(term)
+            await cancel(releasing)
+
+    async def _release(self, parts: _Parts) -> None:
+        """Unless the next term begins before: a new term cancels it."""
+        if self._ports.release is None:
+            return
+        await self._ports.clock.sleep(RELEASE_AFTER_S)
+        await parts.manager.wait_all_ended(STOP_DEADLINE_S)
+        _log.info("this auditor does not lead, what only a leader needs is released")
+        await self._ports.release()
 
     def _end_term(self, parts: _Parts) -> None:
         self._scheduler.stop()

@@ -19,7 +19,7 @@ from auditor.api.control import (
     UnknownRunError,
     why_no_next_run,
 )
-from auditor.service.runs.spark_runner import Spark, SparkFace
+from auditor.service.runs.spark_holder import Spark, SparkFace
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.run import RunCause, RunKind, RunRecord
 from bookie.runtime.clock import Clock

@@ -9,7 +9,7 @@ import pytest
 
 from auditor.api.control import Backlog, NotLeaderError
 from auditor.service.runs.spark_runner import UnknownOptionError
-from auditor.service.service import Connection
+from auditor.service.service import RELEASE_AFTER_S, Connection
 from auditor.service.watch.backlog import BacklogCounter
 from auditor.service.watch.overview import Overview
 from bookie.metadata.layout import own_path
@@ -133,3 +133,22 @@ async def test_who_is_asked_to_stop_does_not_wait_for_a_store_that_does_not_answ
     async with asyncio.timeout(0.1):
         await serving
     assert ended == ["connecting"]
+
+
+@in_service_world
+async def test_an_auditor_that_leads_no_more_gives_its_executors_back_and_starts_again_when_it_leads(
+    world: ServiceWorld,
+) -> None:
+    auditor = await world.leader()
+    await when(lambda: auditor.spark == ["started"])
+    auditor.store.expire()
+    await asyncio.sleep(RELEASE_AFTER_S + 1)
+    assert auditor.spark == ["started", "stopped"]
+    auditor.store.resume()
+    await when(lambda: auditor.spark == ["started", "stopped", "started"], 60)
+    auditor.store.expire()
+    auditor.store.resume()
+    await when(lambda: len(auditor.spark) == 4, 60)
+    await asyncio.sleep(2 * RELEASE_AFTER_S)
+    assert auditor.leads
+    assert auditor.spark == ["started", "stopped", "started", "started"], "a short outage stops nothing"
