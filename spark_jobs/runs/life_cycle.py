@@ -28,6 +28,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import guarded
 from spark_jobs.report.summary import PublishOutcome, RunSummary
 from spark_jobs.runs.gate import RunGate, Stop
+from spark_jobs.runs.outcome import is_for_report
 from spark_jobs.runs.port import ProgressEvent, RunStoppedError
 
 _log = logging.getLogger(__name__)
@@ -71,20 +72,29 @@ class RunOutcome:
         }
 
 
-def outcome_of(summary: RunSummary, report: Path) -> RunOutcome:
-    """The outcome of a run that ended with a report."""
-    is_complete = summary.is_complete and summary.held_because is None
+def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "") -> RunOutcome:
+    """The outcome of a run that did its work.
+
+    Args:
+        summary: of the run.
+        report: path of its summary.
+        why_no_report: the reason why the report could not be written; empty: it was. A run that is for more than its
+            report is complete without it.
+    """
+    is_delivered = not why_no_report or not is_for_report(summary.kind, is_dry_run=summary.is_dry_run)
+    is_complete = summary.is_complete and summary.held_because is None and is_delivered
+    no_report = f"the report is missing: {why_no_report}" if why_no_report else ""
     is_marked = summary.published.outcome in _MARKED_ALL or summary.kind is not RunKind.BOOKIES
     return RunOutcome(
         RunState.DONE,
-        int(summary.exit_code()),
-        summary.held_because or "; ".join(summary.problems),
+        int(summary.exit_code() or (ExitCode.CONFIGURATION if why_no_report else ExitCode.OK)),
+        "; ".join(filter(None, (summary.held_because or "; ".join(summary.problems), no_report))),
         summary.verdict.value,
         is_complete and is_marked and not summary.is_dry_run,
         summary.counts.ledgers,
         {count.severity.name.lower(): count.ledgers for count in summary.severities if count.ledgers},
         summary.published.tasks_changed,
-        str(report),
+        "" if why_no_report else str(report),
     )
 
 

@@ -6,7 +6,7 @@ Each run has a thread of its own, which is how Spark keeps the jobs of runs side
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
@@ -15,12 +15,14 @@ from auditor.service.runs.spark_holder import SparkHolder, in_thread
 from auditor.service.settings import ServiceSettings
 from bookie.model.errors import PermanentError
 from spark_jobs.report.history import prune
-from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.gate import RunGate
 from spark_jobs.runs.life_cycle import RunOutcome, outcome_of
 from spark_jobs.runs.port import ProgressEvent
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import AuditSettings
+
+if TYPE_CHECKING:
+    from spark_jobs.runs.run import AuditResult
 
 _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "mark_misplaced": bool,
@@ -49,15 +51,15 @@ class SparkRunner(CheckRunner):
         spark = await self._holder.get()
         gate.check()
 
-        def check() -> RunSummary:
+        def check() -> AuditResult:
             from spark_jobs.runs.run import run_check
 
             result = run_check(spark, request.kind, settings, progress, gate=gate, run_id=request.run_id)
             prune(settings.report_dir, self._settings.reports_kept)
-            return result.summary
+            return result
 
-        summary = await in_thread(f"run {request.run_id}", check)
-        return outcome_of(summary, self._settings.report_dir / request.run_id / "summary.json")
+        result = await in_thread(f"run {request.run_id}", check)
+        return outcome_of(result.summary, result.summary_path, result.report_problem)
 
 
 def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSettings:
