@@ -17,10 +17,14 @@ from bookie.model.severity import Severity
 
 
 class RunBusyError(ConflictError):
-    """A run of this kind is active, here or elsewhere; ``run_id`` is its id if known."""
+    """A run of this kind is active, here or elsewhere; ``run_id`` is its id if known.
 
-    def __init__(self, kind: RunKind, run_id: str, where: str) -> None:
-        super().__init__(f"a {kind.value} run is under way already: {run_id or 'id not known'} in {where}")
+    Dry runs and runs that mark do not count for each other.
+    """
+
+    def __init__(self, kind: RunKind, run_id: str, where: str, *, is_dry_run: bool = False) -> None:
+        what = f"dry run of kind {kind.value}" if is_dry_run else f"{kind.value} run"
+        super().__init__(f"a {what} is under way already: {run_id or 'id not known'} in {where}")
         self.kind = kind
         self.run_id = run_id
 
@@ -159,7 +163,7 @@ class Control(Protocol):
 
         Raises:
             NotLeaderError: ask the leader.
-            RunBusyError: one of this kind is under way.
+            RunBusyError: one of this kind is under way, or a dry run of it if a dry run is asked for.
             StoreUnavailableError: no answer.
         """
         ...

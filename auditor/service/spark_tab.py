@@ -152,7 +152,7 @@ def _facts(status: ServiceStatus) -> list[Fact]:
 
 
 def _kind_row(status: ServiceStatus, kind: RunKind) -> KindRow:
-    running = next((record for record in status.running if record.kind is kind), None)
+    running = next((record for record in status.running if record.kind is kind and not record.is_dry_run), None)
     why_not = "" if status.is_leader else f"the leader is {status.leader or 'not known'}"
     if running is not None:
         why_not = f"run {running.run_id} is under way"

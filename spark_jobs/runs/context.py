@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
+from bookie.metadata.runs.locks import RunLane
 from bookie.model.run import RunKind
 from bookie.runtime.clock import Clock
 from spark_jobs.runs.cluster_view import ClusterView
@@ -31,10 +32,12 @@ class RunContext:
     progress: Progress
 
     def tasks(self, phase: Phase, *, is_told: bool = True) -> AbstractContextManager[None]:
-        """Around the Spark jobs of a phase; see ``spark_tasks``."""
-        return spark_tasks(
-            self.spark, phase, self.run_id, self.progress, self.gate, pool=self.kind.value, is_told=is_told
-        )
+        """Around the Spark jobs of a phase; see ``spark_tasks``.
+
+        The jobs of one pool wait for each other, so a dry run is in another pool than the runs that mark.
+        """
+        pool = RunLane(self.kind, self.settings.is_dry_run).name
+        return spark_tasks(self.spark, phase, self.run_id, self.progress, self.gate, pool=pool, is_told=is_told)
 
     def begin(self, phase: Phase) -> None:
         """Pass the gate, and report the start of a phase without Spark jobs.

@@ -1,4 +1,4 @@
-"""One run of a check on record: the lock of its kind, its record while it goes on, and its end.
+"""One run of a check on record: the lock of its lane, its record while it goes on, and its end.
 
 A run may go on exactly while its lock lasts. The order of the steps keeps that true for whoever looks at the store: the
 lock is taken before the record is written, and released only after the record shows the end. A process that dies in
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bookie.metadata.port import WriteOutcomeUnknownError
-from bookie.metadata.runs.records import RunLease, Runs, RunTakenError
+from bookie.metadata.runs.records import RunLease, Runs, RunTakenError, lane_of
 from bookie.model.errors import BkhealError, ConflictError, PermanentError, TransientError
 from bookie.model.exit_codes import ExitCode, audit_exit_code
 from bookie.model.run import RunKind, RunRecord, RunState
@@ -144,15 +144,15 @@ class RunLifeCycle:
         self._event = event  # replacing one reference is atomic
 
     async def begin(self) -> None:
-        """Take the lock of the kind, and put the run on record.
+        """Take the lock of the lane, and put the run on record.
 
         Raises:
-            RunLockedError: a run of this kind is under way.
+            RunLockedError: a run of this kind, or a dry run of it if this is one, is under way.
             StoreUnavailableError, WriteOutcomeUnknownError, RunTakenError: the run has not begun; its lock is released
                 in the background.
         """
         record = self._record
-        lease = self._lease = await self._runs.acquire(record.kind, record.run_id, record.process)
+        lease = self._lease = await self._runs.acquire(lane_of(record), record.run_id, record.process)
         try:
             await self._runs.write(record)
         except BaseException:

@@ -14,7 +14,7 @@ from auditor.service.service import AuditorService
 from bookie.metadata.layout import own_path
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.election import Leadership
-from bookie.metadata.runs.records import Runs
+from bookie.metadata.runs.records import RunLane, Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded
@@ -85,6 +85,9 @@ async def test_a_second_run_of_a_kind_is_refused_and_another_kind_is_not(world: 
     with pytest.raises(RunBusyError, match=first.run_id) as busy:
         await start(auditor.service)
     assert busy.value.run_id == first.run_id
+    dry = await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.HTTP, owner="me", is_dry_run=True)
+    with pytest.raises(RunBusyError, match=dry.run_id):
+        await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.HTTP, owner="me", is_dry_run=True)
     await start(auditor.service, RunKind.REPLICAS)
     assert {record.kind for record in auditor.service.status().running} == {RunKind.BOOKIES, RunKind.REPLICAS}
     await ended(auditor.service, first.run_id)
@@ -102,7 +105,7 @@ async def test_two_starts_at_once_make_one_run(world: ServiceWorld) -> None:
 @in_service_world
 async def test_a_one_shot_run_elsewhere_makes_the_service_busy(world: ServiceWorld) -> None:
     auditor = await world.leader()
-    lease = await Runs(world.session(), ROOT).acquire(RunKind.BOOKIES, "one-shot", "cron:7")
+    lease = await Runs(world.session(), ROOT).acquire(RunLane(RunKind.BOOKIES), "one-shot", "cron:7")
     with pytest.raises(RunBusyError, match=r"one-shot in cron:7"):
         await start(auditor.service)
     await lease.release()
@@ -112,7 +115,7 @@ async def test_a_one_shot_run_elsewhere_makes_the_service_busy(world: ServiceWor
 @in_service_world
 async def test_a_loss_during_a_one_shot_run_is_audited_after_it(world: ServiceWorld) -> None:
     auditor = await world.leader()
-    lease = await Runs(world.session(), ROOT).acquire(RunKind.BOOKIES, "one-shot", "cron:7")
+    lease = await Runs(world.session(), ROOT).acquire(RunLane(RunKind.BOOKIES), "one-shot", "cron:7")
     await world.down(BOOKIES[0])
     await asyncio.sleep(127)
     assert world.marked == []
@@ -290,13 +293,25 @@ async def test_a_schedule_that_meets_another_run_follows_it_once(world: ServiceW
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await asyncio.sleep(3000)
     world.check_s = 1200
-    await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=True)
+    await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me")
     await asyncio.sleep(5)
     world.check_s = 1
     await when(lambda: len(auditor.counted.ended) == 3, 1500)
     assert [run.cause for run in await auditor.service.runs()][:2] == [RunCause.SCHEDULE, RunCause.COMMAND]
     await asyncio.sleep(1500)
     assert len(auditor.counted.ended) == 3
+
+
+@in_service_world
+async def test_a_schedule_does_not_wait_for_a_dry_run(world: ServiceWorld) -> None:
+    auditor = await world.leader(bookies_schedule="1h")
+    await when(lambda: len(auditor.counted.ended) == 1, 30)
+    world.check_s = 50_000
+    await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=True)
+    await asyncio.sleep(5)
+    world.check_s = 1
+    await when(lambda: len(auditor.counted.ended) == 2, 3700)
+    assert auditor.counted.ended[1].cause is RunCause.SCHEDULE
 
 
 @in_service_world
@@ -348,7 +363,7 @@ async def test_a_stopped_service_ends_its_runs_resigns_and_lets_another_lead_at_
     await when(lambda: second.leads, 1)
     final = await second.service.run(record.run_id)
     assert (final.state, final.detail) == (RunState.ABANDONED, "the auditor is stopping")
-    assert await Runs(world.session(), ROOT).holder(RunKind.BOOKIES) is None
+    assert await Runs(world.session(), ROOT).holder(RunLane(RunKind.BOOKIES)) is None
 
 
 @in_service_world
