@@ -58,11 +58,16 @@ def status_document(status: ServiceStatus) -> dict[str, Any]:
     )
 
 
-def task_list(page: TaskPage) -> dict[str, Any]:
-    """A page of marked ledgers."""
+def task_list(page: TaskPage, backlog: Backlog) -> dict[str, Any]:
+    """A page of marked ledgers; ``backlog`` is their last count, if there is one."""
     return document(
         "UnderReplicatedLedgerList",
-        {"items": [_task(task) for task in page.tasks], "next_after": page.next_after, "total": page.total},
+        {
+            "items": [_task(task) for task in page.tasks],
+            "next_after": page.next_after,
+            "total": backlog.ledgers if backlog.counted_ms else None,
+            "counted": rfc3339_if_known(backlog.counted_ms),
+        },
     )
 
 

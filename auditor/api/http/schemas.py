@@ -186,8 +186,15 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "UnderReplicatedLedgerList",
         {
             "items": _list(_TASK),
-            "next_after": {"type": ["integer", "null"], "description": "Value of `after` for the next page."},
-            "total": _COUNT,
+            "next_after": {
+                "type": ["integer", "null"],
+                "description": "Value of `after` for the next page. Null: there is none. A page may be short before.",
+            },
+            "total": {
+                **_nullable(_COUNT),
+                "description": "All marked ledgers, as of `counted`. Null: only the leader counts, and counts all.",
+            },
+            "counted": _TIME,
         },
     ),
     "BookieList": _document("BookieList", {"items": _list(_BOOKIE)}),
