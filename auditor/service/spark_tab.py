@@ -22,6 +22,7 @@ from auditor.api.control import (
 from auditor.service.runs.spark_holder import Spark, SparkFace
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.run import RunCause, RunKind, RunRecord
+from bookie.model.times import rfc3339_if_known
 from bookie.runtime.clock import Clock
 from spark_jobs.ui.port import ActionOutcome, ActionResult, BacklogRow, Fact, KindRow, RunView, TabActions, TabState
 from spark_jobs.ui.settings import TabSettings
@@ -148,6 +149,9 @@ def _facts(status: ServiceStatus) -> list[Fact]:
         Fact("lost bookies", lost or "none", is_bad=bool(lost)),
         Fact("delay for lost bookies", f"{status.lost_bookie_delay_s} s"),
     ]
+    for kind, pause in status.paused_kinds.items():
+        until = rfc3339_if_known(pause.until_ms) or "not known"
+        facts.append(Fact(f"schedule of {kind.value}", f"paused by {pause.owner} until {until}", is_bad=True))
     return facts + ([Fact("brake", status.held_because, is_bad=True)] if status.held_because else [])
 
 

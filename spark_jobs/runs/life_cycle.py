@@ -23,7 +23,7 @@ from bookie.metadata.runs.records import RunLease, Runs, RunTakenError, lane_of
 from bookie.model.errors import BkhealError, ConflictError, PermanentError, TransientError
 from bookie.model.exit_codes import ExitCode, audit_exit_code
 from bookie.model.run import RunKind, RunRecord, RunState
-from bookie.model.times import rfc3339_if_known
+from bookie.model.times import rfc3339
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import guarded
 from spark_jobs.report.summary import PublishOutcome, RunSummary
@@ -33,8 +33,6 @@ from spark_jobs.runs.port import ProgressEvent, RunStoppedError
 
 _log = logging.getLogger(__name__)
 
-PAUSE_S: Final = 3600.0
-"""How long a run stays paused; another pause extends it. A forgotten one must not keep its kind from running."""
 REPORT_INTERVAL_S: Final = 2.0
 """Between two writes of a run's progress, and two checks for a request to end it."""
 _END_ATTEMPTS: Final = 3
@@ -168,7 +166,7 @@ class RunLifeCycle:
             try:
                 if self._pause_ends_s is not None and self._clock.monotonic_s() >= self._pause_ends_s:
                     _log.warning("paused run goes on, its pause has ended", extra={"run_id": self._record.run_id})
-                    await self.resume()
+                    await self.resume(f"goes on by itself: its pause ended at {rfc3339(self._record.pause_ends_ms)}")
                 if self._record != self._written:
                     await self._write()
                 if (owner := await self._runs.cancel_requested_by(self._record.run_id)) is not None:
@@ -181,27 +179,28 @@ class RunLifeCycle:
         self.gate.stop(Stop(f"cancelled by {owner}", RunState.CANCELLED))
         self._update(detail=f"cancelled by {owner}")
 
-    async def pause(self, owner: str) -> None:
-        """Hold the run at its next gate, for ``PAUSE_S`` from now.
+    async def pause(self, owner: str, pause_s: float) -> None:
+        """Hold the run at its next gate, for ``pause_s`` from now.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: it is paused, and its record may not show it yet.
         """
         self.gate.pause()
-        self._pause_ends_s = self._clock.monotonic_s() + PAUSE_S
-        until = rfc3339_if_known(self._clock.epoch_ms() + int(PAUSE_S * 1000))
-        self._update(state=RunState.PAUSED, detail=f"paused by {owner} until {until}; another pause extends it")
+        self._pause_ends_s = self._clock.monotonic_s() + pause_s
+        ends_ms = self._clock.epoch_ms() + int(pause_s * 1000)
+        detail = f"paused by {owner} until {rfc3339(ends_ms)}; another pause extends it"
+        self._update(state=RunState.PAUSED, pause_ends_ms=ends_ms, detail=detail)
         await self._write()
 
-    async def resume(self) -> None:
-        """End a pause.
+    async def resume(self, detail: str = "") -> None:
+        """End a pause; ``detail`` is for the record of the run.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: it goes on, and its record may not show it yet.
         """
         self.gate.resume()
         self._pause_ends_s = None
-        self._update(state=RunState.RUNNING, detail="")
+        self._update(state=RunState.RUNNING, pause_ends_ms=0, detail=detail)
         await self._write()
 
     async def end(self, outcome: RunOutcome) -> None:
@@ -210,7 +209,7 @@ class RunLifeCycle:
         Tries for as long as the lock is held, then a few times more. A store that never answers is only logged.
         """
         self._take_progress()
-        self._update(finished_ms=self._clock.epoch_ms(), **outcome.of_record())
+        self._update(finished_ms=self._clock.epoch_ms(), pause_ends_ms=0, **outcome.of_record())
         record = self._record
         fields = {"run_id": record.run_id, "state": record.state.value, "verdict": record.verdict}
         _log.info("run ended", extra=fields | {"detail": record.detail})

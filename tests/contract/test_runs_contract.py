@@ -10,10 +10,13 @@ import pytest
 
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.layout import own_path
+from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.port import MetadataStore
+from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.runs.records import Holder, RunLane, RunLockedError, Runs, RunTakenError
 from bookie.model.ids import BookieId
-from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.model.records import encode_record
+from bookie.model.run import PAUSE_S_MAX, RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded
 from tests.contract.conftest import Backend
 
@@ -137,12 +140,28 @@ async def test_the_last_success_outlives_records_and_never_goes_back(runs: Runs)
 
 
 async def test_kinds_are_paused_and_resumed(runs: Runs) -> None:
-    await runs.pause_kind(RunKind.REPLICAS, "me")
-    await runs.pause_kind(RunKind.REPLICAS, "you")
-    assert await runs.paused_kinds() == [RunKind.REPLICAS]
+    await runs.pause_kind(RunKind.REPLICAS, "me", 1_000)
+    await runs.pause_kind(RunKind.REPLICAS, "you", 2_000)
+    assert await runs.paused_kinds(1_500) == {RunKind.REPLICAS: KindPause("you", 2_000)}
+    assert await runs.end_pauses(1_500, 60) == []
+    assert await runs.paused_kinds(2_000) == {}
+    assert await runs.end_pauses(2_000, 60) == [RunKind.REPLICAS]
+    assert await runs.paused_kinds(0) == {}
+    await runs.pause_kind(RunKind.REPLICAS, "me", 9_000)
     await runs.resume_kind(RunKind.REPLICAS)
     await runs.resume_kind(RunKind.REPLICAS)
-    assert await runs.paused_kinds() == []
+    assert await runs.paused_kinds(0) == {}
+
+
+@pytest.mark.parametrize("data", [b"me", encode_record(KindPause("me", 10 * PAUSE_S_MAX * 1000))])
+async def test_a_pause_without_an_end_or_with_a_wrong_one_gets_one(
+    runs: Runs, store: MetadataStore, base: str, data: bytes
+) -> None:
+    """An earlier release wrote only a name; a clock was wrong."""
+    await create_with_parents(store, f"{own_path('runs', base)}/paused/bookies", data, "/")
+    assert RunKind.BOOKIES in await runs.paused_kinds(1_000)
+    assert await runs.end_pauses(1_000, 60) == []
+    assert await runs.paused_kinds(1_000) == {RunKind.BOOKIES: KindPause("me", 61_000)}
 
 
 async def test_a_request_to_end_reaches_the_other_process(runs: Runs, backend: Backend, base: str) -> None:

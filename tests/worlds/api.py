@@ -38,6 +38,7 @@ from auditor.api.operations_port import (
 )
 from auditor.api.settings import ApiSettings
 from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.metadata.tasks.switches import InvalidDelayError
@@ -66,7 +67,7 @@ class TwinControl:
         self.started = 0
         self.options: dict[str, Mapping[str, Any]] = {}
         """Of each run that was started."""
-        self.paused_kinds: list[RunKind] = []
+        self.paused_kinds: dict[RunKind, KindPause] = {}
         self.changed = asyncio.Condition()
         self._runs: dict[str, RunRecord] = {}
 
@@ -151,6 +152,15 @@ class TwinControl:
 
     async def resume_run(self, run_id: str, *, owner: str) -> RunRecord:
         return await self._move(run_id, RunState.RUNNING, "")
+
+    async def pause_kind(self, kind: RunKind, *, owner: str) -> KindPause:
+        self._connected()
+        self.paused_kinds[kind] = KindPause(owner, NOW_MS + 3_600_000)
+        return self.paused_kinds[kind]
+
+    async def resume_kind(self, kind: RunKind, *, owner: str) -> None:
+        self._connected()
+        self.paused_kinds.pop(kind, None)
 
     async def wait_changed(self, run_id: str, seen: RunRecord) -> RunRecord:
         async with self.changed:

@@ -22,7 +22,7 @@ from bookie.metadata.runs.election import Leadership
 from bookie.metadata.runs.records import RunLane, RunLockedError, Runs, lane_of
 from bookie.model.errors import BkhealError, ConflictError, TransientError
 from bookie.model.exit_codes import ExitCode
-from bookie.model.run import RunCause, RunKind, RunRecord, RunState, new_run_id
+from bookie.model.run import PAUSE_S, RunCause, RunKind, RunRecord, RunState, new_run_id
 from bookie.runtime.clock import Clock
 from bookie.runtime.signal import Signal, waiting_for
 from bookie.runtime.tasks import cancel, guarded
@@ -78,7 +78,15 @@ class RunManager:
     """The runs of this process. Used on one loop."""
 
     def __init__(
-        self, runs: Runs, leads: ElectionView, runner: CheckRunner, *, process: str, clock: Clock, rng: random.Random
+        self,
+        runs: Runs,
+        leads: ElectionView,
+        runner: CheckRunner,
+        *,
+        process: str,
+        clock: Clock,
+        rng: random.Random,
+        pause_s: float = PAUSE_S,
     ) -> None:
         self._runs = runs
         self._leads = leads
@@ -86,6 +94,7 @@ class RunManager:
         self._process = process
         self._clock = clock
         self._rng = rng
+        self._pause_s = pause_s
         self._active: dict[str, RunLifeCycle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._beginning: dict[RunLane, asyncio.Task[RunRecord]] = {}
@@ -191,7 +200,7 @@ class RunManager:
     async def pause(self, run_id: str, owner: str) -> RunRecord:
         """Pause a run (``Control.pause_run``)."""
         active = await self._own(run_id)
-        await active.pause(owner)
+        await active.pause(owner, self._pause_s)
         return active.record
 
     async def resume(self, run_id: str) -> RunRecord:

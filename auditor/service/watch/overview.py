@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from auditor.api.control import Backlog
+from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.runs.records import Runs
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.run import RunKind, RunRecord
@@ -38,7 +39,7 @@ class History:
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
     """The newest completed run of each kind."""
     last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)
-    paused_kinds: Sequence[RunKind] = ()
+    paused_kinds: Mapping[RunKind, KindPause] = field(default_factory=dict)
 
 
 class CountsBacklog(Protocol):
@@ -100,5 +101,5 @@ class Overview:
             running=tuple(record for record in newest if not record.state.is_final),
             last=last,
             last_success_ms=await self._runs.last_success_ms(),
-            paused_kinds=await self._runs.paused_kinds(),
+            paused_kinds=await self._runs.paused_kinds(self._clock.epoch_ms()),
         )

@@ -84,6 +84,8 @@ async def test_status_tells_all_that_is_known(world: ApiWorld) -> None:
         "next_run": None,
         "last_success": None,
         "paused": False,
+        "paused_until": None,
+        "paused_by": None,
         "last": None,
     }
     assert [run["kind"] for run in document["running"]] == ["replicas"]
@@ -253,6 +255,23 @@ async def test_parameter_that_is_wrong_or_unknown_is_refused(world: ApiWorld, pa
     reply = await world.operate("GET", path)
     assert (reply.status, reply.problem) == (400, "invalid-request")
     await check(world, "GET", path, reply)
+
+
+async def test_a_schedule_is_paused_until_a_time_and_resumed(world: ApiWorld) -> None:
+    path = "/api/v1/schedules/replicas/state"
+    paused = (await good(world, "PUT", f"{path}/paused")).json
+    assert (paused["check"], paused["paused"], paused["paused_until"]) == ("replicas", True, "2023-11-14T23:13:20.000Z")
+    check = (await good(world, "GET", "/api/v1/status")).json["checks"]["replicas"]
+    assert (check["paused"], check["paused_until"], check["paused_by"]) == (
+        True,
+        paused["paused_until"],
+        "somebody-who-may-operate",
+    )
+    page = await world.ask("GET", "/status")
+    assert b"replicas (paused until 2023-11-14T23:13:20.000Z)" in page.body
+    assert (await good(world, "PUT", f"{path}/running")).json["paused"] is False
+    for wrong in (f"{path}/cancelled", "/api/v1/schedules/everything/state/paused"):
+        assert (await world.operate("PUT", wrong)).status == 400
 
 
 async def test_marked_ledgers_come_in_pages(world: ApiWorld) -> None:
