@@ -67,6 +67,18 @@ async def test_counting_a_huge_backlog_leaves_most_of_the_time_to_others() -> No
     assert len(counter.began_s) == 10
 
 
+@in_virtual_time
+async def test_runs_are_shown_in_time_while_a_huge_backlog_is_counted() -> None:
+    world = await ServiceWorld.create()
+    runs = Runs(world.session(), ROOT)
+    overview = Overview(runs, SlowCounter(world, 300), world.clock, is_leader=lambda: True, interval_s=15)
+    running = guarded("overview", overview.run())
+    await asyncio.sleep(1)
+    await runs.write(RunRecord("20200101T000000Z-000000", RunKind.BOOKIES, RunCause.HTTP, "me", "x:1", RunState.DONE))
+    await when(lambda: bool(overview.history.last), 20)
+    await cancel(running)
+
+
 @in_service_world
 async def test_no_run_begins_while_the_service_stops(world: ServiceWorld) -> None:
     world.check_s = 60
